@@ -1,0 +1,1 @@
+"""Floor 0: the nouns of turntree and the protocols between its parts. Standard library only."""

@@ -1,0 +1,66 @@
+"""What an engine is asked and what it answers, in token ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from turntree.core.cost import Cost
+from turntree.core.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How to sample. `temperature` 0 is greedy. Training refuses top_p < 1 and top_k: their probabilities are not
+    those of the policy that the loss sees (`check_trainable`)."""
+
+    temperature: float = 1.0
+    max_tokens: int = 64
+    top_p: float = 1.0
+    top_k: int = 0
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0 or self.max_tokens < 1 or not 0 < self.top_p <= 1 or self.top_k < 0:
+            raise ConfigError(
+                f"impossible sampling {self}", hint="temperature >= 0, max_tokens >= 1, 0 < top_p <= 1, top_k >= 0"
+            )
+
+    def check_trainable(self) -> None:
+        """Raise `ConfigError` unless the sampled distribution is softmax(logits / temperature) itself."""
+        if self.temperature == 0 or self.top_p < 1 or self.top_k:
+            raise ConfigError(
+                "training needs samples of the policy itself",
+                field="sampling",
+                hint="use temperature > 0 with top_p = 1 and top_k = 0",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationRequest:
+    """One completion of `prompt_ids`. `seed` decides every draw of it, whatever else is in the wave."""
+
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+    seed: int
+    retain: bool = False  # a later request may extend this sequence: keep its keys and values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """Sampled token ids with their statistics; all three sequences have the same length.
+
+    `logprobs[t]` is log softmax(logits / temperature)[token] in nats (temperature 1 for greedy), `entropies[t]` the
+    full-vocabulary entropy of that same distribution in nats. `finish` is "stop" when the last token is a stop
+    token, "length" when `max_tokens` cut it.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    entropies: tuple[float, ...]
+    finish: Literal["stop", "length"]
+    policy_version: int = 0
+    cost: Cost = field(default_factory=Cost)
+
+    def __post_init__(self) -> None:
+        if not len(self.token_ids) == len(self.logprobs) == len(self.entropies):
+            raise ValueError("a completion needs one log-probability and one entropy per token")

@@ -1,0 +1,39 @@
+"""Errors that a person can act on.
+
+A bad configuration or input is a crash with one clear line; a bad rollout is data (a `StopReason`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class TurntreeError(Exception):
+    """Base class of every error that turntree raises on purpose; the CLI prints it as one line."""
+
+
+class InputError(TurntreeError):
+    """The user's input is wrong. Says where (file, line, field), what is wrong and what to do.
+
+    >>> str(InputError("is not a number", path="a.jsonl", line=3, field="reward", hint="write 0.0 or 1.0"))
+    "a.jsonl:3: field 'reward': is not a number; write 0.0 or 1.0"
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        path: str | Path | None = None,
+        line: int | None = None,
+        field: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        self.problem, self.path, self.line, self.field, self.hint = problem, path, line, field, hint
+        place = "" if path is None else f"{path}:{line}: " if line is not None else f"{path}: "
+        where = "" if field is None else f"field {field!r}: "
+        advice = "" if hint is None else f"; {hint}"
+        super().__init__(f"{place}{where}{problem}{advice}".replace("\n", " "))
+
+
+class ConfigError(InputError):
+    """A configuration names an unknown key or an impossible value."""

@@ -1,0 +1,61 @@
+"""Labels live beside the tree, keyed by node id: rewards of leaves, credit of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from turntree.core.tree import RolloutTree
+from turntree.core.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """The verdict on every leaf of one tree. A censored leaf has no reward (None is not zero)."""
+
+    verdicts: Mapping[int, Verdict]
+
+    def of(self, leaf: int) -> float | None:
+        return self.verdicts[leaf].reward
+
+    def scored(self) -> dict[int, float]:
+        """The rewards of the leaves that have one, in order of leaf id."""
+        return {leaf: v.reward for leaf, v in sorted(self.verdicts.items()) if v.reward is not None}
+
+    def check(self, tree: RolloutTree) -> None:
+        """Raise ValueError unless exactly the leaves are labelled and no censored leaf carries a reward."""
+        if set(self.verdicts) != set(tree.leaves()):
+            raise ValueError(f"the rewards of {tree.task_id!r} do not label exactly its leaves")
+        for leaf, verdict in self.verdicts.items():
+            reason = tree.stop_reason(leaf)
+            if reason is None or (reason.censors and verdict.reward is not None):
+                raise ValueError(f"leaf {leaf} of {tree.task_id!r} ({reason}) must not carry a reward")
+
+
+@dataclass(frozen=True)
+class NodeCredit:
+    """Three numbers that reproduce the flat per-rollout objective of all leaves below a node (architecture, 3).
+
+    With leaf weights w_i and advantages A_i: positive = sum w_i max(A_i, 0), negative = sum w_i min(A_i, 0),
+    multiplicity = sum w_i (weights the KL term and the normaliser). The normaliser Z is divided out by the trainer,
+    because it spans the whole accumulation window.
+    """
+
+    positive: float
+    negative: float
+    multiplicity: float
+
+
+@dataclass(frozen=True)
+class Credit:
+    """Credit of the trained nodes of one tree; a node that is absent is not trained.
+
+    `rollout_tokens` and `rollouts` are what the flat objective would have normalised by: sum of w_i times trained
+    tokens of rollout i, and sum of w_i. `zero_variance` says that all scored leaves had the same reward.
+    """
+
+    nodes: Mapping[int, NodeCredit]
+    rollout_tokens: float
+    rollouts: float
+    zero_variance: bool
+    censored: int = 0

@@ -1,0 +1,120 @@
+"""The protocols between the parts. One contract test suite each, run over every implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from turntree.core.completion import Completion, GenerationRequest
+from turntree.core.labels import Credit, Rewards
+from turntree.core.messages import Message
+from turntree.core.tree import RolloutTree
+from turntree.core.verdict import Verdict
+
+
+class Engine(Protocol):
+    """Token ids in, token ids out. The engine knows nothing about text.
+
+    `generate` answers a wave of fixed membership, in order. A completion depends on its own request and the weights
+    only (up to floating-point rounding of batched kernels), never on its neighbours' draws.
+    """
+
+    @property
+    def policy_version(self) -> int: ...
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]: ...
+
+    def weights_changed(self, policy_version: int) -> None:
+        """The policy was updated: drop every kept key and value, stamp later completions with the new version."""
+        ...
+
+
+class Renderer(Protocol):
+    """Messages to tokens and back, incrementally: sampled tokens are never tokenised again."""
+
+    @property
+    def stop_ids(self) -> frozenset[int]: ...
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> tuple[int, ...]:
+        """Token ids of the conversation so far, ending where the assistant starts to speak."""
+        ...
+
+    def completion(self, message: Message) -> tuple[int, ...]:
+        """The token ids with which the policy would have said this assistant message, stop token included."""
+        ...
+
+    def extend(
+        self,
+        messages: Sequence[Message],
+        new: Sequence[Message],
+        tools: Sequence[dict[str, Any]] = (),
+        *,
+        stopped: bool = True,
+    ) -> tuple[int, ...]:
+        """Token ids that follow the last sampled token of `messages[-1]` (an assistant turn) when `new` messages
+        arrive, ending where the assistant speaks again. `stopped` says that the stop token was sampled."""
+        ...
+
+    def parse(self, token_ids: Sequence[int]) -> Message:
+        """The assistant message in sampled tokens (never fails: text that is no valid tool call stays text)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What an environment answers to an assistant message."""
+
+    messages: tuple[Message, ...]
+    done: bool
+    success: bool | None = None  # known once done
+
+
+class Environment(Protocol):
+    """One episode of one task; single use: reset it, step it until done. `fork` copies it mid-episode."""
+
+    @property
+    def task_id(self) -> str: ...
+
+    @property
+    def tools(self) -> tuple[dict[str, Any], ...]: ...
+
+    def reset(self) -> tuple[Message, ...]: ...
+
+    def step(self, action: Message) -> Observation: ...
+
+    def fork(self) -> Environment: ...
+
+
+class TurnVerifier(Protocol):
+    """Judges one assistant action at a state inside a demonstration (PivotRL, Eq. 6).
+
+    `name` identifies the rule and its version: profiles record it, and re-scoring depends on it.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def judge(self, state: TurnState, action: Message) -> Verdict: ...
+
+
+@dataclass(frozen=True)
+class TurnState:
+    """A pivot candidate: the history before an assistant turn, and the demonstrated turn (PivotRL, Eq. 3)."""
+
+    trace_id: str
+    turn: int  # index among the assistant turns of the trace, from 0
+    history: tuple[Message, ...]
+    demonstration: Message
+    tools: tuple[dict[str, Any], ...] = ()
+    environment: dict[str, Any] | None = None  # how to rebuild the environment, where the trace says so
+
+    @property
+    def id(self) -> str:
+        return f"{self.trace_id}#{self.turn}"
+
+
+class Estimator(Protocol):
+    """Labels nodes with credit from the rewards of leaves."""
+
+    def __call__(self, tree: RolloutTree, rewards: Rewards) -> Credit: ...

@@ -1,0 +1,23 @@
+"""Seeds as values: every random draw is keyed by what it is for, never by when it happens.
+
+`derive(run, "rollout", task_id, sample, turn)` gives the same stream whatever else ran before it, in whatever
+order, so that a wave can be replayed and two interleavings of the same work agree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+Key = int | str
+
+
+def derive(seed: int, *keys: Key) -> int:
+    """A 63-bit seed for the given keys (stable across processes, platforms and Python versions)."""
+    text = "\x1f".join([str(int(seed)), *(f"{type(key).__name__}:{key}" for key in keys)])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def generator(seed: int, *keys: Key) -> random.Random:
+    """A standard-library generator of its own for the given keys."""
+    return random.Random(derive(seed, *keys))

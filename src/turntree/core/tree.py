@@ -1,0 +1,279 @@
+"""The rollout tree: an append-only arena of nodes, what ended each leaf, and every decision with its reason.
+
+Facts only. Rewards, advantages and every other label live beside the tree, keyed by node id (`core.labels`).
+
+Laws (tests/laws): a node never changes once appended; a parent comes before its children; the token ids of a path,
+concatenated, are exactly what the engine saw; a stopped leaf never grows; one node per sampling event, so two
+siblings that happen to sample the same tokens stay two nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from turntree.core.cost import NO_COST, Cost
+from turntree.core.messages import Message
+
+
+class NodeKind(StrEnum):
+    PROMPT = "prompt"  # given: a task, or a state inside an expert trace
+    COMPLETION = "completion"  # sampled by the policy
+    OBSERVATION = "observation"  # answered by the environment
+
+
+class StopReason(StrEnum):
+    """Every ending has a name."""
+
+    COMPLETED = "completed"  # the environment said that the episode is over, or a one-turn rollout was sampled
+    MAX_TURNS = "max_turns"
+    MAX_TOKENS = "max_tokens"
+    GATED = "gated"  # a gate stopped the whole tree
+    CANCELLED = "cancelled"
+    ENVIRONMENT_ERROR = "environment_error"
+    ENGINE_ERROR = "engine_error"
+
+    @property
+    def censors(self) -> bool:
+        """Whether such a leaf has no reward: it leaves means, variances and the loss, but stays in the ledger."""
+        return self in _CENSORING
+
+
+_CENSORING = frozenset({StopReason.GATED, StopReason.CANCELLED, StopReason.ENVIRONMENT_ERROR, StopReason.ENGINE_ERROR})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """The tokens that one step adds to its parent's sequence.
+
+    `logprobs` and `entropies` are None unless the policy sampled the node; then they align with `token_ids`.
+    """
+
+    id: int
+    parent: int | None
+    kind: NodeKind
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...] | None = None
+    entropies: tuple[float, ...] | None = None
+    turn: int = 0  # number of completions on the path up to and including this node
+    policy_version: int | None = None
+    message: Message | None = None
+    cost: Cost = NO_COST
+
+    def __post_init__(self) -> None:
+        for name in ("logprobs", "entropies"):
+            values = getattr(self, name)
+            if values is not None and len(values) != len(self.token_ids):
+                raise ValueError(f"node {self.id}: {len(values)} {name} for {len(self.token_ids)} tokens")
+        if (self.kind is NodeKind.COMPLETION) != (self.logprobs is not None):
+            raise ValueError(f"node {self.id}: log-probabilities belong to completions, and only to them")
+
+    @property
+    def sampled(self) -> bool:
+        return self.logprobs is not None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A branch or gate decision: what was decided, why, and the numbers it saw."""
+
+    actor: str
+    node: int
+    action: str
+    reason: str
+    numbers: dict[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A view of one root-to-leaf path; the three sequences align.
+
+    `loss_mask[t]` is True where the policy sampled token t; `logprobs[t]` is None elsewhere.
+    """
+
+    leaf: int
+    nodes: tuple[Node, ...]
+    stop: StopReason | None
+    token_ids: tuple[int, ...]
+    loss_mask: tuple[bool, ...]
+    logprobs: tuple[float | None, ...]
+
+    @property
+    def turns(self) -> int:
+        return self.nodes[-1].turn
+
+
+class RolloutTree:
+    """One task's rollouts. Append-only: `add`, `stop`, `record`; everything else is a view."""
+
+    def __init__(self, task_id: str) -> None:
+        self.task_id = task_id
+        self._nodes: list[Node] = []
+        self._children: list[list[int]] = []
+        self._stops: dict[int, StopReason] = {}
+        self._decisions: list[Decision] = []
+
+    # growing
+
+    def add(
+        self,
+        parent: int | None,
+        kind: NodeKind,
+        token_ids: tuple[int, ...],
+        *,
+        logprobs: tuple[float, ...] | None = None,
+        entropies: tuple[float, ...] | None = None,
+        policy_version: int | None = None,
+        message: Message | None = None,
+        cost: Cost = NO_COST,
+    ) -> Node:
+        """Append a node below `parent` (None for a root) and return it."""
+        if parent is not None:
+            self._check(parent)
+            if parent in self._stops:
+                raise ValueError(f"node {parent} is stopped ({self._stops[parent]}) and cannot grow")
+        turn = (0 if parent is None else self._nodes[parent].turn) + (kind is NodeKind.COMPLETION)
+        node = Node(
+            id=len(self._nodes),
+            parent=parent,
+            kind=kind,
+            token_ids=tuple(token_ids),
+            logprobs=logprobs,
+            entropies=entropies,
+            turn=turn,
+            policy_version=policy_version,
+            message=message,
+            cost=cost,
+        )
+        self._nodes.append(node)
+        self._children.append([])
+        if parent is not None:
+            self._children[parent].append(node.id)
+        return node
+
+    def stop(self, leaf: int, reason: StopReason) -> None:
+        """End a leaf for good. A leaf is stopped once; a node with children is no leaf."""
+        self._check(leaf)
+        if self._children[leaf]:
+            raise ValueError(f"node {leaf} has children and cannot be stopped")
+        if leaf in self._stops:
+            raise ValueError(f"node {leaf} is already stopped ({self._stops[leaf]})")
+        self._stops[leaf] = reason
+
+    def record(self, decision: Decision) -> None:
+        self._check(decision.node)
+        self._decisions.append(decision)
+
+    def _check(self, node: int) -> None:
+        if not 0 <= node < len(self._nodes):
+            raise ValueError(f"the tree of {self.task_id!r} has no node {node}")
+
+    # views
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __getitem__(self, node: int) -> Node:
+        self._check(node)
+        return self._nodes[node]
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._nodes)
+
+    @property
+    def roots(self) -> tuple[int, ...]:
+        return tuple(node.id for node in self._nodes if node.parent is None)
+
+    def children(self, node: int) -> tuple[int, ...]:
+        self._check(node)
+        return tuple(self._children[node])
+
+    def leaves(self) -> tuple[int, ...]:
+        """Ids of the nodes without children, in order of creation."""
+        return tuple(node for node, children in enumerate(self._children) if not children)
+
+    def stop_reason(self, leaf: int) -> StopReason | None:
+        return self._stops.get(leaf)
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        return tuple(self._decisions)
+
+    def path(self, node: int) -> tuple[Node, ...]:
+        """The nodes from the root down to `node`."""
+        self._check(node)
+        found: list[Node] = []
+        current: int | None = node
+        while current is not None:
+            found.append(self._nodes[current])
+            current = self._nodes[current].parent
+        return tuple(reversed(found))
+
+    def rollout(self, leaf: int) -> Rollout:
+        nodes = self.path(leaf)
+        logprobs: list[float | None] = []
+        for node in nodes:
+            logprobs.extend(node.logprobs if node.logprobs is not None else [None] * len(node.token_ids))
+        return Rollout(
+            leaf=leaf,
+            nodes=nodes,
+            stop=self._stops.get(leaf),
+            token_ids=tuple(token for node in nodes for token in node.token_ids),
+            loss_mask=tuple(node.sampled for node in nodes for _ in node.token_ids),
+            logprobs=tuple(logprobs),
+        )
+
+    def rollouts(self) -> tuple[Rollout, ...]:
+        return tuple(self.rollout(leaf) for leaf in self.leaves())
+
+    @property
+    def cost(self) -> Cost:
+        return sum((node.cost for node in self._nodes), NO_COST)
+
+    # on disk
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON value that `from_json` restores exactly."""
+        return {
+            "task_id": self.task_id,
+            "nodes": [_node_to_json(node) for node in self._nodes],
+            "stops": {str(leaf): reason.value for leaf, reason in sorted(self._stops.items())},
+            "decisions": [vars(decision) for decision in self._decisions],
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> RolloutTree:
+        tree = cls(value["task_id"])
+        for row in value["nodes"]:
+            tree.add(
+                row["parent"],
+                NodeKind(row["kind"]),
+                tuple(row["token_ids"]),
+                logprobs=None if row.get("logprobs") is None else tuple(row["logprobs"]),
+                entropies=None if row.get("entropies") is None else tuple(row["entropies"]),
+                policy_version=row.get("policy_version"),
+                message=None if row.get("message") is None else Message.from_chat(row["message"]),
+                cost=Cost(**row.get("cost", {})),
+            )
+        for leaf, reason in value["stops"].items():
+            tree.stop(int(leaf), StopReason(reason))
+        for row in value["decisions"]:
+            tree.record(Decision(**row))
+        return tree
+
+
+def _node_to_json(node: Node) -> dict[str, Any]:
+    row: dict[str, Any] = {"parent": node.parent, "kind": node.kind.value, "token_ids": list(node.token_ids)}
+    if node.logprobs is not None:
+        row["logprobs"] = list(node.logprobs)
+    if node.entropies is not None:
+        row["entropies"] = list(node.entropies)
+    if node.policy_version is not None:
+        row["policy_version"] = node.policy_version
+    if node.message is not None:
+        row["message"] = node.message.to_chat()
+    if node.cost != NO_COST:
+        row["cost"] = {**node.cost.counts(), **node.cost.timing()}
+    return row

@@ -1,0 +1,14 @@
+"""What a verifier says. `None` is not zero: a verdict without a reward means that the action was not judged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`reward` in [0, 1], or None where judging failed (the rollout is censored, never punished); why; of what kind."""
+
+    reward: float | None
+    reason: str
+    kind: str = ""  # the kind of action judged ("take", "search", a tool's name), for quotas and drift tracking
