@@ -243,6 +243,10 @@ class State:
         """What is in the receptacle, seen or not (a verifier may know; a player asks `searched` first)."""
         return self._contents[receptacle]
 
+    def contents_seen(self, receptacle: str) -> tuple[str, ...]:
+        """What the player knows to be in the receptacle: nothing before its contents were displayed."""
+        return self._contents[receptacle] if receptacle in self.searched else ()
+
     def openable(self, receptacle: str) -> bool:
         return self.game.receptacles[receptacle].openable
 
@@ -266,13 +270,14 @@ class State:
             )
             return self.held in self.game.goal_objects and next(lit, None) is not None
         return any(
-            sum(t in self.game.goal_objects and self._fit(t) for t in self._contents[r]) >= goal.count
+            sum(self.counts(thing) for thing in self._contents[r]) >= goal.count
             for r in self.game.goal_receptacles
         )
 
-    def _fit(self, thing: str) -> bool:
+    def counts(self, thing: str) -> bool:
+        """Whether the object is of the goal's kind and has been treated as the goal asks."""
         trait = self.game.goal.trait
-        return trait is None or (trait, thing) in self.traits
+        return thing in self.game.goal_objects and (trait is None or (trait, thing) in self.traits)
 
     def step(self, command: str) -> StepResult:
         """Plays one command. An inadmissible one changes nothing and says "Nothing happens."."""

@@ -1,0 +1,203 @@
+"""Loads ALFWorld's official games: the tree of `game.tw-pddl` files that `alfworld-download` leaves, or packed lines.
+
+A packed file (`*.jsonl` or `*.jsonl.xz`) has one JSON object a line: game (its id), task_type, pddl_problem, grammar,
+walkthrough, solvable. What the official loader leaves out is left out here as well, counted by reason.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from turntree.core.errors import InputError
+from turntree.domains.household.parse import parse_game
+from turntree.domains.household.world import Game
+
+TASK_TYPES = (
+    "pick_and_place_simple",
+    "look_at_obj_in_light",
+    "pick_clean_then_place_in_recep",
+    "pick_heat_then_place_in_recep",
+    "pick_cool_then_place_in_recep",
+    "pick_two_obj_and_place",
+)
+GAME_FILE, TRAJECTORY_FILE = "game.tw-pddl", "traj_data.json"
+_PACKED_ENDINGS = (".jsonl.xz", ".jsonl")
+_DOWNLOAD_FOLDER = "json_2.1.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One game as it lies on disk: its id, the fields of its file, and where they came from."""
+
+    id: str
+    task_type: str
+    fields: dict[str, Any]
+    path: Path
+    line: int | None = None
+
+    def game(self) -> Game:
+        """The parsed game. InputError names the file and the line."""
+        problem, grammar = self.text("pddl_problem"), self.text("grammar")
+        try:
+            return parse_game(problem, grammar, id=self.id, task_type=self.task_type)
+        except InputError as error:
+            raise InputError(
+                f"game {self.id}: {error.problem}",
+                path=self.path,
+                line=self.line,
+                field=error.field,
+                hint=error.hint,
+            ) from error
+
+    def text(self, field: str) -> str:
+        value = self.fields.get(field)
+        if not isinstance(value, str):
+            hint = "fetch the games anew with alfworld-download"
+            raise InputError("is missing or not text", path=self.path, line=self.line, field=field, hint=hint)
+        return value
+
+    def walkthrough(self) -> tuple[str, ...]:
+        """The planner's commands that come with the game (empty where the file has none)."""
+        return tuple(self.fields.get("walkthrough") or ())
+
+    def reason_to_skip(self) -> str | None:
+        """Why the official loader would leave this game out, or None."""
+        if "movable" in self.id or "Sliced" in self.id:
+            return "movable or sliced task"
+        if self.task_type not in TASK_TYPES:
+            return f"unknown task type {self.task_type!r}"
+        if "solvable" not in self.fields:
+            return "never checked for solvability"
+        return None if self.fields["solvable"] else "unsolvable"
+
+
+class GameFiles(Iterator[Game]):
+    """An iterator over games that counts what it leaves out.
+
+    `skipped` maps a reason to a number, `loaded` counts the games given out; both are final once it is exhausted.
+    `records` are the same games unparsed: draw from one of the two.
+    """
+
+    def __init__(self, path: str | Path, *, split: str | None = None, limit: int | None = None) -> None:
+        self.skipped: Counter[str] = Counter()
+        self.loaded = 0
+        found = _records(Path(os.path.expanduser(os.path.expandvars(path))), split, self.skipped)
+        self.records: Iterator[Record] = islice(self._playable(found), limit)
+
+    def _playable(self, records: Iterator[Record]) -> Iterator[Record]:
+        for record in records:
+            reason = record.reason_to_skip()
+            if reason is None:
+                self.loaded += 1
+                yield record
+            else:
+                self.skipped[reason] += 1
+
+    def __next__(self) -> Game:
+        return next(self.records).game()
+
+
+def load_games(path: str | Path, *, split: str | None = None, limit: int | None = None) -> GameFiles:
+    """The games of a packed file, of a folder of packed files, or of a tree of `game.tw-pddl` files, in a fixed order.
+
+    `path` may hold variables such as `$ALFWORLD_DATA`; `split` is train, valid_seen, valid_unseen (or any folder
+    name); `limit` counts playable games. InputError names the file and line of anything unreadable.
+    """
+    return GameFiles(path, split=split, limit=limit)
+
+
+def load_walkthroughs(
+    path: str | Path, *, split: str | None = None, limit: int | None = None
+) -> Iterator[tuple[Game, tuple[str, ...]]]:
+    """The same games, each with the planner's winning commands that its file holds."""
+    for record in GameFiles(path, split=split, limit=limit).records:
+        yield record.game(), record.walkthrough()
+
+
+def _records(path: Path, split: str | None, skipped: Counter[str]) -> Iterator[Record]:
+    if not path.exists():
+        hint = "run alfworld-download and give its folder ($ALFWORLD_DATA), or give a packed .jsonl.xz file"
+        raise InputError("no such file or folder", path=path, hint=hint)
+    if path.is_file():
+        return _packed_records(path, split, skipped)
+    if split is not None:
+        for ending in _PACKED_ENDINGS:
+            if (path / f"{split}{ending}").is_file():
+                return _packed_records(path / f"{split}{ending}", None, skipped)
+    root = next((folder for folder in (path / _DOWNLOAD_FOLDER, path) if folder.is_dir()), path)
+    if split is not None and root.name != split:
+        root = root / split
+    if not root.is_dir():
+        raise InputError(f"has no split {split!r}", path=path, hint=f"expected the folder {root}")
+    return _tree_records(root, skipped)
+
+
+def _packed_records(path: Path, split: str | None, skipped: Counter[str]) -> Iterator[Record]:
+    for number, line in _lines(path):
+        try:
+            fields = json.loads(line)
+        except json.JSONDecodeError as error:
+            hint = "the line may be truncated; fetch the file anew"
+            raise InputError(f"is not JSON ({error.msg})", path=path, line=number, hint=hint) from error
+        if not isinstance(fields, dict) or not isinstance(fields.get("game"), str):
+            raise InputError(
+                "is missing or not text", path=path, line=number, field="game", hint="name the game"
+            )
+        if split is not None and fields["game"].split("/")[0] != split:
+            skipped["other split"] += 1
+            continue
+        yield Record(fields["game"], fields.get("task_type", ""), fields, path, number)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    if not path.name.endswith(_PACKED_ENDINGS):
+        raise InputError(
+            "is not a packed file of games", path=path, hint="give a .jsonl or .jsonl.xz file or a folder"
+        )
+    number = 0
+    try:
+        with (
+            lzma.open(path, "rt", encoding="utf-8")
+            if path.suffix == ".xz"
+            else path.open(encoding="utf-8") as file
+        ):
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield number, line
+    except (EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
+        hint = "fetch the file anew"
+        raise InputError(f"is damaged ({error})", path=path, line=number + 1, hint=hint) from error
+
+
+def _tree_records(root: Path, skipped: Counter[str]) -> Iterator[Record]:
+    """Sorted by path, so that `limit` means the same games on every machine (the official order is the disk's)."""
+    folders = sorted({file.parent for name in (GAME_FILE, TRAJECTORY_FILE) for file in root.rglob(name)})
+    if not folders:
+        raise InputError(f"holds no {GAME_FILE}", path=root, hint="run alfworld-download and give its folder")
+    for folder in folders:
+        if not (folder / GAME_FILE).is_file():
+            skipped[f"no {GAME_FILE}"] += 1
+            continue
+        fields = _read_json(folder / GAME_FILE)
+        task_type = folder.parent.name.split("-")[0]
+        if (folder / TRAJECTORY_FILE).is_file():
+            task_type = _read_json(folder / TRAJECTORY_FILE).get("task_type", task_type)
+        yield Record("/".join(folder.parts[-3:]), task_type, fields, folder / GAME_FILE)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"is not JSON ({error})", path=path, hint="fetch the games anew") from error
+    if not isinstance(fields, dict):
+        raise InputError("is not a JSON object", path=path, hint="fetch the games anew")
+    return fields
