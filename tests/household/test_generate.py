@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import random
 import re
+import statistics
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +13,9 @@ from hypothesis import strategies as st
 
 from turntree.core.errors import InputError
 from turntree.domains.household.catalogue import OBJECT_KINDS, ROOMS
+from turntree.domains.household.distance import shortest_plan
+from turntree.domains.household.experts import explore
+from turntree.domains.household.games import load_walkthroughs
 from turntree.domains.household.generate import (
     EASY,
     HARD,
@@ -104,17 +109,33 @@ def test_names_count_every_kind_from_one() -> None:
             assert all(sorted(numbers) == list(range(1, len(numbers) + 1)) for numbers in by_kind.values())
 
 
-def test_written_games_are_read_back(tmp_path) -> None:
+def test_written_games_are_read_back(tmp_path: Path) -> None:
     games = list(generate_games(5, 4))
     assert write_games(tmp_path / "games.jsonl", games) == 4
-    rows = [json.loads(line) for line in (tmp_path / "games.jsonl").read_text().splitlines()]
-    assert [row["game"] for row in rows] == [game.id for game in games]
-    assert rows[2] == {
-        "game": games[2].id,
-        "task_type": games[2].task_type,
-        "pddl_problem": games[2].pddl_problem,
-        "grammar": games[2].grammar,
-    }
+    read = list(load_walkthroughs(tmp_path / "games.jsonl"))
+    assert [game for game, _ in read] == [game.parse() for game in games]
+    for game, walkthrough in read:
+        state = game.reset()
+        assert [state.step(command).won for command in walkthrough] == [False] * (len(walkthrough) - 1) + [True]
+
+
+def _mean_lengths(difficulty: Difficulty, n: int = 180) -> tuple[float, float]:
+    """Mean commands of the shortest play and of a player who explores."""
+    shortest, explored = [], []
+    for i, generated in enumerate(generate_games(0, n, difficulty=difficulty)):
+        state = generated.parse().reset()
+        shortest.append(len(shortest_plan(state) or ()))
+        explored.append(sum(1 for command in explore(state, random.Random(i)) if state.step(command).valid))
+        assert state.won
+    return statistics.mean(shortest), statistics.mean(explored)
+
+
+def test_difficulty_grades_the_search_and_every_game_is_won_by_exploring() -> None:
+    easy, medium, hard = (_mean_lengths(difficulty) for difficulty in (EASY, MEDIUM, HARD))
+    assert 8 < easy[1] < 11.5 < medium[1] < 16 < 20 < hard[1] < 32
+    # The shortest play is as long as the official ones (5.9) at every level: the task fixes its errands, and only
+    # what a player has to search grows.
+    assert all(5.5 < shortest < 6.6 for shortest, _ in (easy, medium, hard))
 
 
 def test_impossible_requests_are_refused_in_one_line() -> None:

@@ -12,16 +12,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from turntree.core import seeds
 from turntree.core.errors import InputError
 from turntree.domains.household.catalogue import LAMP_HOLDERS, LAMP_KIND, OBJECT_KINDS, OPENABLE_KINDS, ObjectKind
+from turntree.domains.household.distance import shortest_plan
 from turntree.domains.household.game_text import AGENT, render_grammar, render_problem
+from turntree.domains.household.parse import parse_game
 from turntree.domains.household.tasks import PROPERTY_FACTS, TASK_KINDS, TASK_TYPES, Task, draw_task
-
-if TYPE_CHECKING:
-    from turntree.domains.household.parse import Game
+from turntree.domains.household.world import Game
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,6 @@ class GeneratedGame:
     grammar: str
 
     def parse(self) -> Game:
-        from turntree.domains.household.parse import parse_game
-
         return parse_game(self.pddl_problem, self.grammar, id=self.id, task_type=self.task_type)
 
 
@@ -104,13 +101,25 @@ def generate_games(
 
 
 def write_games(path: str | Path, games: Iterable[GeneratedGame]) -> int:
-    """Write one JSON object per line, readable by `load_games`; returns how many."""
-    rows = [
-        {"game": game.id, "task_type": game.task_type, "pddl_problem": game.pddl_problem, "grammar": game.grammar}
-        for game in games
-    ]
-    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return len(rows)
+    """Write a packed file that `load_games` reads, one JSON object per line; returns how many.
+
+    `walkthrough` is a shortest play, as in the official files.
+    """
+    count = 0
+    with Path(path).open("w", encoding="utf-8") as file:
+        for game in games:
+            walkthrough = shortest_plan(game.parse().reset())
+            row = {
+                "game": game.id,
+                "task_type": game.task_type,
+                "grammar": game.grammar,
+                "pddl_problem": game.pddl_problem,
+                "walkthrough": walkthrough,
+                "solvable": walkthrough is not None,
+            }
+            file.write(json.dumps(row) + "\n")
+            count += 1
+    return count
 
 
 def _furnish(rng: random.Random, task: Task, difficulty: Difficulty) -> list[str]:
