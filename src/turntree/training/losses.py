@@ -1,0 +1,215 @@
+"""The clipped policy-gradient objective on packed terms, and its KL term. Pure functions of tensors.
+
+With r = pi / pi_old and the three numbers (P, N, m) of a sampling event (architecture, section 3):
+
+    loss = - sum w [P min(r, 1 + clip_high) + N max(r, 1 - clip_low)] / Z + beta sum m KL / Z
+
+where w = min(exp(old - sampling), cap) is the truncated importance weight, without gradient. `ratio="token"` sums
+over tokens, a documented deviation; `ratio="action"` takes the product of token ratios over one completion, one
+summand per completion (PivotRL, Eq. 8).
+
+Z, the normaliser, spans the whole accumulation window and is passed in:
+    tokens    sum over trained tokens of their multiplicity m: the mean over trained tokens
+    rollouts  sum of leaf weights. With ratio="action" this is the 1/G of PivotRL, Eq. 7. With ratio="token" it
+              needs credit made `per_rollout` (each leaf's weight over its length: Z_i = sum of w times length_i),
+              which gives GRPO's mean over rollouts of token means
+    constant  a given number, so that a tree's gradient does not depend on what else is in the batch
+
+KL estimators are named by their gradient. `k2` = (log pi - log ref)^2 / 2 at the sampled token has the gradient of
+KL(pi || ref) in expectation over pi; tokens drawn from pi_old are weighted by r, without gradient. `full` sums over
+the vocabulary: exact at each visited position, no sampling noise, V times the memory. k1 as a loss has no on-policy
+gradient and k3 is biased as a loss, so neither is offered.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from turntree.core.errors import ConfigError, InputError
+from turntree.training.packing import PackedBatch, PackingStats
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """Defaults: PPO's symmetric clip, token ratios, a light KL pull towards the frozen reference.
+
+    `temperature` is the one that the engine sampled at. `dual_clip` (above 1 - clip_low) bounds the ratio of
+    punished tokens. `importance_cap` bounds exp(old - sampling), which is 1 unless old log-probabilities are
+    recomputed. `kl_on_zero_variance` says whether trees without reward variance still pull towards the reference.
+    """
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = None
+    ratio: Literal["token", "action"] = "token"
+    kl_coefficient: float = 0.01
+    kl: Literal["k2", "full"] = "k2"
+    kl_on_zero_variance: bool = True
+    normalizer: Literal["tokens", "rollouts", "constant"] = "tokens"
+    constant: float | None = None
+    importance_cap: float = 2.0
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.clip_low <= 1 or self.clip_high < 0:
+            raise ConfigError("impossible clip range", field="clip_low", hint="0 <= clip_low <= 1, clip_high >= 0")
+        if self.dual_clip is not None and self.dual_clip < 1 - self.clip_low:
+            raise ConfigError("lies inside the clip range", field="dual_clip", hint="use at least 1 - clip_low")
+        if self.kl_coefficient < 0 or self.importance_cap <= 0 or self.temperature <= 0:
+            raise ConfigError("kl_coefficient must be >= 0, importance_cap and temperature > 0", field="kl_coefficient")
+        if (self.normalizer == "constant") != (self.constant is not None and self.constant > 0):
+            raise ConfigError("goes with normalizer 'constant' and only with it", field="constant", hint="a number > 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSums:
+    """Additive parts of the logged metrics, detached; sums over the batches of a window are exact."""
+
+    loss: float = 0.0
+    multiplicity: float = 0.0  # sum of m over terms: weighs the means below
+    zero_variance_multiplicity: float = 0.0
+    kl: float = 0.0
+    entropy: float = 0.0
+    ratio: float = 0.0
+    ratio_max: float = 0.0
+    push: float = 0.0  # sum of P + |N| over ratios
+    clipped_push: float = 0.0  # the part of it that has no gradient
+
+    def __add__(self, other: LossSums) -> LossSums:
+        summed = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(self)}
+        return LossSums(**summed | {"ratio_max": max(self.ratio_max, other.ratio_max)})
+
+    def metrics(self) -> dict[str, float]:
+        """Means weighted by multiplicity, so that packed and flat batches report the same numbers.
+
+        `clip_fraction` is the share of advantage mass without gradient; `dilution` the share of the trained tokens
+        that lie in zero-variance trees.
+        """
+        weight = max(self.multiplicity, 1e-30)
+        return {
+            "loss": self.loss,
+            "kl": self.kl / weight,
+            "entropy": self.entropy / weight,
+            "ratio_mean": self.ratio / weight,
+            "ratio_max": self.ratio_max,
+            "clip_fraction": self.clipped_push / self.push if self.push else 0.0,
+            "dilution": self.zero_variance_multiplicity / weight,
+        }
+
+
+def loss_normalizer(batches: Sequence[PackedBatch], config: LossConfig) -> float:
+    """Z over the whole accumulation window (see the module docstring). Raises `InputError` where nothing is trained
+    or where the credit was not made for this normaliser."""
+    stats = sum((batch.stats for batch in batches), PackingStats())
+    terms = sum(float(batch.multiplicity_A[batch.action_T].sum()) for batch in batches)
+    if terms <= 0:
+        raise InputError("the batch holds no trained token", hint="give it at least one tree with a scored rollout")
+    sums_tokens, means_tokens = (abs(terms - x) <= 1e-6 * terms for x in (stats.rollout_tokens, stats.rollouts))
+    if config.ratio == "action" and means_tokens and not sums_tokens:
+        raise InputError(
+            "credit divided by rollout length does not go with ratio 'action'",
+            field="ratio",
+            hint="label with CreditRule(per_rollout=False)",
+        )
+    if config.normalizer == "tokens":
+        return terms
+    if config.normalizer == "constant":
+        assert config.constant is not None  # LossConfig checks it
+        return config.constant
+    if config.ratio == "token" and not means_tokens:
+        raise InputError(
+            "normalizer 'rollouts' is a mean over rollouts of token means, and this credit sums over tokens",
+            field="normalizer",
+            hint="label with CreditRule(per_rollout=True)",
+        )
+    return stats.rollouts
+
+
+def policy_loss(
+    policy_logprobs_S: Tensor,
+    batch: PackedBatch,
+    config: LossConfig,
+    *,
+    normalizer: float,
+    exact_kl_S: Tensor | None = None,
+    entropies_S: Tensor | None = None,
+) -> tuple[Tensor, LossSums]:
+    """The loss of one batch (a scalar with gradient) and its metric sums.
+
+    `batch.reference_logprobs_S` serves the k2 KL, `exact_kl_S` the full one; neither is read at kl_coefficient 0.
+    """
+    policy_T = policy_logprobs_S[batch.slot_T]
+    multiplicity_T = batch.multiplicity_A.to(policy_T)[batch.action_T]
+    log_ratio_T = policy_T - batch.old_logprobs_T.to(policy_T)
+    surrogate, sums = _surrogate(log_ratio_T, batch, config)
+    loss = -surrogate / normalizer
+    if config.kl_coefficient > 0:
+        kl_T = _kl_terms(policy_T, log_ratio_T.detach(), batch, config, exact_kl_S)
+        weight_T = (
+            multiplicity_T if config.kl_on_zero_variance else multiplicity_T * ~batch.zero_variance_A[batch.action_T]
+        )
+        loss = loss + config.kl_coefficient * (weight_T * kl_T).sum() / normalizer
+        sums = dataclasses.replace(sums, kl=float((multiplicity_T * kl_T.detach()).sum()))
+    if entropies_S is not None:
+        sums = dataclasses.replace(sums, entropy=float((multiplicity_T * entropies_S[batch.slot_T]).sum()))
+    return loss, dataclasses.replace(sums, loss=float(loss.detach()))
+
+
+def exact_kl(policy_SV: Tensor, reference_SV: Tensor) -> Tensor:
+    """KL(pi || ref) of each slot's distribution, [S], from log-probabilities; differentiable in the policy's."""
+    return (policy_SV.exp() * (policy_SV - reference_SV)).sum(-1)
+
+
+def _surrogate(log_ratio_T: Tensor, batch: PackedBatch, config: LossConfig) -> tuple[Tensor, LossSums]:
+    """sum w [P min(r, 1+hi) + N max(r, 1-lo)], over terms or over actions (R stands for either)."""
+    drift_T = (batch.old_logprobs_T - batch.sampling_logprobs_T).to(log_ratio_T)
+    if config.ratio == "action":
+        zeros_A = log_ratio_T.new_zeros(len(batch.positive_A))
+        log_ratio_R = zeros_A.index_add(0, batch.action_T, log_ratio_T)
+        drift_R = zeros_A.index_add(0, batch.action_T, drift_T)
+        owner_R = torch.arange(len(zeros_A), device=zeros_A.device)
+    else:
+        log_ratio_R, drift_R, owner_R = log_ratio_T, drift_T, batch.action_T
+    positive_R, negative_R = (x.to(log_ratio_R)[owner_R] for x in (batch.positive_A, batch.negative_A))
+    weight_R = drift_R.exp().clamp(max=config.importance_cap)
+    ratio_R = log_ratio_R.exp()
+    raised_R = ratio_R.clamp(max=1 + config.clip_high)
+    lowered_R = ratio_R.clamp(min=1 - config.clip_low, max=config.dual_clip)
+    surrogate = (weight_R * (positive_R * raised_R + negative_R * lowered_R)).sum()
+    return surrogate, _sums(ratio_R.detach(), raised_R, lowered_R, positive_R, negative_R, batch)
+
+
+def _sums(
+    ratio_R: Tensor, raised_R: Tensor, lowered_R: Tensor, positive_R: Tensor, negative_R: Tensor, batch: PackedBatch
+) -> LossSums:
+    multiplicity_T = batch.multiplicity_A[batch.action_T]
+    flat_T = batch.zero_variance_A[batch.action_T]
+    clipped = (positive_R * (raised_R < ratio_R)).sum() - (negative_R * (lowered_R != ratio_R)).sum()
+    per_action = len(ratio_R) == len(batch.multiplicity_A)
+    return LossSums(
+        multiplicity=float(multiplicity_T.sum()),
+        zero_variance_multiplicity=float(multiplicity_T[flat_T].sum()),
+        ratio=float((multiplicity_T * (ratio_R[batch.action_T] if per_action else ratio_R)).sum()),
+        ratio_max=float(ratio_R.max()),
+        push=float((positive_R - negative_R).sum()),
+        clipped_push=float(clipped),
+    )
+
+
+def _kl_terms(
+    policy_T: Tensor, log_ratio_T: Tensor, batch: PackedBatch, config: LossConfig, exact_kl_S: Tensor | None
+) -> Tensor:
+    if config.kl == "full":
+        if exact_kl_S is None:
+            raise ConfigError("'full' needs the exact KL of every slot", field="kl", hint="pass exact_kl_S")
+        return exact_kl_S[batch.slot_T]
+    if batch.reference_logprobs_S is None:
+        raise ConfigError("a KL term needs a reference policy", field="kl_coefficient", hint="pass one, or set it to 0")
+    distance_T = policy_T - batch.reference_logprobs_S.to(policy_T)[batch.slot_T]
+    return log_ratio_T.exp() * 0.5 * distance_T**2

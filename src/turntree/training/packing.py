@@ -1,0 +1,228 @@
+"""Packing: credited trees to tensors, every unique token computed once.
+
+A batch separates *slots* (unique token positions, with one policy and one reference log-probability) from *terms*
+(one per trained token per sampling event, with the log-probability it was sampled at). Merging shares slots, never
+terms (architecture, section 4).
+
+Shape suffixes
+    B  rows of a batch                       L  slots of the longest row
+    S  trained slots (unique)                T  terms
+    A  actions (sampling events)             V  vocabulary
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from turntree.core.errors import InputError
+from turntree.core.labels import Credit
+from turntree.core.tree import RolloutTree
+from turntree.training.slots import Action, Segment, path_segments, tree_segment
+
+Row = list[Segment]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackingStats:
+    """Additive counts of a batch. Flat batches carry fractions of trees; sums over all batches are exact."""
+
+    trees: float = 0.0
+    zero_variance_trees: float = 0.0
+    untrained_trees: int = 0  # no scored leaf: nothing of them is in the batch
+    rollouts: float = 0.0  # sum of leaf weights
+    rollout_tokens: float = 0.0  # sum of leaf weight times trained tokens
+    unique_tokens: int = 0  # slots that are computed, without padding
+    flat_tokens: int = 0  # what one row per rollout would compute
+    padding: int = 0
+
+    def __add__(self, other: PackingStats) -> PackingStats:
+        fields = (f.name for f in dataclasses.fields(self))
+        return PackingStats(**{name: getattr(self, name) + getattr(other, name) for name in fields})
+
+    @property
+    def rho(self) -> float:
+        """Flat tokens over unique tokens: the most that sharing prefixes can save."""
+        return self.flat_tokens / self.unique_tokens if self.unique_tokens else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedBatch:
+    """What one forward and backward pass needs. Slot q of a row sees slot k iff `k <= q < last[k]`."""
+
+    tokens_BL: Tensor
+    positions_BL: Tensor  # depth along the path
+    last_BL: Tensor  # end of the subtree of each slot; padding attends to itself
+    predecessor_S: Tensor  # flat index (row * L + slot) of the hidden state that predicts the slot
+    target_S: Tensor  # token id at the slot
+    slot_T: Tensor  # index into S
+    action_T: Tensor  # index into A
+    sampling_logprobs_T: Tensor  # by the engine
+    old_logprobs_T: Tensor  # by the trainer at the start of the update; the sampling ones until recomputed
+    positive_A: Tensor
+    negative_A: Tensor
+    multiplicity_A: Tensor
+    zero_variance_A: Tensor  # bool
+    tree_A: Tensor  # index into the trees that were packed
+    is_flat: bool  # no row branches: plain causal attention is exact
+    stats: PackingStats
+    reference_logprobs_S: Tensor | None = None
+
+    def to(self, device: torch.device | str) -> PackedBatch:
+        moved = {
+            f.name: value.to(device)
+            for f in dataclasses.fields(self)
+            if isinstance(value := getattr(self, f.name), Tensor)
+        }
+        return dataclasses.replace(self, **moved)
+
+    def attention_mask(self) -> Tensor:
+        """Boolean, [B, 1, L, L]; True where the query (third axis) sees the key (fourth)."""
+        slots_L = torch.arange(self.last_BL.shape[1], device=self.last_BL.device)
+        query_L1, key_1L = slots_L[:, None], slots_L[None, :]
+        return (key_1L <= query_L1) & (query_L1 < self.last_BL[:, None, None, :])
+
+
+def pack(
+    trees: Sequence[RolloutTree], credits: Sequence[Credit], *, max_tokens: int, pad_id: int = 0
+) -> list[PackedBatch]:
+    """Batches of at most `max_tokens` slots (padding included) that hold every trained tree exactly once.
+
+    Rows are filled first-fit in order of falling size: a tree has a row of its own unless it fits behind another in
+    the length of the batch's longest tree. Raises `InputError` for a tree above the budget.
+    """
+    segments = [tree_segment(tree, credit, i) for i, (tree, credit) in enumerate(zip(trees, credits, strict=True))]
+    found = [segment for segment in segments if segment is not None]
+    _check_budget(trees, found, max_tokens)
+    return _batches(_place(found, max_tokens, share_rows=True), credits, pad_id, len(segments) - len(found))
+
+
+def flat_batches(
+    trees: Sequence[RolloutTree], credits: Sequence[Credit], *, max_tokens: int, pad_id: int = 0
+) -> list[PackedBatch]:
+    """The same objective with one row per rollout and plain causal attention: the baseline of every speed-up."""
+    per_tree = [path_segments(tree, credit, i) for i, (tree, credit) in enumerate(zip(trees, credits, strict=True))]
+    found = [segment for segments in per_tree for segment in segments]
+    _check_budget(trees, found, max_tokens)
+    return _batches(_place(found, max_tokens, share_rows=False), credits, pad_id, per_tree.count([]))
+
+
+def _check_budget(trees: Sequence[RolloutTree], segments: Sequence[Segment], max_tokens: int) -> None:
+    for segment in segments:
+        if len(segment) > max_tokens:
+            raise InputError(
+                f"the tree of {trees[segment.tree].task_id!r} has {len(segment)} unique tokens, above {max_tokens}",
+                field="max_tokens",
+                hint=f"raise max_tokens to at least {len(segment)}, or grow smaller trees",
+            )
+
+
+def _place(segments: Sequence[Segment], max_tokens: int, *, share_rows: bool) -> list[list[Row]]:
+    """First-fit decreasing: the longest segment left opens a batch and sets its row length."""
+    left = sorted(segments, key=lambda segment: (-len(segment), segment.tree))
+    batches: list[list[Row]] = []
+    while left:
+        length = len(left[0])
+        rows: list[Row] = []
+        free: list[int] = []
+        waiting: list[Segment] = []
+        for segment in left:
+            fit = next((r for r, space in enumerate(free) if share_rows and len(segment) <= space), None)
+            if fit is not None:
+                rows[fit].append(segment)
+                free[fit] -= len(segment)
+            elif (len(rows) + 1) * length <= max_tokens:
+                rows.append([segment])
+                free.append(length - len(segment))
+            else:
+                waiting.append(segment)
+        batches.append(rows)
+        left = waiting
+    return batches
+
+
+def _batches(
+    placed: Sequence[list[Row]], credits: Sequence[Credit], pad_id: int, untrained_trees: int
+) -> list[PackedBatch]:
+    batches = [_tensors(rows, credits, pad_id) for rows in placed]
+    if batches and untrained_trees:
+        first = batches[0]
+        counted = dataclasses.replace(first.stats, untrained_trees=untrained_trees)
+        batches[0] = dataclasses.replace(first, stats=counted)
+    return batches
+
+
+def _tensors(rows: Sequence[Row], credits: Sequence[Credit], pad_id: int) -> PackedBatch:
+    length = max(sum(len(segment) for segment in row) for row in rows)
+    is_flat = all(len(row) == 1 and row[0].is_chain for row in rows)
+    grid = [_row(row, length, pad_id, counting=is_flat) for row in rows]
+    placed = _offsets(rows, length)
+    events = [(offset, segment, action) for offset, segment in placed for action in segment.actions]
+    slots_T = [offset + slot for offset, _, action in events for slot in action.slots]
+    trained_S = sorted(set(slots_T))
+    index = {slot: i for i, slot in enumerate(trained_S)}
+    before = {offset + k: offset + p for offset, s in placed for k, p in enumerate(s.predecessors)}
+    tokens_BL = torch.tensor([tokens for tokens, _, _ in grid])
+    actions: list[Action] = [action for _, _, action in events]
+    logprobs_T = torch.tensor([lp for a in actions for lp in a.sampling_logprobs], dtype=torch.float64)
+    return PackedBatch(
+        tokens_BL=tokens_BL,
+        positions_BL=torch.tensor([positions for _, positions, _ in grid]),
+        last_BL=torch.tensor([last for _, _, last in grid]),
+        predecessor_S=torch.tensor([before[slot] for slot in trained_S]),
+        target_S=tokens_BL.flatten()[torch.tensor(trained_S)],
+        slot_T=torch.tensor([index[slot] for slot in slots_T]),
+        action_T=torch.tensor([i for i, action in enumerate(actions) for _ in action.slots]),
+        sampling_logprobs_T=logprobs_T,
+        old_logprobs_T=logprobs_T,
+        positive_A=torch.tensor([a.credit.positive for a in actions], dtype=torch.float64),
+        negative_A=torch.tensor([a.credit.negative for a in actions], dtype=torch.float64),
+        multiplicity_A=torch.tensor([a.credit.multiplicity for a in actions], dtype=torch.float64),
+        zero_variance_A=torch.tensor([credits[s.tree].zero_variance for _, s, _ in events]),
+        tree_A=torch.tensor([s.tree for _, s, _ in events]),
+        is_flat=is_flat,
+        stats=_stats(rows, credits, padding=len(rows) * length - sum(len(s) for row in rows for s in row)),
+    )
+
+
+def _starts(row: Row) -> list[tuple[int, Segment]]:
+    """The segments of a row with the slot at which each begins."""
+    starts, at = [], 0
+    for segment in row:
+        starts.append((at, segment))
+        at += len(segment)
+    return starts
+
+
+def _offsets(rows: Sequence[Row], length: int) -> list[tuple[int, Segment]]:
+    return [(b * length + start, segment) for b, row in enumerate(rows) for start, segment in _starts(row)]
+
+
+def _row(row: Row, length: int, pad_id: int, *, counting: bool) -> tuple[list[int], list[int], list[int]]:
+    """Tokens, positions and subtree ends of one row. Positions count on through the padding of a flat row, because
+    without a mask Transformers reads positions that restart as packed documents."""
+    tokens = [token for segment in row for token in segment.tokens]
+    positions = [depth for segment in row for depth in segment.depths]
+    last = [start + end for start, segment in _starts(row) for end in segment.last]
+    padding = range(len(tokens), length)
+    positions += [slot if counting else 0 for slot in padding]
+    return tokens + [pad_id] * len(padding), positions, last + [slot + 1 for slot in padding]
+
+
+def _stats(rows: Sequence[Row], credits: Sequence[Credit], padding: int) -> PackingStats:
+    total = PackingStats(padding=padding)
+    for segment in (s for row in rows for s in row):
+        credit = credits[segment.tree]
+        total += PackingStats(
+            trees=segment.share,
+            zero_variance_trees=segment.share * credit.zero_variance,
+            rollouts=segment.share * credit.rollouts,
+            rollout_tokens=segment.share * credit.rollout_tokens,
+            unique_tokens=len(segment),
+            flat_tokens=segment.flat_tokens,
+        )
+    return total

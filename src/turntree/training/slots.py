@@ -1,0 +1,168 @@
+"""Slots: the merged token trie of one tree, in depth-first order.
+
+A *slot* is a unique token position, computed once. Siblings that begin with the same tokens share slots, whether
+both were sampled or one is an untrained expert prefix. An *action* is one sampling event (a trained completion
+node); its terms point at slots and are never merged, so two siblings that sampled the same tokens keep their own
+log-probabilities and credit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from turntree.core.errors import InputError
+from turntree.core.labels import Credit, NodeCredit
+from turntree.core.tree import Node, RolloutTree
+
+
+@dataclass(frozen=True)
+class Action:
+    """One sampling event: where its tokens lie in the segment, what the sampler saw, what the estimator said."""
+
+    slots: tuple[int, ...]
+    sampling_logprobs: tuple[float, ...]
+    credit: NodeCredit
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Slots that attend to nothing outside: a whole tree, or one path of it. Four aligned sequences, depth-first.
+
+    Slot q sees slot k iff `k <= q < last[k]`; `predecessors` is -1 where a path begins. `flat_tokens` is what one
+    row per rollout would compute; `share` is the part of its tree that the segment stands for.
+    """
+
+    tree: int
+    tokens: tuple[int, ...]
+    depths: tuple[int, ...]
+    predecessors: tuple[int, ...]
+    last: tuple[int, ...]
+    actions: tuple[Action, ...]
+    flat_tokens: int
+    share: float = 1.0
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        """No branch: plain causal attention and counting positions are exact."""
+        return all(end == len(self) for end in self.last)
+
+
+def tree_segment(tree: RolloutTree, credit: Credit, index: int) -> Segment | None:
+    """The whole tree, every unique token once; None when nothing in it is trained.
+
+    Nodes that no trained token depends on (branches of censored leaves, trailing observations) are left out.
+    """
+    paths = _trained_paths(tree, credit)
+    if not paths:
+        return None
+    needed = {node.id: node for path in paths for node in path}
+    flat = sum(len(node.token_ids) for path in paths for node in path)
+    return _segment(tree, [needed[n] for n in sorted(needed)], credit.nodes, index, flat, share=1.0)
+
+
+def path_segments(tree: RolloutTree, credit: Credit, index: int) -> list[Segment]:
+    """One segment per rollout, nothing shared: the flat layout that packing is measured against.
+
+    A node's ratio is the same in every rollout through it, so its credit is divided equally among them and the
+    objective is unchanged.
+    """
+    paths = _trained_paths(tree, credit)
+    through: dict[int, int] = {}
+    for path in paths:
+        for node in path:
+            through[node.id] = through.get(node.id, 0) + 1
+    split = {n: _divided(c, through[n]) for n, c in credit.nodes.items() if n in through}
+    flat = [sum(len(node.token_ids) for node in path) for path in paths]
+    share = 1.0 / max(len(paths), 1)
+    return [_segment(tree, path, split, index, tokens, share) for path, tokens in zip(paths, flat, strict=True)]
+
+
+@dataclass
+class _Trie:
+    """Tokens keyed by (parent, token); -1 is the empty prefix above all roots. Children keep order of arrival."""
+
+    tokens: list[int] = field(default_factory=list[int])
+    parents: list[int] = field(default_factory=list[int])
+    children: dict[int, dict[int, int]] = field(default_factory=lambda: {-1: {}})
+
+    def extend(self, at: int, token_ids: Iterable[int]) -> list[int]:
+        """Walk down from `at`, adding what is new; the entry of every token."""
+        entries: list[int] = []
+        for token in token_ids:
+            below = self.children[at]
+            if token not in below:
+                below[token] = len(self.tokens)
+                self.children[len(self.tokens)] = {}
+                self.tokens.append(token)
+                self.parents.append(at)
+            at = below[token]
+            entries.append(at)
+        return entries
+
+    def depth_first(self) -> list[int]:
+        """The entries in depth-first order, first arrivals first."""
+        order: list[int] = []
+        stack = list(reversed(self.children[-1].values()))
+        while stack:
+            entry = stack.pop()
+            order.append(entry)
+            stack.extend(reversed(self.children[entry].values()))
+        return order
+
+
+def _segment(
+    tree: RolloutTree, nodes: Sequence[Node], credits: Mapping[int, NodeCredit], index: int, flat: int, share: float
+) -> Segment:
+    """Merge `nodes` (parents before children) into a trie and number its entries depth-first."""
+    trie, entries, ends = _Trie(), dict[int, list[int]](), dict[int, int]()
+    for node in nodes:
+        at = -1 if node.parent is None else ends[node.parent]
+        entries[node.id] = trie.extend(at, node.token_ids)
+        ends[node.id] = entries[node.id][-1] if node.token_ids else at
+    order = trie.depth_first()
+    slot = {entry: position for position, entry in enumerate(order)} | {-1: -1}
+    predecessors = [slot[trie.parents[entry]] for entry in order]
+    actions = tuple(
+        Action(tuple(slot[e] for e in entries[node.id]), node.logprobs or (), credits[node.id])
+        for node in nodes
+        if node.id in credits and node.token_ids
+    )
+    if any(predecessors[action.slots[0]] < 0 for action in actions):
+        raise InputError(
+            f"the tree of {tree.task_id!r} begins with a sampled token, which nothing predicts",
+            hint="give its root a prompt of at least one token",
+        )
+    depths, last = _shape(predecessors)
+    tokens = tuple(trie.tokens[entry] for entry in order)
+    return Segment(index, tokens, depths, tuple(predecessors), last, actions, flat, share)
+
+
+def _shape(predecessors: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Depth and subtree end of every slot, from the predecessors of a depth-first order."""
+    depths = [0] * len(predecessors)
+    last = list(range(1, len(predecessors) + 1))
+    for slot, before in enumerate(predecessors):
+        depths[slot] = 0 if before < 0 else depths[before] + 1
+    for slot in range(len(predecessors) - 1, -1, -1):
+        if predecessors[slot] >= 0:
+            last[predecessors[slot]] = max(last[predecessors[slot]], last[slot])
+    return tuple(depths), tuple(last)
+
+
+def _trained_paths(tree: RolloutTree, credit: Credit) -> list[tuple[Node, ...]]:
+    """The path down to every trained node that has no trained node below it: one per rollout, cut after its last
+    trained token."""
+    trained = {n for n in credit.nodes if tree[n].token_ids}
+    for n in trained:
+        if not tree[n].sampled:
+            raise ValueError(f"node {n} of {tree.task_id!r} was not sampled and cannot be trained")
+    inner = {node.id for n in trained for node in tree.path(n)[:-1]}
+    return [tree.path(n) for n in sorted(trained - inner)]
+
+
+def _divided(credit: NodeCredit, parts: int) -> NodeCredit:
+    return NodeCredit(credit.positive / parts, credit.negative / parts, credit.multiplicity / parts)
