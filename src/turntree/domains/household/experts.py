@@ -28,9 +28,7 @@ def shortest_plan(state: State) -> list[str]:
     """
     plan = distance.shortest_plan(state)
     if plan is None:
-        raise UnreachableGoal(
-            f"game {state.game.id}: the goal is out of reach, {state.held} is in hand for good"
-        )
+        raise UnreachableGoal(f"game {state.game.id}: the goal is out of reach, {state.held} is in hand for good")
     return plan
 
 

@@ -148,9 +148,7 @@ def _packed_records(path: Path, split: str | None, skipped: Counter[str]) -> Ite
             hint = "the line may be truncated; fetch the file anew"
             raise InputError(f"is not JSON ({error.msg})", path=path, line=number, hint=hint) from error
         if not isinstance(fields, dict) or not isinstance(fields.get("game"), str):
-            raise InputError(
-                "is missing or not text", path=path, line=number, field="game", hint="name the game"
-            )
+            raise InputError("is missing or not text", path=path, line=number, field="game", hint="name the game")
         if split is not None and fields["game"].split("/")[0] != split:
             skipped["other split"] += 1
             continue
@@ -159,16 +157,10 @@ def _packed_records(path: Path, split: str | None, skipped: Counter[str]) -> Ite
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     if not path.name.endswith(_PACKED_ENDINGS):
-        raise InputError(
-            "is not a packed file of games", path=path, hint="give a .jsonl or .jsonl.xz file or a folder"
-        )
+        raise InputError("is not a packed file of games", path=path, hint="give a .jsonl or .jsonl.xz file or a folder")
     number = 0
     try:
-        with (
-            lzma.open(path, "rt", encoding="utf-8")
-            if path.suffix == ".xz"
-            else path.open(encoding="utf-8") as file
-        ):
+        with lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield number, line

@@ -23,9 +23,7 @@ _ABILITIES = {
 _TRAITS = {"isclean": "clean", "ishot": "hot", "iscool": "cool", "issliced": "sliced", "istoggled": "on"}
 _ARITY = {
     **dict.fromkeys(["openable", *_ABILITIES, *_TRAITS], 1),
-    **dict.fromkeys(
-        ["atlocation", "receptacletype", "receptacleatlocation", "objecttype", "objectatlocation"], 2
-    ),
+    **dict.fromkeys(["atlocation", "receptacletype", "receptacleatlocation", "objecttype", "objectatlocation"], 2),
     **dict.fromkeys(["inreceptacle", "inreceptacleobject", "cancontain"], 2),
 }
 _GOAL_TRAITS = {"isclean": "clean", "ishot": "hot", "iscool": "cool"}
@@ -137,9 +135,7 @@ def _parse_receptacles(facts: Facts, names: Mapping[str, str], source: str) -> d
             raise InputError(f"{receptacle} holds {thing} but has no (receptacleType ...)", path=source)
         contents[receptacle].append(thing)
     if not kinds:
-        raise InputError(
-            "the PDDL problem has no (receptacleType ...) fact", path=source, field="pddl_problem"
-        )
+        raise InputError("the PDDL problem has no (receptacleType ...) fact", path=source, field="pddl_problem")
     homeless = sorted(kinds.keys() - places.keys())
     if homeless:
         raise InputError(f"{homeless[0]} has no (receptacleAtLocation ...) fact", path=source)
@@ -226,9 +222,7 @@ T = TypeVar("T")
 def _only(values: Iterable[T], what: str, source: str) -> T:
     found = list(values)
     if len(found) != 1:
-        raise InputError(
-            f"{len(found)} times {what}; exactly one is needed", path=source, field="pddl_problem"
-        )
+        raise InputError(f"{len(found)} times {what}; exactly one is needed", path=source, field="pddl_problem")
     return found[0]
 
 

@@ -51,9 +51,7 @@ class Thing:
     kind: str
     abilities: frozenset[str]
     place: str | None
-    inside: tuple[
-        str, ...
-    ] = ()  # objects in a container such as a box or a bowl: only ever shown, never taken
+    inside: tuple[str, ...] = ()  # objects in a container such as a box or a bowl: only ever shown, never taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +94,7 @@ class Game:
     goal: Goal = field(compare=False)
     receptacles: Mapping[str, Receptacle] = field(compare=False, repr=False)  # by name, in listing order
     things: Mapping[str, Thing] = field(compare=False, repr=False)  # by name, in listing order
-    can_contain: Mapping[str, frozenset[str]] = field(
-        compare=False, repr=False
-    )  # receptacle kind: object kinds
+    can_contain: Mapping[str, frozenset[str]] = field(compare=False, repr=False)  # receptacle kind: object kinds
     start: str = field(compare=False, repr=False)  # the place of the player, away from every receptacle
     traits: frozenset[tuple[str, str]] = field(compare=False, repr=False)  # (trait, object) at the start
     help_text: str = field(compare=False, repr=False, default=NOTHING_HAPPENS)
@@ -207,12 +203,8 @@ class State:
         self.location: str | None = None  # the receptacle last gone to; `here` names all that share its place
         self.held: str | None = None
         self.opened: frozenset[str] = frozenset()
-        self.traits: frozenset[tuple[str, str]] = (
-            game.traits
-        )  # such as ("clean", "apple 1"), ("on", "desklamp 1")
-        self.searched: frozenset[str] = (
-            frozenset()
-        )  # the player's knowledge: receptacles whose contents were shown
+        self.traits: frozenset[tuple[str, str]] = game.traits  # such as ("clean", "apple 1"), ("on", "desklamp 1")
+        self.searched: frozenset[str] = frozenset()  # the player's knowledge: receptacles whose contents were shown
         self._contents: dict[str, tuple[str, ...]] = dict(game.initial_contents)
         # TextWorld's bookkeeping behind `look` and `slice`; never decides what else is possible.
         self._lying: frozenset[tuple[str, str]] = game.initial_lying  # (object, place)
@@ -262,16 +254,10 @@ class State:
     def won(self) -> bool:
         goal = self.game.goal
         if goal.receptacle_kind is None:
-            lit = (
-                t
-                for r in self.here
-                for t in self._contents[r]
-                if t in self.game.lamps and ("on", t) in self.traits
-            )
+            lit = (t for r in self.here for t in self._contents[r] if t in self.game.lamps and ("on", t) in self.traits)
             return self.held in self.game.goal_objects and next(lit, None) is not None
         return any(
-            sum(self.counts(thing) for thing in self._contents[r]) >= goal.count
-            for r in self.game.goal_receptacles
+            sum(self.counts(thing) for thing in self._contents[r]) >= goal.count for r in self.game.goal_receptacles
         )
 
     def counts(self, thing: str) -> bool:
@@ -294,9 +280,7 @@ class State:
         commands = ["look", "inventory", "help"]
         commands += [f"go to {r.name}" for r in game.receptacles.values() if r.place != self.place]
         commands += [f"examine {name}" for name in here]
-        commands += [
-            f"{'close' if name in self.opened else 'open'} {name}" for name in here if self.openable(name)
-        ]
+        commands += [f"{'close' if name in self.opened else 'open'} {name}" for name in here if self.openable(name)]
         inside = [(thing, name) for name in here for thing in self._contents[name]]
         commands += [f"use {thing}" for thing, _ in inside if "toggleable" in game.things[thing].abilities]
         if self.held is None:
@@ -308,19 +292,13 @@ class State:
     def _admissible_with(self, held: str) -> list[str]:
         game, here = self.game, self.here
         commands = [f"examine {held}"]
-        commands += [
-            f"move {held} to {name}" for name in here if self.is_open(name) and game.accepts(name, held)
-        ]
+        commands += [f"move {held} to {name}" for name in here if self.is_open(name) and game.accepts(name, held)]
         for verb, (kinds, ability, _, _) in APPLIANCES.items():
             if ability in game.things[held].abilities:
-                commands += [
-                    f"{verb} {held} with {name}" for name in here if game.receptacles[name].kind in kinds
-                ]
+                commands += [f"{verb} {held} with {name}" for name in here if game.receptacles[name].kind in kinds]
         if game.things[held].kind in KNIVES:
             near = (thing for thing, place in self._lying if place == self.place)
-            commands += [
-                f"slice {thing} with {held}" for thing in near if "sliceable" in game.things[thing].abilities
-            ]
+            commands += [f"slice {thing} with {held}" for thing in near if "sliceable" in game.things[thing].abilities]
         return commands
 
     def _can_take(self, thing: str, receptacle: str) -> bool:
@@ -347,9 +325,7 @@ class State:
         if name not in self.here or not self.openable(name) or (name in self.opened) == (verb == "open"):
             return None
         self.opened ^= {name}
-        return (
-            f"You open the {name}. {self._show(name)}" if verb == "open" else f"You close the {name}."
-        ), True
+        return (f"You open the {name}. {self._show(name)}" if verb == "open" else f"You close the {name}."), True
 
     def _take(self, verb: str, thing: str, name: str) -> tuple[str, bool] | None:
         if self.held is not None or name not in self.here or thing not in self._contents[name]:
@@ -363,12 +339,7 @@ class State:
         return f"You pick up the {thing} from the {name}.", True
 
     def _move(self, verb: str, thing: str, name: str) -> tuple[str, bool] | None:
-        if (
-            thing != self.held
-            or name not in self.here
-            or not self.is_open(name)
-            or not self.game.accepts(name, thing)
-        ):
+        if thing != self.held or name not in self.here or not self.is_open(name) or not self.game.accepts(name, thing):
             return None
         self._contents[name] = tuple(sorted({*self._contents[name], thing}, key=self.game.order.__getitem__))
         self.held = None
@@ -387,11 +358,7 @@ class State:
         return f"You {verb} the {thing} using the {name}.", self.traits != before
 
     def _slice(self, verb: str, thing: str, knife: str) -> tuple[str, bool] | None:
-        if (
-            knife != self.held
-            or self.game.things[knife].kind not in KNIVES
-            or (thing, self.place) not in self._lying
-        ):
+        if knife != self.held or self.game.things[knife].kind not in KNIVES or (thing, self.place) not in self._lying:
             return None
         if "sliceable" not in self.game.things[thing].abilities:
             return None
@@ -435,9 +402,7 @@ class State:
         return f"You are facing the {facing}. Next to it, you see {enumerate_names(beside)}.", False
 
     def _inventory(self, verb: str, _: str, __: str) -> tuple[str, bool]:
-        carried = (
-            "You are not carrying anything." if self.held is None else f"You are carrying: a {self.held}."
-        )
+        carried = "You are not carrying anything." if self.held is None else f"You are carrying: a {self.held}."
         return carried, False
 
     def _help(self, verb: str, _: str, __: str) -> tuple[str, bool]:

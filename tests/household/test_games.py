@@ -1,0 +1,187 @@
+"""Loading official games: the same ones from packed lines and from a download's tree; nothing skipped in silence."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turntree.core.errors import InputError
+from turntree.domains.household.games import GameFiles, load_games, load_walkthroughs
+from turntree.domains.household.generate import generate_games
+
+PLAY_TYPE = "pick_and_place_simple"
+
+
+def row(seed: int, **changes: Any) -> dict[str, Any]:
+    """A game's fields as a packed line holds them."""
+    game = next(iter(generate_games(seed, 1, task_types=[PLAY_TYPE])))
+    fields = {
+        "game": f"train/{PLAY_TYPE}-Mug-None-Desk-{seed}/trial_{seed}",
+        "task_type": PLAY_TYPE,
+        "solvable": True,
+    }
+    fields |= {"pddl_problem": game.pddl_problem, "grammar": game.grammar, "walkthrough": ["look"]}
+    return {key: value for key, value in (fields | changes).items() if value is not None}
+
+
+def packed(path: Path, rows: list[dict[str, Any]]) -> Path:
+    text = "".join(json.dumps(fields) + "\n" for fields in rows)
+    if path.suffix == ".xz":
+        with lzma.open(path, "wt", encoding="utf-8") as file:
+            file.write(text)
+    else:
+        path.write_text(text, encoding="utf-8")
+    return path
+
+
+def tree(root: Path, rows: list[dict[str, Any]]) -> Path:
+    """The same games as `alfworld-download` leaves them."""
+    for fields in rows:
+        folder = root / "json_2.1.1" / fields["game"]
+        folder.mkdir(parents=True)
+        kept = {key: value for key, value in fields.items() if key not in {"game", "task_type"}}
+        (folder / "game.tw-pddl").write_text(json.dumps(kept), encoding="utf-8")
+        (folder / "traj_data.json").write_text(json.dumps({"task_type": fields["task_type"]}), encoding="utf-8")
+    return root
+
+
+def test_packed_lines_plain_or_compressed_and_a_tree_hold_the_same_games(tmp_path: Path) -> None:
+    rows = [row(seed) for seed in range(3)]
+    (tmp_path / "tree").mkdir()
+    sources = [
+        load_games(packed(tmp_path / "train.jsonl", rows)),
+        load_games(packed(tmp_path / "train.jsonl.xz", rows)),
+        load_games(tmp_path, split="train"),
+        load_games(tree(tmp_path / "tree", rows), split="train"),
+        load_games(tmp_path / "tree" / "json_2.1.1" / "train"),
+    ]
+    texts = [[(game.id, game.task_type, game.intro) for game in games] for games in sources]
+    assert len(texts[0]) == 3 and all(text == texts[0] for text in texts)
+    assert all(games.loaded == 3 and not games.skipped for games in sources)
+
+
+def test_the_path_may_hold_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALFWORLD_DATA", str(tree(tmp_path, [row(0)])))
+    assert [game.task_type for game in load_games("$ALFWORLD_DATA", split="train")] == [PLAY_TYPE]
+
+
+def test_what_the_official_loader_leaves_out_is_counted_by_reason(tmp_path: Path) -> None:
+    rows = [
+        row(0),
+        row(1, solvable=False),
+        row(2, solvable=None),
+        row(3, game="train/pick_and_place_with_movable_recep-Mug-Pan-Desk-1/trial_3"),
+        row(4, game="train/pick_and_place_simple-AppleSliced-None-Desk-1/trial_4"),
+        row(5, task_type="juggle"),
+    ]
+    reasons = {"unsolvable": 1, "never checked for solvability": 1, "movable or sliced task": 2}
+    reasons["unknown task type 'juggle'"] = 1
+    from_lines = load_games(packed(tmp_path / "all.jsonl", rows))
+    assert len(list(from_lines)) == from_lines.loaded == 1 and from_lines.skipped == reasons
+    from_tree = load_games(tree(tmp_path / "tree", rows))
+    (tmp_path / "tree" / "json_2.1.1" / rows[0]["game"] / "game.tw-pddl").unlink()
+    assert list(from_tree) == [] and from_tree.skipped == reasons | {"no game.tw-pddl": 1}
+
+
+def test_a_split_of_a_mixed_file_and_a_limit_that_counts_playable_games(tmp_path: Path) -> None:
+    rows = [
+        row(0, game="valid_seen/pick_and_place_simple-a/t"),
+        row(1, solvable=False),
+        *map(row, range(2, 5)),
+    ]
+    path = packed(tmp_path / "mixed.jsonl", rows)
+    files = load_games(path, split="train", limit=2)
+    assert [game.id for game in files] == [rows[2]["game"], rows[3]["game"]]
+    assert files.skipped == {"other split": 1, "unsolvable": 1}
+    assert list(load_games(path, limit=0)) == []
+
+
+def test_walkthroughs_come_with_their_games(tmp_path: Path) -> None:
+    path = packed(tmp_path / "a.jsonl", [row(0), row(1, walkthrough=None)])
+    assert [commands for _, commands in load_walkthroughs(path)] == [("look",), ()]
+
+
+def bad_line(tmp_path: Path, text: str) -> Path:
+    path = packed(tmp_path / "bad.jsonl", [row(0)])
+    path.write_text(path.read_text(encoding="utf-8") + text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"game": "train/x", "pddl_pro', "bad.jsonl:2: is not JSON"),
+        ("[1, 2]\n", "bad.jsonl:2: field 'game'"),
+        (json.dumps(row(1, grammar=None)), "bad.jsonl:2: field 'grammar': is missing or not text"),
+        (
+            json.dumps(row(1, pddl_problem="(define)")),
+            r"bad.jsonl:2: field 'pddl_problem': game train/.* no \(:",
+        ),
+    ],
+)
+def test_an_unreadable_line_is_named_after_the_readable_ones_were_given(tmp_path: Path, text: str, said: str) -> None:
+    games = load_games(bad_line(tmp_path, text))
+    assert next(games).id == row(0)["game"]
+    with pytest.raises(InputError, match=said):
+        next(games)
+
+
+def test_a_truncated_archive_is_named(tmp_path: Path) -> None:
+    path = packed(tmp_path / "cut.jsonl.xz", [row(0)])
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(InputError, match=r"cut\.jsonl\.xz:1: is damaged"):
+        list(load_games(path))
+
+
+def test_missing_files_say_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file or folder; run alfworld-download"):
+        load_games(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="has no split 'train'"):
+        load_games(tmp_path, split="train")
+    with pytest.raises(InputError, match=r"holds no game\.tw-pddl"):
+        list(load_games(tmp_path))
+    (tmp_path / "games.zip").touch()
+    with pytest.raises(InputError, match="is not a packed file"):
+        list(load_games(tmp_path / "games.zip"))
+
+
+def test_a_broken_game_file_in_a_tree_is_named(tmp_path: Path) -> None:
+    file = tree(tmp_path, [row(0)]) / "json_2.1.1" / row(0)["game"] / "game.tw-pddl"
+    file.write_text('{"solvable": tr', encoding="utf-8")
+    with pytest.raises(InputError, match=r"game\.tw-pddl: is not JSON"):
+        list(load_games(tmp_path))
+
+
+def test_the_official_splits_have_the_sizes_of_the_paper(shared_data: Path) -> None:
+    for split, size in {"valid_seen": 140, "valid_unseen": 134, "valid_train": 200}.items():
+        files = load_games(shared_data / "alfworld", split=split)
+        assert len({game.id for game in files}) == files.loaded == size
+        assert not files.skipped
+
+
+def test_official_games_read_the_same_from_a_tree(shared_data: Path, tmp_path: Path) -> None:
+    files = GameFiles(shared_data / "alfworld", split="valid_unseen", limit=5)
+    rows = [{**record.fields} for record in files.records]
+    from_tree = {game.id: game.intro for game in load_games(tree(tmp_path, rows), split="valid_unseen")}
+    lines = load_games(shared_data / "alfworld" / "valid_unseen.jsonl.xz", limit=5)
+    assert from_tree == {game.id: game.intro for game in lines}
+    shutil.rmtree(tmp_path / "json_2.1.1")
+
+
+def test_the_engine_loads_without_a_tensor_library() -> None:
+    program = (
+        "import sys; import turntree.domains.household.games, turntree.domains.household.experts;"
+        "print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={**os.environ}
+    )
+    assert done.stdout.strip() == "[]"
