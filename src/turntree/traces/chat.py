@@ -1,0 +1,187 @@
+"""Import what people have: chat rows, Responses rollouts, tau-bench runs, into traces and a report that adds up.
+
+Policy. A malformed row (a damaged line, an unknown key, arguments that are not JSON, no assistant turn) stops the
+import with its file, line and field. With `on_error="drop"` it is dropped and counted; a malformed *message* then
+ends its trace early, because later turns would have a history that never was. Turns that are well-formed but no
+candidates (`candidates.SkipReason`) never stop anything; they are counted, and stay in the history of later turns.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from turntree.core.errors import ConfigError, InputError
+from turntree.traces.assemble import Assembled, assemble
+from turntree.traces.candidates import skipped_turns
+from turntree.traces.formats.chat import UnknownKeys, read_chat_row
+from turntree.traces.formats.responses import read_responses_row
+from turntree.traces.formats.row import ChatRow, RowRefused, fingerprint
+from turntree.traces.formats.tau import read_simulation, read_taubench_run
+from turntree.traces.jsonl import located
+from turntree.traces.schema import Trace
+from turntree.traces.sources import SourceRow, source_rows
+
+Format = Literal["auto", "chat", "responses", "tau2"]
+OnError = Literal["stop", "drop"]
+TRACE_DROPPED = "in_dropped_trace"
+
+
+@dataclass
+class ImportReport:
+    """What an import read, kept and left behind. Laws (tests/traces/test_chat.py):
+
+    traces_read = traces_kept + sum(dropped_traces); turns_read = turns_kept + sum(dropped_turns), where turns_kept
+    are exactly the candidates of the kept traces. A row that could not be read has no turns to count.
+    """
+
+    traces_read: int = 0
+    traces_kept: int = 0
+    turns_read: int = 0
+    turns_kept: int = 0
+    dropped_traces: Counter[str] = field(default_factory=Counter[str])
+    dropped_turns: Counter[str] = field(default_factory=Counter[str])
+    merged_messages: int = 0  # assistant messages that were joined to the one before
+    ignored: Counter[str] = field(default_factory=Counter[str])  # fields that a trace has no place for
+    formats: Counter[str] = field(default_factory=Counter[str])
+
+    @property
+    def adds_up(self) -> bool:
+        traces = self.traces_kept + self.dropped_traces.total()
+        return traces == self.traces_read and self.turns_kept + self.dropped_turns.total() == self.turns_read
+
+    def to_json(self) -> dict[str, Any]:
+        return {key: dict(sorted(v.items())) if isinstance(v, Counter) else v for key, v in vars(self).items()}
+
+    def summary(self) -> str:
+        """Two lines for people."""
+        return "\n".join(
+            f"{name}: {kept} of {read} kept" + "".join(f", {n} {reason}" for reason, n in sorted(dropped.items()))
+            for name, kept, read, dropped in (
+                ("traces", self.traces_kept, self.traces_read, self.dropped_traces),
+                ("turns", self.turns_kept, self.turns_read, self.dropped_turns),
+            )
+        )
+
+
+def import_chat(
+    paths: Iterable[str | Path],
+    *,
+    format: Format = "auto",
+    on_error: OnError = "stop",
+    success_only: bool = False,
+    unknown_keys: UnknownKeys = "stop",
+    domain: str = "",
+) -> tuple[list[Trace], ImportReport]:
+    """Read source files into traces. Raises `InputError` naming file, line and field (see the policy above).
+
+    `format` "auto" decides for every row by its keys (`detect_format`). `success_only` drops traces that failed or
+    whose outcome is unknown, counted apart. `unknown_keys="keep"` carries unknown row keys in `meta["extra"]` and
+    counts unknown message keys in `ignored`. `domain` is given to rows that name none. Rows equal in id and content
+    are kept once and counted; one id with two contents is malformed.
+    """
+    options = _Options(format, on_error == "drop", success_only, unknown_keys, domain)
+    report = ImportReport()
+    kept: dict[str, tuple[Trace, str]] = {}
+    for path in map(Path, paths):
+        for row in source_rows(path):
+            report.traces_read += 1
+            try:
+                _import_row(row, path, kept, report, options)
+            except InputError as error:
+                if on_error == "stop":
+                    raise _with_place(error, path, row) from error
+                report.dropped_traces[error.reason if isinstance(error, RowRefused) else "malformed_field"] += 1
+    return [trace for trace, _ in kept.values()], report
+
+
+def detect_format(row: dict[str, Any]) -> Format:
+    """By keys: `responses_create_params` is Responses; `traj`, or `messages` beside `reward_info`, is tau; else
+    `messages` is chat. Raises `RowRefused`."""
+    if "responses_create_params" in row:
+        return "responses"
+    if "traj" in row or ("messages" in row and "reward_info" in row):
+        return "tau2"
+    if "messages" in row:
+        return "chat"
+    raise RowRefused(
+        "unknown_format",
+        f"has none of the keys that tell its format (keys: {', '.join(sorted(row)[:8])})",
+        hint="chat rows have 'messages', Responses rows 'responses_create_params', tau runs 'traj' or 'simulations'",
+    )
+
+
+@dataclass(frozen=True)
+class _Options:
+    format: Format
+    keep_going: bool
+    success_only: bool
+    unknown_keys: UnknownKeys
+    domain: str
+
+
+def _import_row(
+    row: SourceRow, path: Path, kept: dict[str, tuple[Trace, str]], report: ImportReport, options: _Options
+) -> None:
+    chat = _chat_row(row, options.format, options.unknown_keys, report)
+    source = {"file": path.name} | ({"line": row.line} if row.line else {"index": row.index} if row.index else {})
+    built = assemble(chat, keep_going=options.keep_going, domain=options.domain, source=source)
+    reason, content = _why_not(built, kept, options.success_only)
+    skipped = Counter(skipped_turns(built.trace).values()) if built.trace is not None else Counter[str]()
+    candidates = built.turns - built.lost.total() - skipped.total()
+    if reason is None and candidates == 0:
+        reason = "no_candidate_turn"
+    report.turns_read += built.turns
+    report.merged_messages += built.merged_messages
+    report.ignored += chat.ignored
+    report.dropped_turns += built.lost + skipped
+    if reason is not None:
+        report.dropped_traces[reason] += 1
+        report.dropped_turns += Counter({TRACE_DROPPED: candidates})
+    elif built.trace is not None:
+        kept[built.trace.id] = built.trace, content
+        report.traces_kept += 1
+        report.turns_kept += candidates
+
+
+def _chat_row(row: SourceRow, format: Format, unknown_keys: UnknownKeys, report: ImportReport) -> ChatRow:
+    value = row.value
+    if isinstance(value, InputError):
+        raise RowRefused("not_a_json_object", value.problem, hint=value.hint)
+    if format == "auto":
+        format = "tau2" if row.environment_info is not None else detect_format(value)
+    report.formats[format] += 1
+    if format == "responses":
+        return read_responses_row(value)
+    if format == "tau2":
+        return read_taubench_run(value) if "traj" in value else read_simulation(value, row.environment_info)
+    if format == "chat":
+        return read_chat_row(value, unknown_keys)
+    raise ConfigError(f"is {format!r}", field="format", hint="use auto, chat, responses or tau2")
+
+
+def _why_not(built: Assembled, kept: dict[str, tuple[Trace, str]], success_only: bool) -> tuple[str | None, str]:
+    """Why a well-formed trace is left out (None: it is kept), and the fingerprint of what it holds."""
+    trace = built.trace
+    if trace is None:
+        return "no_candidate_turn", ""
+    content = fingerprint([[message.to_chat() for message in trace.messages], trace.tools])
+    if success_only and trace.success is not True:
+        return ("success_unknown" if trace.success is None else "not_successful"), content
+    if trace.id in kept:
+        if kept[trace.id][1] == content:
+            return "duplicate", content
+        first = kept[trace.id][0].meta.get("source")
+        problem = f"{trace.id!r} names another trace already ({first})"
+        raise RowRefused("duplicate_id", problem, field="id", hint="give every trace an id of its own")
+    return None, content
+
+
+def _with_place(error: InputError, path: Path, row: SourceRow) -> InputError:
+    error = located(error, path=path, line=row.line, inside=row.index)
+    advice = "or drop and count such rows with on_error='drop' (--on-error drop)"
+    hint = f"{error.hint}, {advice}" if error.hint else advice.removeprefix("or ")
+    return InputError(error.problem, path=error.path, line=error.line, field=error.field, hint=hint)

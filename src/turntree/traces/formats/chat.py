@@ -1,0 +1,75 @@
+"""Chat rows: `{"messages": [...], "tools": [...], ...}`, the form that people and data sets share traces in."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, cast
+
+from turntree.core.errors import InputError
+from turntree.traces.formats.row import ChatRow, RowRefused, chat_tools, list_of, outcome, text_of
+from turntree.traces.schema import MESSAGE_KEYS, check_keys
+
+UnknownKeys = Literal["stop", "keep"]
+
+ID_KEYS = ("id", "trajectory_id", "uuid")
+GROUP_KEYS = ("group", "task_id", "instance_id")
+ROW_KEYS = frozenset(
+    {"messages", "tools", *ID_KEYS, *GROUP_KEYS, "success", "resolved", "reward", "domain", "split"}
+    | {"environment", "meta"}
+)
+MESSAGE_KEYS_READ = MESSAGE_KEYS | {"weight"}  # weight 0: OpenAI's mark for "do not train on this turn"
+MESSAGE_KEYS_IGNORED = frozenset({"reasoning_content", "reasoning", "thinking", "refusal", "annotations", "audio"})
+_KEEP = "import with unknown_keys='keep' (--unknown-keys keep) to carry it in meta.extra"
+
+
+def read_chat_row(row: dict[str, Any], unknown_keys: UnknownKeys) -> ChatRow:
+    """Raises `RowRefused` for a missing `messages`, a wrong type or (unless kept) an unknown key."""
+    extra = {key: value for key, value in row.items() if key not in ROW_KEYS and value is not None}
+    if unknown_keys == "stop":
+        _refuse_unknown(extra, ROW_KEYS)
+    if row.get("messages") is None:
+        hint = "a chat row is {messages: [{role, content, ...}], tools?: [...], ...}"
+        raise RowRefused("malformed_field", "is missing", field="messages", hint=hint)
+    meta = dict(_object(row, "meta") or {})
+    if extra:
+        meta["extra"] = extra
+    chat = ChatRow(
+        messages=list_of(row, "messages", "a list of {role, content, ...}"),
+        id=text_of(row, ID_KEYS),
+        group=text_of(row, GROUP_KEYS),
+        domain=text_of(row, ("domain",)) or "",
+        split=text_of(row, ("split",)),
+        success=outcome(row, meta),
+        environment=_object(row, "environment"),
+        meta=meta,
+    )
+    chat.tools = chat_tools(list_of(row, "tools", "a list of tool declarations"), chat.ignored)
+    chat.messages = [_known_part(m, f"messages[{i}].", unknown_keys, chat) for i, m in enumerate(chat.messages)]
+    return chat
+
+
+def _known_part(message: Any, inside: str, unknown_keys: UnknownKeys, chat: ChatRow) -> Any:
+    """The message without the fields that a trace has no place for; those are counted."""
+    if not isinstance(message, dict):
+        return message  # refused, with its place, when messages are parsed
+    row = {key: value for key, value in cast("dict[str, Any]", message).items() if value is not None}
+    if "function_call" in row:
+        problem, hint = "is the old form of an action", "write tool_calls: [{function: {name, arguments}}]"
+        raise RowRefused("malformed_field", problem, field=f"{inside}function_call", hint=hint)
+    if unknown_keys == "stop":
+        _refuse_unknown(row, MESSAGE_KEYS_READ | MESSAGE_KEYS_IGNORED, inside)
+    chat.ignored.update(f"messages[].{key}" for key in row if key not in MESSAGE_KEYS_READ)
+    return {key: value for key, value in row.items() if key in MESSAGE_KEYS_READ}
+
+
+def _refuse_unknown(row: dict[str, Any], known: frozenset[str], inside: str = "") -> None:
+    try:
+        check_keys(row, known, hint=_KEEP)
+    except InputError as error:
+        raise RowRefused("unknown_key", error.problem, field=f"{inside}{error.field}", hint=error.hint) from error
+
+
+def _object(row: dict[str, Any], key: str) -> dict[str, Any] | None:
+    value = row.get(key)
+    if value is not None and not isinstance(value, dict):
+        raise RowRefused("malformed_field", f"is {type(value).__name__}, not an object", field=key)
+    return cast("dict[str, Any] | None", value)

@@ -1,0 +1,231 @@
+"""The trace record, `turntree.trace/1`: one demonstrated episode and what is known about it (docs/traces.md).
+
+On disk: JSON lines. The first line is a header, `{"schema": "turntree.traces/1", ...}`; every further line is one
+trace. Reading is strict: what this version does not know is an error with its file, line and field, never skipped.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from turntree.core.errors import InputError
+from turntree.core.messages import Message
+from turntree.traces.jsonl import located, parse_json, read_lines, write_lines
+
+FILE_SCHEMA = "turntree.traces/1"
+TRACE_SCHEMA = "turntree.trace/1"
+
+Split = Literal["train", "dev", "test"]
+SPLITS: tuple[Split, ...] = get_args(Split)
+
+MESSAGE_KEYS = frozenset({"role", "content", "tool_calls", "tool_call_id", "name"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """One episode as it was demonstrated. Raises `InputError` (naming the field) unless it holds an assistant turn.
+
+    `tools` are declarations in the OpenAI chat form, `{"type": "function", "function": {"name", "parameters"}}`;
+    empty means that the source did not record them. `environment` says how to rebuild the environment and is opaque
+    here. `meta` holds JSON values; three keys have a meaning: "group" (traces of one group share a split),
+    "skip_turns" (assistant turn index as text -> why it must not become a candidate) and "reward".
+    """
+
+    id: str
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    domain: str = ""
+    split: Split | None = None
+    success: bool | None = None
+    environment: dict[str, Any] | None = None
+    meta: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            raise InputError("is empty", field="id", hint="give every trace an id of its own")
+        if not any(message.role == "assistant" for message in self.messages):
+            raise InputError("hold no assistant turn", field="messages", hint="a trace demonstrates at least one turn")
+        if self.split is not None and self.split not in SPLITS:
+            raise InputError(f"is {self.split!r}", field="split", hint=f"use one of {', '.join(SPLITS)}, or null")
+        tool_names(self.tools)
+
+    @property
+    def turn_positions(self) -> tuple[int, ...]:
+        """Where in `messages` the assistant turns 0, 1, 2, ... stand."""
+        return tuple(i for i, message in enumerate(self.messages) if message.role == "assistant")
+
+    @property
+    def group(self) -> str:
+        """Traces with the same group belong to the same split; a trace without one is a group of its own."""
+        return str(self.meta.get("group", self.id))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": TRACE_SCHEMA,
+            "id": self.id,
+            "domain": self.domain,
+            "split": self.split,
+            "success": self.success,
+            "messages": [message.to_chat() for message in self.messages],
+            "tools": list(self.tools),
+            "environment": self.environment,
+            "meta": self.meta,
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> Trace:
+        """Inverse of `to_json`. Raises `InputError` naming the field."""
+        row = _object(value, None)
+        _check_schema(row.get("schema"), TRACE_SCHEMA)
+        check_keys(row, _TRACE_KEYS)
+        for key in ("id", "messages"):
+            if key not in row:
+                raise InputError("is missing", field=key, hint="every trace has an id and messages")
+        return cls(
+            id=_typed(row, "id", str, ""),
+            messages=tuple(_message(m, i) for i, m in enumerate(_typed(row, "messages", list, []))),
+            tools=tuple(_object(tool, f"tools[{i}]") for i, tool in enumerate(_typed(row, "tools", list, []))),
+            domain=_typed(row, "domain", str, ""),
+            split=cast("Split | None", _typed(row, "split", str, None)),
+            success=_typed(row, "success", bool, None),
+            environment=_typed(row, "environment", dict, None),
+            meta=_typed(row, "meta", dict, {}),
+        )
+
+
+_TRACE_KEYS = frozenset({"schema", "id", "domain", "split", "success", "messages", "tools", "environment", "meta"})
+_NULLABLE = frozenset({"split", "success", "environment"})
+
+
+def read_traces(path: str | Path) -> Iterator[Trace]:
+    """The traces of a file, one at a time. Raises `InputError` with file, line and field."""
+    ids: dict[str, int] = {}
+    for number, value in _rows(path):
+        if number == 0:
+            continue
+        try:
+            trace = Trace.from_json(value)
+        except InputError as error:
+            raise located(error, path=path, line=number) from error
+        _check_unique(trace.id, ids, number, path)
+        yield trace
+
+
+def read_header(path: str | Path) -> dict[str, Any]:
+    """The first line of a trace file: its schema and what its writer said about it."""
+    return next(_rows(path))[1]
+
+
+def write_traces(path: str | Path, traces: Iterable[Trace], header_extra: Mapping[str, Any] | None = None) -> int:
+    """Write a trace file atomically and return the number of traces. Equal traces give equal bytes.
+
+    Raises `InputError` for two traces with one id and for values that are not JSON.
+    """
+    header = {"schema": FILE_SCHEMA} | dict(header_extra or {}) | {"schema": FILE_SCHEMA}
+
+    def rows() -> Iterator[dict[str, Any]]:
+        ids: dict[str, int] = {}
+        yield header
+        for number, trace in enumerate(traces, start=2):
+            _check_unique(trace.id, ids, number, path)
+            yield trace.to_json()
+
+    return write_lines(path, rows()) - 1
+
+
+def tool_names(tools: Iterable[dict[str, Any]]) -> frozenset[str]:
+    """The declared names. Raises `InputError` for a declaration without a name or a name declared twice."""
+    names: set[str] = set()
+    for i, tool in enumerate(tools):
+        function: Any = tool.get("function")
+        name: Any = cast("dict[str, Any]", function).get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str):
+            raise InputError(
+                "has no function name", field=f"tools[{i}]", hint="declare {type: 'function', function: {name, ...}}"
+            )
+        if name in names:
+            raise InputError(f"declares {name!r} a second time", field=f"tools[{i}]", hint="declare each tool once")
+        names.add(name)
+    return frozenset(names)
+
+
+def check_keys(row: Mapping[str, Any], known: frozenset[str], hint: str | None = None) -> None:
+    """Raise `InputError` for the first unknown key, naming the nearest known one."""
+    for key in row:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            advice = f"did you mean {near[0]!r}?" if near else (hint or f"known keys: {', '.join(sorted(known))}")
+            raise InputError("unknown key", field=key, hint=advice)
+
+
+def _rows(path: str | Path) -> Iterator[tuple[int, Any]]:
+    """The header as (0, header), then every trace line as (line number, value)."""
+    first = True
+    for number, text in read_lines(path):
+        value = parse_json(text, path, number)
+        if first:
+            first = False
+            try:
+                _check_schema(_object(value, None).get("schema"), FILE_SCHEMA)
+            except InputError as error:
+                raise located(error, path=path, line=number) from error
+            yield 0, value
+        else:
+            yield number, value
+    if first:
+        raise InputError("is empty", path=path, hint=f"the first line is {{'schema': '{FILE_SCHEMA}'}}")
+
+
+def _check_schema(found: Any, expected: str) -> None:
+    if found == expected:
+        return
+    if found is None:
+        hint = "make it with `turntree traces import`"
+        raise InputError(f"is missing (this version reads {expected})", field="schema", hint=hint)
+    raise InputError(f"is {found!r}", field="schema", hint=f"this version reads {expected}: import the source again")
+
+
+def _check_unique(trace_id: str, ids: dict[str, int], line: int, path: str | Path) -> None:
+    if trace_id in ids:
+        problem = f"{trace_id!r} is already the trace of line {ids[trace_id]}"
+        raise InputError(problem, path=path, line=line, field="id", hint="give every trace an id of its own")
+    ids[trace_id] = line
+
+
+def _message(value: Any, index: int) -> Message:
+    inside = f"messages[{index}]"
+    row = _object(value, inside)
+    try:
+        check_keys(row, MESSAGE_KEYS)
+        message = Message.from_chat(row)
+    except InputError as error:
+        raise located(error, inside=inside) from error
+    check_message(message, inside)
+    return message
+
+
+def check_message(message: Message, inside: str) -> None:
+    """Raise `InputError` unless the optional texts of a parsed message are texts (`Message.from_chat` takes any)."""
+    texts = {"tool_call_id": message.tool_call_id, "name": message.name}
+    texts |= {f"tool_calls[{i}].id": call.id for i, call in enumerate(message.tool_calls)}
+    for key, value in texts.items():
+        if not isinstance(value, str | None):
+            raise InputError(f"is {type(value).__name__}, not text", field=f"{inside}.{key}", hint="quote it")
+
+
+def _typed(row: dict[str, Any], key: str, kind: type, default: Any) -> Any:
+    value = row.get(key, default)
+    if isinstance(value, kind) or (value is None and key in _NULLABLE):
+        return value
+    names = {str: "text", list: "a list", dict: "an object", bool: "true or false"}
+    raise InputError(f"is {type(value).__name__}", field=key, hint=f"it must be {names[kind]}")
+
+
+def _object(value: Any, field_name: str | None) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InputError(f"is {type(value).__name__}, not an object", field=field_name)
+    return cast("dict[str, Any]", value)

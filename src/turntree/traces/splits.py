@@ -1,0 +1,57 @@
+"""Splits by trajectory: a pure function of (seed, group), so that no two turns of one group are ever apart.
+
+The group of a trace is `Trace.group`: a task or a trajectory, several traces of which may be in the data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from turntree.core.errors import ConfigError, InputError
+from turntree.core.seeds import derive
+from turntree.traces.schema import SPLITS, Split, Trace
+
+DEFAULT_FRACTIONS: Mapping[Split, float] = MappingProxyType({"train": 0.9, "dev": 0.05, "test": 0.05})
+
+
+def assign_split(key: str, seed: int, fractions: Mapping[Split, float] = DEFAULT_FRACTIONS) -> Split:
+    """The split of everything that has this key (a trace id or a group), whatever other data there are.
+
+    `fractions` of "train", "dev" and "test" are expected shares and sum to 1; raises `ConfigError` otherwise.
+    """
+    _check(fractions)
+    draw = derive(seed, "split", key) / 2**63
+    passed = 0.0
+    for split in SPLITS:
+        passed += fractions.get(split, 0.0)
+        if draw < passed:
+            return split
+    return next(split for split in reversed(SPLITS) if fractions.get(split, 0.0) > 0)  # the sum rounded below 1
+
+
+def split_traces(
+    traces: Sequence[Trace], seed: int, fractions: Mapping[Split, float] = DEFAULT_FRACTIONS
+) -> list[Trace]:
+    """The traces with a split each: one they declare is kept, and shared by their whole group.
+
+    Raises `InputError` when traces of one group declare different splits.
+    """
+    declared: dict[str, Split] = {}
+    for trace in traces:
+        if trace.split is not None and declared.setdefault(trace.group, trace.split) != trace.split:
+            problem = f"of trace {trace.id!r} is {trace.split!r}, but its group {trace.group!r} is also in"
+            raise InputError(f"{problem} {declared[trace.group]!r}", field="split", hint="give a group one split")
+    return [
+        dataclasses.replace(trace, split=declared.get(trace.group) or assign_split(trace.group, seed, fractions))
+        for trace in traces
+    ]
+
+
+def _check(fractions: Mapping[Split, float]) -> None:
+    unknown = sorted(set(fractions) - set(SPLITS))
+    if unknown:
+        raise ConfigError("unknown split", field=f"fractions.{unknown[0]}", hint=f"use {', '.join(SPLITS)}")
+    if any(share < 0 for share in fractions.values()) or abs(sum(fractions.values()) - 1) > 1e-9:
+        raise ConfigError(f"are {dict(fractions)}", field="fractions", hint="shares of at least 0 that sum to 1")

@@ -1,0 +1,165 @@
+"""Tool arguments under their declared JSON schema: are they valid, and which arguments mean the same call.
+
+Two argument objects mean the same call when they are equal after the declared defaults are filled in and numbers
+that are declared `integer` or `number` are compared by value (1 and 1.0; never true). Keys have no order, arrays do.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, cast
+
+import jsonschema
+from jsonschema.protocols import Validator
+from jsonschema.validators import validator_for
+from referencing import Registry
+
+from turntree.verifiers.strict import canonical_json
+
+
+class SchemaUnusable(Exception):
+    """A declaration that cannot decide anything (no valid JSON schema, a reference that leads nowhere)."""
+
+
+@dataclass(frozen=True)
+class Folding:
+    """What may differ between two strings that count as equal; by default nothing."""
+
+    ignore_case: bool = False
+    ignore_whitespace: bool = False  # runs of white space count as one space, at the ends as none
+
+    def __call__(self, text: str) -> str:
+        text = " ".join(text.split()) if self.ignore_whitespace else text
+        return text.casefold() if self.ignore_case else text
+
+
+class ArgumentRules:
+    """The declared schema of one tool's arguments. Raises `SchemaUnusable` when it is none."""
+
+    def __init__(self, schema: dict[str, Any]) -> None:
+        kind: type[Validator] = validator_for(schema, default=jsonschema.Draft202012Validator)
+        try:
+            kind.check_schema(schema)
+        except jsonschema.SchemaError as error:
+            raise SchemaUnusable(f"its parameters are no JSON schema ({_one_line(error.message)})") from error
+        self._schema = schema
+        self._validator = kind(schema, registry=Registry())  # an empty registry: nothing is ever fetched
+
+    def problem(self, arguments: Any) -> str | None:
+        """The first violation in one line, or None. Raises `SchemaUnusable`."""
+        found = self._first_error(self._validator, arguments)
+        if found is None:
+            return None
+        path = ".".join(map(str, found.absolute_path))
+        return _one_line(f"{path}: {found.message}" if path else found.message)
+
+    def canonical(self, arguments: Any, folding: Folding) -> str:
+        """Text that is equal exactly for argument objects that mean the same call (valid ones)."""
+        return canonical_json(self._normal(arguments, [self._schema], folding))
+
+    def _normal(self, value: Any, schemas: Sequence[Any], folding: Folding) -> Any:
+        applied = [part for schema in schemas for part in self._applied(schema, value, depth=0)]
+        if isinstance(value, dict):
+            filled = _defaults(applied) | cast("dict[str, Any]", value)
+            return {key: self._normal(item, _of_property(applied, key), folding) for key, item in filled.items()}
+        if isinstance(value, list):
+            items = cast("list[Any]", value)
+            return [self._normal(item, _of_item(applied, i), folding) for i, item in enumerate(items)]
+        if isinstance(value, str):
+            return folding(value)
+        if isinstance(value, float) and value.is_integer() and any(_numeric(schema) for schema in applied):
+            return int(value)
+        return value
+
+    def _applied(self, schema: Any, value: Any, depth: int) -> Iterator[dict[str, Any]]:
+        """The schema objects that describe `value`: itself, what it refers to, and the alternatives that fit."""
+        if not isinstance(schema, dict):
+            return
+        if depth > 64:
+            raise SchemaUnusable("its parameters refer to themselves")
+        row = cast("dict[str, Any]", schema)
+        yield row
+        if "$ref" in row:
+            yield from self._applied(self._resolve(row["$ref"]), value, depth + 1)
+        for part in row.get("allOf", ()):
+            yield from self._applied(part, value, depth + 1)
+        for key in ("anyOf", "oneOf"):
+            for part in row.get(key, ()):
+                if self._first_error(self._validator.evolve(schema=part), value) is None:
+                    yield from self._applied(part, value, depth + 1)
+                    break
+
+    def _resolve(self, reference: str) -> Any:
+        """What a reference inside the same schema ("#/$defs/Name") points at."""
+        target: Any = self._schema
+        try:
+            if not reference.startswith("#"):
+                raise KeyError(reference)
+            for step in reference.removeprefix("#").split("/")[1:]:
+                step = step.replace("~1", "/").replace("~0", "~")
+                target = target[int(step)] if isinstance(target, list) else target[step]
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise SchemaUnusable(f"its parameters refer to {reference!r}, which leads nowhere") from error
+        return target
+
+    @staticmethod
+    def _first_error(validator: Validator, value: Any) -> jsonschema.ValidationError | None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return next(iter(validator.iter_errors(value)), None)
+        except Exception as error:  # unresolvable references, regular expressions that do not compile
+            raise SchemaUnusable(f"its parameters cannot be applied ({_one_line(str(error))})") from error
+
+
+def rules_of(tool: Mapping[str, Any]) -> ArgumentRules:
+    """The rules of a tool declared in chat form; without `parameters` it takes no arguments that are known."""
+    return _rules(canonical_json(tool["function"].get("parameters") or {"type": "object"}))
+
+
+@lru_cache(maxsize=4096)
+def _rules(schema_text: str) -> ArgumentRules:
+    schema = json.loads(schema_text)
+    if not isinstance(schema, dict):
+        raise SchemaUnusable("its parameters are not an object")
+    return ArgumentRules(cast("dict[str, Any]", schema))
+
+
+def _defaults(applied: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        key: declared["default"]
+        for schema in applied
+        for key, declared in schema.get("properties", {}).items()
+        if isinstance(declared, dict) and "default" in declared
+    }
+
+
+def _of_property(applied: Sequence[dict[str, Any]], key: str) -> list[Any]:
+    return [
+        schema["properties"][key] if key in schema.get("properties", {}) else schema.get("additionalProperties")
+        for schema in applied
+    ]
+
+
+def _of_item(applied: Sequence[dict[str, Any]], index: int) -> list[Any]:
+    found: list[Any] = []
+    for schema in applied:
+        items: Any = schema.get("items")
+        first: Any = schema.get("prefixItems", items if isinstance(items, list) else [])
+        found.append(first[index] if index < len(first) else items)
+    return found
+
+
+def _numeric(schema: dict[str, Any]) -> bool:
+    declared: Any = schema.get("type")
+    names = cast("list[Any]", declared) if isinstance(declared, list) else [declared]
+    return "integer" in names or "number" in names
+
+
+def _one_line(text: str, limit: int = 160) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,48 @@
+"""The strict local reward: the action is the demonstrated one (PivotRL, Eq. 2)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from turntree.core.messages import Message
+from turntree.core.protocols import TurnState
+from turntree.core.verdict import Verdict
+
+MESSAGE_KIND = "message"
+
+
+def action_kind(action: Message) -> str:
+    """What an action does, for quotas and drift tracking: the tools it calls, or "message"."""
+    return "+".join(sorted({call.name for call in action.tool_calls})) or MESSAGE_KIND
+
+
+def canonical_json(value: Any) -> str:
+    """JSON text that is equal for equal JSON values: keys sorted, nothing else changed (1, 1.0 and true differ)."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+
+
+@dataclass(frozen=True)
+class StrictMatch:
+    """1 iff the stripped text is equal and the calls are equal in order, name and canonical JSON of arguments.
+
+    Call ids are ignored: they are drawn at random. Always judges.
+    """
+
+    @property
+    def name(self) -> str:
+        return "strict/1"
+
+    def judge(self, state: TurnState, action: Message) -> Verdict:
+        expected = state.demonstration
+        kind = action_kind(action)
+        if _calls(action) != _calls(expected):
+            return Verdict(0.0, "other calls" if action.tool_calls else "a message instead of a call", kind)
+        if action.content.strip() != expected.content.strip():
+            return Verdict(0.0, "other text", kind)
+        return Verdict(1.0, "equal", kind)
+
+
+def _calls(message: Message) -> list[tuple[str, str]]:
+    return [(call.name, canonical_json(call.arguments)) for call in message.tool_calls]

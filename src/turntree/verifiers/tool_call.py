@@ -1,0 +1,128 @@
+"""Schema-normalising comparison of tool calls: the demonstrated call, written in any equivalent way.
+
+It fails closed. What does not validate against the declared schema, calls a tool that is not declared, makes one call
+too many or talks instead of acting scores 0; a demonstration that breaks its own schema, or a schema that is none,
+cannot judge anything and gives no reward at all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from turntree.core.errors import ConfigError
+from turntree.core.messages import Message, ToolCall
+from turntree.core.protocols import TurnState
+from turntree.core.verdict import Verdict
+from turntree.verifiers.arguments import Folding, SchemaUnusable, rules_of
+from turntree.verifiers.strict import action_kind, canonical_json
+
+
+class _Unjudgeable(Exception):
+    """The demonstration itself cannot be compared with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolCallMatch:
+    """1 iff the action makes the demonstrated calls: the same tools with arguments that mean the same, one to one.
+
+    "Mean the same" is an equivalence (see `arguments`), so that a one-to-one matching exists exactly when both sides
+    hold the same calls equally often; the order of parallel calls does not matter. Text beside calls is ignored.
+    Without any declared tool (the source did not record them) arguments must be equal as JSON.
+
+    `messages` rules turns that demonstrate a message without calls: "exact" wants its text; "any" accepts every text
+    that is not blank, which pays for empty talk, so it is not the default. Strings are compared exactly unless
+    `ignore_case` or `ignore_whitespace` say otherwise; that applies to messages and to all string values.
+    """
+
+    messages: Literal["exact", "any"] = "exact"
+    ignore_case: bool = False
+    ignore_whitespace: bool = False
+
+    def __post_init__(self) -> None:
+        if self.messages not in ("exact", "any"):
+            raise ConfigError(f"is {self.messages!r}", field="messages", hint="use 'exact' or 'any'")
+
+    @property
+    def name(self) -> str:
+        options = [f"messages={self.messages}"] if self.messages != "exact" else []
+        options += [option for option in ("ignore_case", "ignore_whitespace") if getattr(self, option)]
+        return "+".join(["tool_call/1", *options])
+
+    @property
+    def _folding(self) -> Folding:
+        return Folding(self.ignore_case, self.ignore_whitespace)
+
+    def judge(self, state: TurnState, action: Message) -> Verdict:
+        kind = action_kind(action)
+        try:
+            if not state.demonstration.tool_calls:
+                return self._judge_message(state.demonstration, action, kind)
+            return self._judge_calls(state, action, kind)
+        except _Unjudgeable as problem:
+            return Verdict(None, f"unjudgeable demonstration: {problem}", kind)
+
+    def _judge_message(self, expected: Message, action: Message, kind: str) -> Verdict:
+        if not expected.content.strip():
+            raise _Unjudgeable("it is empty")
+        if action.tool_calls:
+            return Verdict(0.0, "a call instead of a message", kind)
+        if not action.content.strip():
+            return Verdict(0.0, "an empty message", kind)
+        if self.messages == "any":
+            return Verdict(1.0, "a message", kind)
+        same = self._folding(action.content.strip()) == self._folding(expected.content.strip())
+        return Verdict(1.0, "the same text", kind) if same else Verdict(0.0, "other text", kind)
+
+    def _judge_calls(self, state: TurnState, action: Message, kind: str) -> Verdict:
+        tools = _declared(state.tools)
+        try:
+            expected = Counter(self._canonical(call, tools) for call in state.demonstration.tool_calls)
+        except (SchemaUnusable, ValueError, RecursionError) as error:
+            raise _Unjudgeable(str(error)) from error
+        if not action.tool_calls:
+            return Verdict(0.0, "a message instead of a call", kind)
+        if len(action.tool_calls) != expected.total():
+            return Verdict(0.0, "more calls" if len(action.tool_calls) > expected.total() else "fewer calls", kind)
+        names = Counter(call.name for call in state.demonstration.tool_calls)
+        if Counter(call.name for call in action.tool_calls) != names:
+            return Verdict(0.0, "another tool", kind)
+        try:
+            found = Counter(self._canonical(call, tools) for call in action.tool_calls)
+        except SchemaUnusable as error:  # shown by this value only, as an alternative of the schema was tried
+            return Verdict(None, f"unjudgeable action: {error}", kind)
+        except (ValueError, RecursionError) as error:
+            return Verdict(0.0, f"invalid arguments: {error}", kind)
+        return Verdict(1.0, "the same calls", kind) if found == expected else Verdict(0.0, "other arguments", kind)
+
+    def _canonical(self, call: ToolCall, tools: dict[str, dict[str, Any]]) -> tuple[str, str]:
+        """Raises ValueError for a call that breaks its declaration, `SchemaUnusable` for a declaration that is none."""
+        if not tools:
+            return call.name, canonical_json(_fold(call.arguments, self._folding))
+        if call.name not in tools:
+            raise ValueError(f"{call.name!r} is not declared")
+        rules = rules_of(tools[call.name])
+        problem = rules.problem(call.arguments)
+        if problem is not None:
+            raise ValueError(f"{call.name!r}: {problem}")
+        return call.name, rules.canonical(call.arguments, self._folding)
+
+
+def _declared(tools: tuple[dict[str, Any], ...]) -> dict[str, dict[str, Any]]:
+    declared: dict[str, dict[str, Any]] = {}
+    for tool in tools:
+        function: Any = tool.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise _Unjudgeable("its state declares a tool without a name")
+        if declared.setdefault(function["name"], tool) != tool:
+            raise _Unjudgeable(f"its state declares {function['name']!r} in two ways")
+    return declared
+
+
+def _fold(value: Any, folding: Folding) -> Any:
+    if isinstance(value, dict):
+        return {key: _fold(item, folding) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_fold(item, folding) for item in value]
+    return folding(value) if isinstance(value, str) else value
