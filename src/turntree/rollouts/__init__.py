@@ -1,0 +1,1 @@
+"""Floor 3: growing rollout trees in waves of fixed membership."""

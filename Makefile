@@ -1,0 +1,39 @@
+# `make quickstart` and `make test` are all that a fresh machine needs; both install into .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help install quickstart test lint bench clean
+help:  ## Show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+install: $(STAMP)  ## Install turntree and its tools into .venv
+
+# torch comes first and by exact version: a CPU machine then never downloads the CUDA build behind another package.
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11) and "turntree needs Python 3.11 or newer")'
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[dev]'
+	@touch $@
+
+quickstart: install  ## The main job end to end on the embedded policy (about 10 minutes on 2 cores)
+	$(BIN)/turntree quickstart --out runs/quickstart
+
+test: install  ## The whole suite
+	$(BIN)/python -m pytest
+
+lint: install  ## Style, types and floors
+	$(BIN)/ruff check src tests recipes benchmarks
+	$(BIN)/ruff format --check src tests recipes benchmarks
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+bench: install  ## Speed, side by side, as ratios
+	$(BIN)/python benchmarks/update_step.py
+	$(BIN)/python benchmarks/generate.py
+
+clean:  ## Remove everything that was made
+	rm -rf $(VENV) runs build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

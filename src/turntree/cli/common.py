@@ -1,0 +1,64 @@
+"""What every command shares: one clear line for bad input, dotted overrides, a machine-readable result."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from turntree.core.config import with_overrides
+from turntree.core.errors import InputError
+from turntree.observe.files import write_json
+
+T = TypeVar("T")
+
+
+def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--json", "json_path", metavar="PATH", help="Write the result as JSON; '-' is standard output, and only it."
+    )(command)
+
+
+def set_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Replace any key of the configuration, e.g. --set train.loss.kl_coefficient=0.1 (repeatable).",
+    )(command)
+
+
+def configured(config: T, overrides: tuple[str, ...]) -> T:
+    """`config` with the `--set` values; a value is JSON where it parses as JSON, else text."""
+    values: dict[str, Any] = {}
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals:
+            raise InputError(f"{override!r} has no '='", field="--set", hint="write --set KEY=VALUE")
+        try:
+            values[key] = json.loads(text)
+        except json.JSONDecodeError:
+            values[key] = text
+    return with_overrides(config, values)
+
+
+def finish(result: dict[str, Any], json_path: str | None, lines: list[str]) -> None:
+    """Print `lines` for a person (on standard error when JSON goes to standard output) and write the JSON."""
+    for line in lines:
+        print(line, file=sys.stderr if json_path == "-" else sys.stdout)
+    if json_path == "-":
+        print(json.dumps(result, indent=2))
+    elif json_path is not None:
+        write_json(Path(json_path), result)
+
+
+def share(row: dict[str, Any]) -> str:
+    """A success share with its Wilson interval, for a person."""
+    if row["success"] is None:
+        return "no scored episode"
+    return f"{row['success']:.1%} [{row['low']:.1%}, {row['high']:.1%}] of {row['episodes']}"

@@ -1,0 +1,198 @@
+"""`turntree sft | profile | select | train`: from traces to a trained policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from turntree.cli.common import configured, finish, json_option, set_option
+
+MODEL_HELP = "A folder in Hugging Face format, or 'default' (the embedded tiny policy)."
+VERIFIER_HELP = "household, tool_call, strict, or module:function of your own."
+
+
+@click.command()
+@click.option("--traces", required=True, help="A traces file.")
+@click.option("--model", default="default", show_default=True, help=MODEL_HELP)
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The run directory to write.")
+@click.option("--split", default="train", show_default=True, help="Which traces ('' for all).")
+@click.option("--epochs", default=2, show_default=True)
+@click.option("--learning-rate", default=3e-4, show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@set_option
+@json_option
+def sft(
+    traces: str,
+    model: str,
+    out: Path,
+    split: str,
+    epochs: int,
+    learning_rate: float,
+    seed: int,
+    overrides: tuple[str, ...],
+    json_path: str | None,
+) -> None:
+    """Supervised fine-tuning on the assistant turns of traces: the baseline on the same data.
+
+    \b
+    Example: turntree sft --traces runs/traces.jsonl --out runs/sft
+    """
+    from turntree.stages.sft import SFTStageConfig, run_sft
+    from turntree.training.optimizer import OptimizerConfig
+    from turntree.training.sft import SFTConfig
+
+    training = SFTConfig(epochs=epochs, seed=seed, optimizer=OptimizerConfig(learning_rate=learning_rate))
+    config = configured(SFTStageConfig(traces=traces, model=model, split=split, sft=training), overrides)
+    result = run_sft(config, out)
+    finish(result, json_path, [f"{result['steps']} steps, loss {result['loss']:.3f} -> {result['model']}"])
+
+
+@click.command()
+@click.option("--traces", required=True, help="A traces file.")
+@click.option("--model", default="default", show_default=True, help=MODEL_HELP)
+@click.option("--verifier", default="household", show_default=True, help=VERIFIER_HELP)
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The profile to write (JSONL).")
+@click.option("--rollouts", default=16, show_default=True, help="K local rollouts of every candidate.")
+@click.option("--split", default="train", show_default=True, help="Which traces ('' for all).")
+@click.option("--limit", default=0, show_default=True, help="Profile only the first so many candidates.")
+@click.option("--seed", default=0, show_default=True)
+@set_option
+@json_option
+def profile(
+    traces: str,
+    model: str,
+    verifier: str,
+    out: Path,
+    rollouts: int,
+    split: str,
+    limit: int,
+    seed: int,
+    overrides: tuple[str, ...],
+    json_path: str | None,
+) -> None:
+    """K local rollouts of the frozen policy at every assistant turn: which turns could teach?
+
+    \b
+    Example: turntree profile --traces runs/traces.jsonl --out runs/profile.jsonl
+    """
+    from turntree.profiling.profile import ProfileConfig
+    from turntree.stages.profile import ProfileStageConfig, run_profile
+
+    profiling = ProfileConfig(rollouts=rollouts, seed=seed)
+    base = ProfileStageConfig(
+        traces=traces, model=model, verifier=verifier, split=split, limit=limit, profile=profiling
+    )
+    result = run_profile(configured(base, overrides), out)
+    missed = "none acceptable" if result["miss_rate"] is None else f"{result['miss_rate']:.1%}"
+    classes = ", ".join(f"{count} {name}" for name, count in sorted(result["classes"].items()))
+    finish(
+        result,
+        json_path,
+        [
+            f"{result['candidates']} candidates at lambda 0.6: {classes}",
+            f"exact matching would miss {missed} of the acceptable actions -> {out}",
+        ],
+    )
+
+
+@click.command()
+@click.argument("profile", type=click.Path(path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The pivots file to write (JSONL).")
+@click.option("--threshold", default=0.6, show_default=True, help="lambda_diff: keep reward means below this.")
+@click.option("--rule", type=click.Choice(["pivots", "random"]), default="pivots", show_default=True)
+@click.option("--anchor-share", default=0.0, show_default=True, help="Share of mastered turns kept in the mix.")
+@click.option("--max-per-kind", default=1.0, show_default=True, help="Largest share of one action kind among pivots.")
+@click.option("--seed", default=0, show_default=True)
+@json_option
+def select(
+    profile: Path,
+    out: Path,
+    threshold: float,
+    rule: Any,
+    anchor_share: float,
+    max_per_kind: float,
+    seed: int,
+    json_path: str | None,
+) -> None:
+    """Keep the pivots: reward variance above zero, mean below lambda. Prints what every lambda would keep.
+
+    \b
+    Example: turntree select runs/profile.jsonl --out runs/pivots.jsonl
+    """
+    from turntree.profiling.select import SelectConfig
+    from turntree.stages.select import run_select
+
+    config = SelectConfig(
+        rule=rule, threshold=threshold, anchor_share=anchor_share, max_per_kind=max_per_kind, seed=seed
+    )
+    result = run_select(profile, config, out)
+    lines = [f"lambda {row['threshold']:.2f}: {row['pivots']:5d} pivots  {row['kinds']}" for row in result["preview"]]
+    lines.append(f"selected {result['selected']} {result['roles']} -> {out}; of all candidates: {result['classes']}")
+    finish(result, json_path, lines)
+
+
+@click.group()
+def train() -> None:
+    """Reinforcement learning."""
+
+
+@train.command()
+@click.argument("pivots")
+@click.option("--model", default="default", show_default=True, help=MODEL_HELP)
+@click.option("--verifier", default="household", show_default=True, help=VERIFIER_HELP)
+@click.option("--strict", is_flag=True, help="Baseline: reward only the demonstrated action (Eq. 2).")
+@click.option("--traces", default=None, help="Where the traces are now, if not where the profile says.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The run directory to write.")
+@click.option("--steps", default=40, show_default=True)
+@click.option("--learning-rate", default=1e-4, show_default=True)
+@click.option("--kl", default=0.05, show_default=True, help="Coefficient of the KL penalty to the frozen start.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--allow-stale", is_flag=True, help="Accept pivots that were profiled with another policy.")
+@set_option
+@json_option
+def pivot(
+    pivots: str,
+    model: str,
+    verifier: str,
+    strict: bool,
+    traces: str | None,
+    out: Path,
+    steps: int,
+    learning_rate: float,
+    kl: float,
+    seed: int,
+    allow_stale: bool,
+    overrides: tuple[str, ...],
+    json_path: str | None,
+) -> None:
+    """PivotRL, Algorithm 1: GRPO with a KL penalty on one-turn rollouts at the selected states.
+
+    \b
+    Example: turntree train pivot runs/pivots.jsonl --out runs/pivotrl
+    """
+    from turntree.stages.train_pivot import TrainPivotConfig, run_train_pivot
+    from turntree.training.losses import LossConfig
+    from turntree.training.optimizer import OptimizerConfig
+    from turntree.training.pivot import PivotConfig
+
+    training = PivotConfig(
+        steps=steps,
+        seed=seed,
+        loss=LossConfig(kl_coefficient=kl),
+        optimizer=OptimizerConfig(learning_rate=learning_rate),
+    )
+    base = TrainPivotConfig(
+        pivots=pivots,
+        model=model,
+        traces=traces,
+        verifier="strict" if strict else verifier,
+        allow_stale=allow_stale,
+        train=training,
+    )
+    result = run_train_pivot(configured(base, overrides), out)
+    line = (
+        f"reward {result['reward_mean']:.2f}, KL {result['kl']:.3f} on {result['states']} states -> {result['model']}"
+    )
+    finish(result, json_path, [line])

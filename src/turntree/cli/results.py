@@ -1,0 +1,100 @@
+"""`turntree evaluate | report | quickstart`: what a person looks at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from turntree.cli.common import configured, finish, json_option, set_option, share
+from turntree.cli.pipeline import MODEL_HELP
+
+
+@click.command()
+@click.option("--model", default="default", show_default=True, help=MODEL_HELP)
+@click.option("--games", default="generated", show_default=True, help="'generated', a packed games file, or a folder.")
+@click.option("--split", default="test", show_default=True, help="Which generated games: train, dev or test.")
+@click.option("--count", default=200, show_default=True, help="How many games.")
+@click.option("--difficulty", default="easy", show_default=True, help="Of generated games: easy, medium or hard.")
+@click.option("--samples", default=1, show_default=True, help="Sampled episodes a game.")
+@click.option("--temperature", default=1.0, show_default=True, help="Of the sampled episodes.")
+@click.option("--max-turns", default=20, show_default=True)
+@click.option("--out", default=None, type=click.Path(path_type=Path), help="Write every outcome here (JSON).")
+@click.option("--seed", default=0, show_default=True)
+@set_option
+@json_option
+def evaluate(
+    model: str,
+    games: str,
+    split: str,
+    count: int,
+    difficulty: str,
+    samples: int,
+    temperature: float,
+    max_turns: int,
+    out: Path | None,
+    seed: int,
+    overrides: tuple[str, ...],
+    json_path: str | None,
+) -> None:
+    """Success on held-out games, sampled and greedy, by task type; and retention of unrelated skills.
+
+    \b
+    Example: turntree evaluate --model runs/pivotrl/model --count 200
+    """
+    from turntree.stages.evaluate import EvaluateConfig
+    from turntree.stages.evaluate import evaluate as run
+    from turntree.stages.tasks import GamesConfig
+
+    base = EvaluateConfig(
+        model=model,
+        games=GamesConfig(source=games, split=split, count=count, difficulty=difficulty),
+        samples=samples,
+        temperature=temperature,
+        max_turns=max_turns,
+        seed=seed,
+    )
+    result = run(configured(base, overrides), out)
+    lines = [f"sampled at {temperature}: {share(result['sampled'])}, {result['sampled']['invalid_share']:.1%} invalid"]
+    lines += [f"  {kind}: {share(row)}" for kind, row in result["sampled"]["by_task_type"].items()]
+    if "greedy" in result:
+        lines.append(f"greedy: {share(result['greedy'])}, {result['greedy']['invalid_share']:.1%} invalid")
+    if "retention" in result:
+        kept = result["retention"]
+        skills = ", ".join(f"{name} {row['accuracy']:.0%}" for name, row in kept["by_skill"].items())
+        lines.append(f"retention: {kept['accuracy']:.1%} (chance {kept['chance']:.1%}): {skills}")
+    finish(result, json_path, lines)
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--out", default=None, type=click.Path(path_type=Path), help="Default: RUN/report.html.")
+@json_option
+def report(run: Path, out: Path | None, json_path: str | None) -> None:
+    """One static page of a run directory: table, curves, the selected region, the ledger.
+
+    \b
+    Example: turntree report runs/quickstart
+    """
+    from turntree.report.html import build_report
+
+    page = build_report(run, out)
+    finish({"report": str(page)}, json_path, [str(page)])
+
+
+@click.command()
+@click.option("--out", default=Path("runs/quickstart"), show_default=True, type=click.Path(path_type=Path))
+@click.option("--seed", default=0, show_default=True)
+@click.option("--workers", default=2, show_default=True, help="Stages that may run at the same time.")
+@set_option
+@json_option
+def quickstart(out: Path, seed: int, workers: int, overrides: tuple[str, ...], json_path: str | None) -> None:
+    """The main job end to end on the embedded policy: base, SFT, random pivots and PivotRL side by side.
+
+    \b
+    Example: turntree quickstart --out runs/quickstart
+    """
+    from turntree.stages.quickstart import QuickstartConfig, run_quickstart, table
+
+    summary = run_quickstart(configured(QuickstartConfig(seed=seed, workers=workers), overrides), out)
+    finish(summary, json_path, table(summary))

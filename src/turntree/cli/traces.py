@@ -1,0 +1,84 @@
+"""`turntree traces`: make or import demonstrations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from turntree.cli.common import configured, finish, json_option, set_option
+
+
+@click.group()
+def traces() -> None:
+    """Expert traces in one documented schema (docs/traces.md)."""
+
+
+@traces.command("household")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The traces file to write (JSONL).")
+@click.option("--games", default="generated", show_default=True, help="'generated', a packed games file, or a folder.")
+@click.option("--split", default="train", show_default=True, help="Which generated games: train, dev or test.")
+@click.option("--count", default=200, show_default=True, help="How many games.")
+@click.option("--difficulty", default="easy", show_default=True, help="Of generated games: easy, medium or hard.")
+@click.option("--expert", type=click.Choice(["explore", "shortest"]), default="explore", show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@set_option
+@json_option
+def household(
+    out: Path,
+    games: str,
+    split: str,
+    count: int,
+    difficulty: str,
+    expert: Any,
+    seed: int,
+    overrides: tuple[str, ...],
+    json_path: str | None,
+) -> None:
+    """Expert play on household games (ALFWorld's games, or generated ones in their format).
+
+    \b
+    Example: turntree traces household --count 300 --out runs/traces.jsonl
+             turntree traces household --games $ALFWORLD_DATA/json_2.1.1/train --count 500 --out runs/real.jsonl
+    """
+    from turntree.stages.household_traces import HouseholdTracesConfig, make_traces
+    from turntree.stages.tasks import GamesConfig
+
+    chosen = GamesConfig(source=games, split=split, count=count, difficulty=difficulty)
+    config = configured(HouseholdTracesConfig(games=chosen, expert=expert, seed=seed), overrides)
+    result = make_traces(config, out)
+    dropped = {key: value for key, value in result.items() if key.startswith("dropped")}
+    finish(result, json_path, [f"{result.get('traces', 0)} traces, {result.get('turns', 0)} turns -> {out}; {dropped}"])
+
+
+@traces.command("import")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The traces file to write (JSONL).")
+@click.option("--format", "form", default="auto", show_default=True, help="auto, chat, responses or tau2.")
+@click.option("--on-error", type=click.Choice(["stop", "drop"]), default="stop", show_default=True)
+@click.option("--success-only", is_flag=True, help="Keep only the traces that their source calls a success.")
+@click.option("--dev", default=0.1, show_default=True, help="Share of traces held out for development.")
+@click.option("--seed", default=0, show_default=True)
+@json_option
+def import_(
+    files: tuple[Path, ...],
+    out: Path,
+    form: Any,
+    on_error: Any,
+    success_only: bool,
+    dev: float,
+    seed: int,
+    json_path: str | None,
+) -> None:
+    """Import chat-format JSONL (`messages`, `tools`) or other logs; whatever is dropped is counted by reason.
+
+    \b
+    Example: turntree traces import my_agent.jsonl --out runs/traces.jsonl
+    """
+    from turntree.stages.import_traces import import_traces
+
+    result = import_traces(
+        list(files), out, form=form, on_error=on_error, success_only=success_only, dev=dev, seed=seed
+    )
+    finish(result, json_path, [f"{key}: {value}" for key, value in result.items()])

@@ -1,0 +1,92 @@
+"""A household game as a chat environment: the user tells the state of the room, the assistant gives one command."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from turntree.core.errors import InputError
+from turntree.core.messages import Message
+from turntree.core.protocols import Observation, TurnState
+from turntree.domains.household.games import load_games
+from turntree.domains.household.generate import EASY, HARD, MEDIUM, generate_game
+from turntree.domains.household.world import Game, State
+
+DIFFICULTIES = {level.name: level for level in (EASY, MEDIUM, HARD)}
+
+
+class HouseholdEnvironment:
+    """One episode of one game (protocol `Environment`). Forks in microseconds."""
+
+    tools: tuple[dict[str, Any], ...] = ()
+
+    def __init__(self, game: Game, state: State | None = None) -> None:
+        self._game = game
+        self._state = state if state is not None else game.reset()
+
+    @property
+    def task_id(self) -> str:
+        return self._game.id
+
+    @property
+    def task_type(self) -> str:
+        return self._game.task_type
+
+    def reset(self) -> tuple[Message, ...]:
+        self._state = self._game.reset()
+        return (Message("user", self._game.intro),)
+
+    def step(self, action: Message) -> Observation:
+        result = self._state.step(action.content.strip())
+        answer = (Message("user", result.observation),)
+        return Observation(answer, done=result.won, success=True if result.won else None)
+
+    def fork(self) -> HouseholdEnvironment:
+        return HouseholdEnvironment(self._game, self._state.fork())
+
+
+def generated_source(seed: int, task_type: str, difficulty: str) -> dict[str, Any]:
+    """How a trace says which generated game it plays."""
+    return {"name": "household", "seed": seed, "task_type": task_type, "difficulty": difficulty}
+
+
+def file_source(path: str, game: str) -> dict[str, Any]:
+    """How a trace says which game of a file or folder it plays."""
+    return {"name": "household", "path": path, "game": game}
+
+
+def build_game(source: Mapping[str, Any] | None) -> Game:
+    """The game that a trace's `environment` names. Raises `InputError` when it names none."""
+    if source is None or source.get("name") != "household":
+        raise InputError(
+            f"{source!r} is no household game",
+            field="environment",
+            hint="use traces made by `turntree traces household`, or another verifier",
+        )
+    if "seed" in source:
+        return _generated(int(source["seed"]), str(source["task_type"]), str(source["difficulty"]))
+    games = _file(str(source["path"]))
+    if source["game"] not in games:
+        raise InputError(f"has no game {source['game']!r}", path=source["path"], field="environment.game")
+    return games[source["game"]]
+
+
+@functools.lru_cache(maxsize=4096)
+def _generated(seed: int, task_type: str, difficulty: str) -> Game:
+    return generate_game(seed, task_type=task_type, difficulty=DIFFICULTIES[difficulty]).parse()
+
+
+@functools.lru_cache(maxsize=8)
+def _file(path: str) -> dict[str, Game]:
+    return {game.id: game for game in load_games(path)}
+
+
+def state_at(turn: TurnState) -> State:
+    """The game's state just before a demonstrated turn, by replaying the demonstration. Raises `InputError` when
+    the trace does not fit its game."""
+    state = build_game(turn.environment).reset()
+    for message in turn.history:
+        if message.role == "assistant":
+            state.step(message.content.strip())
+    return state

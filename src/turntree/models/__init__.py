@@ -1,0 +1,1 @@
+"""Policies that come with the package (weights and model cards only)."""

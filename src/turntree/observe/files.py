@@ -1,0 +1,81 @@
+"""Files that are either whole or absent: JSON and JSONL, written to a temporary sibling and renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from turntree.core.errors import InputError
+
+
+@contextlib.contextmanager
+def atomic_write(path: Path) -> Iterator[IO[str]]:
+    """Open a temporary sibling of `path` for writing; it takes the name only when the block ends well."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as handle:
+            yield handle
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    with atomic_write(path) as handle:
+        json.dump(value, handle, indent=2, ensure_ascii=False)
+        handle.write("\n")
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError("no such file", path=path) from error
+    except json.JSONDecodeError as error:
+        raise InputError(f"is not JSON ({error.msg})", path=path, line=error.lineno) from error
+
+
+def write_table(path: Path, header: dict[str, Any], rows: Iterable[dict[str, Any]]) -> int:
+    """A JSONL table: a header object that says what it is, then one row a line. Returns the number of rows."""
+    count = 0
+    with atomic_write(path) as handle:
+        for row in (header, *rows):
+            handle.write(json.dumps(row, ensure_ascii=False) + "\n")
+            count += 1
+    return count - 1
+
+
+def read_table(path: Path, schema: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The header and rows of a table of the given schema. Raises `InputError` naming file and line."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError as error:
+        raise InputError("no such file", path=path, hint=f"make the {schema.split('/')[0]} first") from error
+    values: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            value = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise InputError(
+                f"is not JSON ({error.msg})", path=path, line=number, hint="make the file again"
+            ) from error
+        if not isinstance(value, dict):
+            raise InputError("is not an object", path=path, line=number, hint="make the file again")
+        values.append(value)
+    found = values[0].get("schema") if values else None
+    if found != schema:
+        raise InputError(f"is {found!r}, not {schema!r}", path=path, line=1, field="schema", hint="name the right file")
+    return values[0], values[1:]
+
+
+def file_hash(path: Path) -> str:
+    """Short content hash, to name the input of a stage."""
+    return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()

@@ -1,0 +1,134 @@
+"""Select pivots from a profile (PivotRL, Eq. 5), the random baseline, and anchors: mastered turns kept in view.
+
+Why anchors: the low-mean filter removes exactly the kinds of action that the policy masters, and a policy trained
+on what is left forgets them (docs/results/quickstart.md). An anchor is a mastered turn that stays in the training
+mix, where its KL term and the rare failure hold it in place.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from turntree.core import seeds
+from turntree.core.errors import ConfigError
+
+SCHEMA = "turntree.pivots/1"
+Row = Mapping[str, Any]  # a row of a profile (schema turntree.profile/1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectConfig:
+    """`pivots`: variance > 0 and mean < `threshold` (lambda_diff). `random`: as many candidates, drawn blindly.
+
+    `anchor_share` of the selected set are mastered turns (mean >= threshold), spread evenly over action kinds.
+    `max_per_kind` caps the share of one action kind among the pivots (1.0: no cap).
+    """
+
+    rule: Literal["pivots", "random"] = "pivots"
+    threshold: float = 0.6
+    anchor_share: float = 0.0
+    max_per_kind: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.threshold <= 1.01:
+            raise ConfigError("is outside (0, 1]", field="threshold", hint="the paper keeps reward means below 0.6")
+        if not 0 <= self.anchor_share < 1 or not 0 < self.max_per_kind <= 1:
+            raise ConfigError("is outside its range", field="anchor_share", hint="0 <= share < 1")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The selected rows with their role, and what happened to every candidate (the counts add up)."""
+
+    rows: tuple[dict[str, Any], ...]
+    counts: Mapping[str, int]
+
+
+def is_mixed(row: Row) -> bool:
+    """Reward variance above zero: some rollouts succeeded, some failed."""
+    return row["reward_var"] is not None and row["reward_var"] > 0
+
+
+def is_pivot(row: Row, threshold: float) -> bool:
+    """Eq. 5."""
+    return is_mixed(row) and row["reward_mean"] < threshold
+
+
+def classify(row: Row, threshold: float) -> str:
+    """Why a candidate is a pivot or not; the classes partition the candidates."""
+    if row["reward_mean"] is None:
+        return "unjudged"
+    if not is_mixed(row):
+        return "all succeed" if row["reward_mean"] > 0 else "all fail"
+    return "pivot" if row["reward_mean"] < threshold else "mixed but easy"
+
+
+def select(rows: Sequence[Row], config: SelectConfig) -> Selection:
+    """Choose the training states. Deterministic for a seed; every candidate is counted under one reason."""
+    classes = [classify(row, config.threshold) for row in rows]
+    pivots = [row for row, kind in zip(rows, classes, strict=True) if kind == "pivot"]
+    counts = Counter(classes)
+    chosen = _capped(pivots, config, counts)
+    mastered = [row for row, kind in zip(rows, classes, strict=True) if kind in ("all succeed", "mixed but easy")]
+    wanted = round(len(chosen) * config.anchor_share / (1 - config.anchor_share))
+    anchors = _spread(mastered, wanted, config.seed)
+    if config.rule == "random":
+        rng = seeds.generator(config.seed, "random pivots")
+        judged = [row for row, kind in zip(rows, classes, strict=True) if kind != "unjudged"]
+        drawn = rng.sample(judged, min(len(judged), len(chosen) + len(anchors)))
+        return Selection(tuple(_marked(row, "random") for row in drawn), counts)
+    selected = [_marked(row, "pivot") for row in chosen] + [_marked(row, "anchor") for row in anchors]
+    return Selection(tuple(selected), counts)
+
+
+def _capped(pivots: list[Row], config: SelectConfig, counts: Counter[str]) -> list[Row]:
+    """At most `max_per_kind` of the kept pivots may be of one kind; what is dropped is counted."""
+    if config.max_per_kind >= 1:
+        return pivots
+    by_kind: dict[str, list[Row]] = defaultdict(list)
+    for row in pivots:
+        by_kind[row["kind"]].append(row)
+    largest = max(by_kind, key=lambda kind: len(by_kind[kind]), default="")
+    others = sum(len(group) for kind, group in by_kind.items() if kind != largest)
+    limit = round(others * config.max_per_kind / (1 - config.max_per_kind))
+    if not largest or len(by_kind[largest]) <= limit:
+        return pivots
+    rng = seeds.generator(config.seed, "cap")
+    kept = {id(row) for row in rng.sample(by_kind[largest], max(1, limit))}
+    counts["pivot"] -= len(by_kind[largest]) - len(kept)
+    counts["pivot over its kind's cap"] += len(by_kind[largest]) - len(kept)
+    return [row for row in pivots if row["kind"] != largest or id(row) in kept]
+
+
+def _spread(rows: list[Row], wanted: int, seed: int) -> list[Row]:
+    """`wanted` rows, taken from the action kinds in turn so that rare kinds are all there."""
+    by_kind: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_kind[row["kind"]].append(row)
+    for kind, group in by_kind.items():
+        seeds.generator(seed, "anchors", kind).shuffle(group)
+    taken: list[Row] = []
+    while len(taken) < wanted and any(by_kind.values()):
+        for kind in sorted(by_kind):
+            if by_kind[kind] and len(taken) < wanted:
+                taken.append(by_kind[kind].pop())
+    return taken
+
+
+def _marked(row: Row, role: str) -> dict[str, Any]:
+    keys = ("trace_id", "turn", "kind", "reward_mean", "reward_var")
+    return {**{key: row[key] for key in keys}, "role": role}
+
+
+def preview(rows: Sequence[Row], thresholds: Sequence[float]) -> list[dict[str, Any]]:
+    """What each lambda would keep, by action kind."""
+    table: list[dict[str, Any]] = []
+    for threshold in thresholds:
+        kept = [row for row in rows if is_pivot(row, threshold)]
+        kinds = Counter(row["kind"] for row in kept)
+        table.append({"threshold": threshold, "pivots": len(kept), "kinds": dict(sorted(kinds.items()))})
+    return table

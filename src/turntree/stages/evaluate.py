@@ -1,0 +1,169 @@
+"""Evaluate a policy: success on held-out games (sampled and greedy), and retention of unrelated skills."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from turntree.core import seeds
+from turntree.core.completion import GenerationRequest, Sampling
+from turntree.core.config import to_mapping
+from turntree.core.cost import NO_COST, Cost
+from turntree.core.errors import ConfigError
+from turntree.core.labels import Rewards
+from turntree.core.tree import NodeKind, RolloutTree
+from turntree.domains import skills
+from turntree.domains.household.environment import HouseholdEnvironment
+from turntree.domains.household.world import NOTHING_HAPPENS
+from turntree.observe.files import write_json
+from turntree.observe.run import progress
+from turntree.observe.statistics import wilson
+from turntree.rollouts.episodes import EpisodeConfig, grow
+from turntree.stages.policy import Device, Policy, load_policy
+from turntree.stages.tasks import GamesConfig, games
+
+SCHEMA = "turntree.evaluation/1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """`temperature` is that of the sampled episodes; `greedy` adds a greedy pass. `samples` episodes a game."""
+
+    model: str = "default"
+    games: GamesConfig = field(default_factory=GamesConfig)
+    samples: int = 1
+    temperature: float = 1.0
+    greedy: bool = True
+    max_turns: int = 20
+    max_tokens: int = 24
+    skills_per_kind: int = 100
+    seed: int = 0
+    device: Device = field(default_factory=Device)
+
+    def __post_init__(self) -> None:
+        if self.samples < 1 or self.max_turns < 1 or self.temperature <= 0 or self.skills_per_kind < 0:
+            raise ConfigError("samples, max_turns and temperature must be above 0", field="samples")
+
+
+def evaluate(config: EvaluateConfig, out: Path | None = None) -> dict[str, Any]:
+    """Play and write `out` (evaluation JSON); returns the same value."""
+    policy = load_policy(config.model, config.device)
+    result = evaluate_policy(policy, config)
+    if out is not None:
+        write_json(out, result)
+    return result
+
+
+def evaluate_policy(policy: Policy, config: EvaluateConfig) -> dict[str, Any]:
+    environments = [HouseholdEnvironment(game) for game, _ in games(config.games)]
+    sampled, cost = play(policy, environments, config, config.temperature, config.samples)
+    result: dict[str, Any] = {
+        "schema": SCHEMA,
+        "config": to_mapping(config),
+        "policy_hash": policy.hash,
+        "sampled": sampled,
+    }
+    if config.greedy:
+        result["greedy"], more = play(policy, environments, config, 0.0, 1)
+        cost += more
+    if config.skills_per_kind:
+        result["retention"], more = retention(policy, config.skills_per_kind, config.seed)
+        cost += more
+    result["cost"] = {**cost.counts(), "timing": cost.timing()}
+    return result
+
+
+def play(
+    policy: Policy,
+    environments: Sequence[HouseholdEnvironment],
+    config: EvaluateConfig,
+    temperature: float,
+    samples: int,
+) -> tuple[dict[str, Any], Cost]:
+    """Success over all episodes with Wilson intervals, overall and per task type, and every outcome."""
+    episodes = EpisodeConfig(
+        max_turns=config.max_turns, sampling=Sampling(temperature=temperature, max_tokens=config.max_tokens)
+    )
+    what = "greedy games" if temperature == 0 else "sampled games"
+    with progress((), what, total=len(environments) * samples) as bar:
+        grown = grow(
+            environments,
+            policy.engine,
+            policy.renderer,
+            episodes,
+            group_size=samples,
+            seed=config.seed,
+            finished=bar.update,
+        )
+    outcomes = [
+        _outcome(environment, tree, rewards) for environment, (tree, rewards) in zip(environments, grown, strict=True)
+    ]
+    by_type: dict[str, list[float]] = defaultdict(list)
+    for outcome in outcomes:
+        by_type[outcome["task_type"]] += outcome["rewards"]
+    commands = sum(outcome["turns"] for outcome in outcomes)
+    summary = {
+        "temperature": temperature,
+        **_share([r for outcome in outcomes for r in outcome["rewards"]]),
+        "by_task_type": {kind: _share(rewards) for kind, rewards in sorted(by_type.items())},
+        "invalid_share": sum(outcome["invalid"] for outcome in outcomes) / commands if commands else None,
+        "turns_per_episode": commands / (len(outcomes) * samples),
+        "censored": sum(outcome["censored"] for outcome in outcomes),
+        "outcomes": outcomes,
+    }
+    return summary, sum((tree.cost for tree, _ in grown), NO_COST)
+
+
+def _outcome(environment: HouseholdEnvironment, tree: RolloutTree, rewards: Rewards) -> dict[str, Any]:
+    answers = [node.message for node in tree if node.kind is NodeKind.OBSERVATION]
+    scored = rewards.scored()
+    return {
+        "task": tree.task_id,
+        "task_type": environment.task_type,
+        "rewards": list(scored.values()),
+        "censored": len(rewards.verdicts) - len(scored),
+        "turns": sum(node.kind is NodeKind.COMPLETION for node in tree),
+        "invalid": sum(answer is not None and answer.content == NOTHING_HAPPENS for answer in answers),
+    }
+
+
+def _share(rewards: Sequence[float]) -> dict[str, Any]:
+    low, high = wilson(sum(rewards), len(rewards))
+    return {
+        "success": sum(rewards) / len(rewards) if rewards else None,
+        "low": low,
+        "high": high,
+        "episodes": len(rewards),
+    }
+
+
+def retention(policy: Policy, per_skill: int, seed: int) -> tuple[dict[str, Any], Cost]:
+    """Greedy exact-match accuracy on skills outside the training domain, with the chance level of each."""
+    asked = list(skills.questions(seeds.derive(seed, "retention"), per_skill))
+    sampling = Sampling(temperature=0.0, max_tokens=24)
+    completions = policy.engine.generate(
+        [
+            GenerationRequest(prompt_ids=policy.renderer.prompt(question.messages), sampling=sampling, seed=0)
+            for question in asked
+        ]
+    )
+    right: dict[str, list[float]] = defaultdict(list)
+    for question, completion in zip(asked, completions, strict=True):
+        reply = policy.renderer.parse(completion.token_ids).content
+        right[question.skill].append(float(skills.correct(question, reply)))
+    chance = {skill.name: skill.chance for skill in skills.SKILLS}
+    by_skill = {name: {"accuracy": _mean(r), "chance": chance[name], "questions": len(r)} for name, r in right.items()}
+    summary = {
+        "accuracy": _mean([row["accuracy"] for row in by_skill.values()]),
+        "chance": _mean([row["chance"] for row in by_skill.values()]),
+        "by_skill": by_skill,
+    }
+    return summary, sum((completion.cost for completion in completions), NO_COST)
+
+
+def _mean(values: Iterable[float]) -> float:
+    values = list(values)
+    return sum(values) / len(values)

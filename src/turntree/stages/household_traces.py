@@ -1,0 +1,80 @@
+"""Expert play on household games as traces: demonstrations that a player without knowledge could have given."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from turntree.core import seeds
+from turntree.core.config import to_mapping
+from turntree.core.errors import ConfigError
+from turntree.core.messages import Message
+from turntree.domains.household.experts import UnreachableGoal, explore, shortest_plan
+from turntree.domains.household.world import Game
+from turntree.observe.run import progress
+from turntree.stages.tasks import GamesConfig, games
+from turntree.traces.schema import Trace, write_traces
+from turntree.traces.splits import assign_split
+
+
+@dataclass(frozen=True, kw_only=True)
+class HouseholdTracesConfig:
+    """`explore` plays as a player without knowledge must; `shortest` knows the room (its search turns cannot be
+    learned: they name places that only luck would try). `dev` is the share of traces held out for development."""
+
+    games: GamesConfig = field(default_factory=lambda: GamesConfig(split="train", count=200))
+    expert: Literal["explore", "shortest"] = "explore"
+    max_turns: int = 30
+    dev: float = 0.2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dev < 1:
+            raise ConfigError("is outside [0, 1)", field="dev")
+
+
+def make_traces(config: HouseholdTracesConfig, out: Path) -> dict[str, Any]:
+    """Play every game once and write the won episodes; the others are counted by reason."""
+    counts: Counter[str] = Counter()
+    traces: list[Trace] = []
+    for game, source in progress(games(config.games), "expert play", total=config.games.count):
+        trace = _play(game, source, config)
+        counts["games"] += 1
+        if isinstance(trace, str):
+            counts[f"dropped: {trace}"] += 1
+        else:
+            counts["traces"] += 1
+            counts["turns"] += len(trace.turn_positions)
+            traces.append(trace)
+    write_traces(out, traces, {"made_by": "household", "config": to_mapping(config), "counts": dict(counts)})
+    return {"path": str(out), **counts}
+
+
+def _play(game: Game, source: dict[str, Any], config: HouseholdTracesConfig) -> Trace | str:
+    """One demonstrated episode, or why there is none."""
+    state = game.reset()
+    messages = [Message("user", game.intro)]
+    try:
+        if config.expert == "shortest":
+            commands = iter(shortest_plan(state))
+        else:
+            commands = explore(state, seeds.generator(config.seed, "expert", game.id))
+        for command in itertools.islice(commands, config.max_turns):
+            messages += [Message("assistant", command), Message("user", state.step(command).observation)]
+    except UnreachableGoal:
+        return "goal out of reach"
+    if not state.won:
+        return f"not won in {config.max_turns} turns"
+    split = assign_split(game.id, config.seed, {"train": 1 - config.dev, "dev": config.dev})
+    return Trace(
+        id=game.id,
+        messages=tuple(messages),
+        domain="household",
+        split=split,
+        success=True,
+        environment=source,
+        meta={"task_type": game.task_type, "expert": config.expert},
+    )

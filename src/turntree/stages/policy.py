@@ -1,0 +1,69 @@
+"""Load a policy with everything that speaks for it: weights, tokenizer, renderer, engine."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from turntree.core.completion import Sampling
+from turntree.core.errors import ConfigError
+from turntree.engines.checkpoint import load_model, load_tokenizer, policy_hash
+from turntree.engines.hf import HFEngine
+from turntree.renderers.template import ChatRenderer
+
+EMBEDDED = Path(__file__).resolve().parents[1] / "models" / "household_tiny"
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where and how to compute. One thread is the vetted setting for tiny models: on two threads the barriers of a
+    small matrix product cost more than the product (measured: up to a hundred times)."""
+
+    name: str = "cpu"
+    dtype: str = "float32"
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ConfigError("must be at least 1", field="threads")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """`hash` names the exact weights: a profile records it, training refuses another."""
+
+    source: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    renderer: ChatRenderer
+    engine: HFEngine
+    hash: str
+
+
+def resolve(source: str) -> Path:
+    """The folder of a policy; "default" is the embedded one."""
+    return EMBEDDED if source == "default" else Path(source)
+
+
+def load_policy(source: str, device: Device) -> Policy:
+    """Raises `InputError` in one line when the folder, its weights or its chat template are missing."""
+    import torch
+
+    torch.set_num_threads(device.threads)
+    folder = resolve(source)
+    tokenizer = load_tokenizer(folder)
+    model = load_model(folder, dtype=device.dtype, device=device.name)
+    renderer = ChatRenderer(tokenizer)
+    return Policy(source, model, tokenizer, renderer, HFEngine(model, renderer.stop_ids), policy_hash(model))
+
+
+def default_threads() -> int:
+    """`TURNTREE_THREADS`, or 1."""
+    return int(os.environ.get("TURNTREE_THREADS", "1"))
+
+
+def retold(sampling: Sampling, temperature: float) -> Sampling:
+    return Sampling(temperature=temperature, max_tokens=sampling.max_tokens, top_p=sampling.top_p, top_k=sampling.top_k)

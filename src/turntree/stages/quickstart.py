@@ -1,0 +1,242 @@
+"""The main job end to end: base, SFT, random pivots and PivotRL on the same traces, side by side on held-out games."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import platform
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from turntree.core.config import to_mapping
+from turntree.core.errors import ConfigError
+from turntree.observe.files import read_json, read_table, write_json
+from turntree.observe.statistics import paired_bootstrap
+from turntree.profiling import profile as profiling
+from turntree.profiling.profile import ProfileConfig
+from turntree.profiling.select import SelectConfig
+from turntree.stages import evaluate, household_traces, profile, select, sft, train_pivot
+from turntree.stages.evaluate import EvaluateConfig
+from turntree.stages.household_traces import HouseholdTracesConfig
+from turntree.stages.policy import Device
+from turntree.stages.profile import ProfileStageConfig
+from turntree.stages.sft import SFTStageConfig
+from turntree.stages.tasks import GamesConfig
+from turntree.stages.train_pivot import CheckConfig, TrainPivotConfig
+from turntree.training.losses import LossConfig
+from turntree.training.optimizer import OptimizerConfig
+from turntree.training.pivot import PivotConfig
+from turntree.training.sft import SFTConfig
+
+ARMS = ("base", "sft", "random", "pivotrl")
+TITLES = {"base": "base", "sft": "SFT", "random": "random pivots", "pivotrl": "PivotRL"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuickstartConfig:
+    """The vetted settings. All were chosen on development games; the test games were looked at once per seed
+    (docs/results/quickstart.md)."""
+
+    seed: int = 0
+    workers: int = 2
+    model: str = "default"
+    device: Device = field(default_factory=Device)
+    traces: HouseholdTracesConfig = field(
+        default_factory=lambda: HouseholdTracesConfig(games=GamesConfig(split="train", count=240))
+    )
+    sft: SFTConfig = field(default_factory=SFTConfig)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
+    limit: int = 1200
+    select: SelectConfig = field(default_factory=SelectConfig)
+    train: PivotConfig = field(
+        default_factory=lambda: PivotConfig(
+            steps=40,
+            loss=LossConfig(kl_coefficient=0.05),
+            optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=5),
+        )
+    )
+    check: CheckConfig = field(default_factory=lambda: CheckConfig(states=150, games=0))
+    evaluate: EvaluateConfig = field(default_factory=lambda: EvaluateConfig(games=GamesConfig(count=400)))
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ConfigError("must be at least 1", field="workers")
+
+
+def run_quickstart(config: QuickstartConfig, out: Path) -> dict[str, Any]:
+    """Run every stage into `out`, write `summary.json` and `report.html`, return the summary."""
+    from turntree.report.html import build_report
+
+    started = time.perf_counter()
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "config.json", {"stage": "quickstart", "config": to_mapping(config)})
+    household_traces.make_traces(replace(config.traces, seed=config.seed), out / "traces.jsonl")
+    _together(config.workers, [(_profile_and_select, config, out), (_base_and_sft, config, out)])
+    _together(config.workers, [(_train_and_evaluate, config, out, arm) for arm in ("pivotrl", "random")])
+    summary = summarise(config, out)
+    summary["wall_seconds"] = round(time.perf_counter() - started, 1)
+    summary["report"] = str(out / "report.html")
+    write_json(out / "summary.json", summary)
+    build_report(out)
+    return summary
+
+
+Job = tuple[Any, ...]
+
+
+def _together(workers: int, jobs: Sequence[Job]) -> None:
+    """Run the jobs, each in a process of its own where there are workers enough. The first error is raised."""
+    if workers == 1:
+        for function, *arguments in jobs:
+            function(*arguments)
+        return
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        waiting: list[Future[None]] = [pool.submit(function, *arguments) for function, *arguments in jobs]
+        for future in waiting:
+            future.result()
+
+
+def _base_and_sft(config: QuickstartConfig, out: Path) -> None:
+    _evaluate(config, config.model, out / "evaluation" / "base.json")
+    training = replace(config.sft, seed=config.seed)
+    stage = SFTStageConfig(traces=str(out / "traces.jsonl"), model=config.model, sft=training, device=config.device)
+    sft.run_sft(stage, out / "sft")
+    _evaluate(config, str(out / "sft" / "model"), out / "evaluation" / "sft.json")
+
+
+def _profile_and_select(config: QuickstartConfig, out: Path) -> None:
+    stage = ProfileStageConfig(
+        traces=str(out / "traces.jsonl"),
+        model=config.model,
+        limit=config.limit,
+        profile=replace(config.profile, seed=config.seed),
+        device=config.device,
+    )
+    profile.run_profile(stage, out / "profile.jsonl")
+    chosen = replace(config.select, seed=config.seed)
+    select.run_select(out / "profile.jsonl", chosen, out / "pivots.jsonl")
+    select.run_select(out / "profile.jsonl", replace(chosen, rule="random"), out / "random.jsonl")
+
+
+def _train_and_evaluate(config: QuickstartConfig, out: Path, arm: str) -> None:
+    states = out / ("random.jsonl" if arm == "random" else "pivots.jsonl")
+    stage = TrainPivotConfig(
+        pivots=str(states),
+        model=config.model,
+        train=replace(config.train, seed=config.seed),
+        check=config.check,
+        device=config.device,
+    )
+    train_pivot.run_train_pivot(stage, out / arm)
+    _evaluate(config, str(out / arm / "model"), out / "evaluation" / f"{arm}.json")
+
+
+def _evaluate(config: QuickstartConfig, model: str, path: Path) -> None:
+    evaluate.evaluate(replace(config.evaluate, model=model, device=config.device), path)
+
+
+def summarise(config: QuickstartConfig, out: Path) -> dict[str, Any]:
+    """The comparison from the artifacts of a finished run."""
+    evaluations = {arm: read_json(out / "evaluation" / f"{arm}.json") for arm in ARMS}
+    header, _ = read_table(out / "profile.jsonl", profiling.SCHEMA)
+    arms: dict[str, Any] = {}
+    for arm, evaluation in evaluations.items():
+        bill = _bill(out, arm, header)
+        change = evaluation["retention"]["accuracy"] - evaluations["base"]["retention"]["accuracy"]
+        arms[arm] = {
+            **{key: evaluation["sampled"][key] for key in ("success", "low", "high", "episodes", "invalid_share")},
+            **{f"greedy_{key}": evaluation["greedy"][key] for key in ("success", "low", "high")},
+            "retention": evaluation["retention"]["accuracy"],
+            "retention_change": change,
+            **bill,
+        }
+    return {
+        "arms": arms,
+        "differences": {
+            f"pivotrl-{other}": _difference(evaluations["pivotrl"], evaluations[other], config.seed)
+            for other in ("base", "sft", "random")
+        },
+        "candidates": header["summary"]["candidates"],
+        "classes": header["summary"]["classes"],
+        "miss_rate": header["summary"]["miss_rate"],
+        "seed": config.seed,
+        "machine": f"{platform.machine()}, {multiprocessing.cpu_count()} cores",
+    }
+
+
+def _bill(out: Path, arm: str, profile_header: dict[str, Any]) -> dict[str, Any]:
+    """What making the arm's policy cost: profiling belongs to the arms that it selects for."""
+    if arm == "base":
+        return {"turns": 0, "tokens": 0, "trained_tokens": 0, "seconds": 0.0}
+    cost = read_json(out / arm / "cost.json")
+    seconds = sum(cost["timing"].values())
+    turns, tokens = cost["turns"], cost["decoded_tokens"]
+    if arm == "pivotrl":  # random pivots need no profile
+        spent = profile_header["summary"]["cost"]
+        turns, tokens = turns + spent["turns"], tokens + spent["decoded_tokens"]
+        seconds += sum(profile_header["timing"].values())
+    return {"turns": turns, "tokens": tokens, "trained_tokens": cost["trained_tokens"], "seconds": round(seconds, 1)}
+
+
+def _difference(one: dict[str, Any], other: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Paired over games (sampled and greedy), in success shares."""
+    result: dict[str, Any] = {}
+    for prefix, key in (("", "sampled"), ("greedy_", "greedy")):
+        pairs = [_paired(a, b) for a, b in zip(one[key]["outcomes"], other[key]["outcomes"], strict=True)]
+        kept = [pair for pair in pairs if pair is not None]
+        mean, low, high = paired_bootstrap([a for a, _ in kept], [b for _, b in kept], seed=seed)
+        result |= {f"{prefix}mean": mean, f"{prefix}low": low, f"{prefix}high": high, f"{prefix}games": len(kept)}
+    return result
+
+
+def _paired(one: dict[str, Any], other: dict[str, Any]) -> tuple[float, float] | None:
+    if one["task"] != other["task"]:
+        raise ValueError(f"evaluations of different games: {one['task']!r} and {other['task']!r}")
+    if not one["rewards"] or not other["rewards"]:
+        return None
+    return sum(one["rewards"]) / len(one["rewards"]), sum(other["rewards"]) / len(other["rewards"])
+
+
+def table(summary: dict[str, Any]) -> list[str]:
+    """The summary for a terminal, as lines."""
+    rows = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("policy", "success, sampled", "greedy", "retention change", "turns", "tokens", "seconds"):
+        rows.add_column(column, justify="left" if column == "policy" else "right")
+    for arm in ARMS:
+        row = summary["arms"][arm]
+        rows.add_row(
+            TITLES[arm],
+            f"{row['success']:.1%} [{row['low']:.1%}, {row['high']:.1%}]",
+            f"{row['greedy_success']:.1%}",
+            f"{row['retention_change'] * 100:+.1f} points",
+            f"{row['turns']:,}",
+            f"{row['tokens']:,}",
+            f"{row['seconds']:.0f}",
+        )
+    return [*_printed(rows), *_sentences(summary)]
+
+
+def _printed(rows: Table) -> list[str]:
+    buffer = io.StringIO()
+    Console(width=110, file=buffer, force_terminal=False).print(rows)
+    return buffer.getvalue().rstrip("\n").split("\n")
+
+
+def _sentences(summary: dict[str, Any]) -> list[str]:
+    lines: list[str] = []
+    for name, row in summary["differences"].items():
+        verdict = "above zero" if row["low"] > 0 else "below zero" if row["high"] < 0 else "zero is inside"
+        lines.append(
+            f"{name:16s} {row['mean'] * 100:+5.1f} points [{row['low'] * 100:+.1f}, {row['high'] * 100:+.1f}] "
+            f"paired over {row['games']} held-out games: {verdict}"
+        )
+    lines.append(f"{summary['wall_seconds']:.0f} s in all; report: {summary['report']}")
+    return lines

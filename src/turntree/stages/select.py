@@ -1,0 +1,48 @@
+"""`turntree select`: a profile in, the training states out, with a preview of what each threshold keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from turntree.core.config import to_mapping
+from turntree.core.errors import InputError
+from turntree.observe.files import read_table, write_table
+from turntree.profiling import profile as profiling
+from turntree.profiling.select import SCHEMA, SelectConfig, preview, select
+
+THRESHOLDS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.01)
+
+
+def run_select(profile: Path, config: SelectConfig, out: Path) -> dict[str, Any]:
+    """Write the selected states to `out`; returns the counts (they add up to the candidates) and the preview."""
+    header, rows = read_table(profile, profiling.SCHEMA)
+    selection = select(rows, config)
+    if not selection.rows:
+        raise InputError(
+            "holds no pivot (every group has zero variance, or its mean is above the threshold)",
+            path=profile,
+            hint="raise --threshold, profile more candidates, or use more rollouts",
+        )
+    summary = {
+        "selected": len(selection.rows),
+        "roles": _count(row["role"] for row in selection.rows),
+        "kinds": _count(row["kind"] for row in selection.rows),
+        "classes": dict(selection.counts),
+        "preview": preview(rows, THRESHOLDS),
+    }
+    kept = ("policy_hash", "verifier", "traces_hash")
+    made_from = {
+        **{key: header[key] for key in kept},
+        "traces": header["config"]["traces"],
+        "split": header["config"]["split"],
+    }
+    write_table(out, {"schema": SCHEMA, "config": to_mapping(config), **made_from, "summary": summary}, selection.rows)
+    return {"path": str(out), **summary}
+
+
+def _count(values: Any) -> dict[str, int]:
+    counted: dict[str, int] = {}
+    for value in values:
+        counted[value] = counted.get(value, 0) + 1
+    return dict(sorted(counted.items()))

@@ -1,0 +1,52 @@
+"""Which household games a stage plays: generated ones by seed, or the games of a file or folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from turntree.core.errors import ConfigError
+from turntree.domains.household.environment import DIFFICULTIES, build_game, file_source, generated_source
+from turntree.domains.household.games import load_games
+from turntree.domains.household.generate import TASK_TYPES
+from turntree.domains.household.world import Game
+
+# Ranges of generated seeds that never meet: a game of one split is in no other.
+SPLIT_SEEDS = {"train": 1_000_000, "dev": 2_000_000, "test": 3_000_000}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GamesConfig:
+    """`source` is "generated" or a path (a packed JSONL file, or a folder of game.tw-pddl files).
+
+    For generated games `split` names the range of seeds and `offset` skips within it; the six task types alternate.
+    """
+
+    source: str = "generated"
+    split: str = "test"
+    count: int = 200
+    offset: int = 0
+    difficulty: str = "easy"
+
+    def __post_init__(self) -> None:
+        if self.source == "generated" and self.split not in SPLIT_SEEDS:
+            raise ConfigError(f"{self.split!r} is no split", field="split", hint=f"use {', '.join(SPLIT_SEEDS)}")
+        if self.difficulty not in DIFFICULTIES:
+            raise ConfigError(
+                f"{self.difficulty!r} is no difficulty", field="difficulty", hint=f"use {', '.join(DIFFICULTIES)}"
+            )
+        if self.count < 1:
+            raise ConfigError("must be at least 1", field="count")
+
+
+def games(config: GamesConfig) -> Iterator[tuple[Game, dict[str, Any]]]:
+    """Each game with the source that a trace records to rebuild it."""
+    if config.source == "generated":
+        start = SPLIT_SEEDS[config.split] + config.offset
+        for seed in range(start, start + config.count):
+            source = generated_source(seed, TASK_TYPES[seed % len(TASK_TYPES)], config.difficulty)
+            yield build_game(source), source
+        return
+    for game in load_games(config.source, limit=config.count):
+        yield game, file_source(config.source, game.id)

@@ -1,0 +1,120 @@
+"""Supervised fine-tuning on the assistant turns of traces: the baseline on the same data (PivotRL, section 2)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from turntree.core import seeds
+from turntree.core.cost import Cost
+from turntree.core.errors import ConfigError, InputError
+from turntree.core.protocols import Renderer
+from turntree.traces.schema import Trace
+from turntree.training.optimizer import Optimizer, OptimizerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTConfig:
+    """`batch` is in traces, `max_tokens` bounds the padded positions of one forward pass."""
+
+    epochs: int = 2
+    batch: int = 16
+    max_tokens: int = 8192
+    seed: int = 0
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=3e-4))
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch < 1:
+            raise ConfigError("epochs and batch must be at least 1", field="epochs")
+
+
+@dataclass(frozen=True)
+class Example:
+    """A whole conversation in tokens; `loss_mask[t]` is True where the assistant said token t."""
+
+    token_ids: tuple[int, ...]
+    loss_mask: tuple[bool, ...]
+
+
+def example(trace: Trace, renderer: Renderer) -> Example:
+    """The trace exactly as the policy would have lived it: prompts and completions from the same renderer that
+    sampling uses, so that training and sampling see the same tokens."""
+    ids: list[int] = []
+    mask: list[bool] = []
+    for index, message in enumerate(trace.messages):
+        if message.role != "assistant":
+            continue
+        prompt = renderer.prompt(trace.messages[:index], trace.tools)
+        if tuple(ids) != prompt[: len(ids)]:
+            raise InputError(
+                f"the template rewrites history before turn {index} of trace {trace.id!r}", field="messages"
+            )
+        said = renderer.completion(message)
+        added = len(prompt) - len(ids)
+        ids = [*prompt, *said]
+        mask += [False] * added + [True] * len(said)
+    return Example(tuple(ids), tuple(mask))
+
+
+def micro_batches(examples: Sequence[Example], max_tokens: int) -> list[list[Example]]:
+    """Examples of similar length together, at most `max_tokens` padded positions each (one example at least)."""
+    groups: list[list[Example]] = []
+    for row in sorted(examples, key=lambda row: len(row.token_ids)):
+        if groups and len(row.token_ids) * (len(groups[-1]) + 1) <= max_tokens:
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    return groups
+
+
+def negative_log_likelihood(model: PreTrainedModel, rows: Sequence[Example]) -> Tensor:
+    """Sum over the assistant's tokens of -log p, in nats."""
+    length = max(len(row.token_ids) for row in rows)
+    ids_BL = torch.zeros(len(rows), length, dtype=torch.long)
+    said_BL = torch.zeros(len(rows), length, dtype=torch.bool)
+    for index, row in enumerate(rows):
+        ids_BL[index, : len(row.token_ids)] = torch.tensor(row.token_ids)
+        said_BL[index, : len(row.loss_mask)] = torch.tensor(row.loss_mask)
+    ids_BL, said_BL = ids_BL.to(model.device), said_BL.to(model.device)
+    # right-padded rows under causal attention: padding comes last and is seen by nothing that is trained
+    positions_BL = torch.arange(length, device=model.device).expand_as(ids_BL)
+    mask_BL = torch.ones_like(ids_BL)
+    logits_BLV = model(input_ids=ids_BL, attention_mask=mask_BL, position_ids=positions_BL, use_cache=False).logits
+    said = said_BL[:, 1:]
+    return torch.nn.functional.cross_entropy(logits_BLV[:, :-1][said].float(), ids_BL[:, 1:][said], reduction="sum")
+
+
+def train_sft(
+    model: PreTrainedModel,
+    examples: Sequence[Example],
+    config: SFTConfig,
+    log: Callable[[dict[str, float]], None],
+) -> Cost:
+    """Minimise the mean token negative log-likelihood; `log` gets one row a step. Returns the tokens trained."""
+    steps = math.ceil(len(examples) / config.batch) * config.epochs
+    optimizer = Optimizer(model.parameters(), dataclasses.replace(config.optimizer, total_steps=steps))
+    model.train()
+    trained, step = 0, 0
+    for epoch in range(config.epochs):
+        order = list(range(len(examples)))
+        seeds.generator(config.seed, "sft", epoch).shuffle(order)
+        for start in range(0, len(order), config.batch):
+            rows = [examples[index] for index in order[start : start + config.batch]]
+            tokens = sum(sum(row.loss_mask) for row in rows)
+            total = 0.0
+            for group in micro_batches(rows, config.max_tokens):
+                loss = negative_log_likelihood(model, group) / tokens
+                loss.backward()
+                total += float(loss.detach())
+            taken = optimizer.step()
+            trained += sum(len(row.token_ids) for row in rows)
+            step += 1
+            log({"step": step, "epoch": epoch, "loss": total, "trained_tokens": trained, **taken})
+    model.eval()
+    return Cost(trained_tokens=trained)
