@@ -72,11 +72,12 @@ class LossSums:
     """Additive parts of the logged metrics, detached; sums over the batches of a window are exact."""
 
     loss: float = 0.0
-    multiplicity: float = 0.0  # sum of m over terms: weighs the means below
-    zero_variance_multiplicity: float = 0.0
+    multiplicity: float = 0.0  # sum of m over terms: the weight of the two means below
     kl: float = 0.0
     entropy: float = 0.0
+    zero_variance_multiplicity: float = 0.0
     ratio: float = 0.0
+    ratio_weight: float = 0.0  # sum of m over ratios (terms or actions)
     ratio_max: float = 0.0
     push: float = 0.0  # sum of P + |N| over ratios
     clipped_push: float = 0.0  # the part of it that has no gradient
@@ -96,7 +97,7 @@ class LossSums:
             "loss": self.loss,
             "kl": self.kl / weight,
             "entropy": self.entropy / weight,
-            "ratio_mean": self.ratio / weight,
+            "ratio_mean": self.ratio / max(self.ratio_weight, 1e-30),
             "ratio_max": self.ratio_max,
             "clip_fraction": self.clipped_push / self.push if self.push else 0.0,
             "dilution": self.zero_variance_multiplicity / weight,
@@ -182,23 +183,26 @@ def _surrogate(log_ratio_T: Tensor, batch: PackedBatch, config: LossConfig) -> t
     raised_R = ratio_R.clamp(max=1 + config.clip_high)
     lowered_R = ratio_R.clamp(min=1 - config.clip_low, max=config.dual_clip)
     surrogate = (weight_R * (positive_R * raised_R + negative_R * lowered_R)).sum()
-    return surrogate, _sums(ratio_R.detach(), raised_R, lowered_R, positive_R, negative_R, batch)
+    sums = _multiplicity_sums(batch)
+    with torch.no_grad():
+        multiplicity_R = batch.multiplicity_A[owner_R]
+        clipped = (positive_R * (raised_R != ratio_R)).sum() - (negative_R * (lowered_R != ratio_R)).sum()
+        sums = dataclasses.replace(
+            sums,
+            ratio=float((multiplicity_R * ratio_R).sum()),
+            ratio_weight=float(multiplicity_R.sum()),
+            ratio_max=float(ratio_R.max()),
+            push=float((positive_R - negative_R).sum()),
+            clipped_push=float(clipped),
+        )
+    return surrogate, sums
 
 
-def _sums(
-    ratio_R: Tensor, raised_R: Tensor, lowered_R: Tensor, positive_R: Tensor, negative_R: Tensor, batch: PackedBatch
-) -> LossSums:
+def _multiplicity_sums(batch: PackedBatch) -> LossSums:
     multiplicity_T = batch.multiplicity_A[batch.action_T]
-    flat_T = batch.zero_variance_A[batch.action_T]
-    clipped = (positive_R * (raised_R < ratio_R)).sum() - (negative_R * (lowered_R != ratio_R)).sum()
-    per_action = len(ratio_R) == len(batch.multiplicity_A)
     return LossSums(
         multiplicity=float(multiplicity_T.sum()),
-        zero_variance_multiplicity=float(multiplicity_T[flat_T].sum()),
-        ratio=float((multiplicity_T * (ratio_R[batch.action_T] if per_action else ratio_R)).sum()),
-        ratio_max=float(ratio_R.max()),
-        push=float((positive_R - negative_R).sum()),
-        clipped_push=float(clipped),
+        zero_variance_multiplicity=float(multiplicity_T[batch.zero_variance_A[batch.action_T]].sum()),
     )
 
 
