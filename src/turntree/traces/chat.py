@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from turntree.core.errors import ConfigError, InputError
 from turntree.traces.assemble import Assembled, assemble
@@ -83,6 +83,13 @@ def import_chat(
     counts unknown message keys in `ignored`. `domain` is given to rows that name none. Rows equal in id and content
     are kept once and counted; one id with two contents is malformed.
     """
+    for name, value, kind in (
+        ("format", format, Format),
+        ("on_error", on_error, OnError),
+        ("unknown_keys", unknown_keys, UnknownKeys),
+    ):
+        if value not in get_args(kind):
+            raise ConfigError(f"is {value!r}", field=name, hint=f"use one of {', '.join(get_args(kind))}")
     options = _Options(format, on_error == "drop", success_only, unknown_keys, domain)
     report = ImportReport()
     kept: dict[str, tuple[Trace, str]] = {}
@@ -158,9 +165,7 @@ def _chat_row(row: SourceRow, format: Format, unknown_keys: UnknownKeys, report:
         return read_responses_row(value)
     if format == "tau2":
         return read_taubench_run(value) if "traj" in value else read_simulation(value, row.environment_info)
-    if format == "chat":
-        return read_chat_row(value, unknown_keys)
-    raise ConfigError(f"is {format!r}", field="format", hint="use auto, chat, responses or tau2")
+    return read_chat_row(value, unknown_keys)
 
 
 def _why_not(built: Assembled, kept: dict[str, tuple[Trace, str]], success_only: bool) -> tuple[str | None, str]:

@@ -36,10 +36,10 @@ def parse_json(text: bytes | str, path: str | Path | None = None, line: int | No
     """One JSON value. Raises `InputError`; NaN and Infinity are not JSON, although Python reads them."""
     try:
         if isinstance(text, bytes):
-            text = text.decode("utf-8-sig")
+            text = text.decode("utf-8-sig").rstrip("\r\n")
         return json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
-        problem = f"is not complete JSON ({error.msg} at character {error.pos})"
+        problem = f"is not complete JSON ({error.msg}: character {error.pos})"
     except RecursionError:
         problem = "is nested too deeply to read"
     except ValueError as error:  # bytes that are not UTF-8, NaN

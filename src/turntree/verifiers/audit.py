@@ -67,7 +67,7 @@ class VerifierAudit:
 
     def to_json(self) -> dict[str, Any]:
         def row(tally: Tally) -> dict[str, Any]:
-            return dataclasses.asdict(tally) | {"acceptance": tally.acceptance}
+            return vars(tally) | {"reasons": dict(tally.reasons), "acceptance": tally.acceptance}
 
         return {
             "verifier": self.verifier,

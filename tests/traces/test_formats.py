@@ -1,0 +1,173 @@
+"""Responses rollouts, pivot rows and tau trajectories become the same traces as chat rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turntree.core.errors import InputError
+from turntree.core.messages import Message, ToolCall
+from turntree.traces.candidates import candidates
+from turntree.traces.chat import ImportReport, import_chat
+from turntree.traces.schema import Trace
+
+TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+
+
+def imported(tmp_path: Path, value: Any, name: str = "rows.jsonl", **options: Any) -> tuple[list[Trace], ImportReport]:
+    path = tmp_path / name
+    path.write_text(json.dumps(value))
+    return import_chat([path], **options)
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
+
+
+def called(arguments: str = '{"at": "desk"}', call_id: str = "c") -> dict[str, Any]:
+    return {"type": "function_call", "name": "look", "arguments": arguments, "call_id": call_id}
+
+
+def result(call_id: str = "c") -> dict[str, Any]:
+    return {"type": "function_call_output", "output": "a pen", "call_id": call_id}
+
+
+class TestResponses:
+    def test_input_and_output_are_one_episode(self, tmp_path: Path) -> None:
+        row = {
+            "responses_create_params": {"instructions": "rules", "input": "find it", "tools": [TOOL]},
+            "response": {
+                "output": [{"type": "reasoning", "summary": []}, said("hm"), called(), result(), said("found")]
+            },
+            "reward": 1.0,
+            "_ng_task_index": 0,
+            "whatever": "a rollout holds",
+        }
+        [trace], report = imported(tmp_path, row)
+        assert trace.messages == (
+            Message("system", "rules"),
+            Message("user", "find it"),
+            Message("assistant", "hm", (ToolCall("look", {"at": "desk"}, "c"),)),
+            Message("tool", "a pen", (), "c"),
+            Message("assistant", "found"),
+        )
+        assert trace.tools == ({"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}},)
+        assert (trace.success, trace.group, trace.meta["reward"]) == (True, "0", 1.0)
+        assert (report.turns_kept, report.merged_messages, report.ignored) == (2, 1, {"reasoning items": 1})
+
+    def test_parallel_calls_are_one_turn(self, tmp_path: Path) -> None:
+        output = [called(call_id="1"), called(call_id="2"), result("2"), result("1"), said("x")]
+        row = {"responses_create_params": {"input": "go"}, "response": {"output": output}}
+        [trace], _ = imported(tmp_path, row)
+        assert [len(state.demonstration.tool_calls) for state in candidates(trace)] == [2, 0]
+
+    @pytest.mark.parametrize(
+        ("expected", "demonstration"),
+        [
+            (called(), Message("assistant", "", (ToolCall("look", {"at": "desk"}, "c"),))),
+            ({"type": "message", "content": "done"}, Message("assistant", "done")),
+            (
+                {"type": "function_call_batch", "ordered": True, "calls": [called(call_id="1"), called(call_id="2")]},
+                Message("assistant", "", tuple(ToolCall("look", {"at": "desk"}, i) for i in "12")),
+            ),
+        ],
+    )
+    def test_a_pivot_row_demonstrates_its_expected_action_only(
+        self, tmp_path: Path, expected: dict[str, Any], demonstration: Message
+    ) -> None:
+        history = [{"role": "user", "content": "go"}, called(call_id="0"), result("0")]
+        row = {
+            "responses_create_params": {"input": history},
+            "expected_action": expected,
+            "response": {"output": [said("what a policy sampled")]},
+            "reward": 0.0,
+        }
+        [trace], report = imported(tmp_path, row)
+        [state] = candidates(trace)
+        assert (state.turn, state.demonstration) == (1, demonstration)
+        assert trace.success is None
+        assert report.dropped_turns == {"history_of_a_pivot_row": 1}
+
+    def test_a_pivot_row_that_lost_its_action_has_no_candidate(self, tmp_path: Path) -> None:
+        history = [{"role": "user", "content": "go"}, called(call_id="0"), result("0")]
+        row = {"responses_create_params": {"input": history}, "expected_action": called("{oops")}
+        traces, report = imported(tmp_path, row, on_error="drop")
+        assert traces == []
+        assert report.dropped_turns == {"history_of_a_pivot_row": 1, "arguments_not_json": 1}
+        assert report.adds_up
+
+    def test_a_terminus_row_demonstrates_its_expected_answer(self, tmp_path: Path) -> None:
+        row = {
+            "responses_create_params": {"input": "fix it"},
+            "expected_answer": '{"commands": []}',
+            "metadata": {"harness": "terminus_2"},
+            "uuid": "u1",
+        }
+        [trace], _ = imported(tmp_path, row)
+        assert (trace.id, trace.messages[-1].content) == ("u1", '{"commands": []}')
+
+    def test_an_unknown_item_is_refused(self, tmp_path: Path) -> None:
+        row = {"responses_create_params": {"input": [{"type": "computer_call"}]}}
+        with pytest.raises(InputError, match="holds an item of type 'computer_call'"):
+            imported(tmp_path, row)
+
+    def test_arguments_that_are_not_json_are_named(self, tmp_path: Path) -> None:
+        row = {"responses_create_params": {"input": "go"}, "response": {"output": [called("{oops")]}}
+        with pytest.raises(InputError, match=r"rows.jsonl:1: field 'messages\[1\].tool_calls.arguments'"):
+            imported(tmp_path, row)
+
+
+class TestTau:
+    def simulation(self, *messages: dict[str, Any]) -> dict[str, Any]:
+        return {"id": "s1", "task_id": "4", "trial": 0, "messages": list(messages), "reward_info": {"reward": 1.0}}
+
+    MESSAGES = (
+        {"role": "assistant", "content": "Hi! How can I help?", "tool_calls": None, "turn_idx": 0},
+        {"role": "user", "content": "a pen", "tool_calls": [{"name": "check", "arguments": {}, "requestor": "user"}]},
+        {"role": "tool", "id": "u", "content": "user sees", "requestor": "user"},
+        {"role": "user", "content": None, "tool_calls": [{"name": "check", "arguments": {}, "requestor": "user"}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "c", "name": "look", "arguments": {"at": "desk"}}],
+        },
+        {"role": "tool", "id": "c", "content": "a pen", "requestor": "assistant"},
+    )
+
+    def test_a_document_becomes_one_trace_a_simulation(self, tmp_path: Path) -> None:
+        info = {"environment_info": {"domain_name": "shop", "policy": "be kind", "tool_defs": [TOOL]}}
+        document = {"info": info, "tasks": [], "simulations": [self.simulation(*self.MESSAGES)]}
+        [trace], report = imported(tmp_path, document, "results.json")
+        assert [message.role for message in trace.messages] == ["system", "assistant", "user", "assistant", "tool"]
+        assert trace.messages[0].content == "be kind"
+        assert trace.messages[3].tool_calls == (ToolCall("look", {"at": "desk"}, "c"),)
+        assert trace.messages[4].tool_call_id == "c"
+        assert (trace.id, trace.domain, trace.group, trace.success) == ("s1", "shop", "4", True)
+        assert trace.meta["source"] == {"file": "results.json", "index": "simulations[0]"}
+        assert report.dropped_turns == {"canned_opening": 1}
+        assert report.ignored == {
+            "messages[].tool_calls of the simulated user": 2,
+            "messages[] of tools used by the simulated user": 1,
+        }
+
+    def test_a_simulation_file_of_its_own_is_recognised(self, tmp_path: Path) -> None:
+        [trace], report = imported(tmp_path, self.simulation(*self.MESSAGES), "sim.json")
+        assert report.formats == {"tau2": 1}
+        assert trace.messages[0].role == "assistant"
+
+    def test_a_problem_in_a_document_is_named_by_its_index(self, tmp_path: Path) -> None:
+        document = {"simulations": [self.simulation(*self.MESSAGES), self.simulation()]}
+        with pytest.raises(
+            InputError, match=r"results.json: field 'simulations\[1\].messages': hold no assistant turn"
+        ):
+            imported(tmp_path, document, "results.json")
+
+    def test_a_taubench_run_keeps_task_and_trial(self, tmp_path: Path) -> None:
+        traj = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+        [trace], _ = imported(
+            tmp_path, [{"task_id": 3, "trial": 1, "reward": 0.0, "info": {}, "traj": traj}], "runs.json"
+        )
+        assert (trace.group, trace.success, trace.meta["trial"]) == ("3", False, 1)

@@ -1,0 +1,62 @@
+"""The audit finds a verifier that refuses gold, one that pays for anything and one that crashes."""
+
+from __future__ import annotations
+
+from turntree.core.messages import Message, ToolCall
+from turntree.core.protocols import TurnState
+from turntree.core.verdict import Verdict
+from turntree.verifiers.audit import MUTATIONS, audit_verifier
+from turntree.verifiers.tool_call import ToolCallMatch
+from turntree.verifiers.user import UserVerifier
+
+TOOLS = tuple({"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in "fg")
+CALL = TurnState("t", 0, (), Message("assistant", "", (ToolCall("f", {"a": 1, "b": 2}, "c"),)), TOOLS)
+TEXT = TurnState("t", 1, (), Message("assistant", "hello"), TOOLS)
+
+
+def user(answer: object) -> UserVerifier:
+    return UserVerifier("mine:judge@0", lambda state, action: answer)
+
+
+def test_the_mutations_break_what_they_say() -> None:
+    broken = {name: (mutate(CALL), mutate(TEXT)) for name, mutate in MUTATIONS.items()}
+    assert broken == {
+        "empty_message": (Message("assistant"), Message("assistant")),
+        "other_message": (None, Message("assistant", "Do not: hello")),
+        "premature_message": (Message("assistant", "The task is done."), None),
+        "dropped_argument": (Message("assistant", "", (ToolCall("f", {"b": 2}, "c"),)), None),
+        "empty_arguments": (Message("assistant", "", (ToolCall("f", {}, "c"),)), None),
+        "other_tool": (Message("assistant", "", (ToolCall("g", {"a": 1, "b": 2}, "c"),)), None),
+        "repeated_call": (Message("assistant", "", CALL.demonstration.tool_calls * 2), None),
+    }
+
+
+def test_a_sound_verifier_accepts_gold_and_nothing_broken() -> None:
+    audit = audit_verifier(ToolCallMatch(), [CALL, TEXT])
+    assert audit.gold_holds
+    assert (audit.verifier, audit.states, audit.gold.accepted) == ("tool_call/1", 2, 2)
+    assert {name: (tally.refused, tally.judged) for name, tally in audit.mutations.items()} == {
+        name: ((2, 2) if name == "empty_message" else (1, 1)) for name in MUTATIONS
+    }
+
+
+def test_a_verifier_that_pays_for_anything_is_seen() -> None:
+    audit = audit_verifier(user(True), [CALL])
+    assert audit.gold_holds
+    assert audit.mutations["empty_arguments"].acceptance == 1.0
+    assert audit.mutations["other_message"].acceptance is None
+
+
+def test_a_verifier_that_refuses_gold_is_seen() -> None:
+    assert not audit_verifier(user(0.5), [CALL]).gold_holds
+    assert audit_verifier(user(0.5), [CALL]).gold.partial == 1
+    assert not audit_verifier(user(False), [CALL]).gold_holds
+
+
+def test_a_verifier_that_cannot_tell_holds_nothing_and_says_why() -> None:
+    audit = audit_verifier(user(Verdict(None, "no network")), [CALL, TEXT])
+    assert not audit.gold_holds
+    assert audit.gold.reasons == {"no network": 2}
+    assert audit.to_json()["gold"] == {
+        "accepted": 0, "partial": 0, "refused": 0, "unjudged": 2, "reasons": {"no network": 2}, "acceptance": None
+    }  # fmt: skip

@@ -1,0 +1,53 @@
+"""The strict reward pays for the demonstrated action and for nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from turntree.core.messages import Message, ToolCall
+from turntree.core.protocols import TurnState
+from turntree.verifiers.strict import StrictMatch, action_kind
+
+
+def act(*calls: ToolCall, text: str = "") -> Message:
+    return Message("assistant", text, calls)
+
+
+def reward(demonstration: Message, action: Message) -> float | None:
+    return StrictMatch().judge(TurnState("t", 0, (), demonstration), action).reward
+
+
+class TestText:
+    def test_the_same_text_up_to_white_space_at_the_ends(self) -> None:
+        assert reward(act(text="go to desk 1"), act(text=" go to desk 1\n")) == 1.0
+
+    @pytest.mark.parametrize("text", ["", "go to  desk 1", "Go to desk 1", "go to desk 10"])
+    def test_any_other_text_is_refused(self, text: str) -> None:
+        assert reward(act(text="go to desk 1"), act(text=text)) == 0.0
+
+    def test_text_beside_calls_counts(self) -> None:
+        assert reward(act(ToolCall("f", {}), text="now"), act(ToolCall("f", {}))) == 0.0
+
+
+class TestCalls:
+    def test_key_order_and_ids_do_not_count(self) -> None:
+        assert reward(act(ToolCall("f", {"a": 1, "b": 2}, "1")), act(ToolCall("f", {"b": 2, "a": 1}, "2"))) == 1.0
+
+    @pytest.mark.parametrize(
+        "calls",
+        [
+            (),
+            (ToolCall("f", {"a": 1.0}), ToolCall("g", {})),
+            (ToolCall("f", {"a": True}), ToolCall("g", {})),
+            (ToolCall("g", {}), ToolCall("f", {"a": 1})),
+            (ToolCall("f", {"a": 1}),),
+            (ToolCall("f", {"a": 1}), ToolCall("g", {}), ToolCall("g", {})),
+        ],
+    )
+    def test_any_other_calls_are_refused(self, calls: tuple[ToolCall, ...]) -> None:
+        assert reward(act(ToolCall("f", {"a": 1}), ToolCall("g", {})), act(*calls)) == 0.0
+
+
+def test_the_kind_of_an_action_is_its_tools() -> None:
+    assert action_kind(act(text="hello")) == "message"
+    assert action_kind(act(ToolCall("g", {}), ToolCall("f", {}), ToolCall("g", {}))) == "f+g"
