@@ -6,12 +6,15 @@ A command is acceptable iff it is the demonstrated one, or
 (b) it brings the goal nearer, by at least as much as the demonstration does (`distance`, with full knowledge); or
 (c) what the player needs next has not been displayed yet, and the command shortens the search for it.
 
-For (c): needed next is a target, unless one is in hand or displayed outside its destination; and, for a game of
-looking, with the target in hand, a lamp. `search_effort` counts the commands that would still be needed to see
-every place that may hide it, two for a closed receptacle and one for any other, less the walk to the closed one
-where the player already stands. So going to an unsearched place counts, and so does opening it, but not walking
-from one closed door to the next: every command accepted by (b) or (c) lowers one of two numbers that cannot fall
-for ever, and no loop of accepted commands exists.
+For (c): a player with something useless in hand needs to be rid of it, which is no search. Otherwise needed next is
+a target, unless one is in hand or displayed outside its destination; and, for a game of looking, with the target in
+hand, a lamp. `search_effort` counts the commands that would still be needed to see every place that may hide it, two
+for a closed receptacle and one for any other, less the walk to the closed one where the player already stands. So
+going to an unsearched place counts, and so does opening it, but not walking from one closed door to the next.
+
+During a search (b) must not lengthen it. Then (effort, distance) falls lexicographically with every command that (b)
+or (c) accepts, and without a search the distance does: accepted commands cannot run in a circle, and as long as the
+goal is in reach there always is one, so whoever gives only accepted commands wins (tested).
 
 What changes nothing, repeats or undoes is worth 0 unless it was demonstrated.
 """
@@ -67,9 +70,10 @@ def judge(state: State, demonstrated: str, action: str) -> Verdict:
     demonstration, outcome = shown.step(demonstrated), tried.step(action)
     if demonstration.changed and tried.key() == shown.key():
         return Verdict(1.0, "same state as the demonstration", kind)
-    if outcome.changed and _nearer(state, tried) >= max(1, _nearer(state, shown)):
+    shortened = search_effort(state) - search_effort(tried) if is_searching(state) else 0
+    if shortened >= 0 and _nearer(state, tried) >= max(1, _nearer(state, shown)):
         return Verdict(1.0, "as near to the goal as the demonstration", kind)
-    if is_searching(state) and search_effort(tried) < search_effort(state):
+    if shortened > 0:
         return Verdict(1.0, "searches a new place", kind)
     return Verdict(0.0, "no progress" if outcome.changed else "changes nothing", kind)
 
@@ -83,8 +87,9 @@ def _nearer(before: State, after: State) -> float:
 def is_searching(state: State) -> bool:
     """Whether the player cannot know where the thing is that the goal needs next."""
     game = state.game
-    if state.held in game.goal_objects:
-        return game.goal.lamp_kind is not None and not _displayed(state, game.lamps)
+    if state.held is not None:
+        wants_lamp = state.held in game.goal_objects and game.goal.lamp_kind is not None
+        return wants_lamp and not _displayed(state, game.lamps)
     delivered: set[str] = set()
     if game.goal.receptacle_kind is not None and game.goal.trait is None:
         fullest = max(game.goal_receptacles, key=lambda name: len(_targets_seen(state, name)), default=None)
