@@ -209,7 +209,7 @@ games = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(game=games, seed=st.integers(0, 100), epsilon=st.sampled_from([0.0, 0.3]))
 def test_gold_against_itself_scores_1_always(game: Game, seed: int, epsilon: float) -> None:
     state = game.reset()
@@ -218,7 +218,7 @@ def test_gold_against_itself_scores_1_always(game: Game, seed: int, epsilon: flo
         state.step(command)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(game=games, seed=st.integers(0, 100))
 def test_judging_leaves_the_state_alone_and_no_ops_never_score(game: Game, seed: int) -> None:
     rng = random.Random(seed)
@@ -235,7 +235,7 @@ def test_judging_leaves_the_state_alone_and_no_ops_never_score(game: Game, seed:
         state.step(command)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(game=games, seed=st.integers(0, 100))
 def test_an_optimal_command_scores_1_whatever_was_demonstrated(game: Game, seed: int) -> None:
     state = game.reset()
@@ -249,7 +249,7 @@ def moment(state: State) -> Hashable:
     return state.key(), state.searched, state.location
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10**6), task_type=st.sampled_from(TASK_TYPES), steps=st.integers(0, 15))
 def test_whoever_gives_only_accepted_commands_wins(seed: int, task_type: str, steps: int) -> None:
     """Wherever random play has led, and whatever accepted command is chosen each time (all are tried): some command
