@@ -1,0 +1,84 @@
+"""Selection: Eq. 5 exactly, every candidate counted once, mastered kinds kept by anchors."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turntree.core.errors import ConfigError
+from turntree.profiling.select import SelectConfig, classify, is_pivot, preview, select
+
+
+def row(successes: int, rollouts: int = 16, kind: str = "take", turn: int = 0, trace: str = "t") -> dict:
+    mean = successes / rollouts
+    return {
+        "trace_id": trace,
+        "turn": turn,
+        "kind": kind,
+        "reward_mean": mean,
+        "reward_var": mean * (1 - mean),
+    }
+
+
+UNJUDGED = {"trace_id": "u", "turn": 0, "kind": "take", "reward_mean": None, "reward_var": None}
+rows = st.lists(
+    st.builds(row, st.integers(0, 16), kind=st.sampled_from(["take", "open", "go"]), turn=st.integers(0, 10**6)),
+    min_size=1,
+    max_size=60,
+)
+
+
+def test_a_pivot_has_variance_and_a_mean_strictly_below_lambda():
+    assert [is_pivot(row(k, 10), 0.6) for k in (0, 1, 5, 6, 9, 10)] == [False, True, True, False, False, False]
+
+
+def test_every_class_has_its_name():
+    found = [classify(r, 0.6) for r in (row(0), row(16), row(8), row(12), UNJUDGED)]
+    assert found == ["all fail", "all succeed", "pivot", "mixed but easy", "unjudged"]
+
+
+@given(rows, st.sampled_from([0.3, 0.6, 1.0]), st.floats(0, 0.8), st.floats(0.2, 1.0))
+def test_the_counts_add_up_to_the_candidates(candidates, threshold, anchors, cap):
+    config = SelectConfig(threshold=threshold, anchor_share=anchors, max_per_kind=cap)
+    selection = select([*candidates, UNJUDGED], config)
+    assert sum(selection.counts.values()) == len(candidates) + 1
+    assert sum(r["role"] == "pivot" for r in selection.rows) == selection.counts["pivot"]
+
+
+@given(rows)
+def test_without_options_the_selection_is_exactly_the_pivots_in_order(candidates):
+    selection = select(candidates, SelectConfig())
+    assert [r["turn"] for r in selection.rows] == [r["turn"] for r in candidates if is_pivot(r, 0.6)]
+
+
+def test_anchors_are_mastered_turns_spread_over_kinds():
+    mastered = [row(16, kind="open", turn=i) for i in range(50)] + [row(15, kind="use", turn=i) for i in range(3)]
+    selection = select([row(4, turn=i) for i in range(8)] + mastered, SelectConfig(anchor_share=0.5))
+    anchors = [r["kind"] for r in selection.rows if r["role"] == "anchor"]
+    assert sorted(anchors) == ["open"] * 5 + ["use"] * 3
+
+
+def test_random_pivots_are_as_many_and_blind_to_the_profile():
+    candidates = [row(4, turn=i) for i in range(30)] + [row(16, turn=100 + i) for i in range(70)]
+    drawn = select(candidates, SelectConfig(rule="random", seed=3)).rows
+    assert len(drawn) == 30
+    assert {r["role"] for r in drawn} == {"random"}
+    assert 5 <= sum(r["reward_mean"] == 0.25 for r in drawn) <= 15  # about 30% of any blind draw
+    assert drawn == select(candidates, SelectConfig(rule="random", seed=3)).rows
+    assert drawn != select(candidates, SelectConfig(rule="random", seed=4)).rows
+
+
+def test_the_cap_bounds_the_largest_kind_only():
+    candidates = [row(4, kind="go", turn=i) for i in range(90)] + [row(4, kind="take", turn=i) for i in range(10)]
+    kinds = [r["kind"] for r in select(candidates, SelectConfig(max_per_kind=0.5)).rows]
+    assert (kinds.count("go"), kinds.count("take")) == (10, 10)
+
+
+def test_the_preview_counts_what_each_lambda_keeps():
+    candidates = [row(2), row(8, kind="open"), row(14)]
+    assert [r["pivots"] for r in preview(candidates, (0.2, 0.6, 1.01))] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("bad", [{"threshold": 0.0}, {"threshold": 2.0}, {"anchor_share": 1.0}, {"max_per_kind": 0.0}])
+def test_impossible_settings_are_refused(bad):
+    with pytest.raises(ConfigError):
+        SelectConfig(**bad)
