@@ -249,6 +249,11 @@ class TestTurns:
         assert [c.name for c in trace.messages[1].tool_calls] == ["f", "g"]
         assert (len(candidates(trace)), report.turns_read, report.merged_messages) == (2, 2, 2)
 
+    def test_text_followed_by_more_text_is_one_turn(self, file: Any) -> None:
+        [trace], report = import_chat([file(row(USER, HELLO, HELLO, call(content="now")))])
+        assert [message.content for message in trace.messages] == ["do it", "hello\nhello\nnow"]
+        assert (report.turns_kept, report.merged_messages) == (1, 2)
+
     def test_text_after_a_call_is_another_turn(self, file: Any) -> None:
         [_], report = import_chat([file(row(USER, call(), HELLO, USER, HELLO))])
         assert report.dropped_turns == {"unanswered_call": 1, "after_assistant": 1}

@@ -146,6 +146,12 @@ class TestDemonstrationsThatCannotJudge:
             assert verdict.reason.startswith("unjudgeable demonstration: ")
             assert why in verdict.reason
 
+    def test_a_schema_elsewhere_is_never_fetched(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        fetched: list[object] = []
+        monkeypatch.setattr("urllib.request.urlopen", lambda *a, **k: fetched.append(a))
+        assert judge(self.GOLD, self.GOLD, tool("f", {"x": {"$ref": "http://localhost/a.json"}})).reward is None
+        assert fetched == []
+
     def test_an_empty_demonstration_gives_no_reward(self) -> None:
         assert judge(act(text=" "), act(text=" ")).reward is None
 
