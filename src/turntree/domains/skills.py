@@ -73,6 +73,12 @@ def _owner(rng: random.Random) -> tuple[str, str]:
     return f"{facts} . what has {names[asked]} ?", f"a {colors[asked]} {things[asked]}"
 
 
+def _repeat(rng: random.Random) -> tuple[str, str]:
+    words = _COLORS + _THINGS + _NAMES + _DAYS
+    said = " , ".join(f"{rng.choice(words)} {rng.randint(1, 12)}" for _ in range(rng.randint(2, 6)))
+    return f"repeat {said}", said
+
+
 def _calendar(rng: random.Random) -> tuple[str, str]:
     cycle = rng.choice((_DAYS, _MONTHS))
     here = rng.randrange(len(cycle))
@@ -89,6 +95,7 @@ def _capital(rng: random.Random) -> tuple[str, str]:
 
 SKILLS: tuple[Skill, ...] = (
     Skill("reverse", _reverse, 0.0),
+    Skill("repeat", _repeat, 0.0),
     Skill("sort", _sort, 1 / 6),  # any order of the three letters
     Skill("larger", _larger, 0.5),  # either number
     Skill("add", _add, 0.1),  # always "9"

@@ -84,9 +84,17 @@ def _file(path: str) -> dict[str, Game]:
 
 def state_at(turn: TurnState) -> State:
     """The game's state just before a demonstrated turn, by replaying the demonstration. Raises `InputError` when
-    the trace does not fit its game."""
+    what the trace was told differs from what its game says: then it is another game."""
     state = build_game(turn.environment).reset()
-    for message in turn.history:
-        if message.role == "assistant":
-            state.step(message.content.strip())
+    for action, answer in zip(turn.history, turn.history[1:], strict=False):
+        if action.role != "assistant":
+            continue
+        observation = state.step(action.content.strip()).observation
+        if answer.role == "user" and answer.content != observation:
+            raise InputError(
+                f"trace {turn.trace_id!r} does not fit its game: after {action.content!r} it says {answer.content!r}, "
+                f"the game {observation!r}",
+                field="environment",
+                hint="name the game that was played",
+            )
     return state
