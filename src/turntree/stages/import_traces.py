@@ -18,6 +18,7 @@ def import_traces(
     traces, report = import_chat(files, format=form, on_error=on_error, success_only=success_only)
     split = split_traces(traces, seed, {"train": 1 - dev, "dev": dev})
     counts = report.to_json()
+    out.parent.mkdir(parents=True, exist_ok=True)
     write_traces(out, split, {"made_by": "import", "sources": [str(file) for file in files], "report": counts})
     write_json(out.with_name(out.name + ".report.json"), counts)
     return {"path": str(out), **counts}
