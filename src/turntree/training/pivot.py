@@ -78,7 +78,7 @@ def train_pivot(
     `check(step)` adds held-out figures to it. Same seed, same weights, where the stage is single-threaded."""
     if not pivots:
         raise InputError("there is no pivot to train on", hint="raise the threshold, or profile more candidates")
-    optimizer = Optimizer(model.parameters(), config.optimizer)
+    optimizer = Optimizer(model.parameters(), config.optimizer, config.steps * config.updates)
     total = NO_COST
     if check is not None:
         log({"step": 0, **check(0)})

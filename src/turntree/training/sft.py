@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -98,7 +97,7 @@ def train_sft(
 ) -> Cost:
     """Minimise the mean token negative log-likelihood; `log` gets one row a step. Returns the tokens trained."""
     steps = math.ceil(len(examples) / config.batch) * config.epochs
-    optimizer = Optimizer(model.parameters(), dataclasses.replace(config.optimizer, total_steps=steps))
+    optimizer = Optimizer(model.parameters(), config.optimizer, steps)
     model.train()
     trained, step = 0, 0
     for epoch in range(config.epochs):
