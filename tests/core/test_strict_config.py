@@ -1,0 +1,127 @@
+"""Configuration is strict: every mistake is one line that names the field and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pytest
+
+from turntree.core.completion import Completion, Sampling
+from turntree.core.config import from_mapping, to_mapping, with_overrides
+from turntree.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Inner:
+    temperature: float = 1.0
+    top: int = 0
+
+
+@dataclass(frozen=True)
+class Outer:
+    learning_rate: float
+    steps: int = 10
+    schedule: Literal["constant", "cosine"] = "constant"
+    name: str | None = None
+    betas: tuple[float, float] = (0.9, 0.95)
+    widths: tuple[int, ...] = ()
+    keep: bool = True
+    inner: Inner = field(default_factory=Inner)
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError("steps must be at least 1")
+
+
+def test_plain_values_become_the_dataclass_and_back() -> None:
+    values = {
+        "learning_rate": 1,
+        "steps": 3,
+        "schedule": "cosine",
+        "name": "run",
+        "betas": [0.5, 0.6],
+        "widths": [1, 2, 3],
+        "keep": False,
+        "inner": {"temperature": 2},
+    }
+    config = from_mapping(Outer, values)
+    assert config == Outer(1.0, 3, "cosine", "run", (0.5, 0.6), (1, 2, 3), False, Inner(2.0))
+    assert isinstance(config.learning_rate, float) and isinstance(config.inner.temperature, float)
+    assert from_mapping(Outer, to_mapping(config)) == config
+
+
+def test_an_unknown_key_names_the_nearest_known_one() -> None:
+    with pytest.raises(ConfigError) as error:
+        from_mapping(Outer, {"learning_rat": 0.1}, path="run.json")
+    assert str(error.value) == "run.json: field 'learning_rat': unknown key; did you mean 'learning_rate'?"
+
+
+def test_an_unknown_key_without_a_neighbour_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"known keys: temperature, top$"):
+        from_mapping(Inner, {"zzz": 1})
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({}, "field 'learning_rate': is missing; give it a value"),
+        ({"learning_rate": "fast"}, "field 'learning_rate': 'fast' is not of type float"),
+        ({"learning_rate": True}, "field 'learning_rate': True is not of type float"),
+        ({"learning_rate": 1.0, "steps": 2.5}, "field 'steps': 2.5 is not of type int"),
+        ({"learning_rate": 1.0, "steps": True}, "field 'steps': True is not of type int"),
+        ({"learning_rate": 1.0, "keep": 1}, "field 'keep': 1 is not of type bool"),
+        ({"learning_rate": 1.0, "name": 3}, "field 'name': 3 is not of type str"),
+        (
+            {"learning_rate": 1.0, "schedule": "linear"},
+            "field 'schedule': 'linear' is not allowed; use one of 'constant', 'cosine'",
+        ),
+        ({"learning_rate": 1.0, "betas": [0.9]}, "field 'betas': needs 2 values, has 1"),
+        ({"learning_rate": 1.0, "widths": ["a"]}, "field 'widths': 'a' is not of type int"),
+        ({"learning_rate": 1.0, "inner": {"tops": 1}}, "field 'tops': unknown key; did you mean 'top'?"),
+        ({"learning_rate": 1.0, "inner": 3}, "field 'inner': 3 is not of type Inner"),
+        ({"learning_rate": 1.0, "steps": 0}, "steps must be at least 1"),
+    ],
+)
+def test_every_mistake_is_one_line(values: dict, line: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        from_mapping(Outer, values)
+    assert str(error.value) == line
+
+
+def test_none_is_allowed_only_where_the_type_says_so() -> None:
+    assert from_mapping(Outer, {"learning_rate": 1.0, "name": None}).name is None
+    with pytest.raises(ConfigError, match="field 'steps': None is not of type int"):
+        from_mapping(Outer, {"learning_rate": 1.0, "steps": None})
+
+
+def test_dotted_overrides_reach_nested_fields_and_leave_the_original() -> None:
+    config = Outer(1.0)
+    changed = with_overrides(config, {"inner.temperature": 0.7, "steps": 4})
+    assert changed == Outer(1.0, steps=4, inner=Inner(0.7)) and config == Outer(1.0)
+
+
+@pytest.mark.parametrize("key", ["inner.heat", "outer.temperature", "steps.temperature", "step"])
+def test_an_override_of_an_unknown_key_is_an_error(key: str) -> None:
+    with pytest.raises(ConfigError, match="unknown key"):
+        with_overrides(Outer(1.0), {key: 1})
+
+
+@pytest.mark.parametrize(
+    "values", [{"temperature": -0.1}, {"max_tokens": 0}, {"top_p": 0.0}, {"top_p": 1.1}, {"top_k": -1}]
+)
+def test_impossible_sampling_is_refused(values: dict) -> None:
+    with pytest.raises(ConfigError, match="impossible sampling"):
+        Sampling(**values)
+
+
+@pytest.mark.parametrize("values", [{"temperature": 0.0}, {"top_p": 0.9}, {"top_k": 5}])
+def test_training_refuses_samples_that_are_not_the_policys_own(values: dict) -> None:
+    with pytest.raises(ConfigError, match="training needs samples of the policy itself"):
+        Sampling(**values).check_trainable()
+    Sampling(temperature=0.7).check_trainable()
+
+
+def test_a_completion_has_one_statistic_per_token() -> None:
+    with pytest.raises(ValueError, match="one log-probability and one entropy per token"):
+        Completion(token_ids=(1, 2), logprobs=(-1.0,), entropies=(0.5, 0.5), finish="stop")
