@@ -1,0 +1,1 @@
+"""Floor 5: one static page that says what a run directory shows, and what it does not."""

@@ -1,0 +1,232 @@
+"""Figures of policies: success with intervals, paired differences, learning curves, skills."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from turntree.report.read import Arm, Row, Share, Skill
+from turntree.report.results import Difference
+from turntree.report.svg import INK, Chart, colour, drawing, literal, marker, percent_ticks, plain_ticks
+from turntree.report.wording import label, number, percent, points
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SMOOTHING = 5  # steps of the moving mean that is drawn over noisy curves
+
+
+def success(shares: Mapping[str, Share], greedy: Mapping[str, Share]) -> Chart:
+    """One row an arm: sampled success with its Wilson interval, greedy success as an open marker below it."""
+    arms = list(shares)
+    with drawing("success", 5.4, 0.9 + 0.55 * len(arms)) as (figure, made):
+        axes = figure.add_subplot()
+        for row, arm in enumerate(arms):
+            for share, shift, filled in ((shares[arm], -0.13, True), (greedy.get(arm), 0.17, False)):
+                if share is None or share.success is None:
+                    continue
+                _interval(
+                    axes,
+                    share.success,
+                    share.low,
+                    share.high,
+                    row + shift,
+                    colour(arm, arms),
+                    filled,
+                    marker(arm, arms),
+                )
+            shown = shares[arm].success
+            if shown is not None:
+                axes.annotate(
+                    percent(shown), (shares[arm].high, row - 0.13), (6, 0), textcoords="offset points", va="center"
+                )
+        axes.set(xlim=(0, _upper([*shares.values(), *greedy.values()])), xlabel="success (%)")
+        _rows(axes, [label(arm) for arm in arms])
+        percent_ticks(axes)
+    said = "; ".join(
+        f"{label(arm)} {percent(s.success)} ({percent(s.low)} to {percent(s.high)})" for arm, s in shares.items()
+    )
+    below = " Open markers below: greedy decoding." if greedy else ""
+    return Chart(
+        made[0], f"Success by policy with 95% intervals. {said}.", f"Success, with 95% Wilson intervals.{below}"
+    )
+
+
+def paired(differences: Sequence[Difference]) -> Chart:
+    """One row a difference, with zero as a line. Hollow where the interval contains zero."""
+    arms = [difference.first for difference in differences]
+    names = [f"{label(one.first)} \N{MINUS SIGN} {label(one.second)}" for one in differences]
+    found = [one.sampled for one in differences]
+    with drawing("paired", 5.4, 0.9 + 0.5 * len(differences)) as (figure, made):
+        axes = figure.add_subplot()
+        axes.axvline(0, color=INK, linewidth=1)
+        for row, (arm, one) in enumerate(zip(arms, found, strict=True)):
+            tint, shape = colour(arm, arms), marker(arm, arms)
+            _interval(axes, one.mean, one.low, one.high, row, tint, not one.contains_zero, shape)
+            axes.annotate(points(one.mean), (one.mean, row), (0, 8), textcoords="offset points", ha="center")
+        low, high = min(-0.02, *(one.low for one in found)), max(0.02, *(one.high for one in found))
+        room = 0.08 * (high - low)
+        axes.set(xlim=(low - room, high + room), xlabel="difference in success (percentage points)")
+        _rows(axes, names)
+        percent_ticks(axes)
+    said = "; ".join(
+        f"{name}: {points(one.mean)} ({points(one.low)} to {points(one.high)})"
+        for name, one in zip(names, found, strict=True)
+    )
+    caption = "Paired differences over games, with 95% bootstrap intervals; hollow: the interval contains zero."
+    return Chart(made[0], f"Paired differences in percentage points. {said}.", caption)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A figure to draw from metrics. `key` may be dotted; a share or a reward gets an axis from 0 to 1."""
+
+    key: str
+    title: str
+    unit: str
+    kind: Literal["share", "reward", "amount"] = "amount"
+    size: tuple[float, float] = (3.9, 2.5)  # inches
+
+
+def curve(name: str, what: Curve, arms: Sequence[Arm]) -> Chart | None:
+    """One logged figure over training steps, the arms overlaid; None where no arm logged it.
+
+    Long curves get a moving mean, with the raw values faint behind it.
+    """
+    drawn = {arm.name: pairs for arm in arms if (pairs := series(arm.metrics, what.key))}
+    if not drawn:
+        return None
+    names = [arm.name for arm in arms]
+    with drawing(name, *what.size) as (figure, made):
+        axes = figure.add_subplot()
+        for arm, pairs in drawn.items():
+            steps, values = [step for step, _ in pairs], [value for _, value in pairs]
+            tint = colour(arm, names)
+            if len(values) >= 4 * SMOOTHING:
+                axes.plot(steps, values, color=tint, linewidth=0.9, alpha=0.3)
+                axes.plot(steps, moving_mean(values), color=tint, linewidth=2)
+            else:
+                axes.plot(steps, values, color=tint, linewidth=1.8, marker=marker(arm, names), ms=5, clip_on=False)
+        axes.set(title=literal(what.title), xlabel="training step", ylabel=what.unit)
+        _scale(axes, what, [value for pairs in drawn.values() for _, value in pairs])
+    said = "; ".join(f"{label(arm)} from {number(p[0][1])} to {number(p[-1][1])}" for arm, p in drawn.items())
+    return Chart(made[0], f"{what.title} over training steps. {said}.")
+
+
+def _scale(axes: Axes, what: Curve, values: Sequence[float]) -> None:
+    plain_ticks(axes, "x")
+    plain_ticks(axes, "y")
+    if what.kind == "share":
+        percent_ticks(axes, "y")
+    axes.set_ylim(bottom=min(0.0, *values))
+    if what.kind != "amount":
+        axes.set_ylim(top=max(1.02, *values))
+
+
+def series(metrics: Sequence[Row], key: str) -> list[tuple[float, float]]:
+    """(step, value) of a dotted key, where it was logged as a finite number (elsewhere the curve has a gap)."""
+    found: list[tuple[float, float]] = []
+    first, _, inner = key.partition(".")
+    for row in metrics:
+        value = row.get(first)
+        if inner:
+            value = value.get(inner) if isinstance(value, Mapping) else None
+        if value is not None and math.isfinite(value):
+            found.append((row["step"], float(value)))
+    return found
+
+
+def moving_mean(values: Sequence[float]) -> list[float]:
+    """The mean of each value and its neighbours, `SMOOTHING` values at most (fewer at the ends)."""
+    half = SMOOTHING // 2
+    windows = (values[max(0, at - half) : at + half + 1] for at in range(len(values)))
+    return [sum(window) / len(window) for window in windows]
+
+
+def by_group(name: str, arms: Mapping[str, Mapping[str, Share]], groups: Sequence[str]) -> Chart:
+    """Success by task type: one band a group, the arms as dodged intervals inside it."""
+    names = list(arms)
+    with drawing(name, 7.0, 0.9 + 0.19 * len(groups) * (len(names) + 1)) as (figure, made):
+        axes = figure.add_subplot()
+        for index, arm in enumerate(names):
+            shift = (index - (len(names) - 1) / 2) * 0.8 / max(1, len(names))
+            tint, shape = colour(arm, names), marker(arm, names)
+            for row, group in enumerate(groups):
+                share = arms[arm].get(group)
+                if share is not None and share.success is not None:
+                    _interval(axes, share.success, share.low, share.high, row + shift, tint, True, shape)
+            axes.plot([], [], color=tint, marker=shape, ls="", ms=6, label=literal(label(arm)))
+        _bands(axes, len(groups))
+        axes.set(xlim=(0, 1), xlabel="success (%)")
+        _rows(axes, list(groups))
+        percent_ticks(axes)
+        figure.legend(loc="outside upper left", ncols=len(names), handletextpad=0.2)
+    said = "; ".join(
+        f"{group}: "
+        + ", ".join(f"{label(arm)} {percent(arms[arm][group].success, 0)}" for arm in names if group in arms[arm])
+        for group in groups
+    )
+    return Chart(made[0], f"Success by task type and policy. {said}.")
+
+
+def retention(arms: Mapping[str, Mapping[str, Skill]], skills: Sequence[str]) -> Chart:
+    """Accuracy by skill and policy; a bar across each band marks the chance level."""
+    names = list(arms)
+    with drawing("retention", 7.0, 1.1 + 0.42 * len(skills)) as (figure, made):
+        axes = figure.add_subplot()
+        for row, skill in enumerate(skills):
+            chance = next(arms[arm][skill].chance for arm in names if skill in arms[arm])
+            axes.plot([chance, chance], [row - 0.38, row + 0.38], color=INK, linewidth=2.2, solid_capstyle="butt")
+        for index, arm in enumerate(names):
+            shift = (index - (len(names) - 1) / 2) * 0.7 / max(1, len(names))
+            rows = [(arms[arm][skill].accuracy, row + shift) for row, skill in enumerate(skills) if skill in arms[arm]]
+            axes.plot(
+                *zip(*rows, strict=True),
+                color=colour(arm, names),
+                marker=marker(arm, names),
+                ls="",
+                ms=6,
+                label=literal(label(arm)),
+            )
+        axes.plot([], [], color=INK, linewidth=2.2, label="chance")
+        _bands(axes, len(skills))
+        axes.set(xlim=(-0.02, 1.02), xlabel="exact-match accuracy (%)")
+        _rows(axes, list(skills))
+        percent_ticks(axes)
+        figure.legend(loc="outside upper left", ncols=len(names) + 1, handletextpad=0.4)
+    said = "; ".join(
+        f"{skill}: "
+        + ", ".join(f"{label(arm)} {percent(arms[arm][skill].accuracy, 0)}" for arm in names if skill in arms[arm])
+        for skill in skills
+    )
+    return Chart(made[0], f"Accuracy on skills outside the training domain. {said}.")
+
+
+def _interval(
+    axes: Axes, middle: float, low: float, high: float, row: float, tint: str, filled: bool, shape: str
+) -> None:
+    axes.plot([low, high], [row, row], color=tint, linewidth=2 if filled else 1.3, solid_capstyle="round")
+    axes.plot(
+        [middle], [row], marker=shape, ms=7 if filled else 6, color=tint, mfc=tint if filled else "white", mew=1.4
+    )
+
+
+def _rows(axes: Axes, names: Sequence[str]) -> None:
+    """Category labels from top to bottom."""
+    axes.set_yticks(range(len(names)), [literal(name) for name in names])
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+    axes.spines["left"].set_visible(False)
+
+
+def _bands(axes: Axes, rows: int) -> None:
+    for row in range(0, rows, 2):
+        axes.axhspan(row - 0.5, row + 0.5, color="#f4f6f8", zorder=0)
+
+
+def _upper(shares: Sequence[Share]) -> float:
+    """A little more than the highest interval, so that the values beside it have room."""
+    return min(1.12, max(share.high for share in shares) + 0.14)

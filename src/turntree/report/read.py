@@ -1,0 +1,245 @@
+"""What a run directory holds, as typed values. What is not there is None or empty; what is broken is an `InputError`.
+
+Everything is optional: a folder with only a profile, only an evaluation, or a single training run is a run too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from turntree.core.errors import InputError
+from turntree.observe.files import read_json, read_table
+from turntree.profiling.profile import SCHEMA as PROFILE_SCHEMA
+from turntree.profiling.select import SCHEMA as PIVOTS_SCHEMA
+
+EVALUATION_SCHEMA = "turntree.evaluation/1"  # written by the stage of that name, which lies beside this floor
+ARMS = ("base", "sft", "random", "pivotrl")  # the order of the quickstart; other arms follow by name
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A JSONL table of the project: its header and its rows."""
+
+    header: Row
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class Share:
+    """A success rate in [0, 1] with its Wilson interval; None where no episode was scored."""
+
+    success: float | None
+    low: float
+    high: float
+    episodes: int
+
+
+@dataclass(frozen=True)
+class Play:
+    """One pass over the held-out games. `outcomes` is the mean reward of every game that was scored, by task id."""
+
+    overall: Share
+    temperature: float
+    by_task_type: Mapping[str, Share]
+    outcomes: Mapping[str, float]
+    censored: int
+    turns_per_episode: float | None
+    invalid_share: float | None
+
+
+@dataclass(frozen=True)
+class Skill:
+    accuracy: float
+    chance: float
+    questions: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    config: Row
+    policy_hash: str
+    sampled: Play
+    greedy: Play | None
+    retention: float | None  # mean accuracy over skills
+    skills: Mapping[str, Skill]
+    cost: Row
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A policy of the run: how it was trained (nothing for the base) and how it did (None: not evaluated)."""
+
+    name: str
+    stage: str | None = None
+    config: Row | None = None
+    metrics: tuple[Row, ...] = ()
+    cost: Row | None = None
+    evaluation: Evaluation | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    name: str
+    path: Path
+    profile: Table | None
+    pivots: Table | None
+    random: Table | None
+    arms: tuple[Arm, ...]
+    summary: Row | None
+    config: Any = None  # what the pipeline that made the whole folder wrote down
+
+    def arm(self, name: str) -> Arm | None:
+        return next((arm for arm in self.arms if arm.name == name), None)
+
+
+def read_run(path: Path) -> Run:
+    """Everything under `path` that a report can show. Raises `InputError` where there is nothing, or where a file
+    that is there cannot be read."""
+    if not path.is_dir():
+        raise InputError("no such folder", path=path, hint="name the folder that a run wrote")
+    summary = read_json(path / "summary.json") if (path / "summary.json").exists() else None
+    run = Run(
+        name=path.resolve().name,
+        path=path,
+        profile=_table(path / "profile.jsonl", PROFILE_SCHEMA),
+        pivots=_table(path / "pivots.jsonl", PIVOTS_SCHEMA),
+        random=_table(path / "random.jsonl", PIVOTS_SCHEMA),
+        arms=_arms(path, _summary_arms(summary, path / "summary.json")),
+        summary=summary,
+        config=read_json(path / "config.json") if (path / "config.json").exists() else None,
+    )
+    if not (run.profile or run.pivots or run.random or run.arms):
+        hint = "name a run directory: profile.jsonl, evaluation/*.json, or a training run with config.json"
+        raise InputError("holds nothing that a report can show", path=path, hint=hint)
+    return run
+
+
+@contextlib.contextmanager
+def reading(path: Path, line: int | None = None) -> Iterator[None]:
+    """A key that is missing or of the wrong type becomes one line that names the file."""
+    try:
+        yield
+    except KeyError as error:
+        raise InputError("is missing", path=path, line=line, field=str(error.args[0]), hint="make it again") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"holds a value of the wrong type ({error})", path=path, line=line) from error
+
+
+def _table(path: Path, schema: str) -> Table | None:
+    if not path.exists():
+        return None
+    header, rows = read_table(path, schema)
+    for number, row in enumerate(rows, start=2):
+        with reading(path, number):
+            _check_candidate(row)
+    return Table(header, tuple(rows))
+
+
+def _check_candidate(row: Row) -> None:
+    """Raise `KeyError` or `TypeError` unless the fields that every figure relies on are there."""
+    kinds = {"trace_id": str, "turn": int, "kind": str, "reward_mean": (int, float, type(None))}
+    for key, kind in {**kinds, "reward_var": kinds["reward_mean"]}.items():
+        if not isinstance(row[key], kind):
+            raise TypeError(f"{key} is {row[key]!r}")
+
+
+def _summary_arms(summary: Any, path: Path) -> list[str]:
+    if summary is None:
+        return []
+    with reading(path):
+        return list(summary.get("arms", {}).keys())
+
+
+def _arms(path: Path, mentioned: Iterable[str]) -> tuple[Arm, ...]:
+    folders = {folder.name: folder for folder in sorted(path.iterdir()) if _is_training(folder)}
+    if _is_training(path):
+        folders[path.resolve().name] = path  # a single training run, named directly
+    evaluations = {file.stem: file for file in sorted((path / "evaluation").glob("*.json"))}
+    names = {*folders, *evaluations, *mentioned}
+    ordered = [name for name in ARMS if name in names] + sorted(names.difference(ARMS))
+    return tuple(_arm(name, folders.get(name), evaluations.get(name)) for name in ordered)
+
+
+def _is_training(folder: Path) -> bool:
+    """Whether a training stage wrote this folder. A model's own folder holds a config.json too, which names no stage;
+    a pipeline names itself there and logs no metrics."""
+    path = folder / "config.json"
+    if not path.exists() or not (folder / "metrics.jsonl").exists():
+        return False
+    written = read_json(path)
+    return isinstance(written, dict) and "stage" in written
+
+
+def _arm(name: str, folder: Path | None, evaluation: Path | None) -> Arm:
+    evaluated = None if evaluation is None else _evaluation(evaluation)
+    if folder is None:
+        return Arm(name, evaluation=evaluated)
+    written = read_json(folder / "config.json")
+    with reading(folder / "config.json"):
+        stage, config = str(written["stage"]), written["config"]
+    cost = read_json(folder / "cost.json") if (folder / "cost.json").exists() else None
+    return Arm(name, stage, config, _metrics(folder / "metrics.jsonl"), cost, evaluated)
+
+
+def _metrics(path: Path) -> tuple[Row, ...]:
+    rows: list[Row] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise InputError(f"is not JSON ({error.msg})", path=path, line=number, hint="delete that line") from error
+        with reading(path, number):
+            if not isinstance(row["step"], int):
+                raise TypeError(f"step is {row['step']!r}")
+        rows.append(row)
+    return tuple(rows)
+
+
+def _evaluation(path: Path) -> Evaluation:
+    value = read_json(path)
+    with reading(path):
+        if value.get("schema") != EVALUATION_SCHEMA:
+            raise InputError(f"is {value.get('schema')!r}, not {EVALUATION_SCHEMA!r}", path=path, field="schema")
+        retention = value.get("retention") or {}
+        return Evaluation(
+            config=value["config"],
+            policy_hash=str(value["policy_hash"]),
+            sampled=_play(value["sampled"]),
+            greedy=_play(value["greedy"]) if "greedy" in value else None,
+            retention=retention.get("accuracy"),
+            skills={
+                name: Skill(float(row["accuracy"]), float(row["chance"]), int(row["questions"]))
+                for name, row in retention.get("by_skill", {}).items()
+            },
+            cost=value.get("cost", {}),
+        )
+
+
+def _play(value: Row) -> Play:
+    return Play(
+        overall=_share(value),
+        temperature=float(value["temperature"]),
+        by_task_type={kind: _share(share) for kind, share in value["by_task_type"].items()},
+        outcomes={
+            str(row["task"]): sum(row["rewards"]) / len(row["rewards"]) for row in value["outcomes"] if row["rewards"]
+        },
+        censored=int(value["censored"]),
+        turns_per_episode=value.get("turns_per_episode"),
+        invalid_share=value.get("invalid_share"),
+    )
+
+
+def _share(value: Row) -> Share:
+    success = value["success"]
+    return Share(
+        None if success is None else float(success), float(value["low"]), float(value["high"]), int(value["episodes"])
+    )

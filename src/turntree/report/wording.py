@@ -1,0 +1,198 @@
+"""Numbers as people read them, and the sentences at the top of the page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from turntree.core.messages import Message
+from turntree.report.read import Arm, Run, Share
+from turntree.report.results import ArmResult, Difference
+
+ABSENT = "–"
+MINUS = "\N{MINUS SIGN}"
+LABELS = {"base": "Base", "sft": "SFT", "random": "Random pivots", "pivotrl": "PivotRL"}
+IN_SENTENCES = {
+    "base": "the base policy",
+    "sft": "SFT on the same traces",
+    "random": "the same training on random turns",
+}
+
+
+def label(arm: str) -> str:
+    return LABELS.get(arm, arm)
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    return ABSENT if share is None else f"{100 * share:.{digits}f}%"
+
+
+def interval(share: Share) -> str:
+    """`38.3–51.9`, in percent."""
+    return f"{100 * share.low:.1f}–{100 * share.high:.1f}"
+
+
+def points(difference: float | None) -> str:
+    """A difference of shares in percentage points, with its sign: `+14.0`."""
+    if difference is None:
+        return ABSENT
+    return f"{100 * difference:+.1f}".replace("-", MINUS).replace(f"{MINUS}0.0", "0.0").replace("+0.0", "0.0")
+
+
+def count(number: float | None) -> str:
+    return ABSENT if number is None else f"{number:,.0f}"
+
+
+def plural(size: int, noun: str) -> str:
+    return f"{size:,} {noun}" if size == 1 else f"{size:,} {noun}s"
+
+
+def number(value: float | None) -> str:
+    """Three significant digits."""
+    return ABSENT if value is None else f"{value:.3g}".replace("-", MINUS)
+
+
+def seconds(value: float | None) -> str:
+    return ABSENT if value is None else f"{value:,.1f}"
+
+
+def duration(seconds: float | None) -> str:
+    """`4.2 s`, `12 min 34 s`, `1 h 02 min`."""
+    if seconds is None:
+        return ABSENT
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def message_text(message: Message) -> str:
+    """Text and tool calls of a message, as the profile writes down sampled actions."""
+    calls = " ".join(f"{call.name}({call.arguments})" for call in message.tool_calls)
+    return " ".join(part for part in (message.content, calls) if part)
+
+
+@dataclass(frozen=True)
+class Headline:
+    """`done`: what was trained on what. `found`: the result. `verdict`: what the interval allows to say."""
+
+    done: str
+    found: str
+    verdict: str = ""
+    others: tuple[str, ...] = ()
+
+
+def headline(run: Run, results: Sequence[ArmResult], differences: Sequence[Difference]) -> Headline:
+    """What was trained, on what, and the result with its interval; says so where one of them is not known."""
+    main = _main(differences)
+    if main is not None:
+        others = tuple(_other(difference) for difference in differences if difference is not main)
+        return Headline(_done(run, run.arm(main.first)), _found(run, results, main), _verdict(main), others)
+    evaluated = [arm for arm in run.arms if arm.evaluation is not None]
+    trained = [arm for arm in run.arms if arm.stage is not None]
+    if evaluated:
+        arm = evaluated[-1]
+        share = arm.evaluation.sampled.overall if arm.evaluation else Share(None, 0, 1, 0)
+        found = (
+            f"{_subject(arm.name)} succeeds in {percent(share.success)} (95% interval {interval(share)}) {_where(arm)}."
+        )
+        return Headline(_done(run, arm), found, "There is no second policy to compare it with.")
+    if trained:
+        found = "No policy of this run was evaluated, so this page says nothing about success."
+        return Headline(_done(run, trained[-1]), found)
+    return Headline(_done(run, None), "No policy was trained or evaluated in this run.")
+
+
+def _main(differences: Sequence[Difference]) -> Difference | None:
+    against_base = [difference for difference in differences if difference.second == "base"]
+    return next(iter([*against_base, *differences]), None)
+
+
+def _done(run: Run, arm: Arm | None) -> str:
+    steps = arm.metrics[-1]["step"] if arm is not None and arm.metrics else None
+    trained = f" for {count(steps)} steps" if steps is not None else ""
+    model = f"policy “{arm.config.get('model', '')}”" if arm is not None and arm.config else "a policy"
+    if arm is not None and arm.stage == "train pivot":
+        return f"{_trainer(arm)} trained {model}{trained}{_on_pivots(run, arm)}."
+    if arm is not None and arm.stage is not None:
+        return f"{_trainer(arm)} trained {model}{trained}."
+    return f"This run profiled {_candidates(run)}." if run.profile is not None else ""
+
+
+def _trainer(arm: Arm) -> str:
+    return LABELS.get(arm.name) or f"Run “{arm.name}” ({arm.stage})"
+
+
+def _on_pivots(run: Run, arm: Arm) -> str:
+    table = run.random if arm.name == "random" else run.pivots
+    if table is None:
+        return ""
+    how = "drawn at random from" if arm.name == "random" else "selected from"
+    roles = Counter(str(row.get("role", "pivot")) for row in table.rows)
+    told = f" ({', '.join(f'{count(n)} {role}s' for role, n in sorted(roles.items(), reverse=True))})"
+    return f" on {count(len(table.rows))} turns{told if len(roles) > 1 else ''} {how} {_candidates(run)}"
+
+
+def _candidates(run: Run) -> str:
+    if run.profile is None:
+        return "a profile that is not in this folder"
+    traces = len({row["trace_id"] for row in run.profile.rows})
+    return f"{count(len(run.profile.rows))} candidate turns of {count(traces)} expert traces"
+
+
+def _found(run: Run, results: Sequence[ArmResult], main: Difference) -> str:
+    shares = {result.name: result.sampled for result in results}
+    first, second = shares.get(main.first), shares.get(main.second)
+    arm = run.arm(main.first)
+    where = _where(arm) if arm is not None and arm.evaluation is not None else "on the evaluation games"
+    there = f" {where[0].upper()}{where[1:]}, " if where else " "
+    if first is None or second is None:
+        return f"{there}{_name(main.first)} minus {_name(main.second)} is {_with_interval(main)}.".strip()
+    return (
+        f"{there}{_name(main.first)} succeeds in {percent(first.success)} (95% interval {interval(first)}) and "
+        f"{_name(main.second)} in {percent(second.success)} ({interval(second)}): "
+        f"a paired difference of {_with_interval(main)}."
+    ).strip()
+
+
+def _where(arm: Arm) -> str:
+    """`on 200 games (generated, split test, difficulty easy)`."""
+    assert arm.evaluation is not None
+    games = arm.evaluation.config.get("games", {})
+    told = [str(games["source"])] if "source" in games else []
+    told += [f"split {games['split']}"] if "split" in games else []
+    told += [f"difficulty {games['difficulty']}"] if "difficulty" in games else []
+    kind = f" ({', '.join(told)})" if told else ""
+    return f"on {count(len(arm.evaluation.sampled.outcomes))} games{kind}"
+
+
+def _verdict(difference: Difference) -> str:
+    if difference.sampled.contains_zero:
+        return "The interval contains zero: these games do not tell the two policies apart."
+    if difference.sampled.low > 0:
+        return "The whole interval lies above zero."
+    return f"The whole interval lies below zero: {_name(difference.first)} is worse than {_name(difference.second)}."
+
+
+def _other(difference: Difference) -> str:
+    low, high = difference.sampled.low, difference.sampled.high
+    where = "lies above zero" if low > 0 else "lies below zero" if high < 0 else "contains zero"
+    what = f"{_subject(difference.first)} minus {_name(difference.second)}: {_with_interval(difference)}"
+    return f"{what}; the interval {where}."
+
+
+def _with_interval(difference: Difference) -> str:
+    low, high = points(difference.sampled.low), points(difference.sampled.high)
+    return f"{points(difference.sampled.mean)} percentage points (95% interval {low} to {high})"
+
+
+def _name(arm: str) -> str:
+    return IN_SENTENCES.get(arm) or LABELS.get(arm) or f"“{arm}”"
+
+
+def _subject(arm: str) -> str:
+    name = _name(arm)
+    return name[:1].upper() + name[1:]

@@ -1,0 +1,248 @@
+"""The page of a run directory: the numbers are there, what is absent is said, nothing is loaded from elsewhere."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from run_directories import (
+    candidate,
+    candidates,
+    write_complete_run,
+    write_evaluation,
+    write_profile,
+    write_trace_file,
+    write_training,
+)
+
+from turntree.core.errors import InputError
+from turntree.observe.files import read_json, write_json
+from turntree.report.html import build_report
+
+
+def text_of(page: Path) -> str:
+    """What a reader sees: tags gone, white space single."""
+    body = page.read_text(encoding="utf-8").split("<body>", 1)[1]
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_complete_run(tmp_path_factory.mktemp("runs") / "quickstart")
+
+
+@pytest.fixture(scope="module")
+def built(complete: Path) -> Path:
+    return build_report(complete)
+
+
+@pytest.fixture(scope="module")
+def markup(built: Path) -> str:
+    return built.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def page(built: Path) -> str:
+    return text_of(built)
+
+
+def test_the_page_lies_in_the_run_directory_unless_another_place_is_named(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_training(run, "sft", [{"step": 1, "loss": 1.5}])
+    assert build_report(run) == run / "report.html"
+    assert build_report(run, tmp_path / "deep" / "page.html") == tmp_path / "deep" / "page.html"
+    assert (tmp_path / "deep" / "page.html").read_bytes() == (run / "report.html").read_bytes()
+
+
+def test_the_same_files_give_the_same_bytes_in_another_process_too(complete: Path, built: Path, tmp_path: Path) -> None:
+    code = "import sys; from pathlib import Path; from turntree.report.html import build_report"
+    code += "; build_report(Path(sys.argv[1]), Path(sys.argv[2]))"
+    again = [sys.executable, "-c", code, str(complete), str(tmp_path / "p.html")]
+    subprocess.run(again, check=True, env={"PYTHONHASHSEED": "7", "HOME": str(tmp_path)})
+    assert (tmp_path / "p.html").read_bytes() == built.read_bytes()
+
+
+def test_nothing_on_the_page_is_loaded_from_elsewhere(markup: str) -> None:
+    assert not re.findall(r"https?://|//[a-z]+\.|src=|@import|<script|<link|<iframe|url\((?!#)", markup)
+    assert all(target.startswith("#") for target in re.findall(r'href="([^"]*)"', markup))
+
+
+def test_every_id_occurs_once_and_every_reference_has_its_target(markup: str) -> None:
+    ids = re.findall(r' id="([^"]*)"', markup)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'(?:href="#|url\(#)([^")]*)', markup)) <= set(ids)
+
+
+def test_every_figure_says_in_words_what_it_shows(markup: str) -> None:
+    said = re.findall(r'role="img" aria-label="([^"]*)"', markup)
+    assert len(said) == markup.count("<svg") >= 10
+    assert any("PivotRL from 0.25 to 0.75" in one for one in said)
+
+
+def test_the_headline_says_what_was_trained_on_what_and_with_which_result(page: str) -> None:
+    assert "PivotRL trained policy “default” for 2 steps on 2 turns selected from 5 candidate turns of 3 expert" in page
+    assert "On 20 games (generated, split test, difficulty easy), PivotRL succeeds in 75.0% (95% interval 53.1" in page
+    assert "and the base policy in 25.0% (11.2–46.9): a paired difference of +50.0 percentage points" in page
+    assert "The whole interval lies above zero." in page
+
+
+def test_an_interval_that_contains_zero_is_called_that(tmp_path: Path) -> None:
+    write_evaluation(tmp_path, "base", 10, 0.8)
+    write_evaluation(tmp_path, "pivotrl", 11, 0.8)
+    shown = text_of(build_report(tmp_path))
+    assert "The interval contains zero: these games do not tell the two policies apart." in shown
+    assert "contains zero: no difference shown" in shown
+
+
+def test_a_policy_that_became_worse_is_called_that(tmp_path: Path) -> None:
+    write_evaluation(tmp_path, "base", 15, 0.8)
+    write_evaluation(tmp_path, "pivotrl", 5, 0.8)
+    assert "lies below zero: PivotRL is worse than the base policy." in text_of(build_report(tmp_path))
+
+
+def test_the_table_holds_every_arm(page: str) -> None:
+    assert "SFT 35.0% 18.1–56.7 35.0% 18.1–56.7 12.5% 60.0% −20.0 16 112 1 min 02 s" in page
+    assert "PivotRL 75.0% 53.1–88.8 75.0% 53.1–88.8 12.5% 70.0% −10.0 16 112 1 min 02 s" in page
+
+
+def test_task_types_and_skills_are_told_apart_by_arm(page: str) -> None:
+    assert "clean 50.0% 23.7–76.3 70.0% 39.7–89.2 80.0% 49.0–94.3 100.0% 72.2–100.0 10" in page
+    assert "sort 25.0% 80.0% 60.0% 75.0% 70.0% 40" in page
+
+
+def test_the_ledger_adds_up_and_weighs_rho_by_tokens(page: str) -> None:
+    assert "profile 20 140 900 2,700 – – 1.5 0.0 0.0 1.5" in page
+    assert "train pivotrl 16 112 – – 400 3.50 2.0 0.0 60.0 62.0" in page  # (100 x 2 + 300 x 4) / 400
+    assert "all of it 1,268 8,876 900 2,700 1,200 – 23.5 0.0 180.0 203.5" in page
+
+
+def test_the_profile_counts_classes_kinds_and_what_each_threshold_keeps(page: str) -> None:
+    assert "all fail 1 20.0% all succeed 1 20.0% mixed but easy 1 20.0% pivot 2 40.0%" in page
+    assert "An exact match would have refused 37.5% of the actions that the verifier accepts." in page
+    assert "Turns that were no candidates: empty_turn 7." in page
+    assert "0.3 1 0 1 0.6 2 1 1 every mixed group 3 2 1" in page
+
+
+def test_example_pivots_show_state_demonstration_and_samples(page: str) -> None:
+    assert "take: 1 of 4 sampled actions accepted" in page
+    assert "Last observation You arrive at shelf 1. Demonstrated take cup 1 from shelf 1" in page
+    assert "take pan 1 3 0 0 take cup 1 from shelf 1 1 1 1" in page
+
+
+def test_what_users_wrote_is_text_and_never_markup(tmp_path: Path) -> None:
+    write_trace_file(tmp_path / "traces.jsonl")
+    evil = "<script>alert(1)</script> $x_1$"
+    write_profile(tmp_path, [*candidates(), candidate(2, 1, evil, 1, [(evil, 0.0, 3), ("b", 1.0, 1)])])
+    markup = build_report(tmp_path).read_text(encoding="utf-8")
+    assert "<script" not in markup
+    assert "put a &lt;cup&gt; on the shelf" in markup
+    assert evil in text_of(tmp_path / "report.html")
+
+
+def test_a_profile_alone_gives_a_page_that_says_what_is_absent(tmp_path: Path) -> None:
+    write_profile(tmp_path)
+    shown = text_of(build_report(tmp_path))
+    assert "This run profiled 5 candidate turns of 3 expert traces. No policy was trained or evaluated" in shown
+    assert "Not in this folder: pivots.jsonl , random.jsonl , summary.json , sft/ , random/ , pivotrl/" in shown
+    assert "No policy was evaluated" in shown
+    assert "No training run with metrics is in this folder." in shown
+    assert "The traces were not found" in shown
+    assert "No selection was made from this profile yet" in shown
+
+
+def test_one_arm_alone_gives_a_page_without_a_comparison(tmp_path: Path) -> None:
+    write_evaluation(tmp_path, "base", 5, 0.8)
+    shown = text_of(build_report(tmp_path))
+    assert "The base policy succeeds in 25.0% (95% interval 11.2–46.9) on 20 games" in shown
+    assert "There is no second policy to compare it with." in shown
+    assert "There is no profile in this folder." in shown
+
+
+def test_a_training_run_named_directly_is_an_arm_of_its_own_name(tmp_path: Path) -> None:
+    write_training(tmp_path / "mine", "train pivot", [{"step": 1, "reward_mean": 0.5}])
+    shown = text_of(build_report(tmp_path / "mine"))
+    assert "Run “mine” (train pivot) trained policy “default” for 1 steps" in shown
+    assert "No policy of this run was evaluated" in shown
+    assert "model" not in re.findall(r"train (\w+)", shown)  # the model's own folder is no run
+
+
+def test_the_summary_is_shown_as_it_was_printed_and_disagreement_is_said(tmp_path: Path) -> None:
+    write_evaluation(tmp_path, "base", 5, 0.8)
+    write_evaluation(tmp_path, "pivotrl", 15, 0.8)
+    base = read_json(tmp_path / "evaluation" / "base.json")["sampled"]
+    arm = {"success": 0.5, "low": 0.3, "high": 0.7, "turns": 12345, "tokens": 7, "seconds": 3.0}
+    difference = {"mean": 0.125, "low": 0.0625, "high": 0.1875, "games": 20}
+    summary = {
+        "arms": {"base": {key: base[key] for key in ("success", "low", "high")}, "pivotrl": arm},
+        "differences": {"pivotrl-base": difference},
+        "wall_seconds": 725.0,
+    }
+    write_json(tmp_path / "summary.json", summary)
+    shown = text_of(build_report(tmp_path))
+    assert "summary.json says that pivotrl succeeds in 50.0%, evaluation/pivotrl.json 75.0%" in shown
+    assert "12,345" in shown
+    assert "PivotRL − Base 20 +12.5 +6.2 to +18.8 above zero" in shown
+    assert "12 min 05 s in all" in shown
+
+
+def test_traces_that_were_changed_after_profiling_are_not_shown(complete: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(complete, tmp_path / "run")
+    with (run / "traces.jsonl").open("a", encoding="utf-8") as handle:
+        handle.write("\n")
+    assert "traces.jsonl is not the file that was profiled" in text_of(build_report(run))
+
+
+def test_an_empty_folder_and_a_missing_one_are_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"holds nothing that a report can show; name a run directory"):
+        build_report(tmp_path)
+    with pytest.raises(InputError, match=r"no such folder"):
+        build_report(tmp_path / "absent")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("evaluation/base.json", "{", r"base\.json:1: is not JSON"),
+        ("evaluation/base.json", '{"schema": "turntree.evaluation/2"}', r"field 'schema': is 'turntree.evaluation/2'"),
+        (
+            "evaluation/base.json",
+            '{"schema": "turntree.evaluation/1", "config": {}}',
+            r"field 'policy_hash': is missing",
+        ),
+        ("sft/metrics.jsonl", '{"step": 1}\n{"st', r"metrics\.jsonl:2: is not JSON"),
+        ("sft/metrics.jsonl", "{}", r"metrics\.jsonl:1: field 'step': is missing"),
+        ("summary.json", '{"arms": 3}', r"summary\.json: holds a value of the wrong type"),
+        ("profile.jsonl", '{"schema": "turntree.pivots/1"}', r"profile\.jsonl:1: field 'schema'"),
+    ],
+)
+def test_a_broken_file_is_named_and_no_page_is_written(
+    complete: Path, tmp_path: Path, name: str, content: str, said: str
+) -> None:
+    run = shutil.copytree(complete, tmp_path / "run", ignore=shutil.ignore_patterns("report.html"))
+    (run / name).write_text(content, encoding="utf-8")
+    with pytest.raises(InputError, match=said) as caught:
+        build_report(run)
+    assert "\n" not in str(caught.value)
+    assert not (run / "report.html").exists()
+
+
+def test_a_candidate_without_a_kind_is_named_by_its_line(tmp_path: Path) -> None:
+    rows = candidates()
+    del rows[1]["kind"]
+    write_profile(tmp_path, rows)
+    with pytest.raises(InputError, match=r"profile\.jsonl:3: field 'kind': is missing"):
+        build_report(tmp_path)
+
+
+def test_importing_the_report_loads_neither_matplotlib_nor_torch() -> None:
+    code = "import json, sys, turntree.report.html"
+    code += "; print(json.dumps([name for name in ('torch', 'matplotlib', 'jinja2') if name in sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert json.loads(done.stdout) == []
