@@ -83,6 +83,18 @@ def test_a_sampled_action_shares_the_slots_of_an_equal_untrained_expert_prefix()
     assert batch.slot_T.tolist() == [0, 1, 2]
 
 
+def test_roots_of_one_tree_merge_where_they_are_equal_and_are_apart_where_not() -> None:
+    tree = RolloutTree("three chains")
+    prompts = (1, 2), (1, 2), (3,)
+    leaves = [add_completion(tree, tree.add(None, NodeKind.PROMPT, prompt).id, (7,)) for prompt in prompts]
+    credit = Credit({n: NodeCredit(1.0, 0.0, 1.0) for n in leaves}, 3.0, 3.0, False)
+    batch = only(pack([tree], [credit], max_tokens=9))
+    assert batch.tokens_BL.tolist() == [[1, 2, 7, 3, 7]]
+    assert batch.positions_BL.tolist() == [[0, 1, 2, 0, 1]]
+    assert batch.attention_mask()[0, 0, 4].tolist() == [False, False, False, True, True]
+    assert batch.slot_T.tolist() == [0, 0, 1]
+
+
 def test_nothing_is_computed_for_censored_branches_and_trailing_observations() -> None:
     tree = RolloutTree("broken")
     root = tree.add(None, NodeKind.PROMPT, (1, 2)).id

@@ -206,10 +206,18 @@ def test_the_settings_reach_every_clip_state_and_every_kind_of_coincidence() -> 
         for policy_T in [_scores(model, batch)[batch.slot_T]]
     ])  # fmt: skip
     assert (ratios < 1 - LOW).any() and (ratios > 1 + HIGH).any() and ((ratios > 0.9) & (ratios < 1.1)).any()
+    assert any(_twins_in_different_clip_states(model, batch) for batch in batches)
     assert len(batches) > 1
     assert any(len(batch.slot_T) > len(batch.target_S) for batch in batches)
     assert any(credit.censored for credit in credits) and any(credit.zero_variance for credit in credits)
     assert sum(batch.stats.rho for batch in batches) > len(batches)
+
+
+def _twins_in_different_clip_states(model, batch: PackedBatch) -> bool:
+    """Whether two terms of one slot lie on different sides of a clip bound."""
+    ratios_T = torch.exp(_scores(model, batch)[batch.slot_T] - batch.old_logprobs_T)
+    states_T = (ratios_T > 1 + HIGH).int() - (ratios_T < 1 - LOW).int()
+    return any(len(set(states_T[batch.slot_T == slot].tolist())) > 1 for slot in batch.slot_T.unique())
 
 
 def _scores(model, batch: PackedBatch) -> torch.Tensor:

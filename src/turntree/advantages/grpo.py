@@ -20,8 +20,8 @@ def grpo_advantages(rewards: Sequence[float], *, eps: float = 1e-6) -> list[floa
     """(r_i - mean) / (std + eps) over one group, with the population standard deviation (PivotRL, Eq. 1).
 
     `rewards` are those of the scored rollouts only: a censored one takes part in neither mean nor deviation. All
-    zeros where the rewards are equal. The population deviation keeps a lone success the best of its group; the
-    leave-one-out deviation would score one success in 16 lower than one in two.
+    zeros where the rewards are equal. With the population deviation the rarest success has the largest advantage; with
+    leave-one-out deviations a lone success of 16 would get 1.00, one of two successes 3.62.
 
     >>> [round(a, 3) for a in grpo_advantages([1.0, 0.0, 0.0, 0.0])]
     [1.732, -0.577, -0.577, -0.577]

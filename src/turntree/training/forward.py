@@ -66,9 +66,10 @@ def with_old_logprobs(
     Needed when the engine's numbers differ from the trainer's, or when its weights were older; the sampling
     log-probabilities stay, for the truncated importance weight.
     """
+    moved = [batch.to(model.device) for batch in batches]
     return [
         dataclasses.replace(batch, old_logprobs_T=policy_logprobs(model, batch, temperature=temperature)[batch.slot_T])
-        for batch in batches
+        for batch in moved
     ]
 
 
@@ -77,11 +78,12 @@ def with_reference_logprobs(
     reference_model: PreTrainedModel, batches: Sequence[PackedBatch], *, temperature: float = 1.0
 ) -> list[PackedBatch]:
     """The batches with the frozen reference's log-probabilities, computed once for all epochs over them."""
+    moved = [batch.to(reference_model.device) for batch in batches]
     return [
         dataclasses.replace(
             batch, reference_logprobs_S=policy_logprobs(reference_model, batch, temperature=temperature)
         )
-        for batch in batches
+        for batch in moved
     ]
 
 
