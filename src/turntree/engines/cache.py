@@ -10,7 +10,7 @@ Shape suffixes: B rows, H key/value heads, S slots, D head size, Q tokens of a b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,28 +21,35 @@ from transformers.cache_utils import Cache
 
 @dataclass(frozen=True)
 class Block:
-    """Where the tokens of the next forward go: rows [first, first + B) and, per token, a slot.
+    """Where the tokens of the next forward go: rows `rows_B` and, per token, a slot.
 
     `width` slots of those rows are shown to attention; which of them a token sees is the caller's mask. A `fresh`
-    block starts every row at slot 0, so its tokens see each other only and the plain causal mask is exact.
+    block starts every row at slot 0, so its tokens see each other only and the plain causal mask is exact. `first`
+    is given when the rows are consecutive: then they are shown without a copy.
     """
 
-    first: int
+    rows_B: Tensor
     slots_BQ: Tensor
     width: int
+    first: int | None = None
     fresh: bool = False
 
 
 class RowCache(Cache):
-    """A Transformers cache of fixed rows; `trash` is a slot that is never shown, for padding to write to."""
+    """A Transformers cache of fixed rows.
+
+    Memory is reserved ahead and zeroed only as far as it has been shown (`_shown`), because a masked slot must not
+    hold NaN, while touching fresh memory is what costs most on a CPU. One more slot, `trash`, is never shown: padding
+    writes to it.
+    """
 
     def __init__(self, rows: int, slots: int) -> None:
         super().__init__(layers=[])
         self.rows, self.slots = rows, slots
         self._keys: list[Tensor] = []  # one [B, H, S + 1, D] per layer
         self._values: list[Tensor] = []
+        self._shown = 0
         self._block: Block | None = None
-        self._where: tuple[Tensor, Tensor] | None = None
 
     @property
     def trash(self) -> int:
@@ -54,8 +61,8 @@ class RowCache(Cache):
 
     def expect(self, block: Block) -> None:
         """Say where the next forward writes."""
-        rows_B1 = torch.arange(block.slots_BQ.shape[0], device=block.slots_BQ.device)[:, None]
-        self._block, self._where = block, (rows_B1, block.slots_BQ)
+        self._show(block.width)
+        self._block = block
 
     # what a model calls
 
@@ -63,20 +70,19 @@ class RowCache(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Write [B, H, Q, D] keys and values; return those that attention reads, [B, H, width, D]."""
-        assert self._block is not None and self._where is not None
-        if layer_idx == len(self._keys):
-            # zeros, not garbage: a masked slot must not hold NaN, and untouched zero pages cost no memory on CPU
-            self._keys.append(self._zeros(key_states))
-            self._values.append(self._zeros(value_states))
         block = self._block
-        rows = slice(block.first, block.first + block.slots_BQ.shape[0])
-        keys, values = self._keys[layer_idx][rows], self._values[layer_idx][rows]
-        rows_B1, slots_BQ = self._where
-        keys[rows_B1, :, slots_BQ] = key_states.transpose(1, 2)
-        values[rows_B1, :, slots_BQ] = value_states.transpose(1, 2)
+        assert block is not None, "expect() comes before the forward"
+        if layer_idx == len(self._keys):
+            for held, states in ((self._keys, key_states), (self._values, value_states)):
+                held.append(self._like(states))
+                held[-1][:, :, : self._shown] = 0
+        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        where = (block.rows_B[:, None], slice(None), block.slots_BQ)
+        keys[where] = key_states.transpose(1, 2)
+        values[where] = value_states.transpose(1, 2)
         if block.fresh:
             return key_states, value_states
-        return keys[:, :, : block.width], values[:, :, : block.width]
+        return _rows_shown(keys, block), _rows_shown(values, block)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0  # positions and masks are always given
@@ -90,43 +96,74 @@ class RowCache(Cache):
     # moving rows
 
     def ensure(self, slots: int) -> None:
-        """Make room for at least `slots` slots (growing by a quarter, so that growth is rare)."""
+        """Make room for at least `slots` slots (growing by half, so that growth is rare)."""
         if slots <= self.slots:
             return
-        held, self.slots = self.slots, max(slots, self.slots + self.slots // 4)
+        self.slots = max(slots, self.slots + self.slots // 2)
         for tensors in (self._keys, self._values):
             for layer, old in enumerate(tensors):
-                tensors[layer] = self._zeros(old)
-                tensors[layer][:, :, :held] = old[:, :, :held]
+                tensors[layer] = self._like(old)
+                tensors[layer][:, :, : self._shown] = old[:, :, : self._shown]
 
-    def select(self, rows: Tensor, slots: int | None = None) -> RowCache:
+    def select(self, rows: Tensor, slots: int) -> RowCache:
         """A copy of the given rows (repeats allowed), cut to `slots`."""
-        copy = RowCache(len(rows), self.slots if slots is None else min(slots, self.slots))
-        copy._keys = [t[:, :, : copy.slots + 1].index_select(0, rows) for t in self._keys]
-        copy._values = [t[:, :, : copy.slots + 1].index_select(0, rows) for t in self._values]
+        copy = RowCache(len(rows), slots)
+        copy._adopt(self, min(slots, self._shown))
+        for target, origin in copy._pairs(self):
+            _copy_rows(origin[:, :, : copy._shown], rows, target[:, :, : copy._shown])
         return copy
 
-    def gather(self, rows_N: Tensor, slots_NS: Tensor) -> RowCache:
-        """A copy with row n = the given slots of row `rows_N[n]`, in that order."""
-        copy = RowCache(slots_NS.shape[0], slots_NS.shape[1])
-        slots_NS = torch.nn.functional.pad(slots_NS, (0, 1))  # the trash slot of the copy: any finite value
-        index = (rows_N[:, None], slice(None), slots_NS)
-        copy._keys = [t[index].transpose(1, 2).contiguous() for t in self._keys]
-        copy._values = [t[index].transpose(1, 2).contiguous() for t in self._values]
+    def gather(self, rows_B: Tensor, slots_BS: Tensor) -> RowCache:
+        """A copy whose row b is the given slots of row `rows_B[b]`, in that order."""
+        rows, slots = slots_BS.shape
+        copy = RowCache(rows, slots + slots // 2)
+        copy._adopt(self, slots)
+        for target, origin in copy._pairs(self):
+            target[:, :, :slots] = origin[rows_B[:, None], :, slots_BS].transpose(1, 2)
         return copy
 
-    def load(self, rows: Sequence[int], source: RowCache, source_rows: Sequence[int], slots: int) -> None:
-        """Copy the first `slots` slots of rows of another cache into rows of this one."""
+    def load(self, first: int, source: RowCache, rows: Sequence[int], slots: int) -> None:
+        """Copy the first `slots` slots of rows of another cache into consecutive rows of this one."""
         if not self._keys:
-            self._keys = [self._zeros(t) for t in source._keys]
-            self._values = [self._zeros(t) for t in source._values]
-        to, of = torch.tensor([rows, source_rows], device=source._keys[0].device)
-        for mine, theirs in ((self._keys, source._keys), (self._values, source._values)):
-            for target, origin in zip(mine, theirs, strict=True):
-                target[to, :, :slots] = origin[of, :, :slots]
+            self._adopt(source, 0)
+        self._show(slots)
+        index = torch.tensor(rows, device=self.device)
+        for target, origin in self._pairs(source):
+            _copy_rows(origin[:, :, :slots], index, target[first : first + len(rows), :, :slots])
 
-    def _zeros(self, like: Tensor) -> Tensor:
-        return like.new_zeros(self.rows, like.shape[1], self.slots + 1, like.shape[3])
+    def store(self, rows_B: Tensor, source: RowCache, first_slot: int, end_slot: int) -> None:
+        """Write slots of all rows of a selection back to the rows that it was selected from."""
+        self.ensure(end_slot)
+        self._show(end_slot)
+        for target, origin in self._pairs(source):
+            target[rows_B, :, first_slot:end_slot] = origin[:, :, first_slot:end_slot]
+
+    def _adopt(self, source: RowCache, shown: int) -> None:
+        """Make room for the layers of another cache; the caller fills the first `shown` slots."""
+        self._keys, self._values = [self._like(t) for t in source._keys], [self._like(t) for t in source._values]
+        self._shown = shown
+
+    def _show(self, slots: int) -> None:
+        for tensor in (*self._keys, *self._values):
+            tensor[:, :, self._shown : slots] = 0
+        self._shown = max(self._shown, slots)
+
+    def _pairs(self, source: RowCache) -> Iterator[tuple[Tensor, Tensor]]:
+        yield from zip(self._keys, source._keys, strict=True)
+        yield from zip(self._values, source._values, strict=True)
+
+    def _like(self, tensor: Tensor) -> Tensor:
+        return tensor.new_empty(self.rows, tensor.shape[1], self.slots + 1, tensor.shape[3])
+
+
+def _copy_rows(origin: Tensor, rows: Tensor, out: Tensor) -> None:
+    torch.index_select(origin, 0, rows, out=out)  # one pass, where assigning an indexed copy takes two
+
+
+def _rows_shown(tensor: Tensor, block: Block) -> Tensor:
+    if block.first is None:
+        return tensor[:, :, : block.width].index_select(0, block.rows_B)
+    return tensor[block.first : block.first + len(block.rows_B), :, : block.width]
 
 
 def hidden(dtype: torch.dtype) -> float:
@@ -134,9 +171,7 @@ def hidden(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).min
 
 
-def causal_mask(positions_BQ: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """Additive mask [B, 1, Q, width] of rows whose slots are their positions: a token sees slots up to its own."""
-    slots_S = torch.arange(width, device=positions_BQ.device)
-    unseen_BQS = slots_S > positions_BQ[:, :, None]
-    mask_BQS = torch.zeros(unseen_BQS.shape, dtype=dtype, device=positions_BQ.device)
-    return mask_BQS.masked_fill_(unseen_BQS, hidden(dtype))[:, None]
+def prefix_mask(lengths: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """Additive mask [*lengths.shape, width] under which each entry sees its first `lengths` slots."""
+    unseen = torch.arange(width, device=lengths.device) >= lengths[..., None]
+    return torch.zeros(unseen.shape, dtype=dtype, device=lengths.device).masked_fill_(unseen, hidden(dtype))

@@ -10,13 +10,14 @@ Shape suffixes: U rows, G lanes, R = U * G cells, S slots, N requests, T complet
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from turntree.engines.cache import Block, RowCache, hidden
+from turntree.engines.cache import Block, RowCache, hidden, prefix_mask
 from turntree.engines.sampling import Laws, draw
 
 
@@ -28,7 +29,7 @@ class Lane:
     prompt_length: int
 
 
-@dataclass
+@dataclass(frozen=True)
 class Sampled:
     """What N requests drew (row N catches what idle cells write); `counts_N` tokens of each row are valid."""
 
@@ -36,8 +37,6 @@ class Sampled:
     logprobs_NT: Tensor
     entropies_NT: Tensor
     counts_N: Tensor
-    retained: list[tuple[RowCache, list[tuple[int, int]]]] = field(default_factory=list)
-    """Sequences to keep: left-aligned caches with their (row, request) pairs."""
 
     @classmethod
     def empty(cls, requests: int, positions: int, device: torch.device) -> Sampled:
@@ -51,128 +50,171 @@ class Sampled:
 
 
 class Grid:
-    """The state of one grid: per cell its request, next position and what it sees; per row its next free slot.
+    """The state of one grid: per cell its request, length so far and what it sees; per row its next free slot.
 
-    An idle cell (padding, or a lane that is done) belongs to request `idle` and computes something harmless.
+    An idle cell (padding, or a lane that is done) belongs to request `idle` and computes something harmless; a row
+    without lanes is left untouched. `retain_N` marks the requests whose sequences are handed over in `retained`:
+    (cache, [(row, request), ...]), left-aligned. The last token of a sequence is drawn but not fed: its keys and
+    values are not part of that.
     """
 
     def __init__(
-        self, model: PreTrainedModel, cache: RowCache, rows: Sequence[Sequence[Lane]], *, idle: int, max_context: int
+        self, model: PreTrainedModel, cache: RowCache, rows: Sequence[Sequence[Lane]], idle: int, retain_N: Tensor
     ) -> None:
-        self._model, self._cache, self._idle, self._max_context = model, cache, idle, max_context
-        device, lanes = model.device, max(map(len, rows))
+        self._model, self._idle, self._retain_N = model, idle, retain_N
+        self._cache = self._base = cache  # a selection of the base's rows, where many of them are done
+        device, lanes = model.device, max(1, *map(len, rows))
         cells = [[(lane.request, lane.prompt_length) for lane in row] for row in rows]
         padded = [row + [(idle, 1)] * (lanes - len(row)) for row in cells]
-        self.request_UG, self._position_UG = torch.tensor(padded, device=device).permute(2, 0, 1)
-        self.active_UG = self.request_UG != idle
-        self._next_slot_U = self._position_UG.amax(1)
-        self._width = int(self._next_slot_U.max())
-        self._shared_width = self._width
+        self._request_UG, self._length_UG = torch.tensor(padded, device=device).permute(2, 0, 1)
+        self._active_UG = self._request_UG != idle
+        self._rows_U = torch.arange(len(rows), device=device)  # in the base
+        self._foreign_U = ~self._active_UG.any(1)
+        self._next_slot_U = self._length_UG.amax(1)
+        self._width = self._prompt_width = self._split = int(self._next_slot_U.max())
         self._aligned = lanes == 1  # each row is one sequence, slot = position
-        self._mask_UGS = _show(self._position_UG, cache.slots, model.dtype)
+        self._mask_UGS = prefix_mask(self._length_UG, cache.slots, model.dtype)
+        self._departed: list[tuple[Tensor, Tensor, list[int]]] = []  # rows of the base, slots, requests
+        self.retained: list[tuple[RowCache, list[tuple[int, int]]]] = []
+        if self._aligned:
+            self._retain_rows()
 
     @property
     def request_R(self) -> Tensor:
-        return self.request_UG.flatten()
+        return self._request_UG.flatten()
 
     @property
     def active_R(self) -> Tensor:
-        return self.active_UG.flatten()
+        return self._active_UG.flatten()
 
     @property
     def crowded(self) -> bool:
         """Lanes pass over so many slots of their siblings that rows of their own are cheaper."""
-        return self.request_UG.shape[1] > 1 and self._width > 5 * self._shared_width + 512
+        return not self._aligned and self._width > 5 * self._prompt_width + 512
+
+    def finish(self, finished_R: Tensor) -> int:
+        """Mark cells that need no further token; how many remain."""
+        self._active_UG = self._active_UG & ~finished_R.view(self._active_UG.shape)
+        return int(self._active_UG.sum())
 
     def feed(self, tokens_R: Tensor) -> Tensor:
-        """Append one token to every cell; the logits [R, V] after it."""
-        rows, lanes = self.request_UG.shape
+        """Append one token to every active cell; the logits [R, V] after it."""
+        rows, lanes = self._request_UG.shape
         lane_G = torch.arange(lanes, device=tokens_R.device)
         slots_UG = self._next_slot_U[:, None] + lane_G
         self._width += lanes
         self._reserve(self._width)
         self._mask_UGS[torch.arange(rows, device=tokens_R.device)[:, None], lane_G, slots_UG] = 0
-        self._cache.expect(Block(first=0, slots_BQ=slots_UG, width=self._width))
+        slots_UG = slots_UG.masked_fill(self._foreign_U[:, None], self._cache.trash)
+        rows_U = torch.arange(rows, device=tokens_R.device)
+        self._cache.expect(Block(rows_U, slots_UG, self._width, first=0))
         logits = self._model(
             input_ids=tokens_R.view(rows, lanes),
             attention_mask=self._mask_UGS[:, None, :, : self._width],
-            position_ids=self._position_UG.clamp_max(self._max_context - 1),  # finished cells run on
+            position_ids=self._length_UG,
             past_key_values=self._cache,
             use_cache=True,
         ).logits
         self._next_slot_U = self._next_slot_U + lanes
-        self._position_UG = self._position_UG + 1
+        self._length_UG = self._length_UG + self._active_UG.long()
         return logits.flatten(0, 1)
 
-    def take(self, cell_R: Tensor, lengths_C: Tensor) -> tuple[RowCache, list[tuple[int, int]]]:
-        """The sequences in the marked cells with their (row, request): the first `lengths_C` slots that each sees.
-
-        The cache of a grid with one lane is handed over itself; `repack` then goes on with a copy.
-        """
-        requests = self.request_R[cell_R].tolist()
-        if self._aligned:
-            return self._cache, list(zip(cell_R.nonzero()[:, 0].tolist(), requests, strict=True))
-        return self._gather(cell_R, int(lengths_C.max())), list(enumerate(requests))
-
     def repack(self, tokens_R: Tensor) -> Tensor:
-        """Close ranks: fewer lanes where possible (free), fewer rows where half of them are idle (a copy). Returns
-        the tokens of the cells that remain."""
+        """Close ranks: fewer lanes where possible (free), fewer rows where most of them are idle (a copy), or a row
+        for every lane when it is crowded. Returns the tokens of the cells that remain."""
+        self._note_departures()
         if self.crowded:
             return self._separate(tokens_R)
-        active_U = self.active_UG.any(1)
-        lanes = int(self.active_UG.sum(1).max())
-        order_UG = self.active_UG.logical_not().byte().argsort(dim=1, stable=True)[:, :lanes]
-        rows_U = torch.arange(len(active_U), device=active_U.device)
-        if int(active_U.sum()) * 2 <= len(active_U):
-            rows_U = active_U.nonzero()[:, 0]
-            self._cache = self._cache.select(rows_U, self._width + 8 * lanes)
-        cells = (rows_U[:, None], order_UG[rows_U])
-        tokens_UG = tokens_R.view(self.request_UG.shape)[cells]
+        active_U = self._active_UG.any(1)
+        lanes = int(self._active_UG.sum(1).max())
+        order_UG = self._active_UG.logical_not().byte().argsort(dim=1, stable=True)[:, :lanes]
+        keep_U = torch.arange(len(active_U), device=active_U.device)
+        if int(active_U.sum()) * 3 <= len(active_U):
+            keep_U = active_U.nonzero()[:, 0]
+            self._write_back()
+            self._split = int(self._next_slot_U[keep_U].min())
+            self._cache = self._cache.select(keep_U, self._width + 8 * lanes)
+            self._rows_U = self._rows_U[keep_U]
+        cells = (keep_U[:, None], order_UG[keep_U])
+        tokens_UG = tokens_R.view(self._request_UG.shape)[cells]
         self._mask_UGS = self._mask_UGS[cells][..., : self._cache.slots]
-        self._position_UG, self.active_UG = self._position_UG[cells], self.active_UG[cells]
-        self.request_UG = self.request_UG[cells].masked_fill(~self.active_UG, self._idle)
-        self._next_slot_U = self._next_slot_U[rows_U]
+        self._length_UG, self._active_UG = self._length_UG[cells], self._active_UG[cells]
+        self._request_UG = self._request_UG[cells].masked_fill(~self._active_UG, self._idle)
+        self._next_slot_U, self._foreign_U = self._next_slot_U[keep_U], self._foreign_U[keep_U]
         return tokens_UG.flatten()
+
+    def close(self) -> None:
+        """Hand over what is retained, once all cells are done."""
+        self._note_departures()
+        self._write_back()
+        self._hand_over()
+
+    def _note_departures(self) -> None:
+        """Remember where the finished sequences that leave the grid lie (an aligned grid knows from the start)."""
+        leaving_R = ~self.active_R & self._retain_N[self.request_R]
+        if self._aligned or not bool(leaving_R.any()):
+            return
+        longest = int(self._length_UG.flatten()[leaving_R].max())
+        rows = self._rows_U[leaving_R.nonzero()[:, 0] // self._request_UG.shape[1]]
+        self._departed.append((rows, self._seen(leaving_R, longest), self.request_R[leaving_R].tolist()))
+
+    def _hand_over(self) -> None:
+        """Gather the departed sequences of a shared grid, each into a row of its own."""
+        if not self._departed:
+            return
+        rows, slots, requests = zip(*self._departed, strict=True)
+        longest = max(s.shape[1] for s in slots)
+        slots_BS = torch.cat([pad(s, (0, longest - s.shape[1])) for s in slots])
+        pairs = list(enumerate(request for part in requests for request in part))
+        self.retained.append((self._base.gather(torch.cat(rows), slots_BS), pairs))
+        self._departed = []
+
+    def _retain_rows(self) -> None:
+        """The rows of an aligned grid are what is retained."""
+        retained = self._retain_N[self.request_R].nonzero()[:, 0]
+        pairs = list(zip(retained.tolist(), self.request_R[retained].tolist(), strict=True))
+        if pairs:
+            self.retained.append((self._base, pairs))
+
+    def _write_back(self) -> None:
+        """Store what a selection of rows has added in the base."""
+        if self._cache is not self._base:
+            self._base.store(self._rows_U, self._cache, self._split, self._width)
 
     def _separate(self, tokens_R: Tensor) -> Tensor:
         """Give every active cell a row of its own."""
-        cell_R = self.active_R
-        request_R, position_R = self.request_R[cell_R], self._position_UG.flatten()[cell_R]
-        self._width = int(position_R.max())
-        self._cache = self._gather(cell_R, self._width)
-        self.request_UG, self._position_UG = request_R[:, None], position_R[:, None]
-        self.active_UG = torch.ones_like(self.request_UG, dtype=torch.bool)
-        self._next_slot_U, self._aligned = position_R, True
-        self._mask_UGS = _show(self._position_UG, self._cache.slots, self._mask_UGS.dtype)
-        return tokens_R[cell_R]
+        self._write_back()
+        self._hand_over()
+        active_R = self.active_R
+        self._width = int(self._length_UG.flatten()[active_R].max())
+        slots_RS = self._seen(active_R, self._width)
+        self._cache = self._base = self._base.gather(
+            self._rows_U[active_R.nonzero()[:, 0] // self._request_UG.shape[1]], slots_RS
+        )
+        self._request_UG = self.request_R[active_R, None]
+        self._length_UG = self._length_UG.flatten()[active_R, None]
+        self._active_UG = torch.ones_like(self._request_UG, dtype=torch.bool)
+        self._rows_U = torch.arange(len(slots_RS), device=slots_RS.device)
+        self._foreign_U = torch.zeros_like(self._rows_U, dtype=torch.bool)
+        self._next_slot_U, self._aligned = self._length_UG[:, 0], True
+        self._mask_UGS = prefix_mask(self._length_UG, self._cache.slots, self._mask_UGS.dtype)
+        self._retain_rows()
+        return tokens_R[active_R]
 
-    def _gather(self, cell_R: Tensor, length: int) -> RowCache:
-        """The first `length` slots that each marked cell sees (slots are given out in order of position)."""
-        hidden_CS = self._mask_UGS.flatten(0, 1)[cell_R] != 0
-        slots_CS = hidden_CS.byte().argsort(dim=1, stable=True)[:, :length]
-        return self._cache.gather(cell_R.nonzero()[:, 0] // self.request_UG.shape[1], slots_CS)
+    def _seen(self, cell_R: Tensor, count: int) -> Tensor:
+        """The first `count` slots that each marked cell sees; slots are given out in order of position."""
+        hidden_RS = self._mask_UGS.flatten(0, 1)[cell_R] != 0
+        return hidden_RS.byte().argsort(dim=1, stable=True)[:, :count]
 
     def _reserve(self, slots: int) -> None:
         self._cache.ensure(slots)
         missing = self._cache.slots - self._mask_UGS.shape[-1]
         if missing > 0:
-            self._mask_UGS = torch.nn.functional.pad(self._mask_UGS, (0, missing), value=hidden(self._mask_UGS.dtype))
+            self._mask_UGS = pad(self._mask_UGS, (0, missing), value=hidden(self._mask_UGS.dtype))
 
 
-def _show(lengths_UG: Tensor, slots: int, dtype: torch.dtype) -> Tensor:
-    """Additive mask [U, G, S] under which each cell sees its first `lengths_UG` slots."""
-    unseen_UGS = torch.arange(slots, device=lengths_UG.device) >= lengths_UG[:, :, None]
-    return torch.zeros(unseen_UGS.shape, dtype=dtype, device=lengths_UG.device).masked_fill_(unseen_UGS, hidden(dtype))
-
-
-def decode(
-    grid: Grid, logits_RV: Tensor, laws: Laws, stops_V: Tensor, lengths_N: Tensor, retain_N: Tensor, sampled: Sampled
-) -> None:
-    """Sample until every cell has drawn a stop token or its limit, writing to `sampled`.
-
-    `logits_RV` follow the prompts, whose lengths are `lengths_N`; `retain_N` marks the requests whose sequences go to
-    `sampled.retained`. The last token of a sequence is drawn but not fed: its keys and values are not part of that.
-    """
+def decode(grid: Grid, logits_RV: Tensor, laws: Laws, stops_V: Tensor, sampled: Sampled) -> None:
+    """Sample from the logits after the prompts on, until every cell has drawn a stop token or its limit."""
     for position in range(sampled.tokens_NT.shape[1]):
         request_R = grid.request_R
         drawn = draw(logits_RV, laws, request_R, position)
@@ -181,15 +223,10 @@ def decode(
         sampled.entropies_NT[request_R, position] = drawn.entropies
         sampled.counts_N[request_R] += grid.active_R.long()
         finished_R = stops_V[drawn.tokens] | (position + 1 >= laws.limit_N[request_R])
-        grid.active_UG = grid.active_UG & ~finished_R.view(grid.active_UG.shape)
-        tokens_R, active = drawn.tokens, int(grid.active_R.sum())
+        active, tokens_R = grid.finish(finished_R), drawn.tokens
+        if not active:
+            break
         if active * 2 <= len(request_R) or grid.crowded:
-            leaving_R = ~grid.active_R & retain_N[request_R]
-            if bool(leaving_R.any()):
-                leaving = request_R[leaving_R]
-                fed = lengths_N[leaving] + sampled.counts_N[leaving] - 1
-                sampled.retained.append(grid.take(leaving_R, fed))
-            if not active:
-                return
             tokens_R = grid.repack(tokens_R)
         logits_RV = grid.feed(tokens_R)
+    grid.close()

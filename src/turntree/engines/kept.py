@@ -8,7 +8,6 @@ confirmed token by token.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,7 +19,7 @@ STRIDE = 16
 
 
 @dataclass(eq=False)
-class Block:
+class KeptBlock:
     """Kept rows that share tensors."""
 
     cache: RowCache
@@ -34,7 +33,7 @@ class Entry:
     ids: tuple[int, ...]
     length: int
     row: int
-    block: Block
+    block: KeptBlock
     hashes: tuple[int, ...]
 
 
@@ -53,15 +52,24 @@ class Match:
         return self.length == self.entry.length
 
 
+@dataclass(frozen=True)
+class Retained:
+    """The first `length` of `ids` were computed in `row`."""
+
+    row: int
+    ids: tuple[int, ...]
+    length: int
+
+
 class KeptSequences:
-    """Bounded memory of kept sequences; the oldest are dropped first, whole blocks at a time.
+    """Bounded memory of kept sequences; the least recently extended are dropped first, whole blocks at a time.
 
     The bound counts allocated slots (rows x slots of every block), of which padding is a part.
     """
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
-        self._blocks: deque[Block] = deque()
+        self._blocks: list[KeptBlock] = []  # oldest first
         self._index: dict[int, Entry] = {}
 
     def __len__(self) -> int:
@@ -83,25 +91,32 @@ class KeptSequences:
                 return Match(entry, entry.block.cache, entry.row, length) if length else None
         return None
 
-    def add(self, cache: RowCache, rows: Sequence[tuple[int, tuple[int, ...], int]]) -> None:
-        """Keep (row, ids, length) of `cache`, which is handed over: the caller writes to it no more."""
-        block = Block(cache, [])
-        for row, ids, length in rows:
-            entry = Entry(ids, length, row, block, _chain(ids[:length]))
+    def add(self, cache: RowCache, rows: Sequence[Retained]) -> None:
+        """Keep rows of a cache that is handed over: the caller writes to it no more."""
+        self.extend(KeptBlock(cache, []), rows)
+
+    def extend(self, block: KeptBlock, rows: Sequence[Retained]) -> None:
+        """Keep more sequences in the rows of a block, which becomes the newest."""
+        for kept in rows:
+            entry = Entry(kept.ids, kept.length, kept.row, block, _chain(kept.ids[: kept.length]))
             block.entries.append(entry)
             self._index.update(dict.fromkeys(entry.hashes, entry))
-        self._blocks.append(block)
-        self._shrink(block)
-        while self._blocks and self.held_tokens > self.max_tokens:
-            for entry in self._blocks.popleft().entries:
-                self._unlist(entry)
+        self._blocks = [other for other in self._blocks if other is not block] + [block]
 
     def drop(self, entry: Entry) -> None:
         """Forget one sequence, for example because another one now contains it."""
         if entry in entry.block.entries:
             entry.block.entries.remove(entry)
             self._unlist(entry)
-            self._shrink(entry.block)
+
+    def settle(self) -> None:
+        """Free blocks without entries, copy the living rows out of blocks that are mostly dead, respect the bound."""
+        self._blocks = [block for block in self._blocks if block.entries]
+        for block in self._blocks:
+            _compact(block)
+        while self.held_tokens > self.max_tokens:
+            for entry in self._blocks.pop(0).entries:
+                self._unlist(entry)
 
     def clear(self) -> None:
         self._blocks.clear()
@@ -112,15 +127,15 @@ class KeptSequences:
             if self._index.get(hashed) is entry:
                 del self._index[hashed]
 
-    def _shrink(self, block: Block) -> None:
-        """Free a block without entries; copy out the living rows once they are half of it or fewer."""
-        if not block.entries:
-            self._blocks.remove(block)
-        elif len(block.entries) <= block.cache.rows // 2:
-            rows = torch.tensor([entry.row for entry in block.entries], device=block.cache.device)
-            block.cache = block.cache.select(rows, max(entry.length for entry in block.entries))
-            for row, entry in enumerate(block.entries):
-                entry.row = row
+
+def _compact(block: KeptBlock) -> None:
+    used = sorted({entry.row for entry in block.entries})
+    if 2 * len(used) > block.cache.rows:
+        return
+    longest = max(entry.length for entry in block.entries)
+    block.cache = block.cache.select(torch.tensor(used, device=block.cache.device), longest)
+    for entry in block.entries:
+        entry.row = used.index(entry.row)
 
 
 def _chain(ids: tuple[int, ...]) -> tuple[int, ...]:

@@ -7,11 +7,11 @@ then grouped into pools that are prefilled together and decoded as a grid of row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from turntree.core.completion import GenerationRequest
-from turntree.engines.kept import Match
+from turntree.engines.kept import KeptBlock, Match
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,36 @@ class Row:
         return 0 if self.match is None else self.match.length
 
     @property
+    def missing(self) -> int:
+        return len(self.ids) - self.start
+
+    @property
     def lanes(self) -> int:
         return sum(len(prompt.requests) for prompt in self.prompts)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Rows that are prefilled together; with `block`, each goes on where its kept sequence lies."""
+
+    rows: tuple[Row, ...]
+    block: KeptBlock | None = None
+
+    @property
+    def requests(self) -> list[int]:
+        """The requests of the pool, by row, then prompt."""
+        return [index for row in self.rows for prompt in row.prompts for index in prompt.requests]
+
+    def micro_batches(self, max_tokens: int) -> Iterator[slice]:
+        """Consecutive rows whose padded block has at most `max_tokens` tokens, and little more padding than tokens."""
+        first, widest, real = 0, 0, 0
+        for index, row in enumerate(self.rows):
+            widest, real = max(widest, row.missing), real + row.missing
+            padded = widest * (index + 1 - first)
+            if index > first and (padded > max_tokens or padded > 2 * real + 256):
+                yield slice(first, index)
+                first, widest, real = index, row.missing, row.missing
+        yield slice(first, len(self.rows))
 
 
 def rows_of(requests: Sequence[GenerationRequest], find: Callable[[tuple[int, ...]], Match | None]) -> list[Row]:
@@ -59,17 +87,47 @@ def rows_of(requests: Sequence[GenerationRequest], find: Callable[[tuple[int, ..
     return rows
 
 
-def pools_of(rows: Sequence[Row], max_batch_rows: int, max_lanes: int) -> list[list[Row]]:
-    """Group rows of similar shape into grids of about `max_batch_rows` lanes; inside a pool, sort by the number of
-    tokens to prefill."""
-    pools: list[list[Row]] = []
+def pools_of(rows: Sequence[Row], max_batch_rows: int, max_lanes: int) -> list[Pool]:
+    """First the pools that go on in place: conversations that extend most rows of a kept block need no copy of it.
+    Then the other rows, of similar shape together, in grids of about `max_batch_rows` lanes."""
+    claims: dict[KeptBlock, dict[int, Row]] = {}
+    others: list[Row] = []
+    for row in rows:
+        claimed = claims.setdefault(row.match.entry.block, {}) if row.match else {}
+        if row.match and row.match.whole and row.lanes == 1 and row.match.row not in claimed:
+            claimed[row.match.row] = row
+        else:
+            others.append(row)
+    pools: list[Pool] = []
+    for block, claimed in claims.items():
+        if 2 * len(claimed) > block.cache.rows and block.cache.rows <= max_batch_rows:
+            pools.append(Pool(tuple(sorted(claimed.values(), key=_by_missing)), block))
+        else:
+            others.extend(claimed.values())
+    return pools + _packed(others, max_batch_rows, max_lanes)
+
+
+def _packed(rows: Sequence[Row], max_batch_rows: int, max_lanes: int) -> list[Pool]:
+    groups: list[list[Row]] = []
     cells = 0
     for row in sorted(rows, key=lambda row: (-row.lanes, len(row.ids), row.ids)):
-        width = min(pools[-1][0].lanes, max_lanes) if pools else 0  # the widest row of a pool comes first
+        width = min(groups[-1][0].lanes, max_lanes) if groups else 0  # the widest row of a group comes first
         taken = -(-row.lanes // max_lanes) * width
-        if not pools or cells + taken > max_batch_rows:
-            pools.append([])
+        if not groups or cells + taken > max_batch_rows:
+            groups.append([])
             cells, taken = 0, -(-row.lanes // max_lanes) * min(row.lanes, max_lanes)
-        pools[-1].append(row)
+        groups[-1].append(row)
         cells += taken
-    return [sorted(pool, key=lambda row: (len(row.ids) - row.start, len(row.ids), row.ids)) for pool in pools]
+    return [Pool(tuple(_by_source(group))) for group in groups]
+
+
+def _by_source(rows: Sequence[Row]) -> list[Row]:
+    """Rows of one kept cache side by side (they are copied at once), fresh ones last; then by missing tokens."""
+    sources: dict[int, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row.match is None):
+        sources.setdefault(0 if row.match is None else id(row.match.cache), []).append(row)
+    return [row for group in sources.values() for row in sorted(group, key=_by_missing)]
+
+
+def _by_missing(row: Row) -> tuple[int, int, tuple[int, ...]]:
+    return row.missing, len(row.ids), row.ids

@@ -1,0 +1,78 @@
+"""Which decoders can be run with keys and values addressed by position: found out before anything is sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from turntree.core.completion import Completion, GenerationRequest, Sampling
+from turntree.core.errors import InputError
+
+Generate = Callable[[Sequence[GenerationRequest]], list[Completion]]
+
+
+def check_attention(model: PreTrainedModel, max_context: int) -> None:
+    """Raise `InputError` unless every layer is full attention over `max_context` tokens (a wider sliding window is),
+    computed by an implementation that takes a 4-D mask."""
+    config = model.config.get_text_config()
+    name, window = type(model).__name__, getattr(config, "sliding_window", None)
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    slides = "sliding_attention" in kinds or not hasattr(config, "layer_types")
+    if unknown := kinds - {"full_attention", "sliding_attention"}:
+        raise InputError(f"{name} has layers of {', '.join(sorted(unknown))}", hint="use a decoder with full attention")
+    if slides and window is not None and window < max_context:
+        raise InputError(
+            f"{name} attends to the last {window} tokens only", field="max_context", hint=f"use at most {window}"
+        )
+    if (implementation := model.config._attn_implementation) not in ("sdpa", "eager"):
+        raise InputError(
+            f"attention implementation {implementation!r} takes no 4-D mask", hint="load the model with sdpa or eager"
+        )
+
+
+def check_generation(model: PreTrainedModel, generate: Generate) -> None:
+    """Compare two small waves (siblings, mixed lengths, a prefix, an extension) with plain calls of the model.
+
+    Raises `InputError` with the measured error: what computes positions from slots (ALiBi), keeps other state or
+    ignores the mask is caught here whatever its name.
+    """
+    vocabulary = model.config.get_text_config().vocab_size
+    long = tuple((7 * k + 3) % vocabulary for k in range(24))
+    first = [_request(ids, seed) for seed, ids in enumerate((long, long, long[:5], long[3:9]))]
+    try:
+        answers = generate(first)
+        second = [
+            _request(request.prompt_ids + answer.token_ids + long[:2], seed)
+            for seed, (request, answer) in enumerate(zip(first, answers, strict=True))
+        ]
+        errors = [
+            _error(model, request, answer)
+            for request, answer in zip(first + second, answers + generate(second), strict=True)
+        ]
+    except (ValueError, IndexError, TypeError, RuntimeError) as error:
+        raise InputError(
+            f"{type(model).__name__} cannot be run with shared prefixes ({error})",
+            hint="use a decoder with rotary or absolute positions and a standard cache",
+        ) from error
+    tolerance = 1e-3 if model.dtype == torch.float32 else 0.5
+    if not max(errors) < tolerance:
+        raise InputError(
+            f"{type(model).__name__}: log-probabilities with shared prefixes are off by {max(errors):.2g}",
+            hint="use a decoder with full attention and positions given by position_ids",
+        )
+
+
+def _request(ids: tuple[int, ...], seed: int) -> GenerationRequest:
+    return GenerationRequest(prompt_ids=ids, sampling=Sampling(max_tokens=3), seed=seed, retain=True)
+
+
+def _error(model: PreTrainedModel, request: GenerationRequest, answer: Completion) -> float:
+    """The largest difference to the log-probabilities of a plain call."""
+    ids = torch.tensor([request.prompt_ids + answer.token_ids], device=model.device)
+    with torch.inference_mode():
+        logits = model(input_ids=ids, use_cache=False).logits[0, len(request.prompt_ids) - 1 : -1].float()
+    sampled = torch.tensor(answer.token_ids, device=model.device)[:, None]
+    plain = logits.log_softmax(-1).gather(1, sampled)[:, 0].cpu()
+    return float((plain - torch.tensor(answer.logprobs)).abs().max())
