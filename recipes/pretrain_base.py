@@ -1,10 +1,14 @@
 """Remake the embedded default policy: a tiny Qwen3 pre-trained on household play and unrelated text skills.
 
-    python recipes/pretrain_base.py --out src/turntree/models/household_tiny
+    python recipes/pretrain_base.py language --out runs/base/language --compile
+    python recipes/pretrain_base.py recovery --start runs/base/language --compile \\
+        --out src/turntree/models/household_tiny --lr 2e-3 --tokens 4e6 --other-weight 0.3
 
-Seeded and single-threaded: the same machine and versions give the same weights. The play is that of an exploring
-player of mixed skill (a share `noise` of its actions is random), so that the policy knows the language of the games,
-how to search and how to recover, but plays them badly: the state in which post-training starts.
+`language`: an exploring player of mixed skill, whose random actions are learned too, and text skills: the policy
+learns to speak. `recovery`: the player slips (random and impossible commands, which are seen but not learned) and
+goes on sensibly, so that the policy has met "Nothing happens." and does not fall apart after its own mistakes.
+Seeded and single-threaded: the same machine and versions give the same weights. Stopped before it plays well: that
+is the state in which post-training starts.
 """
 
 from __future__ import annotations
@@ -27,8 +31,9 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from turntree.core import seeds
 from turntree.domains import skills
-from turntree.domains.household.experts import noisy_explore
-from turntree.domains.household.generate import generate_game
+from turntree.domains.household.experts import UnreachableGoal, next_exploring_action, noisy_explore
+from turntree.domains.household.generate import EASY, MEDIUM, generate_game
+from turntree.domains.household.world import State
 
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 END = "<|end|>"
@@ -49,6 +54,40 @@ def play(seed: int, max_turns: int) -> Conversation:
     for command in itertools.islice(noisy_explore(state, rng, noise), max_turns):
         conversation += [("assistant", command), ("user", state.step(command).observation)]
     return conversation
+
+
+def play_with_slips(seed: int, max_turns: int) -> Conversation:
+    """The same, but slips have the role "slip": part of the history, never a target."""
+    rng = seeds.generator(seed, "pretrain", "slips")
+    slips = rng.choice((0.0, 0.1, 0.25, 0.5))
+    difficulty = MEDIUM if rng.random() < 0.2 else EASY
+    state = generate_game(seeds.derive(seed, "pretrain", "slip game"), difficulty=difficulty).parse().reset()
+    conversation = [("user", state.game.intro)]
+    while not state.won and len(conversation) < 2 * max_turns:
+        slipped = rng.random() < slips
+        try:
+            command = slip(state, rng) if slipped else next_exploring_action(state, rng)
+        except UnreachableGoal:  # a slip took what no receptacle takes back
+            break
+        conversation += [("slip" if slipped else "assistant", command), ("user", state.step(command).observation)]
+    return conversation
+
+
+def slip(state: State, rng: random.Random) -> str:
+    """A useless command: one that is possible but random, or one that names the wrong thing."""
+    command = rng.choice(state.admissible())
+    if rng.random() < 0.4:
+        return command
+    names = [*state.game.receptacles, *state.game.things]
+    words = command.split()
+    kind = rng.randrange(3)
+    if kind == 0 and words[-1].isdigit():
+        words[-1] = str(rng.randint(1, 4))
+    elif kind == 1 and words[-1].isdigit():
+        words[-2:] = rng.choice(names).split()
+    else:
+        words = [rng.choice(("go to", "take", "open", "move", "use")), rng.choice(names)]
+    return " ".join(words)
 
 
 def lessons(seed: int, count: int) -> Conversation:
@@ -85,10 +124,11 @@ def encode(
     ids: list[int] = []
     weights: list[float] = []
     for role, text in talk:
-        opening = tokenizer.convert_tokens_to_ids(f"<|{role}|>")
+        opening = tokenizer.convert_tokens_to_ids("<|assistant|>" if role == "slip" else f"<|{role}|>")
         body = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
         ids += [opening, *body]
-        weights += [0.0] + [1.0 if role == "assistant" else other_weight] * len(body)
+        weight = {"assistant": 1.0, "slip": 0.0}.get(role, other_weight)
+        weights += [0.0] + [weight] * len(body)
     return ids, weights
 
 
@@ -119,34 +159,18 @@ def train(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
     rng = seeds.generator(arguments.seed, "pretrain")
-    sample = [play(seed, 30) for seed in range(400)] + [lessons(seed, 10) for seed in range(400)]
-    tokenizer = build_tokenizer(sample, arguments.vocab)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=arguments.hidden,
-        num_hidden_layers=arguments.layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=arguments.hidden // 4,
-        intermediate_size=arguments.hidden * 3,
-        max_position_embeddings=4096,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    model = Qwen3ForCausalLM(config)
+    model, tokenizer = start_from(arguments)
     forward = torch.compile(model) if arguments.compile else model
-    sharpen_attention(model)
     matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     norms = [parameter for parameter in model.parameters() if parameter.ndim == 1]
     groups = [{"params": matrices, "weight_decay": 0.05}, {"params": norms, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=arguments.lr, betas=(0.9, 0.98))
+    player = play if arguments.phase == "language" else play_with_slips
     total, seen, step, games, started = int(arguments.tokens), 0, 0, 0, time.time()
-    log = []
     while seen < total:
-        rows = [encode(tokenizer, play(1_000_000 + games + i, 30), arguments.other_weight) for i in range(1500)]
-        rows += [encode(tokenizer, lessons(1_000_000 + games + i, 12), arguments.other_weight) for i in range(900)]
+        first = 1_000_000 + games
+        rows = [encode(tokenizer, player(first + i, 30), arguments.other_weight) for i in range(1500)]
+        rows += [encode(tokenizer, lessons(first + i, 12), arguments.other_weight) for i in range(900)]
         games += 1500
         for ids, weights in batches(rows, arguments.batch, rng):
             done = seen / total
@@ -174,13 +198,38 @@ def train(arguments: argparse.Namespace) -> None:
                     "assistant_nll": round(float(loss_BT[said].mean()), 4),
                     "tokens_per_second": round(seen / (time.time() - started)),
                 }
-                log.append(row)
                 print(json.dumps(row), flush=True)
             if arguments.save_every and step % arguments.save_every == 0:
                 save(model, tokenizer, Path(f"{arguments.out}-{step}"))
             if seen >= total:
                 break
     save(model, tokenizer, Path(arguments.out))
+
+
+def start_from(arguments: argparse.Namespace) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
+    """A saved policy, or a fresh one with a tokenizer made of sample play."""
+    if arguments.start:
+        model = Qwen3ForCausalLM.from_pretrained(arguments.start, dtype=torch.float32)
+        return model, PreTrainedTokenizerFast.from_pretrained(arguments.start)
+    sample = [play(seed, 30) for seed in range(400)] + [lessons(seed, 10) for seed in range(400)]
+    tokenizer = build_tokenizer(sample, arguments.vocab)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=arguments.hidden,
+        num_hidden_layers=arguments.layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=arguments.hidden // 4,
+        intermediate_size=arguments.hidden * 3,
+        max_position_embeddings=4096,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = Qwen3ForCausalLM(config)
+    sharpen_attention(model)
+    return model, tokenizer
 
 
 def sharpen_attention(model: Qwen3ForCausalLM) -> None:
@@ -206,6 +255,8 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("phase", choices=["language", "recovery"])
+    parser.add_argument("--start", help="the policy to go on from (recovery)")
     parser.add_argument("--out", required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tokens", type=float, default=7e6)

@@ -94,7 +94,9 @@ def quickstart(out: Path, seed: int, workers: int, overrides: tuple[str, ...], j
     \b
     Example: turntree quickstart --out runs/quickstart
     """
+    from turntree.report.html import build_report
     from turntree.stages.quickstart import QuickstartConfig, run_quickstart, table
 
     summary = run_quickstart(configured(QuickstartConfig(seed=seed, workers=workers), overrides), out)
+    build_report(out)
     finish(summary, json_path, table(summary))

@@ -76,6 +76,18 @@ def read_table(path: Path, schema: str) -> tuple[dict[str, Any], list[dict[str, 
     return values[0], values[1:]
 
 
+def parse_line(text: str, path: Path, number: int) -> dict[str, Any]:
+    """One JSON object of a JSONL file. Raises `InputError` naming the line."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        problem = f"is not JSON ({error.msg})"
+        raise InputError(problem, path=path, line=number, hint="make the file again") from error
+    if not isinstance(value, dict):
+        raise InputError("is not an object", path=path, line=number, hint="make the file again")
+    return value
+
+
 def file_hash(path: Path) -> str:
     """Short content hash, to name the input of a stage."""
     return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()

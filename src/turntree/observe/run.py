@@ -33,8 +33,10 @@ class RunDirectory:
             handle.write(json.dumps(row) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
-        text = (self.path / "metrics.jsonl").read_text(encoding="utf-8")
-        return [json.loads(line) for line in text.splitlines()]
+        """The rows logged so far. Raises `InputError` for a line that is not JSON."""
+        path = self.path / "metrics.jsonl"
+        lines = enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        return [files.parse_line(text, path, number) for number, text in lines]
 
     def write_cost(self, cost: Cost) -> None:
         files.write_json(self.path / "cost.json", {**cost.counts(), "timing": cost.timing()})

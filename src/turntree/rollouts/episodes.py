@@ -37,7 +37,7 @@ class _Live:
     token_ids: tuple[int, ...]
 
 
-Finished = Callable[[int], None]
+Finished = Callable[[int], object]  # told how many rollouts ended
 
 
 def grow(

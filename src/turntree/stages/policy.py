@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from turntree.core.completion import Sampling
 from turntree.core.errors import ConfigError
 from turntree.engines.checkpoint import load_model, load_tokenizer, policy_hash
 from turntree.engines.hf import HFEngine
@@ -23,7 +22,7 @@ class Device:
     small matrix product cost more than the product (measured: up to a hundred times)."""
 
     name: str = "cpu"
-    dtype: str = "float32"
+    dtype: Literal["float32", "bfloat16", "auto"] = "float32"
     threads: int = 1
 
     def __post_init__(self) -> None:
@@ -58,12 +57,3 @@ def load_policy(source: str, device: Device) -> Policy:
     model = load_model(folder, dtype=device.dtype, device=device.name)
     renderer = ChatRenderer(tokenizer)
     return Policy(source, model, tokenizer, renderer, HFEngine(model, renderer.stop_ids), policy_hash(model))
-
-
-def default_threads() -> int:
-    """`TURNTREE_THREADS`, or 1."""
-    return int(os.environ.get("TURNTREE_THREADS", "1"))
-
-
-def retold(sampling: Sampling, temperature: float) -> Sampling:
-    return Sampling(temperature=temperature, max_tokens=sampling.max_tokens, top_p=sampling.top_p, top_k=sampling.top_k)

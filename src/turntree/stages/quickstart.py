@@ -72,9 +72,7 @@ class QuickstartConfig:
 
 
 def run_quickstart(config: QuickstartConfig, out: Path) -> dict[str, Any]:
-    """Run every stage into `out`, write `summary.json` and `report.html`, return the summary."""
-    from turntree.report.html import build_report
-
+    """Run every stage into `out`, write `summary.json`, return the summary."""
     started = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "config.json", {"stage": "quickstart", "config": to_mapping(config)})
@@ -83,9 +81,8 @@ def run_quickstart(config: QuickstartConfig, out: Path) -> dict[str, Any]:
     _together(config.workers, [(_train_and_evaluate, config, out, arm) for arm in ("pivotrl", "random")])
     summary = summarise(config, out)
     summary["wall_seconds"] = round(time.perf_counter() - started, 1)
-    summary["report"] = str(out / "report.html")
+    summary["report"] = str(out / "report.html")  # made from the finished directory by the command
     write_json(out / "summary.json", summary)
-    build_report(out)
     return summary
 
 

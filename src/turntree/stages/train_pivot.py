@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -151,7 +150,3 @@ def _acceptance(states: Sequence[TurnState], trees: Sequence[Any], verifier: Tur
         by_kind[verifier.judge(state, state.demonstration).kind] += scored
         by_kind["all"] += scored
     return {kind: sum(scored) / len(scored) for kind, scored in sorted(by_kind.items()) if scored}
-
-
-def with_seed(config: TrainPivotConfig, seed: int) -> TrainPivotConfig:
-    return dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))

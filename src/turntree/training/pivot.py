@@ -18,6 +18,7 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Rewards
 from turntree.core.protocols import Engine, Estimator, Renderer, TurnVerifier
 from turntree.rollouts.local import Prompted, sample_local, score_local
+from turntree.training.forward import with_reference_logprobs
 from turntree.training.losses import LossConfig
 from turntree.training.optimizer import Optimizer, OptimizerConfig
 from turntree.training.packing import pack
@@ -94,9 +95,11 @@ def train_pivot(
         rewards = [score_local(tree, p.prompted.state, verifier) for tree, p in zip(trees, batch, strict=True)]
         credits = [estimator(tree, labels) for tree, labels in zip(trees, rewards, strict=True)]
         started = time.perf_counter()
+        packed = [part.to(model.device) for part in pack(trees, credits, max_tokens=config.max_tokens)]
+        if config.loss.kl_coefficient > 0 and config.loss.kl == "k2":
+            packed = with_reference_logprobs(reference, packed, temperature=config.loss.temperature)
         row: dict[str, Any] = {}
         for _ in range(config.updates):
-            packed = pack(trees, credits, max_tokens=config.max_tokens)
             row = dict(update_step(model, reference, optimizer, packed, config.loss))
             total += Cost(trained_tokens=int(row["trained_tokens"]))
         engine.weights_changed(engine.policy_version + 1)
