@@ -1,0 +1,51 @@
+"""The shape of the code: floors, free imports, bounded files and functions."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SOURCES = sorted((REPOSITORY / "src" / "turntree").rglob("*.py"))
+LIGHT = (
+    "core",
+    "observe",
+    "domains.household.environment",
+    "domains.skills",
+    "verifiers.tool_call",
+    "advantages.credit",
+)
+LIGHT += ("traces.chat", "rollouts.local", "rollouts.episodes", "profiling.profile", "report.html", "engines.scripted")
+
+
+def test_the_floors_hold():
+    lint = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([str(lint)], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_light_packages_load_no_heavy_ones():
+    """import-linter cannot see an import in a package's `__init__`; a fresh interpreter can."""
+    imports = "; ".join(f"import turntree.{name}" for name in LIGHT)
+    code = f"import sys; {imports}; print([m for m in ('torch', 'transformers', 'ray', 'vllm') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_no_file_and_no_function_grows_beyond_its_cap(path):
+    text = path.read_text()
+    assert text.count("\n") <= 600
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno - node.lineno <= 80, f"{node.name} at line {node.lineno}"
+
+
+def test_nothing_pickles_and_nothing_trusts_remote_code():
+    for path in SOURCES:
+        text = path.read_text()
+        assert "pickle" not in text.replace("unpickled", ""), path
+        assert "trust_remote_code=True" not in text, path
+        assert "torch.load" not in text, path
