@@ -18,21 +18,18 @@ from transformers import PreTrainedModel
 
 from turntree.core.completion import Completion, GenerationRequest
 from turntree.core.cost import Cost
-from turntree.core.errors import InputError, TurntreeError
+from turntree.core.errors import TurntreeError
 from turntree.engines.cache import RowCache
 from turntree.engines.compatibility import check_attention, check_generation
 from turntree.engines.decoding import Grid, Lane, Sampled, decode
 from turntree.engines.kept import KeptSequences, Retained
 from turntree.engines.prefill import prefill
+from turntree.engines.requests import check_requests
 from turntree.engines.sampling import Laws
 from turntree.engines.waves import Pool, pools_of, rows_of
 
 _MAX_LANES = 32  # requests that decode side by side in one row
 _ROOM = 24  # decode positions allocated ahead
-
-
-class ContextOverflow(InputError):
-    """A prompt leaves no room for a completion; callers end the rollout before (`HFEngine.max_context`)."""
 
 
 class HFEngine:
@@ -89,9 +86,10 @@ class HFEngine:
         self._kept.clear()
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
-        """Answer a wave, in order. Raises `ContextOverflow` for a prompt of `max_context` tokens or more and
-        `InputError` for an empty one or an unknown token id, before anything is computed."""
-        self._check(requests)
+        """Answer a wave, in order. Raises what `check_requests` raises before anything is computed, and
+        `TurntreeError` where the weights changed unannounced or the logits are not finite."""
+        check_requests(requests, vocab_size=self._vocabulary, max_context=self.max_context)
+        self._check_weights()
         completions: dict[int, Completion] = {}
         with _evaluating(self._model), torch.inference_mode():
             rows = rows_of(requests, self._kept.find)
@@ -102,19 +100,8 @@ class HFEngine:
         self._kept.settle()
         return [completions[index] for index in range(len(requests))]
 
-    def _check(self, requests: Sequence[GenerationRequest]) -> None:
-        for index, request in enumerate(requests):
-            size = len(request.prompt_ids)
-            if size >= self.max_context:
-                raise ContextOverflow(
-                    f"request {index} has a prompt of {size} tokens, the context holds {self.max_context}",
-                    hint="end such rollouts before they reach the engine (engine.max_context)",
-                )
-            if not size or not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < self._vocabulary:
-                raise InputError(
-                    f"request {index} has an empty prompt or a token id outside 0..{self._vocabulary - 1}",
-                    hint="render prompts with the tokenizer of this model",
-                )
+    def _check_weights(self) -> None:
+        """Kept keys and values belong to the weights that computed them."""
         weights = _weights_stamp(self._model)
         if len(self._kept) and weights != self._kept_weights:
             raise TurntreeError("the weights changed behind the engine; call weights_changed after an update")

@@ -2,20 +2,22 @@
 
 A sequence is registered under a chained hash of every prefix whose length is a multiple of `STRIDE`, so that the
 longest kept prefix of a prompt is found with one dictionary look-up per stride, whoever sampled it: the next turn of
-a conversation, a fork from the middle of another rollout, a new task under the same system message. A hit is always
-confirmed token by token.
+a conversation, a fork from the middle of another rollout, a new task under the same system message. Among sequences
+that agree up to the same stride (siblings) the best is chosen token by token, which also confirms the hash.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from turntree.engines.cache import RowCache
 
 STRIDE = 16
+_CANDIDATES = 64  # sequences compared when many agree up to the same stride; the newest
 
 
 @dataclass(eq=False)
@@ -33,8 +35,8 @@ class Entry:
     ids: tuple[int, ...]
     length: int
     row: int
-    block: KeptBlock
-    hashes: tuple[int, ...]
+    block: KeptBlock = field(repr=False)
+    hashes: tuple[int, ...] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class KeptSequences:
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
         self._blocks: list[KeptBlock] = []  # oldest first
-        self._index: dict[int, Entry] = {}
+        self._index: dict[int, dict[Entry, None]] = {}  # by hash, oldest first
 
     def __len__(self) -> int:
         return sum(len(block.entries) for block in self._blocks)
@@ -84,10 +86,12 @@ class KeptSequences:
         over, because the logits after it have to be computed."""
         if not self._index:
             return None
-        for hashed in reversed(_chain(ids[:-1])):
-            entry = self._index.get(hashed)
-            if entry is not None:
-                length = _common_prefix(ids, entry.ids, min(entry.length, len(ids) - 1))
+        hashes = _chain(ids[:-1])
+        for stride, hashed in zip(range(len(hashes), 0, -1), reversed(hashes), strict=True):
+            agreeing = list(itertools.islice(reversed(self._index.get(hashed, {})), _CANDIDATES))
+            if agreeing:
+                entry = max(agreeing, key=lambda entry: _common_prefix(ids, entry, stride * STRIDE))
+                length = _common_prefix(ids, entry, 0)
                 return Match(entry, entry.block.cache, entry.row, length) if length else None
         return None
 
@@ -96,11 +100,12 @@ class KeptSequences:
         self.extend(KeptBlock(cache, []), rows)
 
     def extend(self, block: KeptBlock, rows: Sequence[Retained]) -> None:
-        """Keep more sequences in the rows of a block, which becomes the newest."""
-        for kept in rows:
+        """Keep more sequences in the rows of a block, which becomes the newest. Equal ones are kept once."""
+        for kept in {kept.ids: kept for kept in rows}.values():
             entry = Entry(kept.ids, kept.length, kept.row, block, _chain(kept.ids[: kept.length]))
             block.entries.append(entry)
-            self._index.update(dict.fromkeys(entry.hashes, entry))
+            for hashed in entry.hashes:
+                self._index.setdefault(hashed, {})[entry] = None
         self._blocks = [other for other in self._blocks if other is not block] + [block]
 
     def drop(self, entry: Entry) -> None:
@@ -115,8 +120,9 @@ class KeptSequences:
         for block in self._blocks:
             _compact(block)
         while self.held_tokens > self.max_tokens:
-            for entry in self._blocks.pop(0).entries:
-                self._unlist(entry)
+            oldest = self._blocks.pop(0)
+            while oldest.entries:
+                self._unlist(oldest.entries.pop())
 
     def clear(self) -> None:
         self._blocks.clear()
@@ -124,7 +130,8 @@ class KeptSequences:
 
     def _unlist(self, entry: Entry) -> None:
         for hashed in entry.hashes:
-            if self._index.get(hashed) is entry:
+            self._index[hashed].pop(entry)
+            if not self._index[hashed]:
                 del self._index[hashed]
 
 
@@ -146,12 +153,10 @@ def _chain(ids: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(hashes)
 
 
-def _common_prefix(one: tuple[int, ...], other: tuple[int, ...], limit: int) -> int:
-    """How many of the first `limit` tokens agree, by halving."""
-    if one[:limit] == other[:limit]:
-        return limit
-    low, high = 0, limit - 1  # the first `low` agree, the first `high + 1` do not
+def _common_prefix(ids: tuple[int, ...], entry: Entry, agreed: int) -> int:
+    """How many tokens of a prompt but the last lie at the start of an entry, given that `agreed` do. By halving."""
+    low, high = agreed, min(entry.length, len(ids) - 1)  # the first `low` agree; at most `high` can
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if one[:middle] == other[:middle] else (low, middle - 1)
+        low, high = (middle, high) if ids[low:middle] == entry.ids[low:middle] else (low, middle - 1)
     return low

@@ -43,7 +43,7 @@ class Laws:
             if request.sampling.temperature > 0:
                 row[:limit] = uniforms(request.seed, limit)
 
-        def column(values: list[float], dtype: torch.dtype) -> Tensor:
+        def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
             return torch.tensor(values, dtype=dtype).to(device)
 
         return cls(

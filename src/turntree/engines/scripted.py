@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from turntree.core.completion import Completion, GenerationRequest
 from turntree.core.cost import Cost
 from turntree.core.errors import InputError
+from turntree.engines.requests import check_requests
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class ScriptedEngine:
         self._version = policy_version
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
+        check_requests(requests, vocab_size=self._vocabulary, max_context=self.max_context)
         charged: set[tuple[int, ...]] = set()
         completions: list[Completion] = []
         for request in requests:
@@ -85,7 +87,7 @@ class ScriptedEngine:
         stop = next((k for k, token in enumerate(answer.token_ids) if token in self.stop_ids), None)
         room = min(request.sampling.max_tokens, self.max_context - len(request.prompt_ids))
         count = room if stop is None else min(stop + 1, room)
-        if len(answer.token_ids) < count or room < 1:
+        if len(answer.token_ids) < count:
             raise InputError(
                 f"the script answers {len(answer.token_ids)} tokens without a stop token, {room} were to be sampled",
                 hint="end it with a stop token",

@@ -1,0 +1,29 @@
+"""What every engine refuses before it computes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from turntree.core.completion import GenerationRequest
+from turntree.core.errors import InputError
+
+
+class ContextOverflow(InputError):
+    """A prompt leaves no room for a completion; callers end such rollouts before (`engine.max_context`)."""
+
+
+def check_requests(requests: Sequence[GenerationRequest], *, vocab_size: int, max_context: int) -> None:
+    """Raise `ContextOverflow` for a prompt of `max_context` tokens or more, `InputError` for an empty prompt or a
+    token id that the model does not have."""
+    for index, request in enumerate(requests):
+        size = len(request.prompt_ids)
+        if size >= max_context:
+            raise ContextOverflow(
+                f"request {index} has a prompt of {size} tokens, the context holds {max_context}",
+                hint="end such rollouts before they reach the engine (engine.max_context)",
+            )
+        if not size or not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < vocab_size:
+            raise InputError(
+                f"request {index} has an empty prompt or a token id outside 0..{vocab_size - 1}",
+                hint="render prompts with the tokenizer of this model",
+            )

@@ -1,0 +1,180 @@
+"""What the engine reports is what a plain call of the stock model computes."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from plain_model import ask, plain_statistics, prefilled, prompt, reused, worst_error
+
+from tiny_models import tiny_model
+from turntree.core.errors import InputError, TurntreeError
+from turntree.engines.hf import HFEngine
+
+STOPS = range(8, 16)  # 8 of 384 tokens: completions of different lengths
+EXACT = 1e-5
+
+
+@pytest.fixture(scope="module", params=["qwen3", "llama"])
+def model(request: pytest.FixtureRequest):
+    return tiny_model(request.param)
+
+
+def test_siblings_share_a_prompt_and_stay_exact(model) -> None:
+    requests = [ask(prompt(40, 1), seed, max_tokens=12) for seed in range(10)]
+    completions = HFEngine(model, STOPS).generate(requests)
+    assert worst_error(model, requests, completions) < EXACT
+    assert len({completion.token_ids for completion in completions}) > 1
+
+
+def test_prompts_of_all_lengths_share_a_batch(model) -> None:
+    requests = [ask(prompt(length, length), length, max_tokens=1 + length % 9) for length in range(1, 40)]
+    completions = HFEngine(model, STOPS, max_batch_rows=16, max_prefill_tokens=64).generate(requests)
+    assert worst_error(model, requests, completions) < EXACT
+
+
+def test_prompts_that_are_prefixes_of_each_other_are_one_row(model) -> None:
+    long = prompt(60, 2)
+    requests = [ask(long[:length], seed, max_tokens=9) for length in (60, 41, 40, 7, 1) for seed in range(3)]
+    completions = HFEngine(model, STOPS).generate(requests)
+    assert worst_error(model, requests, completions) < EXACT
+    assert prefilled(completions) == 60
+
+
+def test_extensions_of_kept_sequences_are_exact_and_prefill_only_what_is_new(model) -> None:
+    engine = HFEngine(model, STOPS)
+    requests = [ask(prompt(20 + seed, seed), seed, retain=True) for seed in range(6)]
+    for turn in range(5):
+        completions = engine.generate(requests)
+        assert worst_error(model, requests, completions) < EXACT
+        if turn:  # the last sampled token was never fed, and four tokens of observation are new
+            assert prefilled(completions) == len(requests) * 5
+        requests = [
+            ask(request.prompt_ids + completion.token_ids + prompt(4, turn), turn * 100 + index, retain=True)
+            for index, (request, completion) in enumerate(zip(requests, completions, strict=True))
+        ]
+
+
+def test_forks_from_the_middle_of_a_kept_sequence_are_exact(model) -> None:
+    engine = HFEngine(model, STOPS)
+    root = ask(prompt(32, 3), 0, max_tokens=20, retain=True)
+    (chain,) = engine.generate([root])
+    whole = root.prompt_ids + chain.token_ids
+    cuts = [whole[:cut] + prompt(2, cut) for cut in range(30, len(whole))]
+    requests = [ask(ids, seed, retain=True) for ids in cuts for seed in range(2)]
+    completions = engine.generate(requests)
+    assert worst_error(model, requests, completions) < EXACT
+    assert reused(completions) > sum(len(r.prompt_ids) for r in requests) // 2
+
+
+def test_a_wave_wider_than_a_batch_and_a_row_wider_than_its_lanes_are_cut_exactly(model) -> None:
+    requests = [ask(prompt(9, 4), seed, max_tokens=5, retain=True) for seed in range(75)]
+    requests += [ask(prompt(30, seed), seed, max_tokens=5, retain=True) for seed in range(11)]
+    engine = HFEngine(model, STOPS, max_batch_rows=8)
+    completions = engine.generate(requests)
+    assert worst_error(model, requests, completions) < EXACT
+    follow = [ask(r.prompt_ids + c.token_ids + (1, 2), 7) for r, c in zip(requests, completions, strict=True)]
+    assert worst_error(model, follow, engine.generate(follow)) < EXACT
+
+
+def test_long_completions_of_siblings_move_to_rows_of_their_own(model) -> None:
+    requests = [ask(prompt(3, 5), seed, max_tokens=120, retain=True) for seed in range(8)]
+    engine = HFEngine(model, [])
+    completions = engine.generate(requests)
+    assert all(len(completion.token_ids) == 120 for completion in completions)
+    assert worst_error(model, requests, completions) < EXACT
+    follow = [ask(r.prompt_ids + c.token_ids + (1,), 7) for r, c in zip(requests, completions, strict=True)]
+    answers = engine.generate(follow)
+    assert worst_error(model, follow, answers) < EXACT
+    assert prefilled(answers) == 2 * len(follow)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_trees_of_requests_are_exact_whatever_is_kept_or_forgotten(model, seed: int) -> None:
+    generator = random.Random(seed)
+    engine = HFEngine(model, STOPS, max_batch_rows=8, max_prefill_tokens=100, max_kept_tokens=(400, 10**6)[seed % 2])
+    sequences = [prompt(generator.randint(1, 50), k) for k in range(6)]
+    for _ in range(5):
+        requests = [
+            ask(
+                ids[: generator.choice([len(ids), generator.randint(1, len(ids))])]
+                + prompt(generator.randint(0, 12), generator.randrange(9)),
+                generator.randrange(10**6),
+                max_tokens=generator.choice([1, 3, 15]),
+                temperature=generator.choice([0.0, 0.7, 1.0, 1.3]),
+                retain=generator.random() < 0.8,
+            )
+            for ids in sequences
+            for _ in range(generator.choice([1, 1, 1, 3]))
+        ][:24]
+        completions = engine.generate(requests)
+        assert worst_error(model, requests, completions) < EXACT
+        assert prefilled(completions) + reused(completions) == sum(len(r.prompt_ids) for r in requests)
+        sequences = [r.prompt_ids + c.token_ids for r, c in zip(requests, completions, strict=True)][:12]
+
+
+def test_greedy_is_what_transformers_generates(model) -> None:
+    engine = HFEngine(model, [])
+    for length in (1, 17):
+        ids = prompt(length, length)
+        (ours,) = engine.generate([ask(ids, temperature=0, max_tokens=20)])
+        theirs = model.generate(
+            input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, length), do_sample=False, max_new_tokens=20
+        )
+        assert ours.token_ids == tuple(theirs[0, length:].tolist())
+        assert torch.allclose(
+            torch.tensor(ours.logprobs), plain_statistics(model, ask(ids, temperature=0), ours.token_ids)[0], atol=EXACT
+        )
+
+
+def test_eager_attention_is_exact_too() -> None:
+    model = tiny_model("llama")
+    model.set_attn_implementation("eager")
+    requests = [ask(prompt(length, length), length, retain=True) for length in (3, 30, 30, 12)]
+    engine = HFEngine(model, STOPS)
+    completions = engine.generate(requests)
+    assert worst_error(model, requests, completions) < EXACT
+    follow = [ask(r.prompt_ids + c.token_ids + (1, 2), 7) for r, c in zip(requests, completions, strict=True)]
+    assert worst_error(model, follow, engine.generate(follow)) < EXACT
+
+
+def test_half_precision_samples_from_float32_statistics() -> None:
+    model = tiny_model(dtype=torch.bfloat16)
+    requests = [ask(prompt(20, seed), seed) for seed in range(5)]
+    for completion in HFEngine(model, STOPS).generate(requests):
+        assert all(logprob <= 0 for logprob in completion.logprobs)
+        assert all(0 <= entropy <= math.log(384) for entropy in completion.entropies)
+
+
+def test_a_model_with_a_short_window_is_refused_and_accepted_within_it() -> None:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    config = MistralConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, sliding_window=32, max_position_embeddings=128,
+    )  # fmt: skip
+    model = MistralForCausalLM(config).eval()
+    with pytest.raises(InputError, match="attends to the last 32 tokens only; use at most 32"):
+        HFEngine(model, [1])
+    assert HFEngine(model, [1], max_context=32).max_context == 32
+
+
+def test_a_model_whose_positions_are_not_position_ids_is_refused() -> None:
+    from transformers import BloomConfig, BloomForCausalLM
+
+    model = BloomForCausalLM(BloomConfig(vocab_size=64, hidden_size=16, n_layer=1, n_head=2)).eval()
+    model.config.max_position_embeddings = 64
+    with pytest.raises(InputError, match="BloomForCausalLM cannot be run with shared prefixes"):
+        HFEngine(model, [1])
+
+
+def test_a_diverged_policy_is_an_error_and_never_a_sample() -> None:
+    model = tiny_model()
+    engine = HFEngine(model, STOPS)
+    with torch.no_grad():
+        model.lm_head.weight[3, 0] = float("nan")
+    engine.weights_changed(1)
+    with pytest.raises(TurntreeError, match="not finite"):
+        engine.generate([ask(prompt(5, 1))])
