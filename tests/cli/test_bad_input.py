@@ -1,0 +1,98 @@
+"""Bad input ends in one clear line and exit code 2, and nothing is lost."""
+
+import json
+
+import pytest
+
+ROW = {
+    "messages": [
+        {"role": "user", "content": "what is 2 + 2?"},
+        {"role": "assistant", "content": "4"},
+    ]
+}
+
+
+def write(path, *lines):
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_a_truncated_line_is_named(turntree, tmp_path):
+    source = write(tmp_path / "a.jsonl", json.dumps(ROW), json.dumps(ROW)[:40])
+    message = turntree.error("traces", "import", source, "--out", tmp_path / "t.jsonl")
+    assert "a.jsonl:2" in message
+    assert not (tmp_path / "t.jsonl").exists()
+
+
+def test_tool_arguments_that_are_not_json_are_named(turntree, tmp_path):
+    call = {"type": "function", "function": {"name": "add", "arguments": "{2, 2}"}}
+    row = {"messages": [ROW["messages"][0], {"role": "assistant", "content": "", "tool_calls": [call]}]}
+    source = write(tmp_path / "a.jsonl", json.dumps(row))
+    message = turntree.error("traces", "import", source, "--out", tmp_path / "t.jsonl")
+    assert "a.jsonl:1" in message and "arguments" in message and "JSON" in message
+
+
+def test_a_trace_without_assistant_turns_is_named(turntree, tmp_path):
+    source = write(tmp_path / "a.jsonl", json.dumps({"messages": ROW["messages"][:1]}))
+    message = turntree.error("traces", "import", source, "--out", tmp_path / "t.jsonl")
+    assert "a.jsonl:1" in message and "assistant" in message
+
+
+def test_dropping_is_asked_for_and_counted(turntree, tmp_path):
+    source = write(tmp_path / "a.jsonl", json.dumps(ROW), json.dumps({"messages": ROW["messages"][:1]}))
+    result = turntree.json("traces", "import", source, "--on-error", "drop", "--out", tmp_path / "t.jsonl")
+    text = json.dumps(result)
+    assert "no_assistant_turn" in text
+
+
+@pytest.mark.parametrize("key", ["profil.rollouts=4", "profile.rolouts=4", "seeds=1"])
+def test_an_unknown_key_is_an_error(turntree, household, tmp_path, key):
+    message = turntree.error(
+        *("profile", "--traces", household / "traces.jsonl", "--out", tmp_path / "p.jsonl", "--set", key)
+    )
+    assert "unknown key" in message and key.split("=")[0].split(".")[-1] in message
+
+
+def test_an_unknown_option_is_an_error(turntree):
+    assert "--sead" in turntree.error("evaluate", "--sead", 3)
+
+
+def test_a_missing_model_folder_is_named(turntree):
+    message = turntree.error("evaluate", "--model", "no/such/model", "--count", 1)
+    assert "no/such/model" in message
+
+
+def test_a_template_without_generation_prompt_is_refused(turntree, household, tmp_path):
+    from turntree.stages.policy import EMBEDDED
+
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for file in EMBEDDED.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    template = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    message = turntree.error("evaluate", "--model", folder, "--count", 1)
+    assert "generation prompt" in message
+
+
+def test_a_missing_profile_and_a_wrong_file_are_told_apart(turntree, household, tmp_path):
+    assert "no such file" in turntree.error("select", tmp_path / "none.jsonl", "--out", tmp_path / "p.jsonl")
+    message = turntree.error("select", household / "traces.jsonl", "--out", tmp_path / "p.jsonl")
+    assert "turntree.profile/1" in message
+
+
+def test_changed_traces_are_refused(turntree, household, tmp_path):
+    lines = (household / "traces.jsonl").read_text().splitlines()
+    other = write(tmp_path / "traces.jsonl", *lines[:-1])
+    message = turntree.error(
+        *("train", "pivot", household / "pivots.jsonl", "--traces", other, "--out", tmp_path / "run")
+    )
+    assert "not the file that was profiled" in message
+
+
+def test_a_verifier_that_does_not_exist_is_named(turntree, household, tmp_path):
+    for name in ("nonsense", "no_such_module:function"):
+        message = turntree.error(
+            *("profile", "--traces", household / "traces.jsonl", "--verifier", name, "--out", tmp_path / "p.jsonl")
+        )
+        assert name.split(":")[0] in message
