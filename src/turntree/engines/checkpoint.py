@@ -10,15 +10,13 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, cast
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from turntree.core.errors import ConfigError, InputError
-
-Dtype = Literal["float32", "bfloat16", "auto"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
@@ -42,7 +40,7 @@ def load_model(path: str | Path, *, dtype: str = "float32", device: str = "cpu")
     try:
         with _quiet():
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-            model, report = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
                 dtype=_DTYPES.get(dtype, "auto"),
@@ -54,12 +52,16 @@ def load_model(path: str | Path, *, dtype: str = "float32", device: str = "cpu")
             )
     except Exception as error:  # the boundary to foreign files and foreign code
         raise InputError(f"cannot be loaded as a causal language model ({_line(error)})", path=folder) from error
+    model, report = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
     absent = sorted({str(key) for kind in ("missing_keys", "mismatched_keys") for key in report[kind]})
     if absent:
         raise InputError(
             f"lacks {len(absent)} weights of its config, among them {absent[0]}", path=folder, hint="save it again"
         )
-    return model.to(device).eval()
+    try:
+        return cast(Any, model).to(device).eval()
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"cannot put the model on {device!r} ({_line(error)})", field="device") from error
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
@@ -117,7 +119,7 @@ def policy_hash(model: PreTrainedModel) -> str:
     for name, parameter in sorted(model.named_parameters(remove_duplicate=True)):
         digest.update(f"{name}|{parameter.dtype}|{tuple(parameter.shape)}\n".encode())
         values = parameter.detach().to("cpu").contiguous().reshape(-1)
-        digest.update(memoryview(values.view(torch.uint8).numpy()))
+        digest.update(values.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

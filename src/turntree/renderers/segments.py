@@ -4,44 +4,35 @@ A conversation R0 A1 R1 A2 R2 ... (A: assistant turns, R: runs of other messages
 
     head(R0) said(A1) follow(A1, R1) said(A2) follow(A2, R2) ...
 
-where head and follow end with the generation prompt and said ends with the stop text. Every said(A) is a function of
-A alone: this is what the policy would have sampled. Where the template is *message-local* (checked on probe
-conversations) the other pieces are functions of their own messages, too, and cost one small render each; where it is
-not, whole conversations are rendered and cut. A template that renders an earlier message differently once later ones
-arrive cannot be cut: sampled tokens are never rewritten, so it is refused, naming the message.
+where head and follow end with the generation prompt and said ends with a stop text. Every said(A) is a function of A
+alone: it is what the policy would have sampled. Where the template is *message-local* (checked on conversations of
+the same kind) the other pieces are functions of their own messages, too, and cost one small render each; where it is
+not, the whole conversation is rendered and cut. A template that renders an earlier message differently once later
+ones arrive cannot be cut: sampled tokens are never rewritten, so it is refused, naming the message.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from os.path import commonprefix
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from turntree.core.errors import InputError
-from turntree.core.messages import Message, ToolCall
+from turntree.core.messages import Message
+from turntree.renderers.probes import ASK, CALL, SAY, Kind
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Tools = Sequence[dict[str, Any]]
 
-_ASK = Message("user", "Which way?")
-_SAY = Message("assistant", "Go left.")
-_CALL = Message("assistant", "", (ToolCall("look", {"at": "map"}, id="call00001"),))
-_RESULT = Message("tool", "A map.", tool_call_id="call00001", name="look")
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "look",
-        "description": "Look at a thing.",
-        "parameters": {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]},
-    },
-}
-_KEEP_HISTORY = (
-    "use a chat template that renders a message alike wherever it stands "
-    "(e.g. edit chat_template.jinja of the policy so that earlier turns keep their thinking)"
-)
+# Some templates write today's date into the system message; the tokens of a run must not depend on the day.
+_NO_CLOCK = """{%- macro strftime_now(format) -%}
+{{- format | replace('%Y', '2025') | replace('%B', 'January') | replace('%b', 'Jan') | replace('%A', 'Wednesday')
+    | replace('%a', 'Wed') | replace('%y', '25') | replace('%m', '01') | replace('%d', '01') | replace('%H', '12')
+    | replace('%M', '00') | replace('%S', '00') -}}
+{%- endmacro %}"""
 
 
 @dataclass(frozen=True)
@@ -53,196 +44,226 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Features:
-    """What a conversation uses that templates like to treat specially; locality is checked for each combination."""
+class Round:
+    """An assistant turn (message number `index`) and the run of messages up to the next one."""
 
-    system: bool
-    tools: bool
-    calls: bool
-    thinking: bool
+    index: int
+    turn: Message
+    run: tuple[Message, ...]
 
-    @classmethod
-    def of(cls, messages: Sequence[Message], tools: Tools) -> Features:
-        return cls(
-            system=any(message.role == "system" for message in messages),
-            tools=bool(tools),
-            calls=any(message.tool_calls or message.role == "tool" for message in messages),
-            thinking=any("</think>" in message.content for message in messages if message.role == "assistant"),
-        )
+    @property
+    def tied(self) -> bool:
+        """Whether the template may look at the turn to render the run: results refer to the calls before them."""
+        return bool(self.turn.tool_calls) or any(message.role == "tool" for message in self.run)
 
-    def probe(self) -> tuple[list[Message], list[dict[str, Any]]]:
-        """A conversation with exactly these features, each early and late."""
-        thought = "<think>\nLeft, then.\n</think>\n\n" if self.thinking else ""
-        say = replace(_SAY, content=thought + _SAY.content)
-        turns = [_ASK, say, replace(_ASK, content="And now?")]
-        if self.calls:
-            turns += [replace(_CALL, content=thought), _RESULT, replace(say, content=thought + "A map, then.")]
-            turns += [replace(_ASK, content="Look twice."), _CALL, _RESULT, _CALL, _RESULT]
-        else:
-            turns += [replace(say, content=thought + "Stop here."), replace(_ASK, content="And then?")]
-        return [Message("system", "Be brief."), *turns] if self.system else turns, [_TOOL] if self.tools else []
+
+def split(messages: Sequence[Message]) -> tuple[tuple[Message, ...], list[Round]]:
+    """R0 and the rounds (A1, R1), (A2, R2), ... of a conversation."""
+    turns = [index for index, message in enumerate(messages) if message.role == "assistant"]
+    ends = [*turns, len(messages)]
+    rounds = [
+        Round(turn, messages[turn], tuple(messages[turn + 1 : end])) for turn, end in zip(turns, ends[1:], strict=True)
+    ]
+    return tuple(messages[: ends[0]]), rounds
 
 
 class SegmentedTemplate:
-    """The texts of one tokenizer's chat template. Raises `InputError` for a template that cannot be sampled from."""
+    """The texts of one tokenizer's chat template.
+
+    `stops` maps the texts of the tokens that end an assistant turn to their ids, the usual one first; `lead` is the
+    white space that the template writes before the assistant's content, and so expects the policy to say. Raises
+    `InputError` for a template without a generation prompt, or one that does not end an assistant turn.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        self._special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-        self._ask = self.render([_ASK], generation_prompt=True)
-        if self._ask == self.render([_ASK], generation_prompt=False):
+        source = tokenizer.chat_template
+        self._source = _NO_CLOCK + source if isinstance(source, str) and "strftime_now" in source else None
+        self._special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self._ask = self.render([ASK])
+        if self._ask == self.render([ASK], generation_prompt=False):
             raise InputError(
                 "the chat template has no generation prompt (add_generation_prompt changes nothing)",
                 field="chat_template",
                 hint="use a template that opens the assistant's turn when add_generation_prompt is true",
             )
-        self.stop, self._close = self._find_close()
-        self.stops = (self.stop, *self._other_stops())
-        self._local: dict[Features, bool] = {}
-        self._asked_and_said = self._ask + _SAY.content
+        self.lead, self._close, stop = self._find_close()
+        self.stops = {self._text(stop): stop, **self._other_stops()}
+        self._local: dict[Kind, bool] = {}
 
-    def render(self, messages: Sequence[Message], tools: Tools = (), *, generation_prompt: bool) -> str:
-        """The whole text that the template writes."""
+    def render(self, messages: Sequence[Message], tools: Tools = (), *, generation_prompt: bool = True) -> str:
+        """The whole text that the template writes. Raises `InputError` with the template's own complaint."""
         try:
-            return self._tokenizer.apply_chat_template(
+            text = self._tokenizer.apply_chat_template(
                 [message.to_chat() for message in messages],
                 tools=list(tools) or None,
+                chat_template=self._source,
                 add_generation_prompt=generation_prompt,
                 tokenize=False,
             )
         except Exception as error:  # the boundary to foreign code: a template may raise anything
-            problem = f"the chat template cannot render these messages ({type(error).__name__}: {error})"
-            roles = " ".join(message.role for message in messages)
-            raise InputError(problem, field="messages", hint=f"their roles are: {roles}") from error
+            raise InputError(
+                f"the chat template cannot render these messages ({type(error).__name__}: {error})",
+                field="messages",
+                hint=f"their roles are: {' '.join(message.role for message in messages)}",
+            ) from error
+        return cast(str, text)
 
     # pieces
 
     def said(self, message: Message) -> Said:
-        """What the policy would have said. Raises `InputError` when the template leaves tool calls out."""
+        """What the policy would have said. Raises `InputError` where the template leaves tool calls out."""
         text = self._after_ask(message)
-        if message.tool_calls and text == self._after_ask(replace(message, tool_calls=())):
-            raise InputError("the chat template leaves out tool calls", field="tool_calls", hint="use another template")
+        if message.tool_calls and not self._renders_calls:
+            raise _left_out("tool calls", "tool_calls")
         if text.endswith(self._close):
-            return Said(text.removesuffix(self._close), self.stop)
+            return Said(text.removesuffix(self._close), next(iter(self.stops)))
         end, stop = max((text.rfind(stop), stop) for stop in self.stops)
         if end < 0:
             raise InputError("the chat template does not end this assistant turn", field="messages")
         return Said(text[:end], stop)
 
-    def givens(self, messages: Sequence[Message], tools: Tools = ()) -> list[str]:
-        """head(R0), follow(A1, R1), ...: the texts that are given to the policy, one more than assistant turns."""
-        if not self.is_local(messages, tools):
-            return self._cut(messages, tools)
-        return [self.head(messages[: (_turns(messages) or [len(messages)])[0]], tools), *self.follows(messages)]
-
-    def is_local(self, messages: Sequence[Message], tools: Tools) -> bool:
-        """Whether the template renders conversations of this kind message by message (see the module's docstring)."""
-        features = Features.of(messages, tools)
-        if features not in self._local:
-            self._local[features] = self._check_local(features)
-        return self._local[features]
-
     def head(self, run: Sequence[Message], tools: Tools) -> str:
-        return self.render(run, tools, generation_prompt=True)
+        """The text before the first assistant turn."""
+        if not run:
+            raise InputError("the conversation starts with the assistant", field="messages", hint="begin with a task")
+        text = self.render(run, tools)
+        if tools and self._renders_as(text, run, ()):
+            raise _left_out("the tools", "tools")
+        if len(run) > 1 and run[0].role == "system" and self._renders_as(text, run[1:], tools):
+            raise _left_out("message 0 (system)", "messages")
+        return text
 
-    def follows(self, messages: Sequence[Message]) -> list[str]:
-        """follow(A, R) of every assistant turn of a conversation under a local template."""
-        turns = _turns(messages)
-        ends = [*turns, len(messages)][1:]
-        return [self.follow(messages[t], messages[t + 1 : end], t) for t, end in zip(turns, ends, strict=False)]
-
-    def follow(self, turn: Message, run: Sequence[Message], index: int = 0) -> str:
-        """The text between the stop text of `turn` (message number `index`) and the next turn, local template."""
-        tied = turn.tool_calls or any(message.role == "tool" for message in run)  # results may refer to their calls
-        context = turn if tied else _SAY
-        said = self.said(context) if tied else Said(_SAY.content, self.stop)
-        before = self._ask + said.text + said.stop
-        text = self.render([_ASK, context, *run], generation_prompt=True)
+    def follow(self, part: Round) -> str:
+        """The text between the stop text of a turn and the next turn, for a local template."""
+        turn = part.turn if part.tied else SAY
+        before = self._until_stop(turn) if part.tied else self._until_probe_stop
+        text = self.render([ASK, turn, *part.run])
         if not text.startswith(before):
-            raise _rewritten(index)
-        if run and text == self.render([_ASK, context], generation_prompt=True):
-            raise InputError(
-                f"the chat template leaves out message {index + 1} ({run[0].role})",
-                field="messages",
-                hint="use a template that renders it",
-            )
+            raise _rewritten(part.index, "once more messages follow")
+        if part.run and text[len(before) :] == self._nothing_between:
+            raise _left_out(f"message {part.index + 1} ({part.run[0].role})", "messages")
         return text[len(before) :]
 
-    # checks
+    def is_local(self, messages: Sequence[Message], tools: Tools) -> bool:
+        """Whether the template renders conversations of this kind message by message."""
+        kind = Kind.of(messages, tools)
+        if kind not in self._local:
+            self._local[kind] = self._check_local(kind)
+        return self._local[kind]
+
+    def cut(self, messages: Sequence[Message], tools: Tools) -> list[str]:
+        """[head, follow, follow, ...] of a whole render, for any template whose rendering of this conversation
+        grows at its end only. Raises `InputError` naming the message that is rendered differently later."""
+        run, rounds = split(messages)
+        self.head(run, tools)
+        whole = self.render(messages, tools)
+        givens: list[str] = []
+        start, seen = 0, 0
+        for part in rounds:
+            prompt = self.render(messages[: part.index], tools)
+            if not whole.startswith(prompt):
+                raise self._blame(whole, prompt, messages[: part.index], tools, (start, seen))
+            said = self.said(part.turn)
+            givens.append(whole[start : len(prompt)])
+            start, seen = len(prompt) + len(said.text) + len(said.stop), part.index
+            if whole[len(prompt) : start] != said.text + said.stop:
+                raise _rewritten(part.index, "once more messages surround it")
+        return [*givens, whole[start:]]
+
+    def _blame(
+        self, whole: str, prompt: str, before: Sequence[Message], tools: Tools, last: tuple[int, int]
+    ) -> InputError:
+        """Why the prompt of turn number `len(before)` is no beginning of the whole text. `last` is where the turn
+        before it ended (in characters) and its number."""
+        same = next((at for at, (a, b) in enumerate(zip(whole, prompt, strict=False)) if a != b), len(whole))
+        if same >= len(self.render(before, tools, generation_prompt=False)):
+            return _rewritten(len(before), "than its generation prompt begins it")
+        return _rewritten(last[1] if same >= last[0] else 0, f"once message {len(before)} follows")
+
+    # what the template is like
 
     def _after_ask(self, message: Message) -> str:
-        text = self.render([_ASK, message], generation_prompt=False)
+        text = self.render([ASK, message], generation_prompt=False)
         if not text.startswith(self._ask):
-            raise _rewritten(1, "with its generation prompt")
+            raise _rewritten(1, "than its generation prompt begins it")
         return text.removeprefix(self._ask)
 
-    def _find_close(self) -> tuple[str, str]:
-        """The stop text, and all that the template writes after the content of an assistant turn."""
-        text = self._after_ask(_SAY)
-        if not text.startswith(_SAY.content):
-            raise _rewritten(1, "with its generation prompt")
-        close = text.removeprefix(_SAY.content)
-        tokens = self._tokenizer.convert_ids_to_tokens(self._tokenizer.encode(close, add_special_tokens=False))
-        if not tokens:
+    def _renders_as(self, text: str, messages: Sequence[Message], tools: Tools) -> bool:
+        try:
+            return self.render(messages, tools) == text
+        except InputError:  # a template may insist on a system message, or on tools
+            return False
+
+    def _until_stop(self, turn: Message) -> str:
+        said = self.said(turn)
+        return self._ask + said.text + said.stop
+
+    @functools.cached_property
+    def _until_probe_stop(self) -> str:
+        return self._until_stop(SAY)
+
+    @functools.cached_property
+    def _nothing_between(self) -> str:
+        """What follows a turn after which the policy speaks again at once."""
+        return self.render([ASK, SAY]).removeprefix(self._until_probe_stop)
+
+    @functools.cached_property
+    def _renders_calls(self) -> bool:
+        return self._after_ask(CALL) != self._after_ask(replace(CALL, tool_calls=()))
+
+    def _find_close(self) -> tuple[str, str, int]:
+        """White space before the content of an assistant turn; all that the template writes from its stop token on;
+        and that token: the first special one after the content, or the first one where none is special."""
+        lead, content, close = self._after_ask(SAY).rpartition(SAY.content)
+        ids = self._encode(close)
+        stop = next((id for id in ids if id in self._special), ids[0] if ids else None)
+        if not content or stop is None or self._text(stop) not in close:
             raise InputError(
                 "the chat template does not end an assistant turn",
                 field="chat_template",
                 hint="let it write a stop token (such as the end-of-sequence token) after the assistant's content",
             )
-        special = [token for token in tokens if token in self._special]
-        if special:
-            return special[0], close[close.index(special[0]) :]
-        first = self._tokenizer.encode(close, add_special_tokens=False)[:1]
-        return self._tokenizer.decode(first), close
+        return "" if lead.strip() else lead, close[close.index(self._text(stop)) :], stop
 
-    def _other_stops(self) -> tuple[str, ...]:
-        """Special tokens that end a turn with tool calls, where they differ."""
+    def _other_stops(self) -> dict[str, int]:
+        """The special token that ends a turn with tool calls, where it is another one."""
         try:
-            text = self._after_ask(_CALL)
-        except InputError:  # no tool calls in this template: reported where one is rendered
-            return ()
-        tokens = self._tokenizer.convert_ids_to_tokens(self._tokenizer.encode(text, add_special_tokens=False))
-        last = [token for token in tokens if token in self._special][-1:]
-        return tuple(token for token in last if token != self.stop and not text.endswith(self._close))
+            text = self._after_ask(CALL)
+        except InputError:  # no tool calls in this template: reported where one has to be rendered
+            return {}
+        last = [id for id in self._encode(text) if id in self._special][-1:]
+        return {} if text.endswith(self._close) else {self._text(id): id for id in last}
 
-    def _check_local(self, features: Features) -> bool:
-        messages, tools = features.probe()
+    def _check_local(self, kind: Kind) -> bool:
+        messages, tools = kind.conversation()
+        run, rounds = split(messages)
         try:
-            givens = [self.head(messages[: _turns(messages)[0]], tools), *self.follows(messages)]
-            text = givens[0]
-            for turn, given in zip(_turns(messages), givens[1:], strict=True):
-                if text != self.render(messages[:turn], tools, generation_prompt=True):
+            text = self.head(run, tools)
+            for part in rounds:
+                if text != self.render(messages[: part.index], tools):
                     return False
-                said = self.said(messages[turn])
-                text += said.text + said.stop + given
-            return text == self.render(messages, tools, generation_prompt=True)
-        except InputError:  # not renderable in this shape: whole renders decide, and name the message
+                said = self.said(part.turn)
+                text += said.text + said.stop + self.follow(part)
+            return text == self.render(messages, tools)
+        except InputError:  # cannot be rendered in this shape: whole renders decide, and name the message
             return False
 
-    def _cut(self, messages: Sequence[Message], tools: Tools) -> list[str]:
-        """The given texts of a whole render, checked at every assistant turn."""
-        whole = self.render(messages, tools, generation_prompt=True)
-        givens: list[str] = []
-        start, seen = 0, 0
-        for turn in _turns(messages):
-            prompt = self.render(messages[:turn], tools, generation_prompt=True)
-            if not whole.startswith(prompt):
-                raise _rewritten(seen if len(commonprefix([whole, prompt])) >= start else 0)
-            said = self.said(messages[turn])
-            givens.append(whole[start : len(prompt)])
-            start, seen = len(prompt) + len(said.text) + len(said.stop), turn
-            if whole[len(prompt) : start] != said.text + said.stop:
-                raise _rewritten(turn)
-        return [*givens, whole[start:]]
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def _text(self, id: int) -> str:
+        return cast(str, self._tokenizer.decode([id], clean_up_tokenization_spaces=False))
 
 
-def _turns(messages: Sequence[Message]) -> list[int]:
-    return [index for index, message in enumerate(messages) if message.role == "assistant"]
-
-
-def _rewritten(index: int, when: str = "once more messages follow") -> InputError:
+def _rewritten(index: int, when: str) -> InputError:
     return InputError(
-        f"the chat template renders message {index} differently {when}: history would be rewritten",
+        f"the chat template rewrites history: it renders message {index} differently {when}",
         field="messages",
-        hint=_KEEP_HISTORY,
+        hint="edit chat_template.jinja so that a message looks alike wherever it stands (e.g. keep earlier thinking)",
     )
+
+
+def _left_out(what: str, field: str) -> InputError:
+    hint = "use a template that renders this, or put it into the content of a message that is rendered"
+    return InputError(f"the chat template leaves out {what}", field=field, hint=hint)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
-from turntree.renderers.segments import SegmentedTemplate
+from turntree.renderers.segments import Round, SegmentedTemplate, Tools, split
 from turntree.renderers.tool_calls import ToolFormat, detect_format, parse_message
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Ids = tuple[int, ...]
 
-_CACHED_SEGMENTS = 2**15
+_REMEMBERED_TOKENS = 2**20
 
 
 class ChatRenderer:
@@ -26,141 +26,130 @@ class ChatRenderer:
     Segments (see `segments`) are tokenised one by one and concatenated, so that the tokens of a demonstrated history
     are those that sampling it turn by turn would have produced:
 
-        prompt(m[:k]) + completion(m[k]) + extend(m[:k+1], [m[k+1]]) == prompt(m[:k+2])   where m[k] is an assistant's
+        prompt(m[:k]) + completion(m[k]) + extend(m[:k+1], m[k+1:k+2]) == prompt(m[:k+2])   for an assistant's m[k]
 
-    `tool_format` says how the policy writes tool calls (by default found in the template). Raises `InputError` for a
-    template without a generation prompt, and for messages that the template would render differently later.
+    `tool_format` says how the policy writes tool calls (None: as its template does). Raises `InputError` for a
+    template that cannot be sampled turn by turn, and for messages that it leaves out or would later rewrite.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, tool_format: ToolFormat | None = None) -> None:
         self._tokenizer = tokenizer
         self._template = SegmentedTemplate(tokenizer)
-        source = tokenizer.chat_template
-        self._tool_format = tool_format or detect_format(source if isinstance(source, str) else str(source))
-        self._stops = {text: self._tokens(text)[0] for text in self._template.stops}
-        eos = tokenizer.eos_token_id
-        self._stop_ids = frozenset([*self._stops.values(), *([] if eos is None else [eos])])
-        self._completions = _Recent(self._new_completion)
-        self._heads = _Recent(self._new_head)
-        self._follows = _Recent(self._new_follow)
+        self._tool_format: ToolFormat = tool_format or detect_format(str(tokenizer.chat_template))
+        self._segments = _Recent(_REMEMBERED_TOKENS)
+        eos = cast("int | None", tokenizer.eos_token_id)
+        self._stop_ids = frozenset(self._template.stops.values()) | ({eos} if eos is not None else frozenset())
 
     @property
     def stop_ids(self) -> frozenset[int]:
         """The tokens that end an assistant turn: those that the template writes, and the end of the sequence."""
         return self._stop_ids
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> Ids:
-        turns = _turns(messages)
-        if not self._template.is_local(messages, tools):
-            givens = [self._tokens(text) for text in self._template.givens(messages, tools)]
-        else:
-            first = turns[0] if turns else len(messages)
-            givens = [self._heads(messages[:first], tools), *self._local_follows(messages)]
-        ids = list(givens[0])
-        for turn, given in zip(turns, givens[1:], strict=True):
-            ids += self.completion(messages[turn])
-            ids += given
-        return tuple(ids)
+    def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> Ids:
+        _, rounds = split(messages)
+        return self._interleave(self._givens(messages, tools), [part.turn for part in rounds])
 
     def completion(self, message: Message) -> Ids:
+        """Raises `InputError` where the template's rendering of the message is not what a policy can say: no stop
+        token at its end, one before its end, or tool calls that `parse` does not find again."""
         if message.role != "assistant":
             raise InputError(f"a message of role {message.role!r} is no completion", field="role")
-        return self._completions(message)
+        return self._segments.get(("said", _key(message)), lambda: self._say(message))
 
     def extend(
-        self,
-        messages: Sequence[Message],
-        new: Sequence[Message],
-        tools: Sequence[dict[str, Any]] = (),
-        *,
-        stopped: bool = True,
+        self, messages: Sequence[Message], new: Sequence[Message], tools: Tools = (), *, stopped: bool = True
     ) -> Ids:
         if not messages or messages[-1].role != "assistant":
             raise InputError("the last message before an extension is not the assistant's", field="messages")
-        if self._template.is_local([*messages, *new], tools):
-            tail = [messages[-1], *new]
-            givens = self._local_follows(tail, offset=len(messages) - 1)
-        else:
-            tail = [messages[-1], *new]
-            texts = self._template.givens([*messages, *new], tools)
-            givens = [self._tokens(text) for text in texts[-len(_turns(tail)) :]]
-        ids = list(givens[0]) if stopped else [self._closing(messages[-1]), *givens[0]]
-        for turn, given in zip(_turns(tail)[1:], givens[1:], strict=True):
-            ids += self.completion(tail[turn])
-            ids += given
-        return tuple(ids)
+        _, rounds = split(new)
+        turns = sum(message.role == "assistant" for message in messages)
+        ids = self._interleave(self._givens([*messages, *new], tools, first=turns), [part.turn for part in rounds])
+        return ids if stopped else (self._closing(messages[-1]), *ids)
 
     def parse(self, token_ids: Sequence[int]) -> Message:
         ids = list(token_ids)
         if ids and ids[-1] in self._stop_ids:
             ids.pop()
-        text = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return parse_message(text, self._tool_format)
+        text = cast(str, self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return parse_message(text.removeprefix(self._template.lead), self._tool_format)
 
     # segments
 
-    def _local_follows(self, messages: Sequence[Message], offset: int = 0) -> list[Ids]:
-        turns = _turns(messages)
-        ends = [*turns, len(messages)][1:]
-        return [
-            self._follows(messages[turn], messages[turn + 1 : end], offset + turn)
-            for turn, end in zip(turns, ends, strict=True)
-        ]
+    def _givens(self, messages: Sequence[Message], tools: Tools, first: int = 0) -> list[Ids]:
+        """Token ids of head, follow, follow, ... from number `first` on."""
+        if not self._template.is_local(messages, tools):
+            texts = self._template.cut(messages, tools)[first:]
+            return [self._segments.get(("text", text), lambda text=text: self._encode(text)) for text in texts]
+        run, rounds = split(messages)
+        givens = [self._follow(part) for part in rounds[max(first - 1, 0) :]]
+        return givens if first else [self._head(run, tools), *givens]
+
+    def _head(self, run: Sequence[Message], tools: Tools) -> Ids:
+        key = ("head", tuple(map(_key, run)), json.dumps(list(tools)) if tools else "")
+        return self._segments.get(key, lambda: self._encode(self._template.head(run, tools)))
+
+    def _follow(self, part: Round) -> Ids:
+        key = ("follow", _key(part.turn) if part.tied else None, tuple(map(_key, part.run)))
+        return self._segments.get(key, lambda: self._encode(self._template.follow(part)))
+
+    def _interleave(self, givens: Sequence[Ids], turns: Sequence[Message]) -> Ids:
+        ids = list(givens[0])
+        for turn, given in zip(turns, givens[1:], strict=True):
+            ids += self.completion(turn)
+            ids += given
+        return tuple(ids)
+
+    def _say(self, message: Message) -> Ids:
+        said = self._template.said(message)
+        ids = self._encode(said.text)
+        if not self._stop_ids.isdisjoint(ids):
+            raise InputError(
+                f"the assistant's {message.content[:40]!r} holds a stop token, after which no policy goes on",
+                field="content",
+                hint="remove the token",
+            )
+        ids = (*ids, self._template.stops[said.stop])
+        if message.tool_calls and self._tool_format != "none" and _calls(self.parse(ids)) != _calls(message):
+            raise InputError(
+                f"the calls of an assistant message are not found again in {said.text[:80]!r}",
+                field="tool_calls",
+                hint=f"the template does not write calls in the format {self._tool_format!r}; pass tool_format",
+            )
+        return ids
 
     def _closing(self, message: Message) -> int:
         """The stop token that ends a turn cut by length."""
-        return self._completions(message)[-1] if message.tool_calls else self._stops[self._template.stop]
+        stops = self._template.stops
+        usual = next(iter(stops.values()))
+        return stops[self._template.said(message).stop] if message.tool_calls and len(stops) > 1 else usual
 
-    def _new_completion(self, message: Message) -> tuple[Hashable, Callable[[], Ids]]:
-        def build() -> Ids:
-            said = self._template.said(message)
-            ids = self._tokens(said.text)
-            if not self._stop_ids.isdisjoint(ids):
-                raise InputError(
-                    f"the assistant message {message.content[:40]!r} contains a stop token, after which nothing is said",
-                    field="content",
-                    hint="remove the token from the trace",
-                )
-            return (*ids, self._stops[said.stop])
-
-        return _key(message), build
-
-    def _new_head(self, run: Sequence[Message], tools: Sequence[dict[str, Any]]) -> tuple[Hashable, Callable[[], Ids]]:
-        key = (tuple(map(_key, run)), json.dumps(list(tools)))
-        return key, lambda: self._tokens(self._template.head(run, tools))
-
-    def _new_follow(self, turn: Message, run: Sequence[Message], index: int) -> tuple[Hashable, Callable[[], Ids]]:
-        tied = turn.tool_calls or any(message.role == "tool" for message in run)
-        key = (_key(turn) if tied else None, tuple(map(_key, run)))
-        return key, lambda: self._tokens(self._template.follow(turn, run, index))
-
-    def _tokens(self, text: str) -> Ids:
+    def _encode(self, text: str) -> Ids:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
 
 class _Recent:
-    """Remembers the segments used last. `describe` gives the key of a segment and how to build it."""
+    """Remembers the segments used last, up to a number of tokens in all."""
 
-    def __init__(self, describe: Callable[..., tuple[Hashable, Callable[[], Ids]]]) -> None:
-        self._describe = describe
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens, self._tokens = max_tokens, 0
         self._held: OrderedDict[Hashable, Ids] = OrderedDict()
 
-    def __call__(self, *arguments: Any) -> Ids:
-        key, build = self._describe(*arguments)
+    def get(self, key: Hashable, build: Callable[[], Ids]) -> Ids:
         if key in self._held:
             self._held.move_to_end(key)
             return self._held[key]
         ids = self._held[key] = build()
-        if len(self._held) > _CACHED_SEGMENTS:
-            self._held.popitem(last=False)
+        self._tokens += len(ids)
+        while self._tokens > self._max_tokens:
+            self._tokens -= len(self._held.popitem(last=False)[1])
         return ids
 
 
 def _key(message: Message) -> Hashable:
-    """Equal exactly for equal renderings' sources (arguments are mappings, which do not hash)."""
+    """Two messages with the same key render alike (arguments are mappings, which do not hash)."""
     calls = tuple((call.name, json.dumps(call.arguments), call.id) for call in message.tool_calls)
     return message.role, message.content, calls, message.tool_call_id, message.name
 
 
-def _turns(messages: Sequence[Message]) -> list[int]:
-    return [index for index, message in enumerate(messages) if message.role == "assistant"]
+def _calls(message: Message) -> list[object]:
+    return [(call.name, call.arguments) for call in message.tool_calls]
