@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from turntree.core.completion import Completion
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.messages import Message
 
@@ -152,6 +153,19 @@ class RolloutTree:
         if parent is not None:
             self._children[parent].append(node.id)
         return node
+
+    def add_completion(self, parent: int, completion: Completion, message: Message) -> Node:
+        """Append what an engine sampled, with what the renderer read in it."""
+        return self.add(
+            parent,
+            NodeKind.COMPLETION,
+            completion.token_ids,
+            logprobs=completion.logprobs,
+            entropies=completion.entropies,
+            policy_version=completion.policy_version,
+            message=message,
+            cost=completion.cost,
+        )
 
     def stop(self, leaf: int, reason: StopReason) -> None:
         """End a leaf for good. A leaf is stopped once; a node with children is no leaf."""

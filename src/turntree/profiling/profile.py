@@ -11,7 +11,8 @@ from turntree.core.completion import Sampling
 from turntree.core.cost import Cost
 from turntree.core.errors import InputError
 from turntree.core.protocols import Engine, Renderer, TurnState, TurnVerifier
-from turntree.rollouts.local import Prompted, render, sample_local, score_local
+from turntree.core.tree import RolloutTree
+from turntree.rollouts.local import render, sample_local, score_local
 
 SCHEMA = "turntree.profile/1"
 
@@ -92,31 +93,23 @@ def profile(
     is measured. The rollouts of a candidate depend on its id and `config.seed`, not on the wave it lies in."""
     for start in range(0, len(states), config.wave):
         prompted = [render(state, renderer) for state in states[start : start + config.wave]]
-        yield from profile_wave(prompted, engine, renderer, verifier, strict, config)
+        trees = sample_local(prompted, engine, renderer, config.sampling, config.rollouts, config.seed)
+        for item, tree in zip(prompted, trees, strict=True):
+            yield _candidate(item.state, tree, verifier, strict)
 
 
-def profile_wave(
-    prompted: Sequence[Prompted],
-    engine: Engine,
-    renderer: Renderer,
-    verifier: TurnVerifier,
-    strict: TurnVerifier,
-    config: ProfileConfig,
-) -> Iterator[CandidateProfile]:
-    trees = sample_local(prompted, engine, renderer, config.sampling, config.rollouts, config.seed)
-    for item, tree in zip(prompted, trees, strict=True):
-        state = item.state
-        functional, exact = score_local(tree, state, verifier), score_local(tree, state, strict)
-        leaves = tree.leaves()
-        yield CandidateProfile(
-            trace_id=state.trace_id,
-            turn=state.turn,
-            kind=verifier.judge(state, state.demonstration).kind,
-            rewards=tuple(functional.of(leaf) for leaf in leaves),
-            strict=tuple(exact.of(leaf) for leaf in leaves),
-            actions=tuple(_text(tree[leaf].message) for leaf in leaves),
-            cost=tree.cost,
-        )
+def _candidate(state: TurnState, tree: RolloutTree, verifier: TurnVerifier, strict: TurnVerifier) -> CandidateProfile:
+    functional, exact = score_local(tree, state, verifier), score_local(tree, state, strict)
+    leaves = tree.leaves()
+    return CandidateProfile(
+        trace_id=state.trace_id,
+        turn=state.turn,
+        kind=verifier.judge(state, state.demonstration).kind,
+        rewards=tuple(functional.of(leaf) for leaf in leaves),
+        strict=tuple(exact.of(leaf) for leaf in leaves),
+        actions=tuple(_text(tree[leaf].message) for leaf in leaves),
+        cost=tree.cost,
+    )
 
 
 def _text(message: Any) -> str:

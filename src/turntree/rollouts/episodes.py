@@ -100,16 +100,7 @@ def _advance(rollout: _Live, completion: Completion, renderer: Renderer, config:
     """Append the completion, step the environment; the verdict if the rollout ended, else None."""
     tree, environment = rollout.tree, rollout.environment
     action = renderer.parse(completion.token_ids)
-    node = tree.add(
-        rollout.leaf,
-        NodeKind.COMPLETION,
-        completion.token_ids,
-        logprobs=completion.logprobs,
-        entropies=completion.entropies,
-        policy_version=completion.policy_version,
-        message=action,
-        cost=completion.cost,
-    )
+    node = tree.add_completion(rollout.leaf, completion, action)
     rollout.leaf = node.id
     started = time.perf_counter()
     try:

@@ -54,16 +54,7 @@ def sample_local(
         root = tree.add(None, NodeKind.PROMPT, item.prompt_ids)
         for _ in range(group_size):
             completion = next(completions)
-            leaf = tree.add(
-                root.id,
-                NodeKind.COMPLETION,
-                completion.token_ids,
-                logprobs=completion.logprobs,
-                entropies=completion.entropies,
-                policy_version=completion.policy_version,
-                message=renderer.parse(completion.token_ids),
-                cost=completion.cost,
-            )
+            leaf = tree.add_completion(root.id, completion, renderer.parse(completion.token_ids))
             tree.stop(leaf.id, StopReason.COMPLETED if completion.finish == "stop" else StopReason.MAX_TOKENS)
         trees.append(tree)
     return trees
