@@ -69,6 +69,32 @@ def test_forks_from_the_middle_of_a_kept_sequence_are_exact(model) -> None:
     assert reused(completions) > sum(len(r.prompt_ids) for r in requests) // 2
 
 
+def test_conversations_that_paused_are_intact_after_others_went_on_in_their_block(model) -> None:
+    engine = HFEngine(model, STOPS)
+    requests = [ask(prompt(20 + seed, seed), seed, max_tokens=9, retain=True) for seed in range(8)]
+    said = engine.generate(requests)
+    histories = [request.prompt_ids + answer.token_ids for request, answer in zip(requests, said, strict=True)]
+    for going in (range(5), range(3), range(8)):  # most, then too few to stay in place, then all again
+        requests = [ask(histories[k] + prompt(3, k), k, max_tokens=9, retain=True) for k in going]
+        answers = engine.generate(requests)
+        assert worst_error(model, requests, answers) < EXACT
+        assert prefilled(answers) == 4 * len(requests), "three new tokens, and the last one drawn"
+        for k, request, answer in zip(going, requests, answers, strict=True):
+            histories[k] = request.prompt_ids + answer.token_ids
+
+
+def test_rows_that_outlive_most_of_a_batch_twice_over_are_kept_exactly(model) -> None:
+    engine = HFEngine(model, [])
+    limits = [1] * 18 + [6] * 6 + [15] * 3  # a third goes on, then a third of that
+    requests = [ask(prompt(18, seed), seed, max_tokens=limit, retain=True) for seed, limit in enumerate(limits)]
+    said = engine.generate(requests)
+    assert worst_error(model, requests, said) < EXACT
+    follow = [ask(r.prompt_ids + c.token_ids + (1, 2), 7) for r, c in zip(requests, said, strict=True)]
+    answers = engine.generate(follow)
+    assert worst_error(model, follow, answers) < EXACT
+    assert prefilled(answers) == 3 * len(follow)
+
+
 def test_a_wave_wider_than_a_batch_and_a_row_wider_than_its_lanes_are_cut_exactly(model) -> None:
     requests = [ask(prompt(9, 4), seed, max_tokens=5, retain=True) for seed in range(75)]
     requests += [ask(prompt(30, seed), seed, max_tokens=5, retain=True) for seed in range(11)]
@@ -127,6 +153,18 @@ def test_greedy_is_what_transformers_generates(model) -> None:
         assert torch.allclose(
             torch.tensor(ours.logprobs), plain_statistics(model, ask(ids, temperature=0), ours.token_ids)[0], atol=EXACT
         )
+
+
+def test_learned_positions_are_exact_up_to_the_end_of_the_context() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=384, n_embd=32, n_layer=2, n_head=4, n_positions=32, initializer_range=0.2)
+    model = GPT2LMHeadModel(config).eval()
+    ids = prompt(28, 1)
+    requests = [ask(ids, 1, max_tokens=2), ask(ids[:5], 2, max_tokens=99), ask(ids[:9], 3, max_tokens=9)]
+    completions = HFEngine(model, []).generate(requests)
+    assert [len(completion.token_ids) for completion in completions] == [2, 27, 9]
+    assert worst_error(model, requests, completions) < EXACT
 
 
 def test_eager_attention_is_exact_too() -> None:

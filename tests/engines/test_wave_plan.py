@@ -110,6 +110,18 @@ def test_the_bound_drops_whole_blocks_oldest_first() -> None:
     assert len(kept) == kept.held_tokens == 0
 
 
+def test_a_block_larger_than_the_bound_keeps_the_rows_that_fit() -> None:
+    kept = KeptSequences(100)
+    sequences = [tuple(range(100 * row, 100 * row + 20)) for row in range(8)]
+    kept.add(filled(8, 20), [Retained(row, ids, 20) for row, ids in enumerate(sequences)])
+    kept.settle()
+    assert [kept.find((*ids, 1)) is not None for ids in sequences] == [False] * 3 + [True] * 5
+    last = kept.find((*sequences[7], 1))
+    assert last is not None
+    assert contents(last.cache, last.row, 20) == list(range(7000, 7020))
+    assert kept.held_tokens == 100
+
+
 def test_rows_move_without_losing_a_slot() -> None:
     cache = filled(3, 6)
     cache.ensure(50)

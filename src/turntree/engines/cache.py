@@ -38,7 +38,7 @@ class Block:
 class RowCache(Cache):
     """A Transformers cache of fixed rows.
 
-    Memory is reserved ahead and zeroed only as far as it has been shown (`_shown`), because a masked slot must not
+    Memory is reserved ahead and zeroed only as far as it has been `shown`, because a masked slot must not
     hold NaN, while touching fresh memory is what costs most on a CPU. One more slot, `trash`, is never shown: padding
     writes to it.
     """
@@ -48,7 +48,7 @@ class RowCache(Cache):
         self.rows, self.slots = rows, slots
         self._keys: list[Tensor] = []  # one [B, H, S + 1, D] per layer
         self._values: list[Tensor] = []
-        self._shown = 0
+        self.shown = 0
         self._block: Block | None = None
 
     @property
@@ -75,7 +75,7 @@ class RowCache(Cache):
         if layer_idx == len(self._keys):
             for held, states in ((self._keys, key_states), (self._values, value_states)):
                 held.append(self._like(states))
-                held[-1][:, :, : self._shown] = 0
+                held[-1][:, :, : self.shown] = 0
         keys, values = self._keys[layer_idx], self._values[layer_idx]
         where = (block.rows_B[:, None], slice(None), block.slots_BQ)
         keys[where] = key_states.transpose(1, 2)
@@ -96,27 +96,27 @@ class RowCache(Cache):
     # moving rows
 
     def ensure(self, slots: int) -> None:
-        """Make room for at least `slots` slots (growing by half, so that growth is rare)."""
+        """Make room for at least `slots` slots, and for more, so that growth is rare."""
         if slots <= self.slots:
             return
-        self.slots = max(slots, self.slots + self.slots // 2)
+        self.slots = max(slots, _with_reserve(self.slots, self.device))
         for tensors in (self._keys, self._values):
             for layer, old in enumerate(tensors):
                 tensors[layer] = self._like(old)
-                tensors[layer][:, :, : self._shown] = old[:, :, : self._shown]
+                tensors[layer][:, :, : self.shown] = old[:, :, : self.shown]
 
     def select(self, rows: Tensor, slots: int) -> RowCache:
         """A copy of the given rows (repeats allowed), cut to `slots`."""
         copy = RowCache(len(rows), slots)
-        copy._adopt(self, min(slots, self._shown))
+        copy._adopt(self, min(slots, self.shown))
         for target, origin in copy._pairs(self):
-            _copy_rows(origin[:, :, : copy._shown], rows, target[:, :, : copy._shown])
+            _copy_rows(origin[:, :, : copy.shown], rows, target[:, :, : copy.shown])
         return copy
 
     def gather(self, rows_B: Tensor, slots_BS: Tensor) -> RowCache:
         """A copy whose row b is the given slots of row `rows_B[b]`, in that order."""
         rows, slots = slots_BS.shape
-        copy = RowCache(rows, slots + slots // 2)
+        copy = RowCache(rows, _with_reserve(slots, self.device))
         copy._adopt(self, slots)
         for target, origin in copy._pairs(self):
             target[:, :, :slots] = origin[rows_B[:, None], :, slots_BS].transpose(1, 2)
@@ -141,12 +141,12 @@ class RowCache(Cache):
     def _adopt(self, source: RowCache, shown: int) -> None:
         """Make room for the layers of another cache; the caller fills the first `shown` slots."""
         self._keys, self._values = [self._like(t) for t in source._keys], [self._like(t) for t in source._values]
-        self._shown = shown
+        self.shown = shown
 
     def _show(self, slots: int) -> None:
         for tensor in (*self._keys, *self._values):
-            tensor[:, :, self._shown : slots] = 0
-        self._shown = max(self._shown, slots)
+            tensor[:, :, self.shown : slots] = 0
+        self.shown = max(self.shown, slots)
 
     def _pairs(self, source: RowCache) -> Iterator[tuple[Tensor, Tensor]]:
         yield from zip(self._keys, source._keys, strict=True)
@@ -154,6 +154,11 @@ class RowCache(Cache):
 
     def _like(self, tensor: Tensor) -> Tensor:
         return tensor.new_empty(self.rows, tensor.shape[1], self.slots + 1, tensor.shape[3])
+
+
+def _with_reserve(slots: int, device: torch.device) -> int:
+    """Memory that nobody touches is free on a CPU, and taken on an accelerator."""
+    return slots + slots // (2 if device.type == "cpu" else 8)
 
 
 def _copy_rows(origin: Tensor, rows: Tensor, out: Tensor) -> None:

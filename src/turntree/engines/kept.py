@@ -64,9 +64,9 @@ class Retained:
 
 
 class KeptSequences:
-    """Bounded memory of kept sequences; the least recently extended are dropped first, whole blocks at a time.
+    """Bounded memory of kept sequences; the least recently extended blocks are dropped first.
 
-    The bound counts allocated slots (rows x slots of every block), of which padding is a part.
+    The bound counts the slots in use, rows x longest row of every block: padding is a part of it.
     """
 
     def __init__(self, max_tokens: int) -> None:
@@ -79,7 +79,7 @@ class KeptSequences:
 
     @property
     def held_tokens(self) -> int:
-        return sum(block.cache.rows * block.cache.slots for block in self._blocks)
+        return sum(block.cache.rows * block.cache.shown for block in self._blocks)
 
     def find(self, ids: tuple[int, ...]) -> Match | None:
         """The longest kept prefix of `ids`, to the stride and then to the token; at least the last token is left
@@ -118,11 +118,21 @@ class KeptSequences:
         """Free blocks without entries, copy the living rows out of blocks that are mostly dead, respect the bound."""
         self._blocks = [block for block in self._blocks if block.entries]
         for block in self._blocks:
-            _compact(block)
+            if 2 * len({entry.row for entry in block.entries}) <= block.cache.rows:
+                _copy_down(block)
         while self.held_tokens > self.max_tokens:
-            oldest = self._blocks.pop(0)
-            while oldest.entries:
-                self._unlist(oldest.entries.pop())
+            self._evict(self._blocks[0])
+
+    def _evict(self, oldest: KeptBlock) -> None:
+        """Drop the oldest block; of the only one, keep the rows that fit, so that a bound that is a little too small
+        costs a little and not everything."""
+        fitting = self.max_tokens // max(entry.length for entry in oldest.entries) if len(self._blocks) == 1 else 0
+        while len(oldest.entries) > fitting:
+            self._unlist(oldest.entries.pop(0))
+        if oldest.entries:
+            _copy_down(oldest)
+        else:
+            self._blocks.remove(oldest)
 
     def clear(self) -> None:
         self._blocks.clear()
@@ -135,10 +145,9 @@ class KeptSequences:
                 del self._index[hashed]
 
 
-def _compact(block: KeptBlock) -> None:
+def _copy_down(block: KeptBlock) -> None:
+    """Move the living rows of a block to a cache of their own."""
     used = sorted({entry.row for entry in block.entries})
-    if 2 * len(used) > block.cache.rows:
-        return
     longest = max(entry.length for entry in block.entries)
     block.cache = block.cache.select(torch.tensor(used, device=block.cache.device), longest)
     for entry in block.entries:
