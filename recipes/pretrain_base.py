@@ -31,9 +31,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from turntree.core import seeds
 from turntree.domains import skills
-from turntree.domains.household.experts import UnreachableGoal, next_exploring_action, noisy_explore
+from turntree.domains.household.experts import UnreachableGoal, next_exploring_action, noisy_explore, slip
 from turntree.domains.household.generate import EASY, MEDIUM, generate_game
-from turntree.domains.household.world import State
 
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 END = "<|end|>"
@@ -71,23 +70,6 @@ def play_with_slips(seed: int, max_turns: int) -> Conversation:
             break
         conversation += [("slip" if slipped else "assistant", command), ("user", state.step(command).observation)]
     return conversation
-
-
-def slip(state: State, rng: random.Random) -> str:
-    """A useless command: one that is possible but random, or one that names the wrong thing."""
-    command = rng.choice(state.admissible())
-    if rng.random() < 0.4:
-        return command
-    names = [*state.game.receptacles, *state.game.things]
-    words = command.split()
-    kind = rng.randrange(3)
-    if kind == 0 and words[-1].isdigit():
-        words[-1] = str(rng.randint(1, 4))
-    elif kind == 1 and words[-1].isdigit():
-        words[-2:] = rng.choice(names).split()
-    else:
-        words = [rng.choice(("go to", "take", "open", "move", "use")), rng.choice(names)]
-    return " ".join(words)
 
 
 def lessons(seed: int, count: int) -> Conversation:

@@ -22,6 +22,7 @@ def traces() -> None:
 @click.option("--count", default=200, show_default=True, help="How many games.")
 @click.option("--difficulty", default="easy", show_default=True, help="Of generated games: easy, medium or hard.")
 @click.option("--expert", type=click.Choice(["explore", "shortest"]), default="explore", show_default=True)
+@click.option("--slips", default=0.0, show_default=True, help="Chance of a turn at which the player errs first.")
 @click.option("--seed", default=0, show_default=True)
 @set_option
 @json_option
@@ -32,6 +33,7 @@ def household(
     count: int,
     difficulty: str,
     expert: Any,
+    slips: float,
     seed: int,
     overrides: tuple[str, ...],
     json_path: str | None,
@@ -46,7 +48,7 @@ def household(
     from turntree.stages.tasks import GamesConfig
 
     chosen = GamesConfig(source=games, split=split, count=count, difficulty=difficulty)
-    config = configured(HouseholdTracesConfig(games=chosen, expert=expert, seed=seed), overrides)
+    config = configured(HouseholdTracesConfig(games=chosen, expert=expert, slips=slips, seed=seed), overrides)
     result = make_traces(config, out)
     dropped = {key: value for key, value in result.items() if key.startswith("dropped")}
     finish(result, json_path, [f"{result.get('traces', 0)} traces, {result.get('turns', 0)} turns -> {out}; {dropped}"])

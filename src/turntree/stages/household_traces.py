@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,8 +13,8 @@ from turntree.core import seeds
 from turntree.core.config import to_mapping
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message
-from turntree.domains.household.experts import UnreachableGoal, explore, shortest_plan
-from turntree.domains.household.world import Game
+from turntree.domains.household.experts import UnreachableGoal, next_exploring_action, shortest_plan, slip
+from turntree.domains.household.world import Game, State
 from turntree.observe.run import progress
 from turntree.stages.tasks import GamesConfig, games
 from turntree.traces.schema import Trace, write_traces
@@ -23,17 +24,26 @@ from turntree.traces.splits import assign_split
 @dataclass(frozen=True, kw_only=True)
 class HouseholdTracesConfig:
     """`explore` plays as a player without knowledge must; `shortest` knows the room (its search turns cannot be
-    learned: they name places that only luck would try). `dev` is the share of traces held out for development."""
+    learned: they name places that only luck would try). `dev` is the share of traces held out for development.
+
+    `slips` is the chance of a turn at which the player is made to err before it goes on sensibly (noise injection,
+    Laskey et al. 2017): a policy meets such states in its own play, and never on an expert's path. A slip is part
+    of the history of later turns; it is marked in `meta["skip_turns"]`, so no stage learns from it.
+    """
 
     games: GamesConfig = field(default_factory=lambda: GamesConfig(split="train", count=200))
     expert: Literal["explore", "shortest"] = "explore"
     max_turns: int = 30
+    slips: float = 0.0
     dev: float = 0.2
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.dev < 1:
-            raise ConfigError("is outside [0, 1)", field="dev")
+        for name in ("dev", "slips"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError("is outside [0, 1)", field=name)
+        if self.slips and self.expert == "shortest":
+            raise ConfigError("goes with the exploring expert only", field="slips")
 
 
 def make_traces(config: HouseholdTracesConfig, out: Path) -> dict[str, Any]:
@@ -58,18 +68,18 @@ def _play(game: Game, source: dict[str, Any], config: HouseholdTracesConfig) -> 
     """One demonstrated episode, or why there is none."""
     state = game.reset()
     messages = [Message("user", game.intro)]
+    skipped: dict[str, str] = {}
     try:
-        if config.expert == "shortest":
-            commands = iter(shortest_plan(state))
-        else:
-            commands = explore(state, seeds.generator(config.seed, "expert", game.id))
-        for command in itertools.islice(commands, config.max_turns):
+        for turn, (command, slipped) in enumerate(itertools.islice(_commands(state, config), config.max_turns)):
+            if slipped:
+                skipped[str(turn)] = "slip"
             messages += [Message("assistant", command), Message("user", state.step(command).observation)]
     except UnreachableGoal:
         return "goal out of reach"
     if not state.won:
         return f"not won in {config.max_turns} turns"
     split = assign_split(game.id, config.seed, {"train": 1 - config.dev, "dev": config.dev})
+    marks = {"skip_turns": skipped} if skipped else {}
     return Trace(
         id=game.id,
         messages=tuple(messages),
@@ -77,5 +87,16 @@ def _play(game: Game, source: dict[str, Any], config: HouseholdTracesConfig) -> 
         split=split,
         success=True,
         environment=source,
-        meta={"task_type": game.task_type, "expert": config.expert},
+        meta={"task_type": game.task_type, "expert": config.expert, **marks},
     )
+
+
+def _commands(state: State, config: HouseholdTracesConfig) -> Iterator[tuple[str, bool]]:
+    """What the player does next and whether it is a slip; the caller plays it before drawing the next."""
+    if config.expert == "shortest":
+        yield from ((command, False) for command in shortest_plan(state))
+        return
+    rng = seeds.generator(config.seed, "expert", state.game.id)
+    while not state.won:
+        slipped = config.slips > 0 and rng.random() < config.slips
+        yield (slip if slipped else next_exploring_action)(state, rng), slipped

@@ -14,6 +14,7 @@ from turntree.core import seeds
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.protocols import Renderer
+from turntree.traces.candidates import skipped_turns
 from turntree.traces.schema import Trace
 from turntree.training.optimizer import Optimizer, OptimizerConfig
 
@@ -35,7 +36,7 @@ class SFTConfig:
 
 @dataclass(frozen=True)
 class Example:
-    """A whole conversation in tokens; `loss_mask[t]` is True where the assistant said token t."""
+    """A whole conversation in tokens; `loss_mask[t]` is True where token t is learned."""
 
     token_ids: tuple[int, ...]
     loss_mask: tuple[bool, ...]
@@ -43,12 +44,13 @@ class Example:
 
 def example(trace: Trace, renderer: Renderer) -> Example:
     """The trace exactly as the policy would have lived it: prompts and completions from the same renderer that
-    sampling uses, so that training and sampling see the same tokens."""
+    sampling uses, so that training and sampling see the same tokens. The loss covers the turns that are pivot
+    candidates, so that every method learns from the same turns."""
     ids: list[int] = []
     mask: list[bool] = []
-    for index, message in enumerate(trace.messages):
-        if message.role != "assistant":
-            continue
+    skipped = skipped_turns(trace)
+    for turn, index in enumerate(trace.turn_positions):
+        message = trace.messages[index]
         prompt = renderer.prompt(trace.messages[:index], trace.tools)
         if tuple(ids) != prompt[: len(ids)]:
             raise InputError(
@@ -57,7 +59,7 @@ def example(trace: Trace, renderer: Renderer) -> Example:
         said = renderer.completion(message)
         added = len(prompt) - len(ids)
         ids = [*prompt, *said]
-        mask += [False] * added + [True] * len(said)
+        mask += [False] * added + [turn not in skipped] * len(said)
     return Example(tuple(ids), tuple(mask))
 
 

@@ -54,6 +54,23 @@ def noisy_explore(state: State, rng: random.Random, epsilon: float) -> Iterator[
             yield next_exploring_action(state, rng)
 
 
+def slip(state: State, rng: random.Random) -> str:
+    """A mistake to recover from: a command that is possible but random, or (60%) one that names the wrong thing."""
+    command = rng.choice(state.admissible())
+    if rng.random() < 0.4:
+        return command
+    names = [*state.game.receptacles, *state.game.things]
+    words = command.split()
+    kind = rng.randrange(3)
+    if kind == 0 and words[-1].isdigit():
+        words[-1] = str(rng.randint(1, 4))
+    elif kind == 1 and words[-1].isdigit():
+        words[-2:] = rng.choice(names).split()
+    else:
+        words = [rng.choice(("go to", "take", "open", "move", "use")), rng.choice(names)]
+    return " ".join(words)
+
+
 def next_exploring_action(state: State, rng: random.Random | None = None) -> str:
     """What a player who has read only the texts so far does next.
 
