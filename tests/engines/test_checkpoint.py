@@ -217,7 +217,7 @@ def test_a_missing_folder_is_refused_in_one_line(load: Callable[[Path], object],
 
 
 def test_a_name_on_a_hub_is_not_downloaded() -> None:
-    with pytest.raises(InputError, match="^someone/some-model: does not exist; give the folder"):
+    with pytest.raises(InputError, match=r"^someone/some-model: does not exist; give the folder"):
         load_model("someone/some-model")
 
 

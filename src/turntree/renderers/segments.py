@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.renderers.probes import ASK, CALL, SAY, Kind
+from turntree.renderers.rounds import Round, split
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -41,30 +42,6 @@ class Said:
 
     text: str
     stop: str
-
-
-@dataclass(frozen=True)
-class Round:
-    """An assistant turn (message number `index`) and the run of messages up to the next one."""
-
-    index: int
-    turn: Message
-    run: tuple[Message, ...]
-
-    @property
-    def tied(self) -> bool:
-        """Whether the template may look at the turn to render the run: results refer to the calls before them."""
-        return bool(self.turn.tool_calls) or any(message.role == "tool" for message in self.run)
-
-
-def split(messages: Sequence[Message]) -> tuple[tuple[Message, ...], list[Round]]:
-    """R0 and the rounds (A1, R1), (A2, R2), ... of a conversation."""
-    turns = [index for index, message in enumerate(messages) if message.role == "assistant"]
-    ends = [*turns, len(messages)]
-    rounds = [
-        Round(turn, messages[turn], tuple(messages[turn + 1 : end])) for turn, end in zip(turns, ends[1:], strict=True)
-    ]
-    return tuple(messages[: ends[0]]), rounds
 
 
 class SegmentedTemplate:
@@ -128,10 +105,9 @@ class SegmentedTemplate:
         if not run:
             raise InputError("the conversation starts with the assistant", field="messages", hint="begin with a task")
         text = self.render(run, tools)
-        if tools and self._renders_as(text, run, ()):
+        if tools and text == self.render(run):
             raise _left_out("the tools", "tools")
-        if len(run) > 1 and run[0].role == "system" and self._renders_as(text, run[1:], tools):
-            raise _left_out("message 0 (system)", "messages")
+        self._check_complete(text, run, tools)
         return text
 
     def follow(self, part: Round) -> str:
@@ -141,8 +117,7 @@ class SegmentedTemplate:
         text = self.render([ASK, turn, *part.run])
         if not text.startswith(before):
             raise _rewritten(part.index, "once more messages follow")
-        if part.run and text[len(before) :] == self._nothing_between:
-            raise _left_out(f"message {part.index + 1} ({part.run[0].role})", "messages")
+        self._check_complete(text, [ASK, turn, *part.run], (), part.index - 1)
         return text[len(before) :]
 
     def is_local(self, messages: Sequence[Message], tools: Tools) -> bool:
@@ -158,6 +133,7 @@ class SegmentedTemplate:
         run, rounds = split(messages)
         self.head(run, tools)
         whole = self.render(messages, tools)
+        self._check_complete(whole, messages, tools)
         givens: list[str] = []
         start, seen = 0, 0
         for part in rounds:
@@ -181,6 +157,18 @@ class SegmentedTemplate:
             return _rewritten(len(before), "than its generation prompt begins it")
         return _rewritten(last[1] if same >= last[0] else 0, f"once message {len(before)} follows")
 
+    def _check_complete(self, text: str, messages: Sequence[Message], tools: Tools, offset: int = 0) -> None:
+        """Raise `InputError` for a message (number `offset` + its place) without which the text would be the same."""
+        for place, message in enumerate(messages):
+            if message.role == "assistant" or message.content.strip() in text:
+                continue
+            try:
+                without = self.render([*messages[:place], *messages[place + 1 :]], tools)
+            except InputError:  # so the template does look at it
+                continue
+            if text == without:
+                raise _left_out(f"message {offset + place} ({message.role})", "messages")
+
     # what the template is like
 
     def _after_ask(self, message: Message) -> str:
@@ -189,12 +177,6 @@ class SegmentedTemplate:
             raise _rewritten(1, "than its generation prompt begins it")
         return text.removeprefix(self._ask)
 
-    def _renders_as(self, text: str, messages: Sequence[Message], tools: Tools) -> bool:
-        try:
-            return self.render(messages, tools) == text
-        except InputError:  # a template may insist on a system message, or on tools
-            return False
-
     def _until_stop(self, turn: Message) -> str:
         said = self.said(turn)
         return self._ask + said.text + said.stop
@@ -202,11 +184,6 @@ class SegmentedTemplate:
     @functools.cached_property
     def _until_probe_stop(self) -> str:
         return self._until_stop(SAY)
-
-    @functools.cached_property
-    def _nothing_between(self) -> str:
-        """What follows a turn after which the policy speaks again at once."""
-        return self.render([ASK, SAY]).removeprefix(self._until_probe_stop)
 
     @functools.cached_property
     def _renders_calls(self) -> bool:

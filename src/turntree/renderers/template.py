@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, cast
 
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
-from turntree.renderers.segments import Round, SegmentedTemplate, Tools, split
+from turntree.renderers.rounds import Round, split
+from turntree.renderers.segments import SegmentedTemplate, Tools
 from turntree.renderers.tool_calls import ToolFormat, detect_format, parse_message
 
 if TYPE_CHECKING:

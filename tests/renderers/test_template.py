@@ -1,0 +1,284 @@
+"""Chat templates of all characters: those that can be cut are cut, the others are refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+import chat_templates as templates
+from chat_templates import LOOK, chatml, result, said, system, tokenizer_of, user, whole
+from tiny_models import CHAT_TEMPLATE, tiny_tokenizer
+from turntree.core.errors import InputError
+from turntree.core.messages import Message, ToolCall
+from turntree.renderers.template import ChatRenderer
+
+LOOK_AT_MAP = ToolCall("look", {"at": "map"})
+THINKING = "<think>\nLeft or right?\n</think>\n\n"
+
+
+def renderer_of(template: str, **options: str) -> ChatRenderer:
+    return ChatRenderer(tokenizer_of(template), **options)
+
+
+def decoded(template: str, ids: tuple[int, ...]) -> str:
+    return tokenizer_of(template).decode(ids, clean_up_tokenization_spaces=False)
+
+
+class Counting:
+    """A tokenizer that counts how many messages it renders, and how often it encodes."""
+
+    def __init__(self, template: str) -> None:
+        self._tokenizer = tokenizer_of(template)
+        self.rendered: list[int] = []
+        self.encoded = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._tokenizer, name)
+
+    def apply_chat_template(self, messages: list[dict], **options: object) -> str:
+        self.rendered.append(len(messages))
+        return self._tokenizer.apply_chat_template(messages, **options)
+
+    def encode(self, text: str, **options: object) -> list[int]:
+        self.encoded += 1
+        return self._tokenizer.encode(text, **options)
+
+
+def long_talk(turns: int) -> list[Message]:
+    messages = [system("Be brief."), user("Find the mug.")]
+    for turn in range(turns):
+        messages += [said(f"go to drawer {turn}"), user(f"You see nothing in drawer {turn}.")]
+    return messages
+
+
+# tokens, letter by letter
+
+
+def test_chatml_is_cut_after_the_stop_token() -> None:
+    """The newline after <|im_end|> is never sampled: it opens the next segment."""
+    template = chatml()
+    renderer = renderer_of(template)
+    history = [user("Which way?"), said("Go left."), user("Done.")]
+    assert (
+        decoded(template, renderer.prompt(history[:1]))
+        == "<|im_start|>user\nWhich way?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert decoded(template, renderer.completion(history[1])) == "Go left.<|im_end|>"
+    assert decoded(template, renderer.extend(history[:2], history[2:])) == (
+        "\n<|im_start|>user\nDone.<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_results_of_parallel_calls_share_a_turn() -> None:
+    template = chatml()
+    history = [user("Look."), said("Both ways.", LOOK_AT_MAP, ToolCall("look", {"at": "sky"}))]
+    renderer = renderer_of(template)
+    assert decoded(template, renderer.completion(history[-1])) == (
+        'Both ways.\n<tool_call>\n{"name": "look", "arguments": {"at": "map"}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "look", "arguments": {"at": "sky"}}\n</tool_call><|im_end|>'
+    )
+    assert renderer.parse(renderer.completion(history[-1])) == history[-1]
+    assert decoded(template, renderer.extend(history, [result("A map."), result("Blue.")], [LOOK])) == (
+        "\n<|im_start|>user\n<tool_response>\nA map.\n</tool_response>"
+        "\n<tool_response>\nBlue.\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_stop_tokens_are_those_of_the_template_and_the_end_of_the_sequence() -> None:
+    tokenizer = tokenizer_of(templates.JSON_CALLS)
+    stops = {tokenizer.convert_tokens_to_ids(token) for token in ("<|end|>", "<|call|>")}
+    assert ChatRenderer(tokenizer).stop_ids == stops
+    tokenizer.eos_token = "<|tool|>"
+    assert ChatRenderer(tokenizer).stop_ids == stops | {tokenizer.convert_tokens_to_ids("<|tool|>")}
+
+
+def test_a_template_may_end_a_turn_without_a_special_token() -> None:
+    lines = (
+        "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    renderer = renderer_of(lines)
+    assert decoded(lines, renderer.completion(said("Go left."))) == " Go left.\n"
+    assert renderer.parse(renderer.completion(said("Go left."))) == said("Go left.")
+    with pytest.raises(InputError, match="holds a stop token, after which no policy goes on"):
+        renderer.completion(said("Go left.\nStop."))
+
+
+def test_the_day_is_not_in_the_tokens() -> None:
+    renderer = renderer_of(templates.DATED)
+    assert decoded(templates.DATED, renderer.prompt([user("Hi.")])).startswith("<|system|>01 Jan 2025<|end|>")
+
+
+def test_a_default_system_message_that_is_also_given_is_not_missed() -> None:
+    default = "{% if messages[0].role != 'system' %}<|system|>Be brief.<|end|>{% endif %}" + CHAT_TEMPLATE
+    renderer = renderer_of(default)
+    assert renderer.prompt([system("Be brief."), user("Hi.")]) == renderer.prompt([user("Hi.")])
+
+
+# thinking
+
+
+def test_thinking_that_stays_is_rendered_like_any_text() -> None:
+    template = chatml()
+    messages = [user("Which way?"), said(THINKING + "Go left."), user("And now?")]
+    ids = renderer_of(template).prompt(messages)
+    assert decoded(template, ids) == whole(tokenizer_of(template), messages)
+
+
+def test_thinking_that_the_template_strips_later_is_refused_by_message() -> None:
+    renderer = renderer_of(chatml(templates.KEPT_FROM_THINKING))
+    plain = [system("Be brief."), user("Which way?"), said("Go left."), user("And now?")]
+    renderer.prompt(plain)
+    thinking = [*plain[:2], said(THINKING + "Go left."), user("And now?")]
+    expected = "rewrites history: it renders message 2 differently .*; edit chat_template.jinja so that a message looks"
+    with pytest.raises(InputError, match=expected):
+        renderer.prompt(thinking)
+    with pytest.raises(InputError, match="message 2 "):
+        renderer.extend(thinking[:3], thinking[3:])
+    with pytest.raises(InputError, match="message 4 "):
+        renderer.prompt([*plain, said(THINKING + "Stop."), user("Why?")])
+
+
+def test_an_empty_thought_before_the_last_turn_only_is_refused_by_message() -> None:
+    """As hybrid thinking models do: the same turn reads differently once the next one is there."""
+    hybrid = chatml("(('<think>\n\n</think>\n\n' if loop.last else '') + message.content)")
+    renderer = renderer_of(hybrid)
+    renderer.prompt([user("Which way?")])
+    with pytest.raises(InputError, match="renders message 1 differently once more messages"):
+        renderer.prompt([user("Which way?"), said("Go left."), user("And now?")])
+
+
+def test_a_generation_prompt_that_history_does_not_keep_is_refused() -> None:
+    with pytest.raises(InputError, match="renders message 1 differently than its generation prompt begins it"):
+        renderer_of(templates.THINKS_FIRST)
+
+
+# refusals
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        (
+            templates.NO_GENERATION_PROMPT,
+            "has no generation prompt .add_generation_prompt changes nothing.; use a template",
+        ),
+        (templates.NO_END, "does not end an assistant turn; let it write a stop token"),
+        (
+            "{{ raise_exception('never') }}",
+            "cannot render these messages .TemplateError: never.; their roles are: user",
+        ),
+        ("{% for %}", "cannot render these messages .TemplateSyntaxError"),
+    ],
+)
+def test_a_template_that_cannot_be_sampled_from_is_refused_at_once(template: str, problem: str) -> None:
+    with pytest.raises(InputError, match=problem) as refused:
+        renderer_of(template)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_tokenizer_without_a_template_is_refused_at_once() -> None:
+    with pytest.raises(InputError, match="chat template"):
+        ChatRenderer(tiny_tokenizer(chat_template=None))
+
+
+def test_a_system_message_that_moves_is_refused_by_message() -> None:
+    renderer = renderer_of(templates.HOISTING)
+    renderer.prompt([system("Be brief."), user("Which way?"), said("Go left."), user("And now?")])
+    with pytest.raises(InputError, match="renders message 0 differently once message 1 follows"):
+        renderer.prompt([user("Which way?"), said("Go left."), system("Be brief."), user("And now?")])
+
+
+@pytest.mark.parametrize(
+    ("messages", "missing"),
+    [
+        ([system("Be brief."), user("Hi.")], "message 0 .system."),
+        ([user("Hi."), said("Ho."), result("A map.")], "message 2 .tool."),
+        ([user("Hi."), said("Ho."), user("Hm."), said("Ah."), user("Now."), system("Be brief.")], "message 5 .system."),
+        ([user("Hi."), said("", LOOK_AT_MAP)], "tool calls"),
+    ],
+)
+def test_nothing_is_left_out_silently(messages: list[Message], missing: str) -> None:
+    renderer = renderer_of(templates.TEXT_ONLY)
+    with pytest.raises(InputError, match=f"the chat template leaves out {missing}"):
+        renderer.prompt(messages)
+
+
+def test_tools_are_not_left_out_silently() -> None:
+    with pytest.raises(InputError, match="leaves out the tools; use a template that renders this, or put it into the"):
+        renderer_of(CHAT_TEMPLATE).prompt([user("Hi.")], [LOOK])
+
+
+def test_the_complaint_of_a_template_is_passed_on() -> None:
+    renderer = renderer_of(templates.PICKY)
+    assert renderer.prompt([user("Hi.")])
+    with pytest.raises(InputError, match=r"TemplateError: no system here.; their roles are: system user"):
+        renderer.prompt([system("Be brief."), user("Hi.")])
+
+
+def test_a_call_that_would_not_be_read_back_is_refused() -> None:
+    """A demonstration that the parser does not understand could never be matched by a rollout."""
+    renderer = renderer_of(chatml(), tool_format="json")
+    with pytest.raises(
+        InputError, match=r"not found again .*does not write calls in the format 'json'; pass tool_format"
+    ):
+        renderer.completion(said("", LOOK_AT_MAP))
+    assert (
+        renderer_of(chatml(), tool_format="none")
+        .parse(renderer_of(chatml()).completion(said("", LOOK_AT_MAP)))
+        .tool_calls
+        == ()
+    )
+
+
+def test_a_stop_token_inside_a_demonstration_is_refused() -> None:
+    with pytest.raises(InputError, match=r"'Go left.<\|end\|>Stop.' holds a stop token"):
+        renderer_of(CHAT_TEMPLATE).completion(said("Go left.<|end|>Stop."))
+
+
+# cost
+
+
+def test_a_conversation_is_rendered_in_small_pieces() -> None:
+    """With 30 turns of history, a new turn renders three messages at most: the cost does not grow with history."""
+    tokenizer = Counting(chatml())
+    renderer = ChatRenderer(tokenizer)
+    talk = long_talk(30)
+    renderer.prompt(talk)
+    tokenizer.rendered.clear()
+    renderer.extend([*talk, said("stop here")], [user("a new thing")])
+    renderer.completion(said("a new thing to say"))
+    assert tokenizer.rendered and max(tokenizer.rendered) <= 3
+
+
+def test_what_was_rendered_once_is_remembered() -> None:
+    tokenizer = Counting(chatml())
+    renderer = ChatRenderer(tokenizer)
+    talk = long_talk(10)
+    for end in range(2, len(talk) + 1):
+        renderer.prompt(talk[:end])
+    encoded = tokenizer.encoded
+    tokenizer.rendered.clear()
+    for end in range(2, len(talk) + 1):
+        renderer.prompt(talk[:end])
+    assert (tokenizer.rendered, tokenizer.encoded) == ([], encoded)
+
+
+def test_memory_is_bounded_by_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("turntree.renderers.template._REMEMBERED_TOKENS", 40)
+    tokenizer = Counting(chatml())
+    renderer = ChatRenderer(tokenizer)
+    first = renderer.completion(said("first thing"))
+    for number in range(50):
+        renderer.completion(said(f"thing {number}"))
+    before = tokenizer.encoded
+    assert renderer.completion(said("first thing")) == first
+    assert tokenizer.encoded == before + 1, "it was forgotten, and made again"
+
+
+def test_a_template_that_numbers_messages_is_rendered_whole() -> None:
+    tokenizer = Counting(templates.NUMBERED)
+    renderer = ChatRenderer(tokenizer)
+    talk = long_talk(3)
+    ids = renderer.prompt(talk)
+    assert max(tokenizer.rendered) == len(talk)
+    assert decoded(templates.NUMBERED, ids) == whole(tokenizer_of(templates.NUMBERED), talk)
