@@ -13,7 +13,7 @@ from turntree.core import seeds
 from turntree.core.config import to_mapping
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message
-from turntree.domains.household.experts import UnreachableGoal, next_exploring_action, shortest_plan, slip
+from turntree.domains.household.experts import UnreachableGoal, next_exploring_action, shortest_plan, stumble
 from turntree.domains.household.world import Game, State
 from turntree.observe.run import progress
 from turntree.stages.tasks import GamesConfig, games
@@ -26,14 +26,14 @@ class HouseholdTracesConfig:
     """`explore` plays as a player without knowledge must; `shortest` knows the room (its search turns cannot be
     learned: they name places that only luck would try). `dev` is the share of traces held out for development.
 
-    `slips` is the chance of a turn at which the player is made to err before it goes on sensibly (noise injection,
-    Laskey et al. 2017): a policy meets such states in its own play, and never on an expert's path. A slip is part
-    of the history of later turns; it is marked in `meta["skip_turns"]`, so no stage learns from it.
+    `slips` is the chance that the player is made to stumble before a turn (noise injection, Laskey et al. 2017): a
+    policy meets such states in its own play, and never on an expert's path. A stumble is part of the history of later
+    turns; its turns are marked in `meta["skip_turns"]`, so no stage learns from them.
     """
 
     games: GamesConfig = field(default_factory=lambda: GamesConfig(split="train", count=200))
     expert: Literal["explore", "shortest"] = "explore"
-    max_turns: int = 30
+    max_turns: int = 40
     slips: float = 0.0
     dev: float = 0.2
     seed: int = 0
@@ -98,5 +98,7 @@ def _commands(state: State, config: HouseholdTracesConfig) -> Iterator[tuple[str
         return
     rng = seeds.generator(config.seed, "expert", state.game.id)
     while not state.won:
-        slipped = config.slips > 0 and rng.random() < config.slips
-        yield (slip if slipped else next_exploring_action)(state, rng), slipped
+        if config.slips > 0 and rng.random() < config.slips:
+            yield from ((command, True) for command in stumble(state, rng))
+        if not state.won:
+            yield next_exploring_action(state, rng), False

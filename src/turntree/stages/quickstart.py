@@ -37,6 +37,7 @@ from turntree.training.pivot import PivotConfig
 from turntree.training.sft import SFTConfig
 
 ARMS = ("base", "sft", "random", "pivotrl")
+GAMES_PER_SEED = 1000  # so that every seed trains on games of its own
 TITLES = {"base": "base", "sft": "SFT", "random": "random pivots", "pivotrl": "PivotRL"}
 
 
@@ -50,12 +51,12 @@ class QuickstartConfig:
     model: str = "default"
     device: Device = field(default_factory=Device)
     traces: HouseholdTracesConfig = field(
-        default_factory=lambda: HouseholdTracesConfig(games=GamesConfig(split="train", count=240))
+        default_factory=lambda: HouseholdTracesConfig(games=GamesConfig(split="train", count=700), slips=0.2)
     )
     sft: SFTConfig = field(default_factory=SFTConfig)
     profile: ProfileConfig = field(default_factory=ProfileConfig)
-    limit: int = 1200
-    select: SelectConfig = field(default_factory=SelectConfig)
+    limit: int = 5000
+    select: SelectConfig = field(default_factory=lambda: SelectConfig(anchor_share=0.3, max_per_kind=0.5))
     train: PivotConfig = field(
         default_factory=lambda: PivotConfig(
             steps=40,
@@ -76,7 +77,8 @@ def run_quickstart(config: QuickstartConfig, out: Path) -> dict[str, Any]:
     started = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "config.json", {"stage": "quickstart", "config": to_mapping(config)})
-    household_traces.make_traces(replace(config.traces, seed=config.seed), out / "traces.jsonl")
+    played = replace(config.traces.games, offset=config.traces.games.offset + GAMES_PER_SEED * config.seed)
+    household_traces.make_traces(replace(config.traces, games=played, seed=config.seed), out / "traces.jsonl")
     _together(config.workers, [(_profile_and_select, config, out), (_base_and_sft, config, out)])
     _together(config.workers, [(_train_and_evaluate, config, out, arm) for arm in ("pivotrl", "random")])
     summary = summarise(config, out)
@@ -137,7 +139,8 @@ def _train_and_evaluate(config: QuickstartConfig, out: Path, arm: str) -> None:
 
 
 def _evaluate(config: QuickstartConfig, model: str, path: Path) -> None:
-    evaluate.evaluate(replace(config.evaluate, model=model, device=config.device), path)
+    chosen = replace(config.evaluate, model=model, seed=config.seed, device=config.device)
+    evaluate.evaluate(chosen, path)
 
 
 def summarise(config: QuickstartConfig, out: Path) -> dict[str, Any]:

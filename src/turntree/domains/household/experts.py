@@ -71,6 +71,17 @@ def slip(state: State, rng: random.Random) -> str:
     return " ".join(words)
 
 
+def stumble(state: State, rng: random.Random) -> list[str]:
+    """Up to three equal commands in a row, as a weak policy gives them: half the time it reaches for what the task
+    asks whether or not it is there, and it tries again what just failed (over half of the impossible commands of the
+    embedded policy repeat the one before)."""
+    command = slip(state, rng)
+    if rng.random() < 0.5:
+        place = state.location or rng.choice(list(state.game.receptacles))
+        command = f"take {state.game.goal.object_kind} {rng.randint(1, 3)} from {place}"
+    return [command] * rng.choice((1, 1, 2, 3))
+
+
 def next_exploring_action(state: State, rng: random.Random | None = None) -> str:
     """What a player who has read only the texts so far does next.
 
