@@ -146,8 +146,8 @@ def train() -> None:
 @click.option("--traces", default=None, help="Where the traces are now, if not where the profile says.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The run directory to write.")
 @click.option("--steps", default=40, show_default=True)
-@click.option("--learning-rate", default=1e-4, show_default=True)
-@click.option("--kl", default=0.05, show_default=True, help="Coefficient of the KL penalty to the frozen start.")
+@click.option("--learning-rate", default=1e-5, show_default=True, help="The embedded tiny policy wants 5e-4.")
+@click.option("--kl", default=0.02, show_default=True, help="Coefficient of the KL penalty to the frozen start.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--allow-stale", is_flag=True, help="Accept pivots that were profiled with another policy.")
 @set_option

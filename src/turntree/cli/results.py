@@ -18,7 +18,7 @@ from turntree.cli.pipeline import MODEL_HELP
 @click.option("--difficulty", default="easy", show_default=True, help="Of generated games: easy, medium or hard.")
 @click.option("--samples", default=1, show_default=True, help="Sampled episodes a game.")
 @click.option("--temperature", default=1.0, show_default=True, help="Of the sampled episodes.")
-@click.option("--max-turns", default=20, show_default=True)
+@click.option("--max-turns", default=16, show_default=True)
 @click.option("--out", default=None, type=click.Path(path_type=Path), help="Write every outcome here (JSON).")
 @click.option("--seed", default=0, show_default=True)
 @set_option

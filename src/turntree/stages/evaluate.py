@@ -37,7 +37,7 @@ class EvaluateConfig:
     samples: int = 1
     temperature: float = 1.0
     greedy: bool = True
-    max_turns: int = 20
+    max_turns: int = 16
     max_tokens: int = 24
     skills_per_kind: int = 100
     seed: int = 0

@@ -53,15 +53,15 @@ class QuickstartConfig:
     traces: HouseholdTracesConfig = field(
         default_factory=lambda: HouseholdTracesConfig(games=GamesConfig(split="train", count=700), slips=0.2)
     )
-    sft: SFTConfig = field(default_factory=SFTConfig)
+    sft: SFTConfig = field(default_factory=lambda: SFTConfig(epochs=3))
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     limit: int = 5000
-    select: SelectConfig = field(default_factory=lambda: SelectConfig(anchor_share=0.3, max_per_kind=0.5))
+    select: SelectConfig = field(default_factory=lambda: SelectConfig(threshold=1.0, max_per_kind=0.4))
     train: PivotConfig = field(
         default_factory=lambda: PivotConfig(
-            steps=40,
-            loss=LossConfig(kl_coefficient=0.05),
-            optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=5),
+            steps=60,
+            loss=LossConfig(kl_coefficient=0.02),
+            optimizer=OptimizerConfig(learning_rate=5e-4, warmup_steps=3),
         )
     )
     check: CheckConfig = field(default_factory=lambda: CheckConfig(states=150, games=0))

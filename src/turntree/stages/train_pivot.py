@@ -34,7 +34,7 @@ class CheckConfig:
     samples: int = 4
     games: int = 0
     difficulty: str = "easy"
-    max_turns: int = 20
+    max_turns: int = 16
 
 
 @dataclass(frozen=True, kw_only=True)
