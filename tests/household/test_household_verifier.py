@@ -299,8 +299,9 @@ class TestHouseholdVerifier:
     def turn(self, *history: str, demonstration: str, environment: dict | None = None) -> TurnState:
         source = generated_source(3, "pick_and_place_simple", "easy") if environment is None else environment
         messages = [Message("user", "the room")]
+        state = generate_game(3, task_type="pick_and_place_simple").parse().reset()
         for command in history:
-            messages += [Message("assistant", command), Message("user", "...")]
+            messages += [Message("assistant", command), Message("user", state.step(command).observation)]
         return TurnState("t", len(history), tuple(messages), Message("assistant", demonstration), environment=source)
 
     def test_it_judges_at_the_state_that_the_history_leads_to(self) -> None:
