@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers import PreTrainedTokenizerFast
 
-from tiny_models import tiny_tokenizer
+from tiny_models import CHAT_TEMPLATE, tiny_tokenizer
 from turntree.core.messages import Message, ToolCall
 
 CONTENT = "message.content"
@@ -50,14 +50,24 @@ def chatml(said: str = CONTENT) -> str:
     )
 
 
-# what is given carries its number: the whole grows at its end only, but no message looks alike at two places
-NUMBERED = (
-    "{% for message in messages %}<|{{ message.role }}|>"
-    "{% if message.role != 'assistant' %}{{ loop.index }}. {% endif %}{{ message.content }}"
-    "{% for call in message.tool_calls or [] %}"
-    "<tool_call>{{ {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}</tool_call>"
-    "{% endfor %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
+def numbered(where: str) -> str:
+    """Messages `where` an expression holds carry their number: the whole grows at its end only, but such a message
+    never looks alike at two places."""
+    return (
+        "{% for tool in tools or [] %}<|system|>{{ tool | tojson }}<|end|>{% endfor %}"
+        "{% for message in messages %}<|{{ message.role }}|>"
+        f"{{% if {where} %}}{{{{ loop.index }}}}. {{% endif %}}{{{{ message.content }}}}"
+        "{% for call in message.tool_calls or [] %}"
+        "<tool_call>{{ {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}</tool_call>"
+        "{% endfor %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+
+
+NUMBERED = numbered("message.role != 'assistant'")
+# results carry the name of the function that was called before
+NAMED_RESULTS = "{% set called = namespace(name='nothing') %}" + CHAT_TEMPLATE.replace(
+    "{{ message['content'] }}", "{% if message.role == 'tool' %}{{ called.name }}: {% endif %}{{ message.content }}"
+).replace("<tool_call>\n", "{% set called.name = call.function.name %}<tool_call>\n")
 # the whole turn is one JSON object, ended by a token of its own; there is white space before what is said
 JSON_CALLS = (
     "{% for tool in tools or [] %}<|system|>{{ tool | tojson }}<|end|>{% endfor %}"

@@ -21,6 +21,7 @@ TEMPLATES = {
     "plain": CHAT_TEMPLATE,
     "chatml": templates.chatml(),
     "numbered": templates.NUMBERED,
+    "named results": templates.NAMED_RESULTS,
     "json calls": templates.JSON_CALLS,
 }
 

@@ -82,7 +82,20 @@ def test_any_changed_bit_changes_the_hash() -> None:
     assert policy_hash(model) != before
 
 
-def test_shape_dtype_and_seed_are_in_the_hash() -> None:
+def test_equal_bytes_of_another_shape_dtype_or_name_have_another_hash() -> None:
+    def zeros(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.nn.Module:
+        return torch.nn.ParameterDict({name: torch.nn.Parameter(torch.zeros(shape, dtype=dtype))})
+
+    modules = [
+        zeros("a", (2, 3), torch.bfloat16),
+        zeros("a", (3, 2), torch.bfloat16),
+        zeros("a", (2, 3), torch.float16),
+        zeros("b", (2, 3), torch.bfloat16),
+    ]
+    assert len({policy_hash(module) for module in modules}) == 4
+
+
+def test_other_weights_have_another_hash() -> None:
     hashes = {
         policy_hash(tiny_model()),
         policy_hash(tiny_model(seed=1)),

@@ -282,3 +282,32 @@ def test_a_template_that_numbers_messages_is_rendered_whole() -> None:
     ids = renderer.prompt(talk)
     assert max(tokenizer.rendered) == len(talk)
     assert decoded(templates.NUMBERED, ids) == whole(tokenizer_of(templates.NUMBERED), talk)
+
+
+@pytest.mark.parametrize(
+    ("where", "messages", "tools"),
+    [
+        (
+            "messages[0].role == 'system' and message.role == 'user'",
+            [system("Be brief."), user("Hi."), said("Ho.")],
+            [],
+        ),
+        ("tools and message.role == 'user'", [user("Hi."), said("Ho."), user("Hm.")], [LOOK]),
+        ("message.role == 'tool'", [user("Hi."), said("", LOOK_AT_MAP), result("A map."), result("A sky.")], []),
+    ],
+)
+def test_a_template_is_local_for_some_conversations_only(where: str, messages: list[Message], tools: list) -> None:
+    """Conversations of one sort that are rendered in pieces do not make another sort so."""
+    template = templates.numbered(where)
+    tokenizer = Counting(template)
+    renderer = ChatRenderer(tokenizer)
+    plain = [user("Hi."), said("Ho."), user("Hm."), said("Ah."), user("So."), said("Yes."), user("No.")] * 3
+    renderer.prompt(plain)
+    assert max(tokenizer.rendered) < len(plain), "in pieces"
+    assert decoded(template, renderer.prompt(messages, tools)) == whole(tokenizer_of(template), messages, tools)
+
+
+def test_a_template_that_treats_one_length_apart_is_refused() -> None:
+    renderer = renderer_of("{% if messages | length == 3 %}<|system|>Three!<|end|>{% endif %}" + CHAT_TEMPLATE)
+    with pytest.raises(InputError, match="renders message 0 differently once message 1 follows"):
+        renderer.prompt([user("Which way?"), said("Go left."), user("And now?")])

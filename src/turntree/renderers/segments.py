@@ -139,7 +139,7 @@ class SegmentedTemplate:
         for part in rounds:
             prompt = self.render(messages[: part.index], tools)
             if not whole.startswith(prompt):
-                raise self._blame(whole, prompt, messages[: part.index], tools, (start, seen))
+                raise self._blame(whole, prompt, messages[: part.index], tools, seen)
             said = self.said(part.turn)
             givens.append(whole[start : len(prompt)])
             start, seen = len(prompt) + len(said.text) + len(said.stop), part.index
@@ -147,15 +147,12 @@ class SegmentedTemplate:
                 raise _rewritten(part.index, "once more messages surround it")
         return [*givens, whole[start:]]
 
-    def _blame(
-        self, whole: str, prompt: str, before: Sequence[Message], tools: Tools, last: tuple[int, int]
-    ) -> InputError:
-        """Why the prompt of turn number `len(before)` is no beginning of the whole text. `last` is where the turn
-        before it ended (in characters) and its number."""
+    def _blame(self, whole: str, prompt: str, before: Sequence[Message], tools: Tools, seen: int) -> InputError:
+        """Why the prompt of turn number `len(before)` is no beginning of the whole text; `seen` is the turn before."""
         same = next((at for at, (a, b) in enumerate(zip(whole, prompt, strict=False)) if a != b), len(whole))
         if same >= len(self.render(before, tools, generation_prompt=False)):
             return _rewritten(len(before), "than its generation prompt begins it")
-        return _rewritten(last[1] if same >= last[0] else 0, f"once message {len(before)} follows")
+        return _rewritten(seen, f"once message {len(before)} follows")
 
     def _check_complete(self, text: str, messages: Sequence[Message], tools: Tools, offset: int = 0) -> None:
         """Raise `InputError` for a message (number `offset` + its place) without which the text would be the same."""
