@@ -55,7 +55,7 @@ def household(turntree, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("household")
     turntree("traces", "household", "--count", 16, "--out", folder / "traces.jsonl")
     turntree(
-        *("profile", "--traces", folder / "traces.jsonl", "--limit", 60, "--rollouts", 8),
+        *("profile", "--traces", folder / "traces.jsonl", "--limit", 60, "--rollouts", 8, "--max-tokens", 24),
         *("--out", folder / "profile.jsonl"),
     )
     turntree("select", folder / "profile.jsonl", "--anchor-share", 0.3, "--out", folder / "pivots.jsonl")

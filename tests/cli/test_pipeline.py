@@ -25,7 +25,7 @@ def test_a_profile_has_exact_counts_and_names_its_policy(household):
 
 
 def test_the_same_seed_gives_the_same_profile(turntree, household, tmp_path):
-    arguments = ("profile", "--traces", household / "traces.jsonl", "--limit", 60, "--rollouts", 8)
+    arguments = ("profile", "--traces", household / "traces.jsonl", "--limit", 60, "--rollouts", 8, "--max-tokens", 24)
     turntree(*arguments, "--out", tmp_path / "again.jsonl")
     _, first = read_table(household / "profile.jsonl", "turntree.profile/1")
     _, again = read_table(tmp_path / "again.jsonl", "turntree.profile/1")

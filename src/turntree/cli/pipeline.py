@@ -55,6 +55,7 @@ def sft(
 @click.option("--verifier", default="household", show_default=True, help=VERIFIER_HELP)
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The profile to write (JSONL).")
 @click.option("--rollouts", default=16, show_default=True, help="K local rollouts of every candidate.")
+@click.option("--max-tokens", default=256, show_default=True, help="Longest completion; longer ones are cut.")
 @click.option("--split", default="train", show_default=True, help="Which traces ('' for all).")
 @click.option("--limit", default=0, show_default=True, help="Profile only the first so many candidates.")
 @click.option("--seed", default=0, show_default=True)
@@ -66,6 +67,7 @@ def profile(
     verifier: str,
     out: Path,
     rollouts: int,
+    max_tokens: int,
     split: str,
     limit: int,
     seed: int,
@@ -77,10 +79,11 @@ def profile(
     \b
     Example: turntree profile --traces runs/traces.jsonl --out runs/profile.jsonl
     """
+    from turntree.core.completion import Sampling
     from turntree.profiling.profile import ProfileConfig
     from turntree.stages.profile import ProfileStageConfig, run_profile
 
-    profiling = ProfileConfig(rollouts=rollouts, seed=seed)
+    profiling = ProfileConfig(rollouts=rollouts, sampling=Sampling(max_tokens=max_tokens), seed=seed)
     base = ProfileStageConfig(
         traces=traces, model=model, verifier=verifier, split=split, limit=limit, profile=profiling
     )
@@ -148,6 +151,7 @@ def train() -> None:
 @click.option("--steps", default=40, show_default=True)
 @click.option("--learning-rate", default=1e-5, show_default=True, help="The embedded tiny policy wants 5e-4.")
 @click.option("--kl", default=0.02, show_default=True, help="Coefficient of the KL penalty to the frozen start.")
+@click.option("--max-tokens", default=256, show_default=True, help="Longest completion; longer ones are cut.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--allow-stale", is_flag=True, help="Accept pivots that were profiled with another policy.")
 @set_option
@@ -162,6 +166,7 @@ def pivot(
     steps: int,
     learning_rate: float,
     kl: float,
+    max_tokens: int,
     seed: int,
     allow_stale: bool,
     overrides: tuple[str, ...],
@@ -172,6 +177,7 @@ def pivot(
     \b
     Example: turntree train pivot runs/pivots.jsonl --out runs/pivotrl
     """
+    from turntree.core.completion import Sampling
     from turntree.stages.train_pivot import TrainPivotConfig, run_train_pivot
     from turntree.training.losses import LossConfig
     from turntree.training.optimizer import OptimizerConfig
@@ -180,6 +186,7 @@ def pivot(
     training = PivotConfig(
         steps=steps,
         seed=seed,
+        sampling=Sampling(max_tokens=max_tokens),
         loss=LossConfig(kl_coefficient=kl),
         optimizer=OptimizerConfig(learning_rate=learning_rate),
     )

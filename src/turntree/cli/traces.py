@@ -59,6 +59,13 @@ def household(
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The traces file to write (JSONL).")
 @click.option("--format", "form", default="auto", show_default=True, help="auto, chat, responses or tau2.")
 @click.option("--on-error", type=click.Choice(["stop", "drop"]), default="stop", show_default=True)
+@click.option(
+    "--unknown-keys",
+    type=click.Choice(["stop", "keep"]),
+    default="stop",
+    show_default=True,
+    help="Keys of a row that the format does not know: an error, or kept in the trace's meta.",
+)
 @click.option("--success-only", is_flag=True, help="Keep only the traces that their source calls a success.")
 @click.option("--dev", default=0.1, show_default=True, help="Share of traces held out for development.")
 @click.option("--seed", default=0, show_default=True)
@@ -68,6 +75,7 @@ def import_(
     out: Path,
     form: Any,
     on_error: Any,
+    unknown_keys: Any,
     success_only: bool,
     dev: float,
     seed: int,
@@ -81,6 +89,13 @@ def import_(
     from turntree.stages.import_traces import import_traces
 
     result = import_traces(
-        list(files), out, form=form, on_error=on_error, success_only=success_only, dev=dev, seed=seed
+        list(files),
+        out,
+        form=form,
+        on_error=on_error,
+        unknown_keys=unknown_keys,
+        success_only=success_only,
+        dev=dev,
+        seed=seed,
     )
     finish(result, json_path, [f"{key}: {value}" for key, value in result.items()])

@@ -22,7 +22,7 @@ class ProfileConfig:
     """`rollouts` is the paper's K. `wave` states are sampled together (their number changes no result's meaning)."""
 
     rollouts: int = 16
-    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0, max_tokens=24))
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0, max_tokens=256))
     seed: int = 0
     wave: int = 32
 

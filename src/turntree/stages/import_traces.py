@@ -12,10 +12,20 @@ from turntree.traces.splits import split_traces
 
 
 def import_traces(
-    files: list[Path], out: Path, *, form: Any, on_error: Any, success_only: bool, dev: float, seed: int
+    files: list[Path],
+    out: Path,
+    *,
+    form: Any = "auto",
+    on_error: Any = "stop",
+    unknown_keys: Any = "stop",
+    success_only: bool = False,
+    dev: float = 0.1,
+    seed: int = 0,
 ) -> dict[str, Any]:
     """Import, split by trajectory, write `out` and its report `OUT.report.json`."""
-    traces, report = import_chat(files, format=form, on_error=on_error, success_only=success_only)
+    traces, report = import_chat(
+        files, format=form, on_error=on_error, unknown_keys=unknown_keys, success_only=success_only
+    )
     split = split_traces(traces, seed, {"train": 1 - dev, "dev": dev})
     counts = report.to_json()
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from turntree.core.completion import Sampling
 from turntree.core.config import to_mapping
 from turntree.core.errors import ConfigError
 from turntree.observe.files import read_json, read_table, write_json
@@ -37,6 +38,7 @@ from turntree.training.pivot import PivotConfig
 from turntree.training.sft import SFTConfig
 
 ARMS = ("base", "sft", "random", "pivotrl")
+COMMAND = Sampling(temperature=1.0, max_tokens=24)  # a household command is some six tokens
 GAMES_PER_SEED = 1000  # so that every seed trains on games of its own
 TITLES = {"base": "base", "sft": "SFT", "random": "random pivots", "pivotrl": "PivotRL"}
 
@@ -54,12 +56,13 @@ class QuickstartConfig:
         default_factory=lambda: HouseholdTracesConfig(games=GamesConfig(split="train", count=700), slips=0.2)
     )
     sft: SFTConfig = field(default_factory=lambda: SFTConfig(epochs=3))
-    profile: ProfileConfig = field(default_factory=ProfileConfig)
+    profile: ProfileConfig = field(default_factory=lambda: ProfileConfig(sampling=COMMAND))
     limit: int = 5000
     select: SelectConfig = field(default_factory=lambda: SelectConfig(threshold=1.0, max_per_kind=0.4))
     train: PivotConfig = field(
         default_factory=lambda: PivotConfig(
             steps=60,
+            sampling=COMMAND,
             loss=LossConfig(kl_coefficient=0.02),
             optimizer=OptimizerConfig(learning_rate=5e-4, warmup_steps=3),
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from turntree.core.errors import InputError
 from turntree.core.protocols import TurnVerifier
 
@@ -9,7 +11,8 @@ NAMES = ("household", "tool_call", "strict")
 
 
 def resolve_verifier(name: str) -> TurnVerifier:
-    """Raises `InputError` for a name that is neither shipped nor of the form module:function."""
+    """Raises `InputError` for a name that is neither shipped nor of the form module:function
+    (looked for among the installed packages, then in the current folder)."""
     if name == "household":
         from turntree.domains.household.verifier import HouseholdVerifier
 
@@ -25,7 +28,7 @@ def resolve_verifier(name: str) -> TurnVerifier:
     if ":" in name:
         from turntree.verifiers.user import load_verifier
 
-        return load_verifier(name)
+        return load_verifier(name, Path.cwd())
     raise InputError(
         f"{name!r} is no verifier", field="verifier", hint=f"use {', '.join(NAMES)} or module:function of your own"
     )

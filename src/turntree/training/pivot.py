@@ -37,7 +37,7 @@ class PivotConfig:
     max_tokens: int = 8192
     check_every: int = 0
     seed: int = 0
-    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0, max_tokens=24))
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0, max_tokens=256))
     loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 

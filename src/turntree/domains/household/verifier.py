@@ -134,6 +134,8 @@ class HouseholdVerifier:
 
     def judge(self, state: TurnState, action: Message) -> Verdict:
         """Raises `InputError` where the trace names no game; a command of the policy never raises."""
+        if action.tool_calls:
+            return Verdict(0.0, "a tool call is no command", INVALID)
         return judge(self._state(state), state.demonstration.content, action.content)
 
     def kind(self, state: TurnState) -> str:
