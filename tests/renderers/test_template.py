@@ -12,6 +12,7 @@ from turntree.core.messages import Message, ToolCall
 from turntree.renderers.template import ChatRenderer
 
 LOOK_AT_MAP = ToolCall("look", {"at": "map"})
+HI_HO = [user("Hi."), said("Ho."), user("Hm.")]
 THINKING = "<think>\nLeft or right?\n</think>\n\n"
 
 
@@ -250,6 +251,16 @@ def test_a_conversation_is_rendered_in_small_pieces() -> None:
     assert tokenizer.rendered and max(tokenizer.rendered) <= 3
 
 
+def test_results_that_name_their_call_are_rendered_in_pieces_too() -> None:
+    tokenizer = Counting(templates.NAMED_RESULTS)
+    renderer = ChatRenderer(tokenizer)
+    talk = [*long_talk(5), said("", LOOK_AT_MAP), result("A map."), said("So.")]
+    renderer.prompt(talk)
+    tokenizer.rendered.clear()
+    renderer.extend([*talk, user("Again."), said("", LOOK_AT_MAP)], [result("The same map.")])
+    assert tokenizer.rendered and max(tokenizer.rendered) <= 3
+
+
 def test_what_was_rendered_once_is_remembered() -> None:
     tokenizer = Counting(chatml())
     renderer = ChatRenderer(tokenizer)
@@ -292,8 +303,8 @@ def test_a_template_that_numbers_messages_is_rendered_whole() -> None:
             [system("Be brief."), user("Hi."), said("Ho.")],
             [],
         ),
-        ("tools and message.role == 'user'", [user("Hi."), said("Ho."), user("Hm.")], [LOOK]),
-        ("message.role == 'tool'", [user("Hi."), said("", LOOK_AT_MAP), result("A map."), result("A sky.")], []),
+        ("tools and message.role == 'user'", HI_HO, [LOOK]),
+        ("message.role == 'tool'", [*HI_HO, said("", LOOK_AT_MAP), result("A map."), result("A sky.")], []),
     ],
 )
 def test_a_template_is_local_for_some_conversations_only(where: str, messages: list[Message], tools: list) -> None:
@@ -308,6 +319,6 @@ def test_a_template_is_local_for_some_conversations_only(where: str, messages: l
 
 
 def test_a_template_that_treats_one_length_apart_is_refused() -> None:
-    renderer = renderer_of("{% if messages | length == 3 %}<|system|>Three!<|end|>{% endif %}" + CHAT_TEMPLATE)
-    with pytest.raises(InputError, match="renders message 0 differently once message 1 follows"):
-        renderer.prompt([user("Which way?"), said("Go left."), user("And now?")])
+    renderer = renderer_of("{% if messages | length == 4 %}<|system|>Four!<|end|>{% endif %}" + CHAT_TEMPLATE)
+    with pytest.raises(InputError, match="renders message 0 differently once message 2 follows"):
+        renderer.prompt([system("Be brief."), *HI_HO])
