@@ -1,7 +1,7 @@
 """Selection: Eq. 5 exactly, every candidate counted once, mastered kinds kept by anchors."""
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from turntree.core.errors import ConfigError
@@ -36,8 +36,10 @@ def test_every_class_has_its_name():
     assert found == ["all fail", "all succeed", "pivot", "mixed but easy", "unjudged"]
 
 
-@given(rows, st.sampled_from([0.3, 0.6, 1.0]), st.floats(0, 0.8), st.floats(0.2, 1.0))
+@given(rows, st.sampled_from([0.3, 0.6, 1.0]), st.floats(0, 0.8), st.sampled_from([0.4, 0.5, 1.0]))
 def test_the_counts_add_up_to_the_candidates(candidates, threshold, anchors, cap):
+    kinds = {r["kind"] for r in candidates if is_pivot(r, threshold)}
+    assume(not kinds or len(kinds) * cap >= 1)
     config = SelectConfig(threshold=threshold, anchor_share=anchors, max_per_kind=cap)
     selection = select([*candidates, UNJUDGED], config)
     assert sum(selection.counts.values()) == len(candidates) + 1
@@ -71,6 +73,25 @@ def test_the_cap_bounds_the_largest_kind_only():
     candidates = [row(4, kind="go", turn=i) for i in range(90)] + [row(4, kind="take", turn=i) for i in range(10)]
     kinds = [r["kind"] for r in select(candidates, SelectConfig(max_per_kind=0.5)).rows]
     assert (kinds.count("go"), kinds.count("take")) == (10, 10)
+
+
+def test_the_cap_holds_for_every_kind():
+    sizes = {"go": 1000, "take": 900, "open": 100}
+    candidates = [row(4, kind=kind, turn=i) for kind, size in sizes.items() for i in range(size)]
+    selection = select(candidates, SelectConfig(max_per_kind=0.4))
+    kinds = [r["kind"] for r in selection.rows]
+    assert {kind: kinds.count(kind) for kind in sizes} == {"go": 200, "take": 200, "open": 100}
+    assert selection.counts == {"pivot": 500, "pivot over its kind's cap": 1500}
+
+
+def test_too_few_kinds_for_a_cap_is_an_error():
+    with pytest.raises(ConfigError, match="1 kinds of action"):
+        select([row(4, turn=i) for i in range(10)], SelectConfig(max_per_kind=0.5))
+
+
+def test_a_blind_draw_says_what_it_drew():
+    candidates = [row(4, turn=i) for i in range(3)] + [row(16, turn=9), UNJUDGED]
+    assert select(candidates, SelectConfig(rule="random")).counts == {"drawn": 3, "not drawn": 1, "unjudged": 1}
 
 
 def test_the_preview_counts_what_each_lambda_keeps():

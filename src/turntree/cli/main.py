@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(shown.ctx.get_help())
     except click.ClickException as error:
         _fail(error.format_message())
-    except TurntreeError as error:
+    except (TurntreeError, OSError) as error:
         _fail(str(error))
     except (KeyboardInterrupt, click.Abort):
         print(

@@ -19,7 +19,7 @@ VERIFIER_HELP = "household, tool_call, strict, or module:function of your own."
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The run directory to write.")
 @click.option("--split", default="train", show_default=True, help="Which traces ('' for all).")
 @click.option("--epochs", default=2, show_default=True)
-@click.option("--learning-rate", default=3e-4, show_default=True)
+@click.option("--learning-rate", default=1e-5, show_default=True, help="The embedded tiny policy wants 3e-4.")
 @click.option("--seed", default=0, show_default=True)
 @set_option
 @json_option
@@ -88,6 +88,7 @@ def profile(
         traces=traces, model=model, verifier=verifier, split=split, limit=limit, profile=profiling
     )
     result = run_profile(configured(base, overrides), out)
+    faults = {key: result[key] for key in ("truncated", "gold_refused", "gold_unjudged") if result[key]}
     missed = "none acceptable" if result["miss_rate"] is None else f"{result['miss_rate']:.1%}"
     classes = ", ".join(f"{count} {name}" for name, count in sorted(result["classes"].items()))
     finish(
@@ -96,6 +97,7 @@ def profile(
         [
             f"{result['candidates']} candidates at lambda 0.6: {classes}",
             f"exact matching would miss {missed} of the acceptable actions -> {out}",
+            *([f"look at this first: {faults}; not candidates: {result['skipped_turns']}"] if faults else []),
         ],
     )
 
@@ -144,7 +146,7 @@ def train() -> None:
 @train.command()
 @click.argument("pivots")
 @click.option("--model", default="default", show_default=True, help=MODEL_HELP)
-@click.option("--verifier", default="household", show_default=True, help=VERIFIER_HELP)
+@click.option("--verifier", default=None, help="Default: the one that the profile was made with.")
 @click.option("--strict", is_flag=True, help="Baseline: reward only the demonstrated action (Eq. 2).")
 @click.option("--traces", default=None, help="Where the traces are now, if not where the profile says.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The run directory to write.")
@@ -153,13 +155,13 @@ def train() -> None:
 @click.option("--kl", default=0.02, show_default=True, help="Coefficient of the KL penalty to the frozen start.")
 @click.option("--max-tokens", default=256, show_default=True, help="Longest completion; longer ones are cut.")
 @click.option("--seed", default=0, show_default=True)
-@click.option("--allow-stale", is_flag=True, help="Accept pivots that were profiled with another policy.")
+@click.option("--allow-stale", is_flag=True, help="Accept pivots that were profiled with another policy or verifier.")
 @set_option
 @json_option
 def pivot(
     pivots: str,
     model: str,
-    verifier: str,
+    verifier: str | None,
     strict: bool,
     traces: str | None,
     out: Path,
@@ -199,7 +201,6 @@ def pivot(
         train=training,
     )
     result = run_train_pivot(configured(base, overrides), out)
-    line = (
-        f"reward {result['reward_mean']:.2f}, KL {result['kl']:.3f} on {result['states']} states -> {result['model']}"
-    )
+    measured = f"KL {result['kl']:.3f}" if kl > 0 else "KL not measured"
+    line = f"reward {result['reward_mean']:.2f}, {measured} on {result['states']} states -> {result['model']}"
     finish(result, json_path, [line])

@@ -23,6 +23,11 @@ class Engine(Protocol):
     @property
     def policy_version(self) -> int: ...
 
+    @property
+    def max_context(self) -> int:
+        """The most tokens that prompt and completion may have together."""
+        ...
+
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]: ...
 
     def weights_changed(self, policy_version: int) -> None:

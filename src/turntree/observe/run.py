@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from turntree.core.cost import Cost
+from turntree.core.cost import NO_COST, Cost
 from turntree.observe import files
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ class RunDirectory:
 
     def log(self, row: dict[str, Any]) -> None:
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as handle:
-            handle.write(json.dumps(row) + "\n")
+            handle.write(json.dumps(row, allow_nan=False) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
         """The rows logged so far. Raises `InputError` for a line that is not JSON."""
@@ -38,8 +38,10 @@ class RunDirectory:
         lines = enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
         return [files.parse_line(text, path, number) for number, text in lines]
 
-    def write_cost(self, cost: Cost) -> None:
-        files.write_json(self.path / "cost.json", {**cost.counts(), "timing": cost.timing()})
+    def write_cost(self, cost: Cost, checks: Cost = NO_COST) -> None:
+        """The bill of the stage; what held-out checks spent is an entry of its own."""
+        bill = {**cost.counts(), "timing": cost.timing()}
+        files.write_json(self.path / "cost.json", {**bill, "checks": {**checks.counts(), "timing": checks.timing()}})
 
 
 def progress(items: Iterable[T], what: str, total: int | None = None) -> tqdm[T]:

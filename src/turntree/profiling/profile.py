@@ -11,7 +11,7 @@ from turntree.core.completion import Sampling
 from turntree.core.cost import Cost
 from turntree.core.errors import InputError
 from turntree.core.protocols import Engine, Renderer, TurnState, TurnVerifier
-from turntree.core.tree import RolloutTree
+from turntree.core.tree import RolloutTree, StopReason
 from turntree.rollouts.local import render, sample_local, score_local
 
 SCHEMA = "turntree.profile/1"
@@ -41,6 +41,8 @@ class CandidateProfile:
     rewards: tuple[float | None, ...]
     strict: tuple[float | None, ...]
     actions: tuple[str, ...]
+    truncated: int  # completions that were cut at max_tokens
+    gold: float | None  # the verdict on the demonstration itself: anything but 1 is a fault of the verifier
     cost: Cost
 
     @property
@@ -71,6 +73,8 @@ class CandidateProfile:
             "rollouts": len(self.rewards),
             "successes": sum(reward == 1.0 for reward in self.rewards),
             "unjudged": sum(reward is None for reward in self.rewards),
+            "truncated": self.truncated,
+            "gold": self.gold,
             "reward_mean": self.reward_mean,
             "reward_var": self.reward_var,
             "actions": [
@@ -101,13 +105,16 @@ def profile(
 def _candidate(state: TurnState, tree: RolloutTree, verifier: TurnVerifier, strict: TurnVerifier) -> CandidateProfile:
     functional, exact = score_local(tree, state, verifier), score_local(tree, state, strict)
     leaves = tree.leaves()
+    gold = verifier.judge(state, state.demonstration)
     return CandidateProfile(
         trace_id=state.trace_id,
         turn=state.turn,
-        kind=verifier.judge(state, state.demonstration).kind,
+        kind=gold.kind,
         rewards=tuple(functional.of(leaf) for leaf in leaves),
         strict=tuple(exact.of(leaf) for leaf in leaves),
         actions=tuple(_text(tree[leaf].message) for leaf in leaves),
+        truncated=sum(tree.stop_reason(leaf) is StopReason.MAX_TOKENS for leaf in leaves),
+        gold=gold.reward,
         cost=tree.cost,
     )
 

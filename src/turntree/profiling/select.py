@@ -80,28 +80,53 @@ def select(rows: Sequence[Row], config: SelectConfig) -> Selection:
         rng = seeds.generator(config.seed, "random pivots")
         judged = [row for row, kind in zip(rows, classes, strict=True) if kind != "unjudged"]
         drawn = rng.sample(judged, min(len(judged), len(chosen) + len(anchors)))
-        return Selection(tuple(_marked(row, "random") for row in drawn), counts)
+        blind = {"drawn": len(drawn), "not drawn": len(judged) - len(drawn), "unjudged": len(rows) - len(judged)}
+        return Selection(tuple(_marked(row, "random") for row in drawn), blind)
     selected = [_marked(row, "pivot") for row in chosen] + [_marked(row, "anchor") for row in anchors]
     return Selection(tuple(selected), counts)
 
 
 def _capped(pivots: list[Row], config: SelectConfig, counts: Counter[str]) -> list[Row]:
-    """At most `max_per_kind` of the kept pivots may be of one kind; what is dropped is counted."""
-    if config.max_per_kind >= 1:
+    """At most `max_per_kind` of the kept pivots may be of one kind; what is dropped is counted.
+
+    The limit L solves sum_k min(n_k, L) = L / cap: kinds above it are cut to it, the others stay whole. Raises
+    `ConfigError` when there are too few kinds for any such set.
+    """
+    if config.max_per_kind >= 1 or not pivots:
         return pivots
     by_kind: dict[str, list[Row]] = defaultdict(list)
     for row in pivots:
         by_kind[row["kind"]].append(row)
-    largest = max(by_kind, key=lambda kind: len(by_kind[kind]), default="")
-    others = sum(len(group) for kind, group in by_kind.items() if kind != largest)
-    limit = round(others * config.max_per_kind / (1 - config.max_per_kind))
-    if not largest or len(by_kind[largest]) <= limit:
-        return pivots
+    if len(by_kind) * config.max_per_kind < 1:
+        raise ConfigError(
+            f"{len(by_kind)} kinds of action cannot all stay below {config.max_per_kind:.0%}",
+            field="max_per_kind",
+            hint="raise it, or profile more candidates",
+        )
+    limit = _limit(sorted((len(group) for group in by_kind.values()), reverse=True), config.max_per_kind)
     rng = seeds.generator(config.seed, "cap")
-    kept = {id(row) for row in rng.sample(by_kind[largest], max(1, limit))}
-    counts["pivot"] -= len(by_kind[largest]) - len(kept)
-    counts["pivot over its kind's cap"] += len(by_kind[largest]) - len(kept)
-    return [row for row in pivots if row["kind"] != largest or id(row) in kept]
+    kept: set[int] = set()
+    for kind in sorted(by_kind):
+        group = by_kind[kind]
+        kept |= {id(row) for row in (rng.sample(group, limit) if len(group) > limit else group)}
+    dropped = len(pivots) - len(kept)
+    if dropped:
+        counts["pivot"] -= dropped
+        counts["pivot over its kind's cap"] += dropped
+    return [row for row in pivots if id(row) in kept]
+
+
+def _limit(sizes: Sequence[int], cap: float) -> int:
+    """The most that one kind may keep; `sizes` fall. With c kinds cut to L and `rest` whole, L = cap (c L + rest)."""
+    if sizes[0] <= cap * sum(sizes):
+        return sizes[0]
+    for cut in range(1, len(sizes) + 1):
+        if cut * cap >= 1:
+            return sizes[cut - 1]
+        limit = cap * sum(sizes[cut:]) / (1 - cut * cap)
+        if cut == len(sizes) or limit >= sizes[cut]:
+            return max(1, round(limit))
+    raise AssertionError("some kind is small enough to stay whole")
 
 
 def _spread(rows: list[Row], wanted: int, seed: int) -> list[Row]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from turntree.core import seeds
 from turntree.core.completion import Completion, GenerationRequest, Sampling
@@ -18,7 +18,7 @@ from turntree.core.verdict import Verdict
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeConfig:
-    """How long an episode may become. `max_context` bounds prompt plus completion, in tokens."""
+    """How long an episode may become. `max_context` bounds prompt plus completion, in tokens, beside the engine's."""
 
     max_turns: int = 30
     max_context: int = 4096
@@ -53,15 +53,22 @@ def grow(
     """Play `group_size` episodes of every environment to the end; returns a tree and its rewards for each, in order.
 
     The reward of a leaf is 1.0 when its environment reported success, 0.0 when the episode ended without it (turn
-    and token limits included), and None when the environment or the limit on context failed it. `finished` is told
+    and context limits included), and None when the environment failed. `finished` is told
     how many rollouts ended after every wave. The draws of (task, sample, turn) depend on `seed` only.
     """
     trees = [RolloutTree(environment.task_id) for environment in environments]
     verdicts: list[dict[int, Verdict]] = [{} for _ in trees]
     place = {id(tree): index for index, tree in enumerate(trees)}
     live: list[_Live] = []
-    for tree, environment in zip(trees, environments, strict=True):
-        live += _plant(tree, environment, renderer, group_size)
+    config = replace(config, max_context=min(config.max_context, engine.max_context))
+    for tree, environment, found in zip(trees, environments, verdicts, strict=True):
+        planted = _plant(tree, environment, renderer, group_size)
+        root = tree.roots[0]
+        if len(tree[root].token_ids) + config.sampling.max_tokens > config.max_context:
+            tree.stop(root, StopReason.MAX_TOKENS)
+            found[root] = Verdict(0.0, f"the task alone leaves no room in {config.max_context} tokens of context")
+        else:
+            live += planted
     while live:
         requests = [_request(rollout, config, seed) for rollout in live]
         completions = engine.generate(requests)

@@ -101,13 +101,13 @@ def play(
     outcomes = [
         _outcome(environment, tree, rewards) for environment, (tree, rewards) in zip(environments, grown, strict=True)
     ]
-    by_type: dict[str, list[float]] = defaultdict(list)
+    by_type: dict[str, list[list[float]]] = defaultdict(list)
     for outcome in outcomes:
-        by_type[outcome["task_type"]] += outcome["rewards"]
+        by_type[outcome["task_type"]].append(outcome["rewards"])
     commands = sum(outcome["turns"] for outcome in outcomes)
     summary = {
         "temperature": temperature,
-        **_share([r for outcome in outcomes for r in outcome["rewards"]]),
+        **_share([outcome["rewards"] for outcome in outcomes]),
         "by_task_type": {kind: _share(rewards) for kind, rewards in sorted(by_type.items())},
         "invalid_share": sum(outcome["invalid"] for outcome in outcomes) / commands if commands else None,
         "turns_per_episode": commands / (len(outcomes) * samples),
@@ -130,14 +130,12 @@ def _outcome(environment: HouseholdEnvironment, tree: RolloutTree, rewards: Rewa
     }
 
 
-def _share(rewards: Sequence[float]) -> dict[str, Any]:
-    low, high = wilson(sum(rewards), len(rewards))
-    return {
-        "success": sum(rewards) / len(rewards) if rewards else None,
-        "low": low,
-        "high": high,
-        "episodes": len(rewards),
-    }
+def _share(games: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Success over all episodes. The interval counts games, not episodes: samples of one game are not independent."""
+    rewards = [reward for game in games for reward in game]
+    scored = [game for game in games if game]
+    low, high = wilson(sum(_mean(game) for game in scored), len(scored))
+    return {"success": _mean(rewards) if rewards else None, "low": low, "high": high, "episodes": len(rewards)}
 
 
 def retention(policy: Policy, per_skill: int, seed: int) -> tuple[dict[str, Any], Cost]:

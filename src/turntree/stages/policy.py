@@ -29,6 +29,14 @@ class Device:
         if self.threads < 1:
             raise ConfigError("must be at least 1", field="threads")
 
+    def check_trainable(self) -> None:
+        """Raise `ConfigError` unless the weights can hold a small update: near 0.02 a bfloat16 weight moves in steps
+        of 1e-4, so that AdamW at the usual learning rates changes nothing."""
+        if self.dtype != "float32":
+            raise ConfigError(
+                f"{self.dtype!r} weights round small updates away", field="device.dtype", hint="train in float32"
+            )
+
 
 @dataclass(frozen=True)
 class Policy:

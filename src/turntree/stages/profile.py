@@ -15,7 +15,7 @@ from turntree.observe.files import file_hash, write_table
 from turntree.observe.run import progress
 from turntree.profiling.profile import SCHEMA, CandidateProfile, ProfileConfig, miss_rate, profile
 from turntree.profiling.select import classify
-from turntree.stages.policy import Device, load_policy
+from turntree.stages.policy import Device, Policy, load_policy
 from turntree.stages.verifier import resolve_verifier
 from turntree.traces.candidates import candidates, count_skipped
 from turntree.traces.schema import read_traces
@@ -50,11 +50,32 @@ def read_candidates(traces: str, split: str, limit: int = 0) -> tuple[list[TurnS
     return (states[:limit] if limit else states), count_skipped(found)
 
 
+def _that_fit(
+    states: list[TurnState], policy: Policy, config: ProfileStageConfig, skipped: Counter[str]
+) -> list[TurnState]:
+    """The states whose demonstration could have been sampled; the others are counted in `skipped`. Raises
+    `InputError` when none is left."""
+    longest = config.profile.sampling.max_tokens
+    kept: list[TurnState] = []
+    for state in states:
+        if len(policy.renderer.completion(state.demonstration)) > longest:
+            skipped["demonstration_above_max_tokens"] += 1
+        elif len(policy.renderer.prompt(state.history, state.tools)) + longest > policy.engine.max_context:
+            skipped["prompt_above_context"] += 1
+        else:
+            kept.append(state)
+    if not kept:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(skipped.items()))
+        raise InputError(f"holds no state that fits ({reasons})", path=config.traces, hint="raise --max-tokens")
+    return kept
+
+
 def run_profile(config: ProfileStageConfig, out: Path) -> dict[str, Any]:
     """Write the profile table to `out`; returns its summary."""
     states, skipped = read_candidates(config.traces, config.split, config.limit)
     policy = load_policy(config.model, config.device)
     verifier = resolve_verifier(config.verifier)
+    states = _that_fit(states, policy, config, skipped)
     rows: list[CandidateProfile] = list(
         progress(
             profile(states, policy.engine, policy.renderer, verifier, StrictMatch(), config.profile),
@@ -69,6 +90,9 @@ def run_profile(config: ProfileStageConfig, out: Path) -> dict[str, Any]:
         "skipped_turns": dict(skipped),
         "classes": dict(Counter(classify(row, 0.6) for row in table)),
         "miss_rate": miss_rate(rows),
+        "truncated": sum(row.truncated for row in rows),
+        "gold_refused": sum(row.gold == 0.0 for row in rows),
+        "gold_unjudged": sum(row.gold is None for row in rows),
         "cost": cost.counts(),
     }
     header = {

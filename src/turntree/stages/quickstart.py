@@ -55,19 +55,20 @@ class QuickstartConfig:
     traces: HouseholdTracesConfig = field(
         default_factory=lambda: HouseholdTracesConfig(games=GamesConfig(split="train", count=700), slips=0.2)
     )
-    sft: SFTConfig = field(default_factory=lambda: SFTConfig(epochs=3))
+    sft: SFTConfig = field(default_factory=lambda: SFTConfig(epochs=3, optimizer=OptimizerConfig(learning_rate=3e-4)))
     profile: ProfileConfig = field(default_factory=lambda: ProfileConfig(sampling=COMMAND))
     limit: int = 5000
     select: SelectConfig = field(default_factory=lambda: SelectConfig(threshold=1.0, max_per_kind=0.4))
     train: PivotConfig = field(
         default_factory=lambda: PivotConfig(
             steps=60,
+            check_every=20,
             sampling=COMMAND,
             loss=LossConfig(kl_coefficient=0.02),
             optimizer=OptimizerConfig(learning_rate=5e-4, warmup_steps=3),
         )
     )
-    check: CheckConfig = field(default_factory=lambda: CheckConfig(states=150, games=0))
+    check: CheckConfig = field(default_factory=lambda: CheckConfig(states=150, games=60))
     evaluate: EvaluateConfig = field(default_factory=lambda: EvaluateConfig(games=GamesConfig(count=400)))
 
     def __post_init__(self) -> None:
@@ -79,6 +80,7 @@ def run_quickstart(config: QuickstartConfig, out: Path) -> dict[str, Any]:
     """Run every stage into `out`, write `summary.json`, return the summary."""
     started = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
+    (out / "summary.json").unlink(missing_ok=True)  # of an earlier run: it would not fit the new artifacts
     write_json(out / "config.json", {"stage": "quickstart", "config": to_mapping(config)})
     played = replace(config.traces.games, offset=config.traces.games.offset + GAMES_PER_SEED * config.seed)
     household_traces.make_traces(replace(config.traces, games=played, seed=config.seed), out / "traces.jsonl")

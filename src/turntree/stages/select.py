@@ -35,6 +35,7 @@ def run_select(profile: Path, config: SelectConfig, out: Path) -> dict[str, Any]
     made_from = {
         **{key: header[key] for key in kept},
         "traces": header["config"]["traces"],
+        "verifier_source": header["config"]["verifier"],
         "split": header["config"]["split"],
     }
     write_table(out, {"schema": SCHEMA, "config": to_mapping(config), **made_from, "summary": summary}, selection.rows)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from turntree.core.config import to_mapping
-from turntree.core.cost import Cost
 from turntree.core.errors import InputError
 from turntree.engines.checkpoint import save_model
 from turntree.observe.run import RunDirectory, progress
@@ -25,6 +24,9 @@ class SFTStageConfig:
     sft: SFTConfig = field(default_factory=SFTConfig)
     device: Device = field(default_factory=Device)
 
+    def __post_init__(self) -> None:
+        self.device.check_trainable()
+
 
 def run_sft(config: SFTStageConfig, out: Path) -> dict[str, Any]:
     """Train on the assistant turns of a split; the policy lies in `out/model`."""
@@ -32,9 +34,11 @@ def run_sft(config: SFTStageConfig, out: Path) -> dict[str, Any]:
     if not found:
         raise InputError(f"holds no trace in split {config.split!r}", path=config.traces, hint="choose another split")
     policy = load_policy(config.model, config.device)
+    examples = [row for row in (example(trace, policy.renderer) for trace in found) if any(row.loss_mask)]
+    if not examples:
+        raise InputError("holds no turn to learn from", path=config.traces, hint="see skip_turns in docs/traces.md")
     run = RunDirectory(out)
     run.start("sft", to_mapping(config))
-    examples = [example(trace, policy.renderer) for trace in found]
     started = time.perf_counter()
     steps = -(-len(examples) // config.sft.batch) * config.sft.epochs
     with progress((), "sft", total=steps) as bar:
@@ -46,7 +50,13 @@ def run_sft(config: SFTStageConfig, out: Path) -> dict[str, Any]:
 
         cost = train_sft(policy.model, examples, config.sft, log)
     cost = replace(cost, training_seconds=time.perf_counter() - started)
-    run.write_cost(cost + Cost())
+    run.write_cost(cost)
     save_model(policy.model, policy.tokenizer, run.path / "model")
     last = run.metrics()[-1]
-    return {"model": str(run.path / "model"), "traces": len(examples), "steps": steps, "loss": last["loss"]}
+    return {
+        "model": str(run.path / "model"),
+        "traces": len(examples),
+        "left_out": len(found) - len(examples),
+        "steps": steps,
+        "loss": last["loss"],
+    }

@@ -13,7 +13,8 @@ from turntree.domains.household.generate import TASK_TYPES
 from turntree.domains.household.world import Game
 
 # Ranges of generated seeds that never meet: a game of one split is in no other.
-SPLIT_SEEDS = {"train": 1_000_000, "dev": 2_000_000, "test": 3_000_000}
+SPLIT_SIZE = 1_000_000
+SPLIT_SEEDS = {"train": 1 * SPLIT_SIZE, "dev": 2 * SPLIT_SIZE, "test": 3 * SPLIT_SIZE}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,12 @@ class GamesConfig:
             )
         if self.count < 1:
             raise ConfigError("must be at least 1", field="count")
+        if self.offset < 0 or self.offset + self.count > SPLIT_SIZE:
+            raise ConfigError(
+                f"games {self.offset} to {self.offset + self.count} leave the split",
+                field="offset",
+                hint=f"a split has {SPLIT_SIZE:,} games, and the next ones belong to another",
+            )
 
 
 def games(config: GamesConfig) -> Iterator[tuple[Game, dict[str, Any]]]:

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from turntree.advantages.credit import CreditRule
 from turntree.core.config import to_mapping
+from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import InputError
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.engines.checkpoint import save_model
@@ -22,6 +24,7 @@ from turntree.stages.policy import Device, Policy, load_policy
 from turntree.stages.profile import read_candidates
 from turntree.stages.tasks import GamesConfig, games
 from turntree.stages.verifier import resolve_verifier
+from turntree.training.isolation import check_path_isolation
 from turntree.training.pivot import Pivot, PivotConfig, train_pivot
 
 
@@ -39,17 +42,20 @@ class CheckConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainPivotConfig:
-    """`allow_stale` accepts pivots that were profiled with another policy than `model` (their means are then those
-    of a policy that is not the start)."""
+    """`allow_stale` accepts pivots that were profiled with another policy than `model` or another verifier than
+    `verifier` (their means are then not those of the start)."""
 
     pivots: str
     model: str = "default"
     traces: str | None = None  # default: the file that the profile names
-    verifier: str = "household"
+    verifier: str | None = None  # default: the one that the profile was made with; "strict" is the baseline of Eq. 2
     allow_stale: bool = False
     train: PivotConfig = field(default_factory=PivotConfig)
     check: CheckConfig = field(default_factory=CheckConfig)
     device: Device = field(default_factory=Device)
+
+    def __post_init__(self) -> None:
+        self.device.check_trainable()
 
 
 def run_train_pivot(config: TrainPivotConfig, out: Path) -> dict[str, Any]:
@@ -64,10 +70,12 @@ def run_train_pivot(config: TrainPivotConfig, out: Path) -> dict[str, Any]:
         )
     traces = config.traces or str(header["traces"])
     pivots = _pivots(rows, policy, traces, header)
-    verifier = resolve_verifier(config.verifier)
+    verifier = _verifier(config, header)
+    check_path_isolation(policy.model)
     run = RunDirectory(out)
     run.start("train pivot", to_mapping(config))
     reference = copy.deepcopy(policy.model).requires_grad_(False)
+    spent_on_checks: list[Cost] = []
     with progress((), "train pivot", total=config.train.steps) as bar:
 
         def log(row: dict[str, Any]) -> None:
@@ -85,9 +93,10 @@ def run_train_pivot(config: TrainPivotConfig, out: Path) -> dict[str, Any]:
             verifier,
             config.train,
             log=log,
-            check=_checks(config, policy, verifier, traces),
+            check=_checks(config, policy, verifier, traces, spent_on_checks),
+            estimator=CreditRule(per_rollout=config.train.loss.per_rollout_credit),
         )
-    run.write_cost(cost)
+    run.write_cost(cost, checks=sum(spent_on_checks, NO_COST))
     save_model(policy.model, policy.tokenizer, run.path / "model")
     last = run.metrics()[-1]
     return {
@@ -111,7 +120,19 @@ def _pivots(rows: Sequence[dict[str, Any]], policy: Policy, traces: str, header:
     ]
 
 
-def _checks(config: TrainPivotConfig, policy: Policy, verifier: TurnVerifier, traces: str):
+def _verifier(config: TrainPivotConfig, header: dict[str, Any]) -> TurnVerifier:
+    """The profile's verifier, or the named one if it is the strict baseline or a stale profile is allowed."""
+    verifier = resolve_verifier(config.verifier or str(header["verifier_source"]))
+    if verifier.name != header["verifier"] and config.verifier != "strict" and not config.allow_stale:
+        raise InputError(
+            f"were profiled with verifier {header['verifier']!r}, and training would use {verifier.name!r}",
+            path=config.pivots,
+            hint="profile again with this verifier, or pass --allow-stale",
+        )
+    return verifier
+
+
+def _checks(config: TrainPivotConfig, policy: Policy, verifier: TurnVerifier, traces: str, spent: list[Cost]):
     """What is measured on held-out states and games during training; None when nothing is asked for."""
     settings = config.check
     if not settings.states and not settings.games:
@@ -131,10 +152,12 @@ def _checks(config: TrainPivotConfig, policy: Policy, verifier: TurnVerifier, tr
             trees = sample_local(
                 prompted, policy.engine, policy.renderer, config.train.sampling, settings.samples, seed=1
             )
+            spent.extend(tree.cost for tree in trees)
             figures["held_out_acceptance"] = _acceptance(states, trees, verifier)
         if environments:
             played = EvaluateConfig(max_turns=settings.max_turns)
-            summary, _ = play(policy, environments, played, config.train.sampling.temperature, 1)
+            summary, cost = play(policy, environments, played, config.train.sampling.temperature, 1)
+            spent.append(cost)
             figures["held_out_success"] = summary["success"]
             figures["held_out_invalid_share"] = summary["invalid_share"]
         return figures

@@ -56,12 +56,17 @@ class LossConfig:
     importance_cap: float = 2.0
     temperature: float = 1.0
 
+    @property
+    def per_rollout_credit(self) -> bool:
+        """Whether the credit must divide each rollout by its length (`CreditRule.per_rollout`)."""
+        return self.normalizer == "rollouts" and self.ratio == "token"
+
     def __post_init__(self) -> None:
         if not 0 <= self.clip_low <= 1 or self.clip_high < 0:
             raise ConfigError("impossible clip range", field="clip_low", hint="0 <= clip_low <= 1, clip_high >= 0")
         if self.dual_clip is not None and self.dual_clip < 1 - self.clip_low:
             raise ConfigError("lies inside the clip range", field="dual_clip", hint="use at least 1 - clip_low")
-        if self.kl_coefficient < 0 or self.importance_cap <= 0 or self.temperature <= 0:
+        if not self.kl_coefficient >= 0 or self.importance_cap <= 0 or self.temperature <= 0:
             raise ConfigError("kl_coefficient must be >= 0, importance_cap and temperature > 0", field="kl_coefficient")
         if (self.normalizer == "constant") != (self.constant is not None and self.constant > 0):
             raise ConfigError("goes with normalizer 'constant' and only with it", field="constant", hint="a number > 0")

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from turntree.core import seeds
 from turntree.core.cost import Cost
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.errors import ConfigError, InputError, TurntreeError
 from turntree.core.protocols import Renderer
 from turntree.traces.candidates import skipped_turns
 from turntree.traces.schema import Trace
@@ -27,7 +27,7 @@ class SFTConfig:
     batch: int = 16
     max_tokens: int = 8192
     seed: int = 0
-    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=3e-4))
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=1e-5))
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch < 1:
@@ -113,6 +113,8 @@ def train_sft(
                 loss = negative_log_likelihood(model, group) / tokens
                 loss.backward()
                 total += float(loss.detach())
+            if not math.isfinite(total):
+                raise TurntreeError(f"step {step + 1}: the loss is {total}; the weights are unchanged")
             taken = optimizer.step()
             trained += sum(len(row.token_ids) for row in rows)
             step += 1
