@@ -13,7 +13,7 @@ MODEL_HELP = "A folder in Hugging Face format, or 'default' (the embedded tiny p
 VERIFIER_HELP = "household, tool_call, strict, or module:function of your own."
 
 
-@click.command()
+@click.command(short_help="Fine-tune on traces: the baseline.")
 @click.option("--traces", required=True, help="A traces file.")
 @click.option("--model", default="default", show_default=True, help=MODEL_HELP)
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The run directory to write.")
@@ -49,7 +49,7 @@ def sft(
     finish(result, json_path, [f"{result['steps']} steps, loss {result['loss']:.3f} -> {result['model']}"])
 
 
-@click.command()
+@click.command(short_help="K rollouts at every turn of the traces.")
 @click.option("--traces", required=True, help="A traces file.")
 @click.option("--model", default="default", show_default=True, help=MODEL_HELP)
 @click.option("--verifier", default="household", show_default=True, help=VERIFIER_HELP)
@@ -102,7 +102,7 @@ def profile(
     )
 
 
-@click.command()
+@click.command(short_help="Keep the pivots of a profile.")
 @click.argument("profile", type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The pivots file to write (JSONL).")
 @click.option("--threshold", default=0.6, show_default=True, help="lambda_diff: keep reward means below this.")
@@ -138,12 +138,12 @@ def select(
     finish(result, json_path, lines)
 
 
-@click.group()
+@click.group(short_help="Reinforcement learning at the pivots.")
 def train() -> None:
     """Reinforcement learning."""
 
 
-@train.command()
+@train.command(short_help="PivotRL: GRPO on one-turn groups.")
 @click.argument("pivots")
 @click.option("--model", default="default", show_default=True, help=MODEL_HELP)
 @click.option("--verifier", default=None, help="Default: the one that the profile was made with.")

@@ -10,7 +10,7 @@ from turntree.cli.common import configured, finish, json_option, set_option, sha
 from turntree.cli.pipeline import MODEL_HELP
 
 
-@click.command()
+@click.command(short_help="Success on held-out games, and retention.")
 @click.option("--model", default="default", show_default=True, help=MODEL_HELP)
 @click.option("--games", default="generated", show_default=True, help="'generated', a packed games file, or a folder.")
 @click.option("--split", default="test", show_default=True, help="Which generated games: train, dev or test.")
@@ -66,7 +66,7 @@ def evaluate(
     finish(result, json_path, lines)
 
 
-@click.command()
+@click.command(short_help="One static page of a run directory.")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--out", default=None, type=click.Path(path_type=Path), help="Default: RUN/report.html.")
 @json_option
@@ -82,7 +82,7 @@ def report(run: Path, out: Path | None, json_path: str | None) -> None:
     finish({"report": str(page)}, json_path, [str(page)])
 
 
-@click.command()
+@click.command(short_help="The whole comparison, end to end.")
 @click.option("--out", default=Path("runs/quickstart"), show_default=True, type=click.Path(path_type=Path))
 @click.option("--seed", default=0, show_default=True)
 @click.option("--workers", default=2, show_default=True, help="Stages that may run at the same time.")

@@ -10,12 +10,12 @@ import click
 from turntree.cli.common import configured, finish, json_option, set_option
 
 
-@click.group()
+@click.group(short_help="Make or import expert traces.")
 def traces() -> None:
     """Expert traces in one documented schema (docs/traces.md)."""
 
 
-@traces.command("household")
+@traces.command("household", short_help="Expert play on household games.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The traces file to write (JSONL).")
 @click.option("--games", default="generated", show_default=True, help="'generated', a packed games file, or a folder.")
 @click.option("--split", default="train", show_default=True, help="Which generated games: train, dev or test.")
@@ -54,7 +54,7 @@ def household(
     finish(result, json_path, [f"{result.get('traces', 0)} traces, {result.get('turns', 0)} turns -> {out}; {dropped}"])
 
 
-@traces.command("import")
+@traces.command("import", short_help="Chat-format JSONL and other logs.")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The traces file to write (JSONL).")
 @click.option("--format", "form", default="auto", show_default=True, help="auto, chat, responses or tau2.")

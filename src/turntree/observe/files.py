@@ -58,7 +58,7 @@ def read_table(path: Path, schema: str) -> tuple[dict[str, Any], list[dict[str, 
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError as error:
-        raise InputError("no such file", path=path, hint=f"make the {schema.split('/')[0]} first") from error
+        raise InputError("no such file", path=path, hint=f"the stage before makes it ({schema})") from error
     values: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
         try:
