@@ -44,6 +44,6 @@ class RunDirectory:
         files.write_json(self.path / "cost.json", {**bill, "checks": {**checks.counts(), "timing": checks.timing()}})
 
 
-def progress(items: Iterable[T], what: str, total: int | None = None) -> tqdm[T]:
-    """Progress on standard error (standard output carries results only)."""
-    return tqdm(items, desc=what, total=total, file=sys.stderr, mininterval=1.0, dynamic_ncols=True)
+def progress(items: Iterable[T], what: str, total: int | None = None, *, quiet: bool = False) -> tqdm[T]:
+    """Progress on standard error (standard output carries results only); `quiet` inside another bar."""
+    return tqdm(items, desc=what, total=total, file=sys.stderr, mininterval=1.0, dynamic_ncols=True, disable=quiet)

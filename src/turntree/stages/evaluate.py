@@ -82,13 +82,15 @@ def play(
     config: EvaluateConfig,
     temperature: float,
     samples: int,
+    *,
+    quiet: bool = False,
 ) -> tuple[dict[str, Any], Cost]:
     """Success over all episodes with Wilson intervals, overall and per task type, and every outcome."""
     episodes = EpisodeConfig(
         max_turns=config.max_turns, sampling=Sampling(temperature=temperature, max_tokens=config.max_tokens)
     )
     what = "greedy games" if temperature == 0 else "sampled games"
-    with progress((), what, total=len(environments) * samples) as bar:
+    with progress((), what, total=len(environments) * samples, quiet=quiet) as bar:
         grown = grow(
             environments,
             policy.engine,

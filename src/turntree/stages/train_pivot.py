@@ -156,7 +156,7 @@ def _checks(config: TrainPivotConfig, policy: Policy, verifier: TurnVerifier, tr
             figures["held_out_acceptance"] = _acceptance(states, trees, verifier)
         if environments:
             played = EvaluateConfig(max_turns=settings.max_turns)
-            summary, cost = play(policy, environments, played, config.train.sampling.temperature, 1)
+            summary, cost = play(policy, environments, played, config.train.sampling.temperature, 1, quiet=True)
             spent.append(cost)
             figures["held_out_success"] = summary["success"]
             figures["held_out_invalid_share"] = summary["invalid_share"]
