@@ -59,17 +59,7 @@ def read_table(path: Path, schema: str) -> tuple[dict[str, Any], list[dict[str, 
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError as error:
         raise InputError("no such file", path=path, hint=f"the stage before makes it ({schema})") from error
-    values: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            value = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(
-                f"is not JSON ({error.msg})", path=path, line=number, hint="make the file again"
-            ) from error
-        if not isinstance(value, dict):
-            raise InputError("is not an object", path=path, line=number, hint="make the file again")
-        values.append(value)
+    values = [parse_line(line, path, number) for number, line in enumerate(lines, start=1)]
     found = values[0].get("schema") if values else None
     if found != schema:
         raise InputError(f"is {found!r}, not {schema!r}", path=path, line=1, field="schema", hint="name the right file")

@@ -59,7 +59,6 @@ def make_traces(config: HouseholdTracesConfig, out: Path) -> dict[str, Any]:
             counts["traces"] += 1
             counts["turns"] += len(trace.turn_positions)
             traces.append(trace)
-    out.parent.mkdir(parents=True, exist_ok=True)
     write_traces(out, traces, {"made_by": "household", "config": to_mapping(config), "counts": dict(counts)})
     return {"path": str(out), **counts}
 

@@ -28,7 +28,6 @@ def import_traces(
     )
     split = split_traces(traces, seed, {"train": 1 - dev, "dev": dev})
     counts = report.to_json()
-    out.parent.mkdir(parents=True, exist_ok=True)
     write_traces(out, split, {"made_by": "import", "sources": [str(file) for file in files], "report": counts})
     write_json(out.with_name(out.name + ".report.json"), counts)
     return {"path": str(out), **counts}

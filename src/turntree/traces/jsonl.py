@@ -53,6 +53,7 @@ def write_lines(path: str | Path, values: Iterable[Any]) -> int:
     Equal values give equal bytes (no time stamp in the archive). Raises `InputError` for a value that is not JSON.
     """
     path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     count = 0
     try:

@@ -18,16 +18,9 @@ from typing import Any
 
 from turntree.core.errors import InputError
 from turntree.domains.household.parse import parse_game
+from turntree.domains.household.tasks import TASK_TYPES
 from turntree.domains.household.world import Game
 
-TASK_TYPES = (
-    "pick_and_place_simple",
-    "look_at_obj_in_light",
-    "pick_clean_then_place_in_recep",
-    "pick_heat_then_place_in_recep",
-    "pick_cool_then_place_in_recep",
-    "pick_two_obj_and_place",
-)
 GAME_FILE, TRAJECTORY_FILE = "game.tw-pddl", "traj_data.json"
 _PACKED_ENDINGS = (".jsonl.xz", ".jsonl")
 _DOWNLOAD_FOLDER = "json_2.1.1"
