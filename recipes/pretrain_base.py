@@ -20,6 +20,7 @@ import math
 import os
 import random
 import time
+from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -32,7 +33,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from turntree.core import seeds
 from turntree.domains import skills
 from turntree.domains.household.experts import UnreachableGoal, next_exploring_action, noisy_explore, slip
-from turntree.domains.household.generate import EASY, MEDIUM, generate_game
+from turntree.domains.household.generate import EASY, HARD, MEDIUM, generate_game
 
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 END = "<|end|>"
@@ -55,11 +56,14 @@ def play(seed: int, max_turns: int) -> Conversation:
     return conversation
 
 
-def play_with_slips(seed: int, max_turns: int) -> Conversation:
-    """The same, but slips have the role "slip": part of the history, never a target."""
+def play_with_slips(seed: int, max_turns: int, hard: float = 0.0) -> Conversation:
+    """The same, but slips have the role "slip": part of the history, never a target. `hard` is the share of games
+    as large as ALFWorld's own."""
     rng = seeds.generator(seed, "pretrain", "slips")
     slips = rng.choice((0.0, 0.1, 0.25, 0.5))
     difficulty = MEDIUM if rng.random() < 0.2 else EASY
+    if hard and seeds.generator(seed, "pretrain", "hard").random() < hard:
+        difficulty = HARD
     state = generate_game(seeds.derive(seed, "pretrain", "slip game"), difficulty=difficulty).parse().reset()
     conversation = [("user", state.game.intro)]
     while not state.won and len(conversation) < 2 * max_turns:
@@ -114,18 +118,19 @@ def encode(
     return ids, weights
 
 
-BUCKETS = (128, 256, 384, 512)  # few shapes, so that the compiled step is compiled few times
+BUCKETS = (128, 256, 384, 512, 768, 1024)  # up to --longest; few shapes, so that few steps are compiled
 
 
-def batches(rows: list[tuple[list[int], list[float]]], tokens: int, rng: random.Random):
-    """Batches of about `tokens` positions: rows padded to their bucket, cut at the largest, in random order."""
-    by_bucket: dict[int, list[int]] = {bucket: [] for bucket in BUCKETS}
+def batches(rows: list[tuple[list[int], list[float]]], tokens: int, rng: random.Random, longest: int):
+    """Batches of about `tokens` positions: rows padded to their bucket, cut at `longest`, in random order."""
+    buckets = [bucket for bucket in BUCKETS if bucket <= longest]
+    by_bucket: dict[int, list[int]] = {bucket: [] for bucket in buckets}
     for row, (ids, _) in enumerate(rows):
-        by_bucket[next((bucket for bucket in BUCKETS if len(ids) <= bucket), BUCKETS[-1])].append(row)
+        by_bucket[next((bucket for bucket in buckets if len(ids) <= bucket), buckets[-1])].append(row)
     groups: list[tuple[int, list[int]]] = []
     for bucket, members in by_bucket.items():
         rng.shuffle(members)
-        size = tokens // bucket
+        size = max(1, tokens // bucket)
         groups += [(bucket, members[start : start + size]) for start in range(0, len(members) - size + 1, size)]
     rng.shuffle(groups)
     for bucket, group in groups:
@@ -147,14 +152,14 @@ def train(arguments: argparse.Namespace) -> None:
     norms = [parameter for parameter in model.parameters() if parameter.ndim == 1]
     groups = [{"params": matrices, "weight_decay": 0.05}, {"params": norms, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=arguments.lr, betas=(0.9, 0.98))
-    player = play if arguments.phase == "language" else play_with_slips
+    player = play if arguments.phase == "language" else partial(play_with_slips, hard=arguments.hard)
     total, seen, step, games, started = int(arguments.tokens), 0, 0, 0, time.time()
     while seen < total:
         first = 1_000_000 + games
-        rows = [encode(tokenizer, player(first + i, 30), arguments.other_weight) for i in range(1500)]
+        rows = [encode(tokenizer, player(first + i, arguments.max_turns), arguments.other_weight) for i in range(1500)]
         rows += [encode(tokenizer, lessons(first + i, 12), arguments.other_weight) for i in range(900)]
         games += 1500
-        for ids, weights in batches(rows, arguments.batch, rng):
+        for ids, weights in batches(rows, arguments.batch, rng, arguments.longest):
             done = seen / total
             for group in optimizer.param_groups:
                 group["lr"] = arguments.lr * min(1.0, (step + 1) / 100) * schedule(done)
@@ -248,6 +253,9 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--vocab", type=int, default=1024)
     parser.add_argument("--other-weight", type=float, default=1.0)
+    parser.add_argument("--hard", type=float, default=0.0, help="share of games as large as ALFWorld's (recovery)")
+    parser.add_argument("--longest", type=int, default=512, help="tokens of a game; longer ones are cut")
+    parser.add_argument("--max-turns", type=int, default=30)
     parser.add_argument("--compile", action="store_true", help="compile the step (1.8 times the speed on one core)")
     parser.add_argument("--save-every", type=int, default=0)
     train(parser.parse_args())

@@ -64,3 +64,16 @@ class Completion:
     def __post_init__(self) -> None:
         if not len(self.token_ids) == len(self.logprobs) == len(self.entropies):
             raise ValueError("a completion needs one log-probability and one entropy per token")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """The end of one submitted request: a completion, or the fault that kept the engine from giving one."""
+
+    ticket: int
+    completion: Completion | None = None
+    fault: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.completion is None) == (self.fault is None):
+            raise ValueError("a finished request has either a completion or a fault")

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from turntree.core.completion import Completion, GenerationRequest
+from turntree.core.completion import Completion, Finished, GenerationRequest
+from turntree.core.cost import Cost
 from turntree.core.labels import Credit, Rewards
 from turntree.core.messages import Message
 from turntree.core.tree import RolloutTree
@@ -32,6 +33,34 @@ class Engine(Protocol):
 
     def weights_changed(self, policy_version: int) -> None:
         """The policy was updated: drop every kept key and value, stamp later completions with the new version."""
+        ...
+
+
+class StreamingEngine(Engine, Protocol):
+    """An engine whose requests come and go one by one: what a scheduler of many groups drives.
+
+    Laws (contract suite): every submitted ticket that is not cancelled is returned by `poll` exactly once; a
+    completion is the one that `generate` gives for the same request, whatever else is in flight; requests are
+    admitted in the order of submission; a cancelled ticket frees its place at once and is never returned.
+    """
+
+    @property
+    def in_flight(self) -> int:
+        """Requests submitted and neither returned nor cancelled."""
+        ...
+
+    def submit(self, request: GenerationRequest) -> int:
+        """Queue a request; returns its ticket. Raises `InputError` for a request that `generate` would refuse."""
+        ...
+
+    def cancel(self, ticket: int) -> Cost:
+        """Give a request up wherever it is; returns what it cost so far (nothing if it was not admitted yet, or is
+        unknown because it was returned before)."""
+        ...
+
+    def poll(self, timeout: float | None = None) -> list[Finished]:
+        """Advance until at least one request is finished and return those that are, in order of submission; empty
+        when nothing is in flight, or after `timeout` seconds (0: do the least piece of work there is)."""
         ...
 
 
