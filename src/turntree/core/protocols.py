@@ -148,6 +148,47 @@ class TurnState:
         return f"{self.trace_id}#{self.turn}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class GroupProgress:
+    """What a gate may see of a group in flight: its independent roots only (branched siblings share their prefix).
+
+    One entry per rollout, in order of sample. `observations[i][t]` is what rollout i saw before its action t + 1
+    (index 0: the task itself). `progress` is an optional signal of the environment in [0, 1].
+    """
+
+    task_id: str
+    max_turns: int
+    actions: tuple[tuple[str, ...], ...]
+    observations: tuple[tuple[str, ...], ...]
+    finished: tuple[bool, ...]
+    progress: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateDecision:
+    """`cut` stops the whole group now; `numbers` are what the gate saw. `final`: the gate need not be asked again.
+
+    `audited`: the gate would have cut, and lets the group run on so that its precision can be measured.
+    """
+
+    cut: bool
+    reason: str
+    numbers: dict[str, float]
+    final: bool
+    audited: bool = False
+
+
+class Gate(Protocol):
+    """Decides mid-rollout whether a group has anything left to teach (Selective Rollout, section 3).
+
+    Asked after every turn of the group that all its unfinished rollouts have completed.
+    """
+
+    def decide(self, group: GroupProgress) -> GateDecision | None:
+        """None: nothing to decide at this turn."""
+        ...
+
+
 class Estimator(Protocol):
     """Labels nodes with credit from the rewards of leaves."""
 

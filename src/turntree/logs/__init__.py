@@ -1,0 +1,1 @@
+"""Rollouts of any framework, read from its logs into one shape. No torch."""
