@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turntree.advantages.credit import CreditRule, soft, soft_credit
-from turntree.advantages.grpo import grpo_advantages, is_zero_variance
+from turntree.advantages.grpo import grpo_advantages
 from turntree.core.labels import Rewards
+from turntree.core.outcome import is_zero_variance
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 

@@ -17,8 +17,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from turntree.advantages.grpo import grpo_advantages, is_zero_variance
+from turntree.advantages.grpo import grpo_advantages
 from turntree.core.labels import Credit, NodeCredit, Rewards
+from turntree.core.outcome import is_zero_variance
 from turntree.core.tree import RolloutTree, StopReason
 
 Advantages = Callable[[Sequence[float]], list[float]]

@@ -5,15 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-REWARD_TOLERANCE = 1e-8
-
-
-def is_zero_variance(rewards: Sequence[float]) -> bool:
-    """Whether the scored rewards are all equal (max - min <= 1e-8), so that the group teaches nothing.
-
-    A group without a scored reward has no variance to speak of and is not counted as one.
-    """
-    return bool(rewards) and max(rewards) - min(rewards) <= REWARD_TOLERANCE
+from turntree.core.outcome import is_zero_variance
 
 
 def grpo_advantages(rewards: Sequence[float], *, eps: float = 1e-6) -> list[float]:

@@ -1,0 +1,44 @@
+"""After the rollouts: a finished group whose rewards are all equal stays out of the update (DAPO, section 3.2).
+
+The filter saves training, not rollouts. DAPO fills the batch up with further groups until it is whole ("dynamic
+sampling"), which costs rollouts; here the refill has a cap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from turntree.core.errors import ConfigError
+from turntree.core.outcome import SUCCESS_REWARD, GroupOutcome, group_outcome
+
+
+@dataclass(frozen=True)
+class FilterDecision:
+    """`reason` is the outcome of the group in the words of `GroupOutcome`."""
+
+    keep: bool
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DapoFilter:
+    """`refill_cap`: an update may start at most so many times its batch in further groups (0: no refill)."""
+
+    success: float = SUCCESS_REWARD
+    refill_cap: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.refill_cap < 0:
+            raise ConfigError("is negative", field="refill_cap", hint="0 switches the refill off")
+
+    def judge(self, rewards: Sequence[float | None]) -> FilterDecision:
+        """Keep a group with different rewards. None is a censored rollout; a group with fewer than two scored ones
+        is dropped as censored, not as zero-variance."""
+        outcome = group_outcome(rewards, success=self.success)
+        return FilterDecision(outcome is GroupOutcome.MIXED, outcome.value)
+
+    def refill(self, *, wanted: int, kept: int, started: int) -> int:
+        """How many more groups to start for a batch of `wanted` groups of which `kept` are in, after `started`."""
+        allowed = wanted + int(self.refill_cap * wanted) - started
+        return max(0, min(wanted - kept, allowed))

@@ -1,0 +1,160 @@
+"""Before the rollouts: skip prompts whose history predicts a zero-variance group (GRESO, arXiv 2506.02177).
+
+A task whose last z observed groups all ended alike is skipped with probability 1 - max(p^z, keep_at_least). The base
+exploration probability p is one for easy tasks (all succeed) and one for hard tasks (all fail); both adjust
+themselves after every iteration so that the share of zero-variance groups approaches its targets.
+
+Where paper and released code differ, this follows the code: z counts groups of the same kind only, the adjustment
+starts once a history exists, p stays within [0.05, 0.95]. Beyond both: a censored group (gated, failed) is evidence
+of nothing, so it neither extends nor ends a streak; and every draw is keyed by (seed, task, iteration), so that a
+decision depends on the histories alone and a resumed run repeats it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from turntree.core import seeds
+from turntree.core.config import from_mapping
+from turntree.core.errors import ConfigError
+from turntree.core.outcome import SUCCESS_REWARD, GroupOutcome, group_outcome
+
+SCHEMA = "turntree.greso/1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GresoConfig:
+    """The authors' settings. Targets are shares of the groups played in one iteration."""
+
+    easy_exploration: float = 0.5
+    hard_exploration: float = 0.5
+    easy_target: float = 0.25 / 3
+    hard_target: float = 0.25 * 2 / 3  # hard tasks are likelier to change, since the policy improves
+    adjustment: float = 0.01
+    lowest_exploration: float = 0.05
+    highest_exploration: float = 0.95
+    keep_at_least: float = 0.01
+    success: float = SUCCESS_REWARD
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if name not in ("seed", "success") and not 0 <= value <= 1:
+                raise ConfigError(f"{value} is no probability", field=name, hint="use a value from 0 to 1")
+        for name in ("easy_exploration", "hard_exploration"):
+            if not self.lowest_exploration <= getattr(self, name) <= self.highest_exploration:
+                raise ConfigError("is outside [lowest_exploration, highest_exploration]", field=name)
+
+
+@dataclass(frozen=True)
+class PromptDecision:
+    """`probability` is that of being skipped. `reason` is one of a few fixed texts, for counting."""
+
+    skip: bool
+    probability: float
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskHistory:
+    """What is remembered of a task: its last observed outcome and how many groups in a row ended so."""
+
+    outcome: GroupOutcome | None = None
+    streak: int = 0
+    observed: int = 0
+    censored: int = 0
+
+    def after(self, outcome: GroupOutcome) -> TaskHistory:
+        if outcome is GroupOutcome.CENSORED:
+            return replace(self, censored=self.censored + 1)
+        streak = self.streak + 1 if outcome is self.outcome else 1
+        return replace(self, outcome=outcome, streak=streak, observed=self.observed + 1)
+
+
+class Greso:
+    """Ask `decide` before a group is started, tell `record` when it ended, call `adjust` after every iteration."""
+
+    def __init__(self, config: GresoConfig | None = None) -> None:
+        self.config = config or GresoConfig()
+        self.exploration = {
+            GroupOutcome.ALL_SUCCEED: self.config.easy_exploration,
+            GroupOutcome.ALL_FAIL: self.config.hard_exploration,
+        }
+        self._histories: dict[str, TaskHistory] = {}
+        self._played = dict.fromkeys(GroupOutcome, 0)  # since the last adjustment
+        self._predicting = False  # whether some task was asked about that has a history
+
+    def history(self, task: str) -> TaskHistory:
+        return self._histories.get(task, TaskHistory())
+
+    def skip_probability(self, task: str) -> float:
+        """1 - max(p^z, keep_at_least) after z equal zero-variance groups in a row; 0 without such a history."""
+        history = self.history(task)
+        if history.outcome is None or not history.outcome.zero_variance:
+            return 0.0
+        return 1 - max(self.exploration[history.outcome] ** history.streak, self.config.keep_at_least)
+
+    def decide(self, task: str, iteration: int) -> PromptDecision:
+        """Whether to skip the task in this iteration. The same question has the same answer."""
+        history = self.history(task)
+        self._predicting |= history.outcome is not None
+        if history.outcome is None:
+            return PromptDecision(False, 0.0, "no history")
+        if not history.outcome.zero_variance:
+            return PromptDecision(False, 0.0, "mixed before")
+        probability = self.skip_probability(task)
+        skip = seeds.generator(self.config.seed, "greso", task, iteration).random() < probability
+        return PromptDecision(skip, probability, f"{'predicted' if skip else 'explored'} {history.outcome.value}")
+
+    def record(self, task: str, rewards: Sequence[float | None]) -> GroupOutcome:
+        """Enter a finished group; None is a censored rollout, and all of a gated group are."""
+        outcome = group_outcome(rewards, success=self.config.success)
+        self._histories[task] = self.history(task).after(outcome)
+        self._played[outcome] += 1
+        return outcome
+
+    def adjust(self) -> None:
+        """End an iteration: explore less of a kind that is above its target share, more of one that is below.
+
+        Censored groups count neither way. Nothing moves while no task has come back, for then nothing was predicted.
+        """
+        targets = {
+            GroupOutcome.ALL_SUCCEED: self.config.easy_target,
+            GroupOutcome.ALL_FAIL: self.config.hard_target,
+        }
+        scored = sum(count for outcome, count in self._played.items() if outcome is not GroupOutcome.CENSORED)
+        if scored and self._predicting:
+            for outcome, target in targets.items():
+                step = self.config.adjustment * (-1 if self._played[outcome] / scored >= target else 1)
+                moved = self.exploration[outcome] + step
+                self.exploration[outcome] = min(
+                    max(moved, self.config.lowest_exploration), self.config.highest_exploration
+                )
+        self._played = dict.fromkeys(GroupOutcome, 0)
+        self._predicting = False
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON value that `from_json` restores exactly, in the middle of an iteration too."""
+        return {
+            "schema": SCHEMA,
+            "config": asdict(self.config),
+            "exploration": {outcome.value: p for outcome, p in self.exploration.items()},
+            "played": {outcome.value: count for outcome, count in self._played.items()},
+            "predicting": self._predicting,
+            "tasks": {task: asdict(history) for task, history in self._histories.items()},
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Greso:
+        if value.get("schema") != SCHEMA:
+            raise ConfigError(f"is {value.get('schema')!r}, not {SCHEMA!r}", field="schema")
+        restored = cls(from_mapping(GresoConfig, value["config"]))
+        restored.exploration = {GroupOutcome(name): p for name, p in value["exploration"].items()}
+        restored._played = {GroupOutcome(name): count for name, count in value["played"].items()}
+        restored._predicting = value["predicting"]
+        for task, row in value["tasks"].items():
+            outcome = None if row["outcome"] is None else GroupOutcome(row["outcome"])
+            restored._histories[task] = TaskHistory(**{**row, "outcome": outcome})
+        return restored
