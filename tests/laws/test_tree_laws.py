@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.messages import Message, ToolCall
-from turntree.core.tree import Decision, NodeKind, RolloutTree, StopReason
+from turntree.core.tree import REFILL, Decision, NodeKind, RolloutTree, StopReason
 
 tokens = st.lists(st.integers(0, 5), max_size=4).map(tuple)
 costs = st.builds(
@@ -86,7 +86,9 @@ class Growth(RuleBasedStateMachine):
     @rule(data=st.data(), number=st.floats(-1, 1))
     def decide(self, data, number) -> None:
         node = data.draw(st.integers(0, len(self.seen) - 1))
-        self.tree.record(Decision("gate", node, "stop", "converged", {"variance": number}))
+        saw = data.draw(st.none() | st.integers(0, len(self.seen) - 1))
+        action = data.draw(st.sampled_from(["fork", REFILL]))
+        self.tree.record(Decision("brancher", node, action, "torn", {"entropy": number}, saw))
 
     @precondition(lambda self: self.ended)
     @rule(data=st.data(), ids=tokens)
@@ -119,6 +121,29 @@ class Growth(RuleBasedStateMachine):
         assert self.tree.roots == tuple(node.id for node in self.tree if node.parent is None)
         below = [child for node in self.tree for child in self.tree.children(node.id)]
         assert sorted((*below, *self.tree.roots)) == list(range(len(self.tree)))
+
+    @invariant()
+    def every_sampled_node_lies_at_or_below_exactly_one_start(self) -> None:
+        starts = set(self.tree.starts())
+        for node in self.tree:
+            above = {n.id for n in self.tree.path(node.id)}
+            assert len(above & starts) == any(n.sampled for n in self.tree.path(node.id))
+        assert self.tree.refills() == {d.node for d in self.tree.decisions if d.action == REFILL} & starts
+
+    @invariant()
+    def sampling_forks_below_starts_and_never_above_them(self) -> None:
+        forks = set(self.tree.branch_points())
+        for node in self.tree:
+            below_a_start = any(n.sampled for n in self.tree.path(node.id))
+            assert (node.id in forks) == (below_a_start and len(self.tree.children(node.id)) > 1)
+
+    @invariant()
+    def a_fork_is_biased_iff_its_decision_saw_more_than_its_history(self) -> None:
+        biased = set(self.tree.biased_forks())
+        for fork in self.tree.branch_points():
+            history = {node.id for node in self.tree.path(fork)}
+            saw = {d.saw for d in self.tree.decisions if d.node == fork and d.saw is not None}
+            assert (fork in biased) == bool(saw - history)
 
     @invariant()
     def the_cost_of_the_tree_is_that_of_its_nodes_each_once(self) -> None:
@@ -187,9 +212,32 @@ def test_a_node_that_does_not_exist_is_an_error_everywhere(missing: int) -> None
         lambda: tree.stop(missing, StopReason.COMPLETED),
         lambda: tree.add(missing, NodeKind.OBSERVATION, ()),
         lambda: tree.record(Decision("gate", missing, "stop", "")),
+        lambda: tree.record(Decision("brancher", 0, "fork", "", saw=missing)),
     ):
         with pytest.raises(ValueError, match=f"has no node {missing}"):
             use()
+
+
+def test_the_fan_out_of_a_prompt_is_no_fork_and_a_refill_is_marked_where_it_starts() -> None:
+    tree = RolloutTree("task")
+    prompt = tree.add(None, NodeKind.PROMPT, (1,)).id
+    first, second, third = (tree.add(prompt, NodeKind.COMPLETION, (t,), logprobs=(0.0,)).id for t in (2, 3, 4))
+    tree.record(Decision("brancher", third, REFILL, "2 of 3 leaves used"))
+    seen = tree.add(first, NodeKind.OBSERVATION, (5,)).id
+    ends = [tree.add(seen, NodeKind.COMPLETION, (t,), logprobs=(0.0,)).id for t in (6, 7)]
+    assert tree.starts() == (first, second, third) and tree.refills() == {third}
+    assert tree.branch_points() == (seen,) and tree.biased_forks() == ()
+    tree.record(Decision("brancher", seen, "fork", "the incumbent was torn", saw=ends[0]))
+    assert tree.biased_forks() == (seen,)
+
+
+def test_a_tree_written_before_decisions_said_what_they_saw_can_be_read() -> None:
+    tree = RolloutTree("task")
+    tree.add(None, NodeKind.PROMPT, (1,))
+    tree.record(Decision("gate", 0, "stop", "converged"))
+    value = tree.to_json()
+    del value["decisions"][0]["saw"]
+    assert RolloutTree.from_json(value).decisions == tree.decisions
 
 
 def test_which_endings_censor() -> None:

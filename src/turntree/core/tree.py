@@ -76,15 +76,23 @@ class Node:
         return self.logprobs is not None
 
 
+REFILL = "refill"  # the action of the decision that marks a start which was added after outcomes had been seen
+
+
 @dataclass(frozen=True)
 class Decision:
-    """A branch or gate decision: what was decided, why, and the numbers it saw."""
+    """A branch or gate decision: what was decided, why, and the numbers it saw.
+
+    A fork is recorded at its branch point, a refill (`action=REFILL`) at the start that it added. `saw` is the deepest
+    node whose tokens or outcome the decision depended on, where that is not `node` or above it.
+    """
 
     actor: str
     node: int
     action: str
     reason: str
     numbers: dict[str, float] = field(default_factory=dict[str, float])
+    saw: int | None = None
 
 
 @dataclass(frozen=True)
@@ -178,6 +186,8 @@ class RolloutTree:
 
     def record(self, decision: Decision) -> None:
         self._check(decision.node)
+        if decision.saw is not None:
+            self._check(decision.saw)
         self._decisions.append(decision)
 
     def _check(self, node: int) -> None:
@@ -214,6 +224,49 @@ class RolloutTree:
     @property
     def decisions(self) -> tuple[Decision, ...]:
         return tuple(self._decisions)
+
+    def starts(self) -> tuple[int, ...]:
+        """The sampled nodes without a sampled node above them, in order of creation: where independent rollouts begin.
+
+        Rollouts of different starts are independent draws from what was given; those of one start share it and forked
+        later. That a prompt has several starts is no branching.
+        """
+        started: list[bool] = []
+        found: list[int] = []
+        for node in self._nodes:
+            above = node.parent is not None and started[node.parent]
+            started.append(above or node.sampled)
+            if node.sampled and not above:
+                found.append(node.id)
+        return tuple(found)
+
+    def refills(self) -> frozenset[int]:
+        """The starts that were added after outcomes had been seen; all others are initial."""
+        named = {decision.node for decision in self._decisions if decision.action == REFILL}
+        return frozenset(named.intersection(self.starts()))
+
+    def branch_points(self) -> tuple[int, ...]:
+        """The nodes at or below a start with several children: where sampling forked."""
+        inside: set[int] = set(self.starts())
+        for node in self._nodes:
+            if node.parent in inside:
+                inside.add(node.id)
+        return tuple(node for node in sorted(inside) if len(self._children[node]) > 1)
+
+    def biased_forks(self) -> tuple[int, ...]:
+        """The branch points that were chosen by what was sampled below them (`Decision.saw`).
+
+        Path weights are unbiased only where every fork was decided from the history up to it.
+        """
+        forks = set(self.branch_points())
+        seen_below = {
+            decision.node
+            for decision in self._decisions
+            if decision.node in forks
+            and decision.saw is not None
+            and all(node.id != decision.saw for node in self.path(decision.node))
+        }
+        return tuple(sorted(seen_below))
 
     def path(self, node: int) -> tuple[Node, ...]:
         """The nodes from the root down to `node`."""
