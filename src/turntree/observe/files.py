@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -47,23 +48,50 @@ def write_table(path: Path, header: dict[str, Any], rows: Iterable[dict[str, Any
     """A JSONL table: a header object that says what it is, then one row a line. Returns the number of rows."""
     count = 0
     with atomic_write(path) as handle:
-        for row in (header, *rows):
-            handle.write(json.dumps(row, ensure_ascii=False) + "\n")
+        for row in itertools.chain((header,), rows):
+            handle.write(json_line(row))
             count += 1
     return count - 1
 
 
+def json_line(row: dict[str, Any]) -> str:
+    """One line of a JSONL file. Text stays readable; only where it holds a lone surrogate, which a model can write
+    as an escape and UTF-8 cannot hold, all of it is escaped."""
+    text = json.dumps(row, ensure_ascii=False) + "\n"
+    return text if _encodable(text) else json.dumps(row) + "\n"
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def read_table(path: Path, schema: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The header and rows of a table of the given schema. Raises `InputError` naming file and line."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError as error:
-        raise InputError("no such file", path=path, hint=f"the stage before makes it ({schema})") from error
-    values = [parse_line(line, path, number) for number, line in enumerate(lines, start=1)]
-    found = values[0].get("schema") if values else None
+    header, rows = stream_table(path, schema)
+    return header, list(rows)
+
+
+def stream_table(path: Path, schema: str) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
+    """`read_table` with the rows one at a time. The header is checked at once, a row when it is reached."""
+    lines = _lines(path, schema)
+    header = next(lines, {})
+    found = header.get("schema")
     if found != schema:
         raise InputError(f"is {found!r}, not {schema!r}", path=path, line=1, field="schema", hint="name the right file")
-    return values[0], values[1:]
+    return header, lines
+
+
+def _lines(path: Path, schema: str) -> Iterator[dict[str, Any]]:
+    try:
+        with path.open(encoding="utf-8") as handle:
+            for number, line in enumerate(handle, start=1):
+                yield parse_line(line, path, number)
+    except FileNotFoundError as error:
+        raise InputError("no such file", path=path, hint=f"the stage before makes it ({schema})") from error
 
 
 def parse_line(text: str, path: Path, number: int) -> dict[str, Any]:
@@ -80,4 +108,5 @@ def parse_line(text: str, path: Path, number: int) -> dict[str, Any]:
 
 def file_hash(path: Path) -> str:
     """Short content hash, to name the input of a stage."""
-    return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, lambda: hashlib.blake2b(digest_size=8)).hexdigest()

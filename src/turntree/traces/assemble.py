@@ -13,9 +13,9 @@ from typing import Any, cast
 
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
+from turntree.observe.jsonl import located, parse_json
 from turntree.traces.candidates import skipped_turns
 from turntree.traces.formats.row import ChatRow, RowRefused, fingerprint
-from turntree.traces.jsonl import located, parse_json
 from turntree.traces.schema import Trace, check_message, tool_names
 
 NOT_TRAINED = "marked_not_trained"

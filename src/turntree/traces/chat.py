@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from turntree.core.errors import ConfigError, InputError
+from turntree.observe.jsonl import located
 from turntree.traces.assemble import Assembled, assemble
 from turntree.traces.candidates import skipped_turns
 from turntree.traces.formats.chat import UnknownKeys, read_chat_row
 from turntree.traces.formats.responses import read_responses_row
 from turntree.traces.formats.row import ChatRow, RowRefused, fingerprint
 from turntree.traces.formats.tau import read_simulation, read_taubench_run
-from turntree.traces.jsonl import located
 from turntree.traces.schema import Trace
 from turntree.traces.sources import SourceRow, source_rows
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from turntree.core.errors import InputError
-from turntree.traces.jsonl import parse_json, read_lines
+from turntree.observe.jsonl import parse_json, read_lines
 
 
 @dataclass(frozen=True)
