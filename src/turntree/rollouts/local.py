@@ -26,6 +26,14 @@ def render(state: TurnState, renderer: Renderer) -> Prompted:
     return Prompted(state, renderer.prompt(state.history, state.tools))
 
 
+def local_request(
+    item: Prompted, sampling: Sampling, *, seed: int, sample: int, occurrence: int = 0
+) -> GenerationRequest:
+    """The request for one sample at a state. Its draws depend on `seed`, the state's id and these numbers only."""
+    key = seeds.derive(seed, "local", item.state.id, occurrence, sample)
+    return GenerationRequest(prompt_ids=item.prompt_ids, sampling=sampling, seed=key)
+
+
 def sample_local(
     prompted: Sequence[Prompted],
     engine: Engine,
@@ -45,8 +53,7 @@ def sample_local(
         occurrence = occurrences.get(item.state.id, 0)
         occurrences[item.state.id] = occurrence + 1
         for sample in range(group_size):
-            key = seeds.derive(seed, "local", item.state.id, occurrence, sample)
-            requests.append(GenerationRequest(prompt_ids=item.prompt_ids, sampling=sampling, seed=key))
+            requests.append(local_request(item, sampling, seed=seed, sample=sample, occurrence=occurrence))
     completions = iter(engine.generate(requests))
     trees: list[RolloutTree] = []
     for item in prompted:
