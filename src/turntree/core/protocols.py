@@ -102,6 +102,7 @@ class Observation:
     messages: tuple[Message, ...]
     done: bool
     success: bool | None = None  # known once done
+    progress: float | None = None  # how far the task is done, in [0, 1], where the environment knows
 
 
 class Environment(Protocol):
@@ -153,7 +154,8 @@ class GroupProgress:
     """What a gate may see of a group in flight: its independent roots only (branched siblings share their prefix).
 
     One entry per rollout, in order of sample. `observations[i][t]` is what rollout i saw before its action t + 1
-    (index 0: the task itself). `progress` is an optional signal of the environment in [0, 1].
+    (index 0: the task itself). `progress` is an optional signal of the environment in [0, 1]. `iteration` tells the
+    groups of one task apart, so that what a gate draws at random is drawn anew in every iteration.
     """
 
     task_id: str
@@ -162,6 +164,7 @@ class GroupProgress:
     observations: tuple[tuple[str, ...], ...]
     finished: tuple[bool, ...]
     progress: tuple[float | None, ...]
+    iteration: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

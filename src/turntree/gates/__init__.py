@@ -1,1 +1,1 @@
-"""Gates: stop a group mid-rollout when it has nothing left to teach. No torch."""
+"""Floor 2: gates stop a group of rollouts that has nothing left to teach, and are calibrated on finished groups."""

@@ -1,0 +1,89 @@
+"""Gates made of gates: several checkpoints, an audited share, and the control that cuts at random."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from turntree.core import seeds
+from turntree.core.protocols import Gate, GateDecision, GroupProgress
+from turntree.gates.divergence import turns_reached, unable
+
+
+@dataclass(frozen=True)
+class AnyOf:
+    """Cuts as soon as one of its gates does: several checkpoints, or signals of several kinds.
+
+    Silent until then, or until all have decided; the numbers of gate i are called `i.name`.
+    """
+
+    gates: tuple[Gate, ...]
+
+    def __post_init__(self) -> None:
+        if not self.gates:
+            raise ValueError("needs at least one gate")
+
+    def decide(self, group: GroupProgress) -> GateDecision | None:
+        decisions = [gate.decide(group) for gate in self.gates]
+        known = [decision for decision in decisions if decision is not None]
+        numbers = {
+            f"{i}.{name}": value
+            for i, decision in enumerate(decisions)
+            if decision is not None
+            for name, value in decision.numbers.items()
+        }
+        first = next((decision for decision in known if decision.cut or decision.audited), None)
+        if first is not None:
+            return replace(first, numbers=numbers)
+        if len(known) == len(self.gates) and all(decision.final for decision in known):
+            return replace(known[-1], numbers=numbers)
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditedGate:
+    """Lets a random `share` of the groups that `gate` would cut run on to their end, marked `audited`.
+
+    Their outcomes are the only unbiased measure of the gate's precision while it is on (`GateMonitor`). The draw is
+    keyed by (seed, task, iteration) and blind to everything else, so each would-be cut is audited with probability
+    `share` independently of its outcome; an audited group stands for 1/share of them. The decision says the share.
+    """
+
+    gate: Gate
+    share: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"the audited share must be in (0, 1], not {self.share}")
+
+    def decide(self, group: GroupProgress) -> GateDecision | None:
+        decision = self.gate.decide(group)
+        if decision is None or not decision.cut:
+            return decision
+        numbers = {**decision.numbers, "audit_share": self.share}
+        draw = seeds.generator(self.seed, "gate audit", group.task_id, group.iteration).random()
+        audited = draw < self.share
+        return replace(decision, cut=not audited, audited=audited, final=True, numbers=numbers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomGate:
+    """The control: cuts a share `rate` of the groups that reach `turn`, at random, with the same rules otherwise."""
+
+    turn: int
+    rate: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.turn < 1:
+            raise ValueError(f"turn must be at least 1, not {self.turn}")
+        if not 0 <= self.rate <= 1:
+            raise ValueError(f"rate must be in [0, 1], not {self.rate}")
+
+    def decide(self, group: GroupProgress) -> GateDecision | None:
+        hopeless = unable(group)
+        if hopeless is not None or turns_reached(group) < self.turn:
+            return hopeless
+        cut = seeds.generator(self.seed, "random gate", group.task_id, group.iteration).random() < self.rate
+        numbers = {"turn": float(self.turn), "rate": self.rate}
+        return GateDecision(cut=cut, reason="drawn to be cut" if cut else "drawn to go on", numbers=numbers, final=True)

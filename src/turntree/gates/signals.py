@@ -1,0 +1,125 @@
+"""How much the rollouts of a group disagree after their first `turn` turns (Selective Rollout, appendix B).
+
+A signal is a plain function `(group, turn) -> float`; low values mean convergence. A rollout that took fewer than
+`turn` turns is padded with END, a symbol that equals itself and no action; padding deflates the distance of early
+finishers: two rollouts of two turns without a common action are 2/5 apart at turn 5. In a group of one nothing
+disagrees and every divergence is 0. Names and corner cases are those of the authors' code, so that their table can be
+read; where the paper says something else, the docstring tells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from itertools import combinations, pairwise
+
+import numpy as np
+from rapidfuzz.distance import Levenshtein
+from rapidfuzz.process import cdist
+
+from turntree.core.protocols import GroupProgress
+
+Signal = Callable[[GroupProgress, int], float]
+Prefix = tuple[str | None, ...]  # None is END
+
+
+def prefixes(group: GroupProgress, turn: int) -> list[Prefix]:
+    """The first `turn` actions of every rollout, padded with END (None) to exactly that length."""
+    return [actions[:turn] + (None,) * (turn - len(actions)) for actions in group.actions]
+
+
+def edit_distances(prefixes: Sequence[Prefix]) -> np.ndarray:
+    """Levenshtein distances between all pairs, in whole actions: a symmetric (G, G) array of integers."""
+    codes: dict[str | None, str] = {}
+    texts = ["".join(codes.setdefault(action, chr(len(codes))) for action in prefix) for prefix in prefixes]
+    return cdist(texts, texts, scorer=Levenshtein.distance, dtype=np.int64)
+
+
+def prefix_edit_distance_mean(group: GroupProgress, turn: int) -> float:
+    """d_K, the signal of the paper (section 3.2): Levenshtein distance over `turn`, mean over the pairs.
+
+    The longer of the two lengths, by which the paper divides, is always `turn` after padding. In [0, 1].
+    """
+    size = len(group.actions)
+    if size < 2:
+        return 0.0
+    return int(edit_distances(prefixes(group, turn)).sum()) / (size * (size - 1) * turn)
+
+
+def action_bigram_jaccard_mean(group: GroupProgress, turn: int) -> float:
+    """1 - |A & B| / |A | B| over the sets of consecutive action pairs, mean over the pairs of rollouts. In [0, 1].
+
+    Pairs with END count, (END, END) too; a pair of actions that occurs twice counts once; 0 at turn 1, where there is
+    no bigram.
+    """
+    sets = [frozenset(pairwise(prefix)) for prefix in prefixes(group, turn)]
+    return _mean([1 - len(a & b) / len(a | b) if a | b else 0.0 for a, b in combinations(sets, 2)])
+
+
+def unique_prefix_ratio(group: GroupProgress, turn: int) -> float:
+    """Distinct prefixes over the group size: in [1/G, 1]."""
+    return _distinct(prefixes(group, turn))
+
+
+def unique_action_ratio(group: GroupProgress, turn: int) -> float:
+    """Distinct actions of turn `turn` over the group size, END being one of them: in [1/G, 1]."""
+    return _distinct([prefix[-1] for prefix in prefixes(group, turn)])
+
+
+def action_entropy(group: GroupProgress, turn: int) -> float:
+    """Shannon entropy of the actions of turn `turn`, END being one of them, over log G (the paper does not mention
+    that division). In [0, 1]."""
+    size = len(group.actions)
+    if size < 2:
+        return 0.0
+    counts = Counter(prefix[-1] for prefix in prefixes(group, turn)).values()
+    return sum(count / size * math.log(size / count) for count in counts) / math.log(size)
+
+
+def obs_unique_ratio(group: GroupProgress, turn: int) -> float:
+    """Distinct observations over the group size, of what was seen *before* action `turn` (the paper's o_K reads like
+    the one after it); END where a rollout had ended before. In [1/G, 1]."""
+    return _distinct([seen[turn - 1] if len(seen) >= turn else None for seen in group.observations])
+
+
+def termination_fraction(group: GroupProgress, turn: int) -> float:
+    """tau_K: the share of rollouts that ended after fewer than `turn` turns (ending exactly there does not count).
+
+    No divergence: it is high in groups that were solved fast and low in those that fail, so a gate cuts *above* it.
+    """
+    ended = [done and len(actions) < turn for actions, done in zip(group.actions, group.finished, strict=True)]
+    return _mean(ended)
+
+
+def best_progress(group: GroupProgress, turn: int) -> float:
+    """The most progress that the environment reports of any rollout; NaN where it reports none.
+
+    Below a threshold nobody has got anywhere: the groups that fail along different paths, which no distance between
+    actions can tell from those still exploring (appendix D.2). It is what the environment says now, not at `turn`.
+    """
+    known = [value for value in group.progress if value is not None]
+    return max(known, default=math.nan)
+
+
+SIGNALS: dict[str, Signal] = {
+    signal.__name__: signal
+    for signal in (
+        prefix_edit_distance_mean,
+        action_bigram_jaccard_mean,
+        unique_prefix_ratio,
+        unique_action_ratio,
+        action_entropy,
+        obs_unique_ratio,
+        termination_fraction,
+    )
+}
+"""The seven in-group signals of appendix B, by the names that the authors' tables use."""
+
+
+def _distinct(values: Sequence[Hashable]) -> float:
+    return len(set(values)) / len(values)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0
