@@ -6,11 +6,14 @@ import math
 from collections.abc import Callable
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tiny_models import VOCAB_SIZE, tiny_model
-from turntree.core.completion import GenerationRequest, Sampling
-from turntree.core.errors import InputError
-from turntree.core.protocols import Engine
+from turntree.core.completion import Completion, GenerationRequest, Sampling
+from turntree.core.cost import NO_COST
+from turntree.core.errors import InputError, TurntreeError
+from turntree.core.protocols import Engine, StreamingEngine
 from turntree.core.seeds import generator
 from turntree.engines.hf import HFEngine
 from turntree.engines.requests import ContextOverflow
@@ -105,3 +108,112 @@ def test_a_prompt_that_is_empty_or_not_of_the_vocabulary_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=r"request 0 has an empty prompt or a token id outside 0\.\.383"):
         make().generate([GenerationRequest(prompt_ids=prompt_ids, sampling=Sampling(), seed=0)])
+
+
+# requests that come and go one by one
+
+
+@pytest.fixture(params=[scripted_engine])
+def streaming(request: pytest.FixtureRequest) -> StreamingEngine:
+    return request.param()
+
+
+def answer_of(completion: Completion | None) -> tuple[object, ...]:
+    assert completion is not None
+    return completion.token_ids, completion.finish, completion.policy_version
+
+
+def check_statistics(one: Completion, other: Completion) -> None:
+    assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+    assert one.entropies == pytest.approx(other.entropies, abs=1e-5)
+
+
+PROMPTS = [tuple(range(10, 10 + length)) for length in (1, 3, 12, 13, 20, 40)]
+CALLS = st.lists(
+    st.one_of(
+        st.tuples(st.just("submit"), st.integers(0, len(PROMPTS) - 1), st.integers(0, 9), st.integers(1, 9)),
+        st.tuples(st.just("cancel"), st.integers(0, 30)),
+        st.tuples(st.just("poll"), st.sampled_from([0, 0.001, None])),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(CALLS)
+def test_whatever_comes_and_goes_each_ticket_is_returned_once_with_its_own_answer(
+    streaming: StreamingEngine, calls: list[tuple]
+) -> None:
+    asked: dict[int, GenerationRequest] = {}
+    returned: dict[int, Completion] = {}
+    cancelled: set[int] = set()
+    tickets: list[int] = []
+
+    def poll(timeout: float | None) -> None:
+        finished = streaming.poll(timeout)
+        assert [end.ticket for end in finished] == sorted(end.ticket for end in finished)
+        assert finished or timeout is not None or not streaming.in_flight
+        for end in finished:
+            assert end.ticket not in returned
+            assert end.completion is not None
+            returned[end.ticket] = end.completion
+
+    for kind, *how in calls:
+        if kind == "submit":
+            which, seed, limit = how
+            request = GenerationRequest(
+                prompt_ids=PROMPTS[which], sampling=Sampling(max_tokens=limit), seed=seed, retain=seed % 2 == 0
+            )
+            tickets.append(streaming.submit(request))
+            asked[tickets[-1]] = request
+        elif kind == "poll":
+            poll(*how)
+        elif how[0] < len(tickets):
+            ticket = tickets[how[0]]
+            cost = streaming.cancel(ticket)
+            assert cost == NO_COST or ticket not in returned
+            cancelled |= {ticket} - set(returned)
+        assert streaming.in_flight == len(asked) - len(returned) - len(cancelled)
+    while streaming.in_flight:
+        poll(None)
+    assert streaming.poll() == []
+    assert tickets == sorted(set(tickets)), "tickets are in order of submission"
+    assert set(returned) == set(asked) - cancelled
+    for ticket, completion in returned.items():
+        (alone,) = streaming.generate([asked[ticket]])
+        assert answer_of(completion) == answer_of(alone)
+        check_statistics(completion, alone)
+        cost = completion.cost
+        assert cost.prefilled_tokens + cost.reused_tokens == len(asked[ticket].prompt_ids)
+        assert cost.decoded_tokens == len(completion.token_ids)
+
+
+def test_a_wave_between_submissions_leaves_what_is_in_flight_alone(streaming: StreamingEngine) -> None:
+    requests = wave()
+    tickets = [streaming.submit(request) for request in requests]
+    finished = streaming.poll(0)
+    together = [answer_of(completion) for completion in streaming.generate(requests)]
+    while streaming.in_flight:
+        finished += streaming.poll()
+    assert sorted(end.ticket for end in finished) == tickets
+    assert [answer_of(end.completion) for end in sorted(finished, key=lambda end: end.ticket)] == together
+
+
+def test_submitting_refuses_what_a_wave_would_refuse(streaming: StreamingEngine) -> None:
+    with pytest.raises(ContextOverflow, match="64 tokens"):
+        streaming.submit(GenerationRequest(prompt_ids=(10,) * CONTEXT, sampling=Sampling(), seed=0))
+    with pytest.raises(InputError, match="an empty prompt"):
+        streaming.submit(GenerationRequest(prompt_ids=(), sampling=Sampling(), seed=0))
+    assert streaming.in_flight == 0
+
+
+def test_weights_do_not_change_under_a_request_in_flight(streaming: StreamingEngine) -> None:
+    ticket = streaming.submit(wave()[0])
+    with pytest.raises(TurntreeError, match=r"weights changed while requests are in flight \(1\); poll or cancel"):
+        streaming.weights_changed(1)
+    streaming.cancel(ticket)
+    streaming.weights_changed(1)
+    streaming.submit(wave()[0])
+    (end,) = streaming.poll()
+    assert end.completion is not None
+    assert end.completion.policy_version == 1

@@ -8,7 +8,7 @@ import sys
 import pytest
 from plain_model import ask
 
-from turntree.core.errors import InputError
+from turntree.core.errors import InputError, TurntreeError
 from turntree.engines.scripted import ScriptedAnswer, ScriptedEngine
 
 
@@ -43,3 +43,53 @@ def test_statistics_may_be_scripted() -> None:
 def test_it_works_without_loading_torch() -> None:
     code = "import sys, turntree.engines.scripted; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def engine(**how) -> ScriptedEngine:
+    return ScriptedEngine(lambda prompt, seed: (*prompt, seed, 0), [0], vocab_size=100, **how)
+
+
+def tickets(finished) -> list[int]:
+    return [end.ticket for end in finished]
+
+
+def test_a_request_takes_as_many_steps_as_its_latency() -> None:
+    streaming = engine(latency=lambda request: request.seed)
+    assert [streaming.submit(ask((7,), seed)) for seed in (2, 1, 3, 1)] == [0, 1, 2, 3]
+    assert [tickets(streaming.poll(0)) for _ in range(3)] == [[1, 3], [0], [2]]
+    assert (streaming.in_flight, streaming.poll()) == (0, [])
+
+
+def test_poll_goes_on_until_something_is_finished() -> None:
+    streaming = engine(latency=lambda request: request.seed)
+    for seed in (5, 3):
+        streaming.submit(ask((7,), seed))
+    assert [tickets(streaming.poll()) for _ in range(2)] == [[1], [0]]
+
+
+def test_only_so_many_requests_are_admitted_at_once_in_order_of_submission() -> None:
+    streaming = engine(latency=lambda request: request.seed, max_batch_rows=2)
+    for seed in (3, 1, 1, 1):
+        streaming.submit(ask((7,), seed))
+    assert [tickets(streaming.poll(0)) for _ in range(4)] == [[1], [2], [0, 3], []]
+
+
+def test_a_cancelled_request_costs_the_steps_it_took_and_is_never_returned() -> None:
+    streaming = engine(latency=lambda request: 3, max_batch_rows=2)
+    for prompt in ((1, 2), (1, 2), (3,)):
+        streaming.submit(ask(prompt, 9))
+    assert streaming.poll(0) == []
+    payer, sharer, waiting, unknown = (streaming.cancel(ticket).counts() for ticket in (0, 1, 2, 7))
+    assert (payer["prefilled_tokens"], payer["reused_tokens"], payer["decoded_tokens"]) == (2, 0, 1), "a third of four"
+    assert (sharer["prefilled_tokens"], sharer["reused_tokens"], sharer["decoded_tokens"]) == (0, 2, 1)
+    assert not any((waiting | unknown).values())
+    assert (streaming.in_flight, streaming.poll()) == (0, [])
+
+
+def test_a_faulty_request_ends_with_its_reason_and_leaves_its_neighbours_alone() -> None:
+    streaming = engine(fault=lambda request: "no machine" if request.seed == 1 else None)
+    for seed in (0, 1, 2):
+        streaming.submit(ask((7,), seed))
+    assert [end.fault for end in streaming.poll()] == [None, "no machine", None]
+    with pytest.raises(TurntreeError, match="no machine"):
+        streaming.generate([ask((7,), 1)])

@@ -1,11 +1,12 @@
-"""What every engine refuses before it computes anything."""
+"""What every engine refuses before it computes anything, and how it charges what it computed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from turntree.core.completion import GenerationRequest
-from turntree.core.errors import InputError
+from turntree.core.cost import Cost
+from turntree.core.errors import InputError, TurntreeError
 
 
 class ContextOverflow(InputError):
@@ -27,3 +28,22 @@ def check_requests(requests: Sequence[GenerationRequest], *, vocab_size: int, ma
                 f"request {index} has an empty prompt or a token id outside 0..{vocab_size - 1}",
                 hint="render prompts with the tokenizer of this model",
             )
+
+
+def check_idle(in_flight: int) -> None:
+    """Raise `TurntreeError` while requests are in flight: a completion has one policy version."""
+    if in_flight:
+        raise TurntreeError(
+            f"the weights changed while requests are in flight ({in_flight}); poll or cancel them before"
+        )
+
+
+def cost_of(request: GenerationRequest, *, decoded: int, prefilled: int, seconds: float = 0.0) -> Cost:
+    """One model call: the positions of its prompt that were not prefilled for it were reused."""
+    return Cost(
+        turns=1,
+        decoded_tokens=decoded,
+        prefilled_tokens=prefilled,
+        reused_tokens=len(request.prompt_ids) - prefilled,
+        engine_seconds=seconds,
+    )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from turntree.core.completion import Completion, GenerationRequest
-from turntree.core.cost import Cost
-from turntree.core.errors import InputError
-from turntree.engines.requests import check_requests
+from turntree.core.completion import Completion, Finished, GenerationRequest
+from turntree.core.cost import NO_COST, Cost
+from turntree.core.errors import InputError, TurntreeError
+from turntree.engines.requests import check_idle, check_requests, cost_of
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,21 @@ class ScriptedAnswer:
 
 
 Answer = Callable[[tuple[int, ...], int], Sequence[int] | ScriptedAnswer]
+Latency = Callable[[GenerationRequest], int]
+Fault = Callable[[GenerationRequest], str | None]
 
 
 class ScriptedEngine:
-    """`core.protocols.Engine` whose completion of (prompt_ids, seed) is whatever `answer` returns.
+    """`core.protocols.StreamingEngine` whose completion of (prompt_ids, seed) is whatever `answer` returns.
 
     An answer is cut after its first stop token or after `max_tokens`; one that ends before either is an `InputError`,
-    because no model does that. Equal prompts of a wave are charged once, as a real engine would.
+    because no model does that. Equal prompts of a wave, or in flight together, are charged once, as a real engine
+    would.
+
+    Time is counted in steps, of which `poll(0)` takes one: a submitted request takes `latency(request)` of them from
+    its admission on (default and least: 1), at most `max_batch_rows` requests are admitted at once (default: any
+    number), and a request for which `fault` returns a reason ends with that reason instead of a completion (in
+    `generate`: a `TurntreeError`). With these a scheduler is tested under any interleaving, and every run is the same.
 
     >>> engine = ScriptedEngine(lambda prompt, seed: (7, 0), stop_ids={0}, vocab_size=10)
     """
@@ -41,10 +49,16 @@ class ScriptedEngine:
         vocab_size: int,
         policy_version: int = 0,
         max_context: int = 4096,
+        latency: Latency = lambda request: 1,
+        fault: Fault = lambda request: None,
+        max_batch_rows: int | None = None,
     ) -> None:
         self.stop_ids = frozenset(stop_ids)
         self.max_context = max_context
         self._answer, self._vocabulary, self._version = answer, vocab_size, policy_version
+        self._latency, self._fault, self._max_batch_rows = latency, fault, max_batch_rows
+        self._flying: dict[int, _Flight] = {}  # in order of submission; the admitted ones come first
+        self._submitted = 0
 
     @classmethod
     def from_scripts(
@@ -68,19 +82,70 @@ class ScriptedEngine:
         return self._version
 
     def weights_changed(self, policy_version: int) -> None:
+        check_idle(self.in_flight)
         self._version = policy_version
 
+    # waves
+
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
+        """Answer a wave, in order and at once, whatever is in flight."""
         check_requests(requests, vocab_size=self._vocabulary, max_context=self.max_context)
         charged: set[tuple[int, ...]] = set()
         completions: list[Completion] = []
         for request in requests:
-            new = 0 if request.prompt_ids in charged else len(request.prompt_ids)
-            charged.add(request.prompt_ids)
-            completions.append(self._complete(request, new))
+            outcome = self._outcome(request)
+            if isinstance(outcome, str):
+                raise TurntreeError(outcome)
+            completions.append(_charged(outcome, request, _new_tokens(request, charged)))
         return completions
 
-    def _complete(self, request: GenerationRequest, new: int) -> Completion:
+    # one by one
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flying)
+
+    def submit(self, request: GenerationRequest) -> int:
+        check_requests([request], vocab_size=self._vocabulary, max_context=self.max_context)
+        ticket, self._submitted = self._submitted, self._submitted + 1
+        self._flying[ticket] = _Flight(request, self._outcome(request), max(1, self._latency(request)))
+        return ticket
+
+    def cancel(self, ticket: int) -> Cost:
+        """The cost is the prompt, where no other request had paid for it, and the tokens that the steps taken are
+        worth."""
+        flight = self._flying.pop(ticket, None)
+        if flight is None or flight.prefilled is None:
+            return NO_COST
+        total = 0 if isinstance(flight.outcome, str) else len(flight.outcome.token_ids)
+        return cost_of(flight.request, decoded=total * flight.taken // flight.steps, prefilled=flight.prefilled)
+
+    def poll(self, timeout: float | None = None) -> list[Finished]:
+        """A step takes no time: any `timeout` but 0 is long enough for all the steps that it takes."""
+        finished: list[Finished] = []
+        while self._flying and not finished:
+            finished = self._step()
+            if timeout == 0:
+                break
+        return finished
+
+    def _step(self) -> list[Finished]:
+        """Admit what there is room for, then let every admitted request go on by one step."""
+        admitted = dict(list(self._flying.items())[: self._max_batch_rows])
+        charged = {flight.request.prompt_ids for flight in admitted.values() if flight.prefilled is not None}
+        for flight in admitted.values():
+            if flight.prefilled is None:
+                flight.prefilled = _new_tokens(flight.request, charged)
+            flight.taken += 1
+        ended = {ticket: flight for ticket, flight in admitted.items() if flight.taken == flight.steps}
+        for ticket in ended:
+            del self._flying[ticket]
+        return [flight.finished(ticket) for ticket, flight in ended.items()]
+
+    def _outcome(self, request: GenerationRequest) -> Completion | str:
+        """What the request will end with, not yet charged: a completion or a fault."""
+        if (fault := self._fault(request)) is not None:
+            return fault
         answer = self._answer(request.prompt_ids, request.seed)
         if not isinstance(answer, ScriptedAnswer):
             answer = ScriptedAnswer(tuple(answer))
@@ -99,10 +164,31 @@ class ScriptedEngine:
             entropies=(answer.entropies or (uniform,) * count)[:count],
             finish="stop" if stop is not None and stop < count else "length",
             policy_version=self._version,
-            cost=Cost(
-                turns=1,
-                decoded_tokens=count,
-                prefilled_tokens=new,
-                reused_tokens=len(request.prompt_ids) - new,
-            ),
         )
+
+
+@dataclass
+class _Flight:
+    """A submitted request: `taken` of its `steps`; `prefilled` is None until it is admitted."""
+
+    request: GenerationRequest
+    outcome: Completion | str
+    steps: int
+    taken: int = 0
+    prefilled: int | None = None
+
+    def finished(self, ticket: int) -> Finished:
+        if isinstance(self.outcome, str):
+            return Finished(ticket=ticket, fault=self.outcome)
+        return Finished(ticket=ticket, completion=_charged(self.outcome, self.request, self.prefilled or 0))
+
+
+def _charged(completion: Completion, request: GenerationRequest, prefilled: int) -> Completion:
+    return replace(completion, cost=cost_of(request, decoded=len(completion.token_ids), prefilled=prefilled))
+
+
+def _new_tokens(request: GenerationRequest, charged: set[tuple[int, ...]]) -> int:
+    """What the request's prompt costs when the prompts in `charged` are paid for; pays for it."""
+    new = 0 if request.prompt_ids in charged else len(request.prompt_ids)
+    charged.add(request.prompt_ids)
+    return new
