@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart test lint bench clean
+.PHONY: help install quickstart test test-alfworld lint bench clean
 help:  ## Show this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
 install: $(STAMP)  ## Install turntree and its tools into .venv
 
@@ -24,6 +24,10 @@ quickstart: install  ## The main job end to end on the embedded policy (about 6 
 
 test: install  ## The whole suite
 	$(BIN)/python -m pytest
+
+test-alfworld: install  ## Parity with the official ALFWorld package (installs it; about half an hour)
+	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[dev,alfworld]'
+	$(BIN)/python -m pytest tests/parity -s --timeout 7200
 
 lint: install  ## Style, types and floors
 	$(BIN)/ruff check src tests recipes benchmarks
