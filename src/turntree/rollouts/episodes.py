@@ -4,38 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from turntree.core import seeds
-from turntree.core.completion import Completion, GenerationRequest, Sampling
+from turntree.core.completion import Completion
 from turntree.core.cost import Cost
 from turntree.core.labels import Rewards
-from turntree.core.messages import Message
-from turntree.core.protocols import Engine, Environment, Renderer
+from turntree.core.protocols import Engine, Environment, Observation, Renderer
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
+from turntree.rollouts.live import (
+    Ending,
+    EpisodeConfig,
+    LiveRollout,
+    answer_tokens,
+    ending_of,
+    has_room,
+    no_room,
+    start_rollout,
+)
 
-
-@dataclass(frozen=True, kw_only=True)
-class EpisodeConfig:
-    """How long an episode may become. `max_context` bounds prompt plus completion, in tokens, beside the engine's."""
-
-    max_turns: int = 30
-    max_context: int = 4096
-    sampling: Sampling = field(default_factory=Sampling)
-
-
-@dataclass
-class _Live:
-    """One unfinished rollout: its environment, its conversation and the tokens that the engine has seen."""
-
-    tree: RolloutTree
-    sample: int
-    environment: Environment
-    leaf: int
-    messages: list[Message]
-    token_ids: tuple[int, ...]
-
+__all__ = ["EpisodeConfig", "grow"]
 
 Finished = Callable[[int], object]  # told how many rollouts ended
 
@@ -59,26 +47,26 @@ def grow(
     trees = [RolloutTree(environment.task_id) for environment in environments]
     verdicts: list[dict[int, Verdict]] = [{} for _ in trees]
     place = {id(tree): index for index, tree in enumerate(trees)}
-    live: list[_Live] = []
+    live: list[_Played] = []
     config = replace(config, max_context=min(config.max_context, engine.max_context))
     for tree, environment, found in zip(trees, environments, verdicts, strict=True):
         planted = _plant(tree, environment, renderer, group_size)
         root = tree.roots[0]
-        if len(tree[root].token_ids) + config.sampling.max_tokens > config.max_context:
-            tree.stop(root, StopReason.MAX_TOKENS)
-            found[root] = Verdict(0.0, f"the task alone leaves no room in {config.max_context} tokens of context")
-        else:
+        if has_room(tree[root].token_ids, config):
             live += planted
+        else:
+            tree.stop(root, no_room(config).stop)
+            found[root] = no_room(config).verdict
     while live:
-        requests = [_request(rollout, config, seed) for rollout in live]
-        completions = engine.generate(requests)
-        survivors: list[_Live] = []
-        for rollout, completion in zip(live, completions, strict=True):
-            verdict = _advance(rollout, completion, renderer, config)
-            if verdict is None:
-                survivors.append(rollout)
+        completions = engine.generate([played.rollout.request(config, seed) for played in live])
+        survivors: list[_Played] = []
+        for played, completion in zip(live, completions, strict=True):
+            ending, rollout = _advance(played, completion, renderer, config), played.rollout
+            if ending is None:
+                survivors.append(played)
             else:
-                verdicts[place[id(rollout.tree)]][rollout.leaf] = verdict
+                rollout.tree.stop(rollout.leaf, ending.stop)
+                verdicts[place[id(rollout.tree)]][rollout.leaf] = ending.verdict
         if finished is not None:
             finished(len(live) - len(survivors))
         live = survivors
@@ -88,49 +76,32 @@ def grow(
     return results
 
 
-def _plant(tree: RolloutTree, environment: Environment, renderer: Renderer, group_size: int) -> list[_Live]:
-    messages = list(environment.reset())
-    prompt_ids = renderer.prompt(messages, environment.tools)
-    root = tree.add(None, NodeKind.PROMPT, prompt_ids)
+@dataclass(frozen=True)
+class _Played:
+    rollout: LiveRollout
+    environment: Environment
+
+
+def _plant(tree: RolloutTree, environment: Environment, renderer: Renderer, group_size: int) -> list[_Played]:
+    task = Observation(environment.reset(), done=False)
+    prompt_ids = renderer.prompt(task.messages, environment.tools)
+    root = tree.add(None, NodeKind.PROMPT, prompt_ids).id
     return [
-        _Live(tree, sample, environment.fork(), root.id, list(messages), prompt_ids) for sample in range(group_size)
+        _Played(start_rollout(tree, root, (sample,), task, prompt_ids), environment.fork())
+        for sample in range(group_size)
     ]
 
 
-def _request(rollout: _Live, config: EpisodeConfig, seed: int) -> GenerationRequest:
-    turn = rollout.tree[rollout.leaf].turn
-    key = seeds.derive(seed, "episode", rollout.tree.task_id, rollout.sample, turn)
-    return GenerationRequest(prompt_ids=rollout.token_ids, sampling=config.sampling, seed=key, retain=True)
-
-
-def _advance(rollout: _Live, completion: Completion, renderer: Renderer, config: EpisodeConfig) -> Verdict | None:
-    """Append the completion, step the environment; the verdict if the rollout ended, else None."""
-    tree, environment = rollout.tree, rollout.environment
+def _advance(played: _Played, completion: Completion, renderer: Renderer, config: EpisodeConfig) -> Ending | None:
+    """Append the completion, step the environment; how the rollout ended, None if it goes on."""
+    rollout, environment = played.rollout, played.environment
     action = renderer.parse(completion.token_ids)
-    node = tree.add_completion(rollout.leaf, completion, action)
-    rollout.leaf = node.id
+    rollout.say(completion, action)
     started = time.perf_counter()
     try:
         observation = environment.step(action)
     except Exception as error:  # a bad rollout is data: the boundary to foreign code
-        return _stop(rollout, StopReason.ENVIRONMENT_ERROR, None, f"{type(error).__name__}: {error}")
+        return Ending(StopReason.ENVIRONMENT_ERROR, Verdict(None, f"{type(error).__name__}: {error}"))
     cost = Cost(tool_calls=1, environment_seconds=time.perf_counter() - started)
-    added = renderer.extend(
-        [*rollout.messages, action], observation.messages, environment.tools, stopped=completion.finish == "stop"
-    )
-    told = tree.add(node.id, NodeKind.OBSERVATION, added, message=observation.messages[-1], cost=cost)
-    rollout.leaf = told.id
-    rollout.messages += [action, *observation.messages]
-    rollout.token_ids = (*rollout.token_ids, *completion.token_ids, *added)
-    if observation.done:
-        return _stop(rollout, StopReason.COMPLETED, 1.0 if observation.success else 0.0, "the episode is over")
-    if node.turn >= config.max_turns:
-        return _stop(rollout, StopReason.MAX_TURNS, 0.0, f"{config.max_turns} turns")
-    if len(rollout.token_ids) + config.sampling.max_tokens > config.max_context:
-        return _stop(rollout, StopReason.MAX_TOKENS, 0.0, f"{config.max_context} tokens of context")
-    return None
-
-
-def _stop(rollout: _Live, reason: StopReason, reward: float | None, why: str) -> Verdict:
-    rollout.tree.stop(rollout.leaf, reason)
-    return Verdict(reward, why)
+    rollout.hear(observation, answer_tokens(rollout, observation, environment, renderer), cost)
+    return ending_of(rollout, observation, config)

@@ -1,0 +1,75 @@
+"""Environments of this process, stepped where they are called: no overhead, and no protection."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from turntree.core.messages import Message
+from turntree.core.protocols import Environment, Observation
+from turntree.environments.pool import Answer, Session, checked, reason_of, replay, start
+
+
+class InlinePool:
+    """`EnvironmentPool` for environments that answer in microseconds and can be trusted to return.
+
+    A call is made when it is asked for, and its answer waits for the next `poll`. An exception is a fault; an
+    endless loop is one nobody sees (use `ProcessPool`).
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[Session, Environment] = {}
+        self._answers: dict[Session, Answer] = {}
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._answers)
+
+    def open(self, environment: Environment) -> Session:
+        return Session(environment)
+
+    def fork(self, session: Session) -> Session:
+        twin = Session(session.environment, list(session.actions), list(session.answers))
+        if session in self._held:
+            self._held[twin] = self._held[session].fork()
+        return twin
+
+    def reset(self, session: Session) -> None:
+        self._call(session, start)
+
+    def step(self, session: Session, action: Message) -> None:
+        if self._call(session, lambda environment: checked(environment.step(action))):
+            session.actions.append(action)
+
+    def poll(self, timeout: float | None = None) -> list[Answer]:
+        answers, self._answers = list(self._answers.values()), {}
+        return answers
+
+    def close(self, session: Session) -> int:
+        self._held.pop(session, None)
+        given_up = self._answers.pop(session, None)
+        return given_up.calls if given_up else 0
+
+    def _call(self, session: Session, ask: Callable[[Environment], Observation]) -> bool:
+        """Make one call and keep its answer; whether it was an observation."""
+        started = time.perf_counter()
+        environment = self._held.pop(session, None)
+        replayed = 0 if environment is not None else max(0, len(session.answers) - 1)
+        try:
+            if environment is None:
+                environment = session.environment.fork()
+                replay(environment, session)
+            observation = ask(environment)
+        except Exception as error:  # a bad rollout is data: the boundary to foreign code
+            seconds = time.perf_counter() - started
+            answer = Answer(
+                session=session, fault=reason_of(error), calls=min(1, len(session.answers)), seconds=seconds
+            )
+        else:
+            self._held[session] = environment
+            session.answers.append(observation)
+            calls = replayed + (len(session.answers) > 1)
+            seconds = time.perf_counter() - started
+            answer = Answer(session=session, observation=observation, calls=calls, seconds=seconds)
+        self._answers[session] = answer
+        return answer.observation is not None

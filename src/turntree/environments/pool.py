@@ -1,0 +1,129 @@
+"""Sessions, calls and answers: what a pool of environments promises, wherever its environments live.
+
+A *session* is one episode as its pool sees it: where it started, what was done, what was answered. The environment
+that a pool keeps for a session is a cache of that record and nothing more: when it is lost (a worker died, a call
+failed half-way), the next call rebuilds it from `reset` and the recorded actions, and refuses it when it does not
+answer as it did before. So a fault costs a replay and never more, and a retry is the same call once more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from turntree.core.messages import ROLES, Message
+from turntree.core.protocols import Environment, Observation
+
+
+@dataclass(eq=False)
+class Session:
+    """One episode. `environment` is where it starts and is never stepped itself; `answers[0]` is what `reset` told,
+    `answers[t]` what action t was answered. Only its pool writes to it."""
+
+    environment: Environment
+    actions: list[Message] = field(default_factory=list[Message])
+    answers: list[Observation] = field(default_factory=list[Observation])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The end of one call: an observation (of a `reset`: the task), or the fault that kept it from coming.
+
+    `calls` counts the environment steps that were made for it, replayed ones included; `seconds` is how long they
+    took (of a call that was killed: until then).
+    """
+
+    session: Session
+    observation: Observation | None = None
+    fault: str | None = None
+    calls: int = 0
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if (self.observation is None) == (self.fault is None):
+            raise ValueError("an answer has either an observation or a fault")
+
+
+class EnvironmentPool(Protocol):
+    """Where environments are stepped, many at a time.
+
+    Laws (tests/contracts/test_environment_contract.py): every call of a session that is not closed is answered by
+    `poll` exactly once; what a session is answered depends on its own actions only; a call that failed may be made
+    again, and the session then goes on as if nothing had happened; no fault of one session is seen by another.
+    A session has at most one call unanswered.
+    """
+
+    @property
+    def in_flight(self) -> int:
+        """Calls made and not yet answered (those of closed sessions do not count)."""
+        ...
+
+    def open(self, environment: Environment) -> Session:
+        """A new episode of `environment`, which must not be used otherwise from now on. Computes nothing yet."""
+        ...
+
+    def fork(self, session: Session) -> Session:
+        """A second session that goes on from where `session` stands."""
+        ...
+
+    def reset(self, session: Session) -> None:
+        """Begin the episode; the answer is the task."""
+        ...
+
+    def step(self, session: Session, action: Message) -> None:
+        """Do `action`; the answer is what the environment says to it."""
+        ...
+
+    def poll(self, timeout: float | None = None) -> list[Answer]:
+        """The answers there are, waiting for at least one of them for up to `timeout` seconds (None: as long as it
+        takes); empty when nothing is in flight."""
+        ...
+
+    def close(self, session: Session) -> int:
+        """Forget a session. Returns how many environment calls are given up with it (1 while one is under way)."""
+        ...
+
+
+class EnvironmentFault(Exception):
+    """An environment did what no environment may do; the text says what."""
+
+
+def start(environment: Environment) -> Observation:
+    """`reset` as a checked observation."""
+    return checked(Observation(environment.reset(), done=False))
+
+
+def replay(environment: Environment, session: Session) -> None:
+    """Bring a fresh copy to where `session` stands. Raises `EnvironmentFault` when it answers differently: the
+    environment is not a function of its actions, and the conversation so far is not its own."""
+    for turn, answer in enumerate(session.answers):
+        again = start(environment) if turn == 0 else checked(environment.step(session.actions[turn - 1]))
+        if again != answer:
+            raise EnvironmentFault(f"a replay was answered differently at turn {turn}")
+
+
+def checked(observation: Any) -> Observation:
+    """`observation` if it is one; raises `EnvironmentFault` for garbage."""
+    if not isinstance(observation, Observation):
+        raise EnvironmentFault(f"answered {type(observation).__name__} instead of an observation")
+    messages: Any = observation.messages
+    if not isinstance(messages, tuple) or not messages or not all(map(_is_message, messages)):
+        raise EnvironmentFault("answered something that is not a message")
+    if not isinstance(observation.done, bool) or not isinstance(observation.success, bool | None):
+        raise EnvironmentFault("answered done or success that is neither true nor false")
+    return observation
+
+
+def _is_message(value: Any) -> bool:
+    return (
+        isinstance(value, Message)
+        and value.role in ROLES
+        and isinstance(value.content, str)
+        and isinstance(value.tool_calls, tuple)
+    )
+
+
+def reason_of(error: BaseException) -> str:
+    """A fault in one line."""
+    text = str(error) if isinstance(error, EnvironmentFault) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())[:500]

@@ -1,0 +1,134 @@
+"""A rollout that is not over: its place in the tree, its conversation, and the tokens that the engine has seen.
+
+What `episodes.grow` (waves) and `scheduler.Scheduler` (many groups in flight) do alike, so that both grow the same
+tree: what is asked, what is appended, and what ends a rollout.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from turntree.core import seeds
+from turntree.core.completion import Completion, GenerationRequest, Sampling
+from turntree.core.cost import Cost
+from turntree.core.messages import Message
+from turntree.core.protocols import Environment, Observation, Renderer
+from turntree.core.tree import NodeKind, RolloutTree, StopReason
+from turntree.core.verdict import Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeConfig:
+    """How long an episode may become. `max_context` bounds prompt plus completion, in tokens, beside the engine's."""
+
+    max_turns: int = 30
+    max_context: int = 4096
+    sampling: Sampling = field(default_factory=Sampling)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a rollout ended, and what that says about its reward."""
+
+    stop: StopReason
+    verdict: Verdict
+
+
+@dataclass(eq=False)
+class LiveRollout:
+    """One rollout of a group. `key` is its sample, followed by one number per branch it was forked at.
+
+    `nodes` are the nodes that it appended itself, in order. `actions`, `observations` and `progress` are what a gate
+    may see of it: `observations[0]` and `progress[0]` belong to the task.
+    """
+
+    key: tuple[int, ...]
+    tree: RolloutTree
+    leaf: int
+    messages: list[Message]
+    token_ids: tuple[int, ...]
+    nodes: list[int] = field(default_factory=list[int])
+    actions: list[str] = field(default_factory=list[str])
+    observations: list[str] = field(default_factory=list[str])
+    progress: list[float | None] = field(default_factory=list["float | None"])
+    stopped: bool = True  # whether the last completion ended with its stop token
+
+    @property
+    def turns(self) -> int:
+        """Turns that the environment has answered."""
+        return len(self.observations) - 1
+
+    def request(self, config: EpisodeConfig, seed: int) -> GenerationRequest:
+        """The next completion. Its draws depend on (seed, task, key, turn) only."""
+        turn = self.tree[self.leaf].turn
+        key = seeds.derive(seed, "episode", self.tree.task_id, *self.key, turn)
+        return GenerationRequest(prompt_ids=self.token_ids, sampling=config.sampling, seed=key, retain=True)
+
+    def say(self, completion: Completion, action: Message) -> None:
+        """Append what the policy sampled."""
+        self.leaf = self.tree.add_completion(self.leaf, completion, action).id
+        self.nodes.append(self.leaf)
+        self.messages.append(action)
+        self.token_ids = (*self.token_ids, *completion.token_ids)
+        self.stopped = completion.finish == "stop"
+        self.actions.append(text_of((action,)))
+
+    def hear(self, observation: Observation, added: tuple[int, ...], cost: Cost) -> None:
+        """Append what the environment answered."""
+        last = observation.messages[-1]
+        self.leaf = self.tree.add(self.leaf, NodeKind.OBSERVATION, added, message=last, cost=cost).id
+        self.nodes.append(self.leaf)
+        self.messages += observation.messages
+        self.token_ids = (*self.token_ids, *added)
+        self.observations.append(text_of(observation.messages))
+        self.progress.append(observation.progress)
+
+
+def start_rollout(
+    tree: RolloutTree, root: int, key: tuple[int, ...], task: Observation, token_ids: tuple[int, ...]
+) -> LiveRollout:
+    """An independent rollout of the task that `task` told."""
+    rollout = LiveRollout(key, tree, root, list(task.messages), token_ids)
+    rollout.observations.append(text_of(task.messages))
+    rollout.progress.append(task.progress)
+    return rollout
+
+
+def answer_tokens(
+    rollout: LiveRollout, observation: Observation, environment: Environment, renderer: Renderer
+) -> tuple[int, ...]:
+    """The tokens that `observation` adds to what the engine has seen."""
+    return renderer.extend(rollout.messages, observation.messages, environment.tools, stopped=rollout.stopped)
+
+
+def ending_of(rollout: LiveRollout, observation: Observation, config: EpisodeConfig) -> Ending | None:
+    """How the rollout ended with `observation`; None: it goes on. Limits are outcomes and are scored."""
+    if observation.done:
+        return Ending(StopReason.COMPLETED, Verdict(1.0 if observation.success else 0.0, "the episode is over"))
+    if rollout.turns >= config.max_turns:
+        return Ending(StopReason.MAX_TURNS, Verdict(0.0, f"{config.max_turns} turns"))
+    if not has_room(rollout.token_ids, config):
+        return Ending(StopReason.MAX_TOKENS, Verdict(0.0, f"{config.max_context} tokens of context"))
+    return None
+
+
+def has_room(token_ids: Sequence[int], config: EpisodeConfig) -> bool:
+    """Whether another completion fits the context."""
+    return len(token_ids) + config.sampling.max_tokens <= config.max_context
+
+
+def no_room(config: EpisodeConfig) -> Ending:
+    """The ending of a whole group whose task leaves no room for a completion."""
+    why = f"the task alone leaves no room in {config.max_context} tokens of context"
+    return Ending(StopReason.MAX_TOKENS, Verdict(0.0, why))
+
+
+def text_of(messages: Sequence[Message]) -> str:
+    """What was said, as one text: contents, and tool calls as `name {arguments}` with sorted keys."""
+    parts: list[str] = []
+    for message in messages:
+        parts += [message.content] if message.content else []
+        parts += [f"{call.name} {json.dumps(call.arguments, sort_keys=True)}" for call in message.tool_calls]
+    return "\n".join(parts)

@@ -1,0 +1,407 @@
+"""Many groups in flight: their rollouts share the engine's batch, and a place that becomes free is filled at once.
+
+The law (tests/laws/test_scheduler_laws.py): every task that was pulled comes back exactly once, as a tree in which
+every rollout has a named ending; with an engine whose completions depend on their requests only, the same seed gives
+the same trees whatever the interleaving (limits of wall-clock time aside); the costs in the trees sum up to what the
+engine charged; a censored leaf has no reward.
+
+Faults. A generation that failed is submitted again, seed and all; an environment call that failed is made again, the
+environment rebuilt from `reset` and the recorded actions (`environments.pool`). So a retry never throws sampled
+tokens away and never draws again. A rollout that has used up its retries ends with `ENGINE_ERROR` or
+`ENVIRONMENT_ERROR`, without a reward. An exception out of the engine itself (a diverged policy, a request that no
+engine may be asked) is not a fault of a rollout: it ends the run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeVar
+
+from turntree.core import seeds
+from turntree.core.completion import Finished
+from turntree.core.cost import Cost
+from turntree.core.errors import ConfigError
+from turntree.core.protocols import Environment, Gate, Observation, Renderer, StreamingEngine
+from turntree.core.tree import StopReason
+from turntree.core.verdict import Verdict
+from turntree.environments.inline import InlinePool
+from turntree.environments.pool import Answer, EnvironmentPool, Session
+from turntree.rollouts.groups import Group, GrownGroup, Key
+from turntree.rollouts.live import Ending, EpisodeConfig, LiveRollout, answer_tokens, ending_of, has_room, no_room
+
+Order = Literal["task", "completion"]
+
+T = TypeVar("T")
+
+_TICK = 0.005  # seconds the engine works on before the environments are looked at again
+_LONGEST_WAIT = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """`max_live_rollouts` rollouts are played at once, of as many tasks as that takes (rollouts of one task start in
+    order, and need not start together). A rollout that takes longer than `rollout_seconds` from its start, or whose
+    group takes longer than `group_seconds` from its first rollout's start, is cancelled. `max_retries` counts the
+    failed calls that are made again, of one rollout, engine and environment together.
+    """
+
+    episodes: EpisodeConfig = field(default_factory=EpisodeConfig)
+    group_size: int = 8
+    max_live_rollouts: int = 64
+    max_retries: int = 2
+    rollout_seconds: float = 1800.0
+    group_seconds: float = 3600.0
+
+    def __post_init__(self) -> None:
+        for name in ("group_size", "max_live_rollouts"):
+            if getattr(self, name) < 1:
+                raise ConfigError("must be at least 1", field=name)
+        for name in ("max_retries", "rollout_seconds", "group_seconds"):
+            if getattr(self, name) < 0:
+                raise ConfigError("must not be negative", field=name)
+
+
+@dataclass(kw_only=True)
+class Usage:
+    """What a scheduler did with its time, over all its runs. Seconds are wall-clock."""
+
+    seconds: float = 0.0  # while a run was being advanced (not while its caller held a group)
+    engine_seconds: float = 0.0  # of those, in the engine
+    gate_seconds: float = 0.0  # of those, in the gate
+    live_seconds: float = 0.0  # summed over rollouts: time with a place
+    request_seconds: float = 0.0  # summed over rollouts: time with a generation in flight
+    groups: int = 0
+    cut: int = 0
+    rollouts: int = 0
+    retries: int = 0
+    cancelled: int = 0  # rollouts given up for a limit of time
+    places: int = 0  # max_live_rollouts
+
+    @property
+    def busy_share(self) -> float:
+        """How full the engine's batch was: generations in flight over places, averaged over time."""
+        return self.request_seconds / (self.places * self.seconds) if self.seconds else 0.0
+
+
+class Scheduler:
+    """Plays tasks to their end on one engine.
+
+    `pool` steps the environments (default: in this process), `gate` may stop groups mid-rollout. It is asked about
+    turn t once all rollouts of the group have played t turns or ended before, for t = 1, 2, ..., and sees the group
+    as it was then, although faster rollouts may have gone on; so its decisions do not depend on the interleaving. A
+    cut cancels the group's generations in flight and frees their places at once.
+
+    >>> for group in Scheduler(engine, renderer, config).run(tasks, seed=0):  # doctest: +SKIP
+    ...     learn_from(group.tree, group.rewards)
+    """
+
+    def __init__(
+        self,
+        engine: StreamingEngine,
+        renderer: Renderer,
+        config: SchedulerConfig,
+        *,
+        pool: EnvironmentPool | None = None,
+        gate: Gate | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.engine, self.renderer, self.gate, self.clock = engine, renderer, gate, clock
+        self.pool: EnvironmentPool = pool if pool is not None else InlinePool()
+        max_context = min(config.episodes.max_context, engine.max_context)
+        self.config = replace(config, episodes=replace(config.episodes, max_context=max_context))
+        self.usage = Usage(places=config.max_live_rollouts)
+
+    def run(
+        self, tasks: Iterable[Environment], *, seed: int, iteration: int = 0, order: Order = "task"
+    ) -> Iterator[GrownGroup]:
+        """Play `group_size` rollouts of every task; yields each task once, in the order of the tasks or of their
+        completion. `tasks` is pulled from when a place is free, so it may be endless. Draws are keyed by (seed,
+        iteration, task, sample, turn); a task that comes again in one run draws anew.
+
+        Work goes on only while the caller asks for the next group. A caller that stops asking cancels what is in
+        flight, and the tasks of it do not come back. Raises `ValueError` while the engine is used by somebody else.
+        """
+        if self.engine.in_flight:
+            raise ValueError("the engine has requests in flight that are not this run's")
+        run = _Run(self, iter(tasks), seed, iteration)
+        held: dict[int, GrownGroup] = {}
+        following = 0
+        try:
+            for group in run.groups():
+                held[group.index] = group
+                while held and (order == "completion" or following in held):
+                    yield held.pop(following if order == "task" else group.index)
+                    following += 1
+        finally:
+            run.abandon()
+
+
+@dataclass(eq=False)
+class _Place:
+    """One of the rollouts that are played at once, and what it is waiting for: its ticket or its session's answer."""
+
+    group: Group
+    key: Key
+    session: Session
+    started: float
+    rollout: LiveRollout | None = None  # None until its environment told the task
+    ticket: int | None = None
+    failures: int = 0
+
+
+class _Run:
+    """The state of one `Scheduler.run`."""
+
+    def __init__(self, scheduler: Scheduler, tasks: Iterator[Environment], seed: int, iteration: int) -> None:
+        self._scheduler, self._config, self._usage = scheduler, scheduler.config, scheduler.usage
+        self._engine, self._pool, self._renderer = scheduler.engine, scheduler.pool, scheduler.renderer
+        self._tasks, self._seed, self._iteration = tasks, seed, iteration
+        self._pulled: Counter[str] = Counter()
+        self._groups: dict[Group, None] = {}  # in order of their begin
+        self._places: dict[_Place, None] = {}  # in order of their start
+        self._by_ticket: dict[int, _Place] = {}
+        self._by_session: dict[Session, _Place] = {}
+        self._touched: dict[Group, None] = {}  # something happened to them since they were settled
+        self._done: deque[GrownGroup] = deque()
+
+    def groups(self) -> Iterator[GrownGroup]:
+        """Every group, as soon as it is over."""
+        while True:
+            started = self._scheduler.clock()
+            self._admit()
+            working = bool(self._places)
+            if working:
+                self._advance()
+            self._usage.seconds += self._scheduler.clock() - started
+            while self._done:
+                yield self._done.popleft()
+            if not working:
+                return
+
+    def abandon(self) -> None:
+        """Leave nothing in flight."""
+        for place in list(self._places):
+            self._vacate(place)
+
+    # places
+
+    def _admit(self) -> None:
+        """Fill free places: first with the rollouts of the group begun last, then with new tasks."""
+        while len(self._places) < self._config.max_live_rollouts:
+            group = next(reversed(self._groups), None)
+            if group is None or group.started == group.size:
+                task = next(self._tasks, None)
+                if task is None:
+                    return
+                group = self._begin(task)
+            place = _Place(group, (group.started,), self._pool.open(group.task), self._scheduler.clock())
+            group.started += 1
+            self._places[place] = None
+            self._by_session[place.session] = place
+            self._usage.rollouts += 1
+            self._pool.reset(place.session)
+
+    def _begin(self, task: Environment) -> Group:
+        occurrence, again = self._pulled[task.task_id], self._iteration
+        self._pulled[task.task_id] += 1
+        seed = seeds.derive(self._seed, "again", again, occurrence) if again or occurrence else self._seed
+        group = Group(
+            index=self._pulled.total() - 1,
+            task=task,
+            size=self._config.group_size,
+            seed=seed,
+            iteration=self._iteration,
+            max_turns=self._config.episodes.max_turns,
+            begun=self._scheduler.clock(),
+        )
+        self._groups[group] = None
+        return group
+
+    def _vacate(self, place: _Place) -> None:
+        """Free a place, whatever it is waiting for. What is given up is charged to its rollout."""
+        del self._places[place]
+        del self._by_session[place.session]
+        place.group.charge(place.key, Cost(tool_calls=self._pool.close(place.session)))
+        if place.ticket is not None:
+            del self._by_ticket[place.ticket]
+            place.group.charge(place.key, self._engine.cancel(place.ticket))
+
+    # what happens
+
+    def _advance(self) -> None:
+        """Take in what the environments answered, then let the engine work until something is finished."""
+        while answers := self._pool.poll(0):
+            self._hear(answers)
+            self._admit()
+        if self._engine.in_flight:
+            self._say(self._timed(self._engine.poll, _TICK if self._pool.in_flight else self._patience()))
+        elif self._pool.in_flight:
+            self._hear(self._timed(self._pool.poll, self._patience()))
+        self._expire()
+
+    def _timed(self, poll: Callable[[float], list[T]], timeout: float) -> list[T]:
+        """Wait for one of the two, and account for the time."""
+        usage, requests, started = self._usage, self._engine.in_flight, self._scheduler.clock()
+        found = poll(timeout)
+        seconds = self._scheduler.clock() - started
+        usage.live_seconds += len(self._places) * seconds
+        usage.request_seconds += requests * seconds
+        usage.engine_seconds += seconds if requests else 0.0
+        return found
+
+    def _say(self, batch: list[Finished]) -> None:
+        """Append what the engine sampled and tell the environments."""
+        for finished in batch:
+            place = self._by_ticket.pop(finished.ticket)
+            place.ticket = None
+            assert place.rollout is not None
+            if finished.completion is None:
+                self._fail(place, StopReason.ENGINE_ERROR, finished.fault or "")
+                continue
+            action = self._renderer.parse(finished.completion.token_ids)
+            place.rollout.say(finished.completion, action)
+            self._pool.step(place.session, action)
+        self._settle()
+
+    def _hear(self, batch: list[Answer]) -> None:
+        """Append what the environments answered and ask the engine for the next turns."""
+        for answer in batch:
+            place = self._by_session.get(answer.session)
+            if place is None:  # the task leaves no room: an answer of this batch ended the group
+                continue
+            place.group.charge(place.key, Cost(tool_calls=answer.calls, environment_seconds=answer.seconds))
+            if answer.observation is None:
+                self._fail(place, StopReason.ENVIRONMENT_ERROR, answer.fault or "")
+            elif place.rollout is None:
+                self._plant(place, answer.observation)
+            else:
+                self._extend(place, place.rollout, answer.observation)
+        self._settle()
+
+    def _plant(self, place: _Place, told: Observation) -> None:
+        """Begin the rollout that was told its task; all rollouts of a group must be told the same."""
+        group, episodes = place.group, self._config.episodes
+        if group.told is None:
+            group.told = told
+            group.prompt_ids = self._renderer.prompt(told.messages, group.task.tools)
+        if group.told != told:
+            why = "reset told two rollouts of the group different tasks"
+            self._end(place, Ending(StopReason.ENVIRONMENT_ERROR, Verdict(None, why)))
+        elif not has_room(group.prompt_ids, episodes):
+            group.ending = no_room(episodes)
+            self._stop_playing(group)
+        else:
+            place.rollout = group.plant(place.key, told)
+            self._submit(place, place.rollout)
+
+    def _extend(self, place: _Place, rollout: LiveRollout, observation: Observation) -> None:
+        group = place.group
+        added = answer_tokens(rollout, observation, group.task, self._renderer)
+        rollout.hear(observation, added, group.settle(place.key))
+        self._touched[group] = None
+        ending = ending_of(rollout, observation, self._config.episodes)
+        if ending is None:
+            self._submit(place, rollout)
+        else:
+            self._end(place, ending)
+
+    def _submit(self, place: _Place, rollout: LiveRollout) -> None:
+        place.ticket = self._engine.submit(rollout.request(self._config.episodes, place.group.seed))
+        self._by_ticket[place.ticket] = place
+
+    def _fail(self, place: _Place, stop: StopReason, why: str) -> None:
+        """Make a failed call again, or end the rollout without a reward."""
+        place.failures += 1
+        if place.failures > self._config.max_retries:
+            return self._end(place, Ending(stop, Verdict(None, why)))
+        self._usage.retries += 1
+        place.group.record("scheduler", place.key, "retry", why, {"failures": place.failures})
+        if place.rollout is None:
+            self._pool.reset(place.session)
+        elif stop is StopReason.ENGINE_ERROR:
+            self._submit(place, place.rollout)
+        else:
+            self._pool.step(place.session, place.rollout.messages[-1])
+
+    # endings
+
+    def _end(self, place: _Place, ending: Ending) -> None:
+        self._vacate(place)
+        place.group.endings[place.key] = ending
+        self._touched[place.group] = None
+
+    def _stop_playing(self, group: Group) -> None:
+        for place in [place for place in self._places if place.group is group]:
+            self._vacate(place)
+        self._touched[group] = None
+
+    def _settle(self) -> None:
+        """Ask the gate about the groups that went on, and let go of those that are over.
+
+        After a whole batch of news, never in the middle of it: a cut must find every cost in its place.
+        """
+        touched, self._touched = self._touched, {}
+        for group in touched:
+            if group not in self._groups:
+                continue
+            self._consult(group)
+            if group.over:
+                del self._groups[group]
+                self._usage.groups += 1
+                self._done.append(group.grown(self._scheduler.clock()))
+
+    def _consult(self, group: Group) -> None:
+        """Ask the gate about every turn that the group has reached since it was last asked."""
+        gate = self._scheduler.gate
+        while gate is not None and not group.decided and group.ending is None and group.reached(group.asked + 1):
+            group.asked += 1
+            progress = group.progress(group.asked)
+            started = self._scheduler.clock()
+            decision = None if progress is None else gate.decide(progress)
+            self._usage.gate_seconds += self._scheduler.clock() - started
+            group.decided = progress is None or (decision is not None and (decision.final or decision.cut))
+            if decision is None:
+                continue
+            action = "cut" if decision.cut else "audit" if decision.audited else "continue"
+            group.record("gate", None, action, decision.reason, {"turn": group.asked, **decision.numbers})
+            if decision.cut:
+                group.cut = group.asked
+                self._usage.cut += 1
+                self._stop_playing(group)
+
+    def _expire(self) -> None:
+        """Cancel what takes too long."""
+        now, config = self._scheduler.clock(), self._config
+        for group in [*self._groups]:
+            if now - group.begun < config.group_seconds:
+                break
+            self._cancel([place for place in self._places if place.group is group], "group", config.group_seconds)
+            for sample in range(group.started, group.size):
+                group.endings[(sample,)] = _cancelled("group", config.group_seconds)
+            group.started = group.size
+        for place in [*self._places]:
+            if now - place.started < config.rollout_seconds:
+                break
+            self._cancel([place], "rollout", config.rollout_seconds)
+        self._settle()
+
+    def _cancel(self, places: list[_Place], what: str, limit: float) -> None:
+        for place in places:
+            ending = _cancelled(what, limit)
+            place.group.record("scheduler", place.key, "cancel", ending.verdict.reason, {"limit_seconds": limit})
+            self._usage.cancelled += 1
+            self._end(place, ending)
+
+    def _patience(self) -> float:
+        """Seconds until something may have to be cancelled."""
+        config = self._config
+        ends = [place.started + config.rollout_seconds for place in self._places]
+        ends += [group.begun + config.group_seconds for group in self._groups]
+        return min(_LONGEST_WAIT, max(0.0, min(ends) - self._scheduler.clock()))
+
+
+def _cancelled(what: str, limit: float) -> Ending:
+    return Ending(StopReason.CANCELLED, Verdict(None, f"the {what} took longer than {limit:g} seconds"))
