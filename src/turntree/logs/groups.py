@@ -9,9 +9,12 @@ from dataclasses import dataclass
 class LoggedRollout:
     """One rollout of a group. `reward` is None where it was censored or never written.
 
-    `actions` has one text per turn. `turn_tokens[t]` are the generated tokens of turn t + 1, `observations[t]` is what
-    was seen before action t + 1; both are None where the log does not say. `completed` is False where a turn or token
-    limit ended the rollout, None where unknown.
+    `actions` has one text per turn; it is empty where the log does not tell the turns apart. `turn_tokens[t]` are the
+    generated tokens of turn t + 1, `observations[t]` is what was seen before action t + 1; both are None where the log
+    does not say. `tokens` and `characters` are those of all that was generated, for logs that know no more.
+    `completed` is False where a turn or token limit ended the rollout, None where unknown; `stop` names the ending in
+    the log's own words. `forked`: it shares its first turns with an earlier rollout of the group, which paid for them
+    (their `turn_tokens` are 0 here); gates compare independent rollouts only.
     """
 
     actions: tuple[str, ...]
@@ -19,12 +22,24 @@ class LoggedRollout:
     completed: bool | None = None
     turn_tokens: tuple[int, ...] | None = None
     observations: tuple[str, ...] | None = None
+    tokens: int | None = None
+    characters: int | None = None
+    stop: str | None = None
+    forked: bool = False
 
     def __post_init__(self) -> None:
         for name in ("turn_tokens", "observations"):
             values = getattr(self, name)
             if values is not None and len(values) != len(self.actions):
                 raise ValueError(f"{len(values)} {name} for {len(self.actions)} actions")
+
+    @property
+    def turns(self) -> int | None:
+        return len(self.actions) or None
+
+    @property
+    def generated_tokens(self) -> int | None:
+        return self.tokens if self.turn_tokens is None else sum(self.turn_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +51,10 @@ class LoggedGroup:
     rollouts: tuple[LoggedRollout, ...]
     iteration: int | None = None
     task_type: str | None = None
+
+    @property
+    def rewards(self) -> tuple[float | None, ...]:
+        return tuple(rollout.reward for rollout in self.rollouts)
 
     @property
     def scored(self) -> tuple[float, ...]:

@@ -1,0 +1,98 @@
+"""turntree's own rollout log, `rollouts.jsonl` of a run directory: one finished group a line, appended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from turntree.core.config import from_mapping
+from turntree.core.errors import InputError
+from turntree.core.labels import Rewards
+from turntree.core.tree import Node, RolloutTree, StopReason
+from turntree.logs.actions import action_text
+from turntree.logs.groups import LoggedGroup, LoggedRollout
+from turntree.logs.report import ReadReport
+from turntree.logs.rows import ReadConfig
+from turntree.observe import jsonl
+
+SCHEMA = "turntree.rollouts/1"
+FILE_NAME = "rollouts.jsonl"
+
+
+def append_groups(path: Path, groups: Iterable[LoggedGroup]) -> None:
+    """Write finished groups at the end of a rollout log. A line that a crash cut off is counted when it is read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as handle:
+        for group in groups:
+            handle.write(json.dumps(group_to_json(group), ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def group_to_json(group: LoggedGroup) -> dict[str, Any]:
+    """What is unknown is left out; a censored reward is null."""
+    rollouts = [
+        {
+            key: value
+            for key, value in asdict(rollout).items()
+            if key == "reward" or (value is not None and value is not False)
+        }
+        for rollout in group.rollouts
+    ]
+    known = {key: value for key, value in vars(group).items() if value is not None}
+    return {"schema": SCHEMA, **known, "rollouts": rollouts}
+
+
+def group_from_json(value: dict[str, Any]) -> LoggedGroup:
+    """`group_from_json(group_to_json(group)) == group`. Raises `InputError` for another schema or unknown fields."""
+    if value.get("schema") != SCHEMA:
+        raise InputError(f"is {value.get('schema')!r}, not {SCHEMA!r}", field="schema")
+    return from_mapping(LoggedGroup, {key: field for key, field in value.items() if key != "schema"})
+
+
+def group_from_tree(
+    tree: RolloutTree, rewards: Rewards, *, id: str, iteration: int | None = None, task_type: str | None = None
+) -> LoggedGroup:
+    """The leaves of a finished tree as rollouts. A turn that several leaves share is paid for by the first."""
+    paid: set[int] = set()
+    rollouts = [_rollout(tree, leaf, rewards.of(leaf), paid) for leaf in tree.leaves()]
+    return LoggedGroup(id=id, task=tree.task_id, rollouts=tuple(rollouts), iteration=iteration, task_type=task_type)
+
+
+def _rollout(tree: RolloutTree, leaf: int, reward: float | None, paid: set[int]) -> LoggedRollout:
+    turns: list[tuple[Node, str]] = []
+    seen: list[str] = []
+    for node in tree.path(leaf):
+        if node.sampled:
+            turns.append((node, "\n".join(seen)))
+            seen = []
+        elif node.message is not None:
+            seen.append(node.message.content)
+    new = [node.id not in paid for node, _ in turns]
+    paid.update(node.id for node, _ in turns)
+    stop = tree.stop_reason(leaf)
+    return LoggedRollout(
+        actions=tuple("" if node.message is None else action_text(node.message) for node, _ in turns),
+        reward=reward,
+        completed=None if stop is None or stop.censors else stop is StopReason.COMPLETED,
+        turn_tokens=tuple(len(node.token_ids) if fresh else 0 for (node, _), fresh in zip(turns, new, strict=True)),
+        observations=tuple(before for _, before in turns),
+        stop=None if stop is None else stop.value,
+        forked=not all(new),
+    )
+
+
+def read_groups(paths: Sequence[Path], config: ReadConfig, report: ReadReport) -> Iterator[LoggedGroup]:
+    for path in paths:
+        report.files += 1
+        for number, line in jsonl.read_lines(path):
+            report.lines += 1
+            try:
+                group = group_from_json(jsonl.parse_json(line))
+            except InputError as error:
+                report.drop(f"a line that is no finished group ({error})", path, number)
+                continue
+            report.groups += 1
+            report.rollouts += len(group.rollouts)
+            yield group

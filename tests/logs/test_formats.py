@@ -1,0 +1,226 @@
+"""Logs of five frameworks come out as the same groups; what cannot be read is counted."""
+
+import json
+import lzma
+import math
+from pathlib import Path
+
+import pytest
+
+from turntree.core.errors import InputError
+from turntree.logs.read import LogFormat, open_log
+from turntree.logs.rows import ReadConfig
+
+
+def write(path: Path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def read(path, form=None, **config):
+    log = open_log([path], form, ReadConfig(**config))
+    return list(log), log.report
+
+
+def verl_dump(folder, step, groups, **extra):
+    """One file of `RayPPOTrainer._write_generations`: `groups` maps a prompt to (output, score) pairs."""
+    rows = [
+        {"input": prompt, "output": output, "gts": None, "score": score, "step": step, **extra}
+        for prompt, rollouts in groups.items()
+        for output, score in rollouts
+    ]
+    return write(folder / f"{step}.jsonl", rows)
+
+
+class TestVerl:
+    def test_rollouts_of_one_prompt_in_one_step_are_a_group_and_the_prompt_is_the_task(self, tmp_path):
+        verl_dump(tmp_path, 2, {"p": [("a", 1.0), ("b", 0.0)], "q": [("c", 0.0), ("d", 0.0)]})
+        verl_dump(tmp_path, 10, {"p": [("a", 1.0), ("a", 1.0)]})
+        groups, report = read(tmp_path)
+        assert [(g.iteration, g.rewards) for g in groups] == [(2, (1.0, 0.0)), (2, (0.0, 0.0)), (10, (1.0, 1.0))]
+        assert groups[0].task == groups[2].task != groups[1].task
+        assert report.to_json() | {"format": "verl", "files": 2, "rollouts": 6, "dropped": {}} == report.to_json()
+
+    def test_the_uid_of_trainer_v1_tells_two_groups_with_one_prompt_apart(self, tmp_path):
+        rows = [
+            {"input": "p", "output": "o", "score": float(i), "step": 1, "uid": f"{uid}_{i}_0"}
+            for uid in ("u_1", "u_2")
+            for i in range(2)
+        ]
+        groups, _ = read(write(tmp_path / "1.jsonl", rows))
+        assert [g.rewards for g in groups] == [(0.0, 1.0), (0.0, 1.0)] and len({g.task for g in groups}) == 1
+
+    def test_turns_are_unknown_until_the_user_says_what_separates_them(self, tmp_path):
+        text = "look\nuser\n<tool_response>\ndark\n</tool_response>\nassistant\ngo north"
+        path = verl_dump(tmp_path, 1, {"p": [(text, 1.0), ("look", 0.0)]})
+        (group,), _ = read(path)
+        assert group.rollouts[0].turns is None and group.rollouts[0].characters == len(text)
+        (group,), _ = read(path, turn_separator=r"\nuser\n.*?\nassistant\n")
+        assert group.rollouts[0].actions == ("look", "go north") and group.rollouts[1].actions == ("look",)
+        assert group.rollouts[0].observations == ("", text[4:-8])
+        assert group.rollouts[0].characters == len("look") + len("go north")  # what was generated, not what was read
+
+    def test_a_score_that_is_nan_is_censored_and_another_column_can_be_the_reward(self, tmp_path):
+        path = verl_dump(tmp_path, 1, {"p": [("a", math.nan), ("b", 1.0)]}, acc=0.5)
+        assert read(path)[0][0].rewards == (None, 1.0)
+        assert read(path, rewards=("acc", "score"))[0][0].rewards == (0.5, 1.5)
+
+
+def trl_table(folder, step, rows, columns=("reward_a",)):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    names = ["prompt", "completion", *columns, "advantage"]
+    table = {name: [row[i] for row in rows] for i, name in enumerate(names)}
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"completions_{step:05d}.parquet"
+    parquet.write_table(pyarrow.table({"step": [step] * len(rows), **table}), path)
+    return path
+
+
+class TestTrl:
+    def test_reward_functions_are_summed_and_the_advantages_confirm_it(self, tmp_path):
+        rows = [
+            ("p", "x", 1.0, 0.0, 0.7),
+            ("p", "y", 0.0, 0.5, -0.7),
+            ("q", "z", 1.0, 0.0, 0.0),
+            ("q", "w", 0.0, 1.0, 0.0),
+        ]
+        trl_table(tmp_path / "completions", 5, rows, ("accuracy_reward", "format_reward"))
+        groups, report = read(tmp_path)
+        assert [(g.iteration, g.rewards) for g in groups] == [(5, (1.0, 0.5)), (5, (1.0, 1.0))]
+        assert report.notes and "accuracy_reward, format_reward" in next(iter(report.notes))
+
+    def test_columns_that_do_not_explain_the_advantages_are_refused_by_name(self, tmp_path):
+        rows = [("p", "x", 1.0, 3.0, 0.0), ("p", "y", 1.0, 4.0, 0.0)]
+        path = trl_table(tmp_path, 1, rows, ("reward", "length"))
+        with pytest.raises(InputError, match=r"not those of the sum of reward, length.*--reward"):
+            read(path)
+        assert read(path, rewards=("reward",))[0][0].rewards == (1.0, 1.0)
+
+    def test_a_batch_that_is_logged_again_is_dropped_and_counted(self, tmp_path):
+        rows = [("p", "x", 1.0, 1.0), ("p", "y", 0.0, -1.0)]
+        for step in (1, 2, 3):
+            trl_table(tmp_path, step, rows if step < 3 else rows[::-1])
+        groups, report = read(tmp_path)
+        assert [g.iteration for g in groups] == [1, 3]
+        assert report.dropped == {"the generation batch of the step before, logged again": 2}
+
+    def test_a_reward_function_that_does_not_apply_is_left_out_and_none_at_all_is_censored(self, tmp_path):
+        rows = [("p", "x", None, 1.0, 0.7), ("p", "y", None, 0.0, -0.7), ("p", "z", None, None, 0.0)]
+        assert read(trl_table(tmp_path, 1, rows, ("a", "b")))[0][0].rewards == (1.0, 0.0, None)
+
+    def test_the_tables_of_wandb_have_the_same_columns(self, tmp_path):
+        table = {"columns": ["step", "prompt", "completion", "r", "advantage"], "data": [[1, "p", "x", 1.0, 0.0]] * 2}
+        (tmp_path / "completions_1_a.table.json").write_text(json.dumps(table))
+        assert read(tmp_path)[0][0].rewards == (1.0, 1.0)
+
+
+class TestNemoGym:
+    def test_real_rollouts_of_one_task_are_one_group(self, shared_data):
+        path = shared_data / "nemo_gym" / "responses_api_agents__anyswe_agent__data__example_rollouts_hermes.jsonl.xz"
+        (group,), report = read(path)
+        assert report.format == "nemo-gym" and group.rewards == (0.0, 1.0, 0.0, 0.0, 1.0)
+        assert group.rollouts[0].actions[0].startswith("terminal({")
+        assert {rollout.generated_tokens for rollout in group.rollouts} == {None}  # its usage is all zeros
+
+    def test_every_turn_is_a_run_of_model_items(self, shared_data):
+        name = "responses_api_agents__mini_swe_agent_2__data__example_rollouts.jsonl.xz"
+        groups, _ = read(shared_data / "nemo_gym" / name)
+        with lzma.open(shared_data / "nemo_gym" / name, "rt") as lines:
+            items = [json.loads(line)["response"]["output"] for line in lines]
+        for group, output in zip(groups, items, strict=True):
+            answered = ["function_call_output" in item["type"] for item in output]
+            starts = sum(a and not b for a, b in zip([True, *answered], [*answered, True], strict=True))
+            assert group.rollouts[0].turns == starts
+        assert "\n" in groups[0].rollouts[0].actions[0]  # two calls in one turn
+
+    @pytest.mark.parametrize("mark", [{"mask_sample": True}, {"instance_config": {"mask_sample": True}}])
+    def test_a_masked_rollout_is_censored_whatever_its_reward(self, tmp_path, mark):
+        row = {"response": {"output": []}, "reward": 1.0, "_ng_task_index": 3}
+        (group,), _ = read(write(tmp_path / "r.jsonl", [row | mark, row]))
+        assert group.rewards == (None, 1.0) and group.rollouts[0].stop == "masked"
+
+    def test_files_are_iterations_in_natural_order(self, tmp_path):
+        for number, reward in ((9, 0.0), (10, 1.0)):
+            row = {"response": {"output": []}, "reward": reward, "_ng_task_index": 0}
+            write(tmp_path / f"step_{number}.jsonl", [row, row])
+        assert [(g.iteration, g.rewards[0]) for g in read(tmp_path)[0]] == [(0, 0.0), (1, 1.0)]
+
+
+class TestGeneric:
+    def test_everything_that_the_documentation_names_is_read(self, tmp_path):
+        row = {
+            "group": "g",
+            "task": "t",
+            "iteration": 4,
+            "task_type": "pick",
+            "reward": 1,
+            "actions": ["look", "go"],
+            "turn_tokens": [3, 4],
+            "observations": ["task", "room"],
+            "completed": False,
+            "stop": "max_turns",
+        }
+        (group,), _ = read(write(tmp_path / "log.jsonl", [row]))
+        (rollout,) = group.rollouts
+        assert (group.id, group.task, group.iteration, group.task_type) == ("4/g", "t", 4, "pick")
+        assert (rollout.actions, rollout.generated_tokens, rollout.completed) == (("look", "go"), 7, False)
+        assert (rollout.observations, rollout.stop, rollout.reward) == (("task", "room"), "max_turns", 1.0)
+
+    def test_scattered_rollouts_find_their_group_and_a_name_may_come_back_in_a_later_iteration(self, tmp_path):
+        rows = [
+            {"group": g, "iteration": i, "reward": r}
+            for i, g, r in [(1, "a", 0), (0, "b", 1), (1, "a", 1), (0, "a", 0)]
+        ]
+        groups, _ = read(write(tmp_path / "log.jsonl", rows))
+        assert [(g.id, g.rewards) for g in groups] == [("0/b", (1.0,)), ("0/a", (0.0,)), ("1/a", (0.0, 1.0))]
+        assert [g.task for g in groups] == ["b", "a", "a"]
+
+    @pytest.mark.parametrize(
+        ("line", "reason"),
+        [
+            ('{"group": "a", "reward": 1', "not JSON"),
+            ("[1]", "not a JSON object"),
+            ({"group": "a"}, "no field 'reward'"),
+            ({"reward": 1.0, "group": None}, "no text in field 'group'"),
+            ({"group": "a", "reward": "high"}, "field 'reward' is not a number"),
+            ({"group": "a", "reward": 1, "actions": "go"}, "field 'actions' is not a list of texts"),
+            ({"group": "a", "reward": 1, "actions": ["go"], "turn_tokens": [1, 2]}, "lists of different lengths"),
+            (
+                {"group": "a", "reward": 1, "actions": ["go"], "turn_tokens": [-1]},
+                "field 'turn_tokens' is not a list of whole numbers",
+            ),
+        ],
+    )
+    def test_a_line_that_cannot_be_read_is_counted_by_its_reason(self, tmp_path, line, reason):
+        path = write(tmp_path / "log.jsonl", [{"group": "a", "reward": None}, line])
+        (group,), report = read(path)
+        assert group.rewards == (None,)
+        assert report.dropped == {reason: 1} and report.first == {reason: f"{path}:2"}
+        assert report.lines == 2 and report.rollouts == 1
+
+
+class TestRecognition:
+    def test_unclear_and_unknown_lines_end_in_one_line_that_says_what_to_do(self, tmp_path):
+        both = {"group": "g", "reward": 0.0, "response": {}}
+        with pytest.raises(InputError, match=r":1: could be nemo-gym or generic .*give --format"):
+            read(write(tmp_path / "a.jsonl", [both]))
+        with pytest.raises(InputError, match=r":1: is no rollout log that is known \(its fields: x\)"):
+            read(write(tmp_path / "b.jsonl", [{"x": 1}]))
+        with pytest.raises(InputError, match="no JSON object"):
+            read(write(tmp_path / "c.jsonl", ["["]))
+        with pytest.raises(InputError, match="is empty"):
+            read(write(tmp_path / "d.jsonl", []))
+        assert read(tmp_path / "a.jsonl", LogFormat.GENERIC)[0][0].rewards == (0.0,)
+
+    def test_a_log_of_which_nothing_can_be_read_is_an_error_that_names_the_first_line(self, tmp_path):
+        path = write(tmp_path / "a.jsonl", [{"group": "a", "reward": "x"}])
+        with pytest.raises(InputError, match=r"a\.jsonl:1: holds no rollout .*not a number.*read as generic"):
+            read(path)
+
+    def test_missing_paths_and_empty_folders_are_named(self, tmp_path):
+        with pytest.raises(InputError, match="does not exist"):
+            read(tmp_path / "nowhere")
+        with pytest.raises(InputError, match="holds no log"):
+            read(tmp_path)
