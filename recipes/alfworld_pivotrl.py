@@ -39,8 +39,8 @@ from turntree.training.sft import SFTConfig
 COMMAND = Sampling(temperature=1.0, max_tokens=24)
 SELECTIONS = {
     "pivots": SelectConfig(threshold=0.6),  # the paper's filter
-    "balanced": SelectConfig(threshold=1.0, max_per_kind=0.4),  # every mixed turn, no kind above 40%
-    "random": SelectConfig(threshold=1.0, max_per_kind=0.4, rule="random"),  # as many as `balanced`, drawn blindly
+    "balanced": SelectConfig(threshold=1.0, max_per_kind=0.25),  # every mixed turn, no kind above a quarter
+    "random": SelectConfig(threshold=1.0, max_per_kind=0.25, rule="random"),  # as many as `balanced`, drawn blindly
 }
 # arm -> (selection, verifier; None: the functional one of the profile)
 ARMS = {
@@ -52,17 +52,17 @@ ARMS = {
 TITLES = {
     "base": "base",
     "sft": "SFT, same data",
-    "pivotrl": "PivotRL (lambda 1, 40% a kind)",
+    "pivotrl": "PivotRL (lambda 1, no kind above a quarter)",
     "random": "without filtering (random turns)",
     "strict": "without functional reward (strict)",
     "filter": "PivotRL, the paper's filter (lambda 0.6)",
 }
 TRAIN = PivotConfig(
-    steps=60,
+    steps=40,
     states=32,
     group_size=8,
     sampling=COMMAND,
-    loss=LossConfig(kl_coefficient=0.02),
+    loss=LossConfig(kl_coefficient=0.1),
     optimizer=OptimizerConfig(learning_rate=5e-4, warmup_steps=3),
 )
 FINE_TUNE = SFTConfig(epochs=3, optimizer=OptimizerConfig(learning_rate=3e-4))
