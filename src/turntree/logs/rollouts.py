@@ -33,11 +33,7 @@ def append_groups(path: Path, groups: Iterable[LoggedGroup]) -> None:
 def group_to_json(group: LoggedGroup) -> dict[str, Any]:
     """What is unknown is left out; a censored reward is null."""
     rollouts = [
-        {
-            key: value
-            for key, value in asdict(rollout).items()
-            if key == "reward" or (value is not None and value is not False)
-        }
+        {key: value for key, value in asdict(rollout).items() if key == "reward" or value is not None}
         for rollout in group.rollouts
     ]
     known = {key: value for key, value in vars(group).items() if value is not None}
