@@ -21,6 +21,7 @@ VERIFIER_HELP = "household, tool_call, strict, or module:function of your own."
 @click.option("--epochs", default=2, show_default=True)
 @click.option("--learning-rate", default=1e-5, show_default=True, help="The embedded tiny policy wants 3e-4.")
 @click.option("--seed", default=0, show_default=True)
+@click.option("--overwrite", is_flag=True, help="Start anew where a run lies already.")
 @set_option
 @json_option
 def sft(
@@ -31,10 +32,13 @@ def sft(
     epochs: int,
     learning_rate: float,
     seed: int,
+    overwrite: bool,
     overrides: tuple[str, ...],
     json_path: str | None,
 ) -> None:
     """Supervised fine-tuning on the assistant turns of traces: the baseline on the same data.
+
+    The same command again goes on with a run that was interrupted.
 
     \b
     Example: turntree sft --traces runs/traces.jsonl --out runs/sft
@@ -45,7 +49,7 @@ def sft(
 
     training = SFTConfig(epochs=epochs, seed=seed, optimizer=OptimizerConfig(learning_rate=learning_rate))
     config = configured(SFTStageConfig(traces=traces, model=model, split=split, sft=training), overrides)
-    result = run_sft(config, out)
+    result = run_sft(config, out, overwrite=overwrite)
     finish(result, json_path, [f"{result['steps']} steps, loss {result['loss']:.3f} -> {result['model']}"])
 
 
@@ -156,6 +160,7 @@ def train() -> None:
 @click.option("--max-tokens", default=256, show_default=True, help="Longest completion; longer ones are cut.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--allow-stale", is_flag=True, help="Accept pivots that were profiled with another policy or verifier.")
+@click.option("--overwrite", is_flag=True, help="Start anew where a run lies already.")
 @set_option
 @json_option
 def pivot(
@@ -171,10 +176,13 @@ def pivot(
     max_tokens: int,
     seed: int,
     allow_stale: bool,
+    overwrite: bool,
     overrides: tuple[str, ...],
     json_path: str | None,
 ) -> None:
     """PivotRL, Algorithm 1: GRPO with a KL penalty on one-turn rollouts at the selected states.
+
+    The same command again goes on with a run that was interrupted.
 
     \b
     Example: turntree train pivot runs/pivots.jsonl --out runs/pivotrl
@@ -200,7 +208,8 @@ def pivot(
         allow_stale=allow_stale,
         train=training,
     )
-    result = run_train_pivot(configured(base, overrides), out)
-    measured = f"KL {result['kl']:.3f}" if kl > 0 else "KL not measured"
+    config = configured(base, overrides)
+    result = run_train_pivot(config, out, overwrite=overwrite)
+    measured = f"KL {result['kl']:.3f}" if config.train.loss.kl_coefficient > 0 else "KL not measured"
     line = f"reward {result['reward_mean']:.2f}, {measured} on {result['states']} states -> {result['model']}"
     finish(result, json_path, [line])

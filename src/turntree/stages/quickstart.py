@@ -112,7 +112,7 @@ def _base_and_sft(config: QuickstartConfig, out: Path) -> None:
     _evaluate(config, config.model, out / "evaluation" / "base.json")
     training = replace(config.sft, seed=config.seed)
     stage = SFTStageConfig(traces=str(out / "traces.jsonl"), model=config.model, sft=training, device=config.device)
-    sft.run_sft(stage, out / "sft")
+    sft.run_sft(stage, out / "sft", overwrite=True)
     _evaluate(config, str(out / "sft" / "model"), out / "evaluation" / "sft.json")
 
 
@@ -139,7 +139,7 @@ def _train_and_evaluate(config: QuickstartConfig, out: Path, arm: str) -> None:
         check=config.check,
         device=config.device,
     )
-    train_pivot.run_train_pivot(stage, out / arm)
+    train_pivot.run_train_pivot(stage, out / arm, overwrite=True)
     _evaluate(config, str(out / arm / "model"), out / "evaluation" / f"{arm}.json")
 
 

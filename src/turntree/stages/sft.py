@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
 from turntree.engines.checkpoint import save_model
-from turntree.observe.run import RunDirectory, progress
-from turntree.stages.policy import Device, load_policy
+from turntree.observe.files import file_hash
+from turntree.observe.run import RunDirectory, open_run, progress
+from turntree.stages.policy import Device, Policy, load_policy
 from turntree.traces.schema import read_traces
-from turntree.training.sft import SFTConfig, example, train_sft
+from turntree.training.checkpoints import CheckpointConfig, resume
+from turntree.training.sft import Example, SFTConfig, example, train_sft
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,14 +23,16 @@ class SFTStageConfig:
     model: str = "default"
     split: str = "train"
     sft: SFTConfig = field(default_factory=SFTConfig)
+    checkpoints: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every=100))
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
         self.device.check_trainable()
 
 
-def run_sft(config: SFTStageConfig, out: Path) -> dict[str, Any]:
-    """Train on the assistant turns of a split; the policy lies in `out/model`."""
+def run_sft(config: SFTStageConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
+    """Train on the assistant turns of a split; the policy lies in `out/model`. An unfinished run of the same
+    configuration and contents in `out` goes on; any other is refused unless `overwrite`."""
     found = [trace for trace in read_traces(config.traces) if config.split in ("", trace.split)]
     if not found:
         raise InputError(f"holds no trace in split {config.split!r}", path=config.traces, hint="choose another split")
@@ -37,26 +40,29 @@ def run_sft(config: SFTStageConfig, out: Path) -> dict[str, Any]:
     examples = [row for row in (example(trace, policy.renderer) for trace in found) if any(row.loss_mask)]
     if not examples:
         raise InputError("holds no turn to learn from", path=config.traces, hint="see skip_turns in docs/traces.md")
-    run = RunDirectory(out)
-    run.start("sft", to_mapping(config))
-    started = time.perf_counter()
-    steps = -(-len(examples) // config.sft.batch) * config.sft.epochs
-    with progress((), "sft", total=steps) as bar:
+    inputs = {"policy_hash": policy.hash, "traces_hash": file_hash(Path(config.traces))}
+    with open_run(out, "sft", to_mapping(config), inputs, overwrite=overwrite) as run:
+        _train(run, policy, examples, config)
+        last = run.metrics()[-1]
+    return {
+        "model": str(run.model),
+        "traces": len(examples),
+        "left_out": len(found) - len(examples),
+        "steps": last["step"],
+        "loss": last["loss"],
+    }
 
-        def log(row: dict[str, float]) -> None:
+
+def _train(run: RunDirectory, policy: Policy, examples: list[Example], config: SFTStageConfig) -> None:
+    checkpoints, done = resume(run, config.checkpoints)
+    with progress((), "sft", total=config.sft.steps(len(examples)), initial=done) as bar:
+
+        def log(row: dict[str, Any]) -> None:
             run.log(row)
             bar.update()
             bar.set_postfix(loss=f"{row['loss']:.3f}")
 
-        cost = train_sft(policy.model, examples, config.sft, log)
-    cost = replace(cost, training_seconds=time.perf_counter() - started)
+        cost = train_sft(policy.model, examples, config.sft, log, checkpoints=checkpoints)
+    save_model(policy.model, policy.tokenizer, run.model)
     run.write_cost(cost)
-    save_model(policy.model, policy.tokenizer, run.path / "model")
-    last = run.metrics()[-1]
-    return {
-        "model": str(run.path / "model"),
-        "traces": len(examples),
-        "left_out": len(found) - len(examples),
-        "steps": steps,
-        "loss": last["loss"],
-    }
+    checkpoints.clear()

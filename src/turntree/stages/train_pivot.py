@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from turntree.advantages.credit import CreditRule
 from turntree.core.config import to_mapping
-from turntree.core.cost import NO_COST, Cost
+from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
-from turntree.core.protocols import TurnState, TurnVerifier
+from turntree.core.labels import Rewards
+from turntree.core.protocols import TurnVerifier
+from turntree.domains.household.environment import HouseholdEnvironment
 from turntree.engines.checkpoint import save_model
-from turntree.observe.files import file_hash, read_table
-from turntree.observe.run import RunDirectory, progress
+from turntree.observe.files import file_hash, read_table, write_table
+from turntree.observe.run import RunDirectory, notice, open_run, progress
 from turntree.profiling.select import SCHEMA
 from turntree.rollouts.local import render, sample_local, score_local
 from turntree.stages.evaluate import EvaluateConfig, play
@@ -24,8 +27,12 @@ from turntree.stages.policy import Device, Policy, load_policy
 from turntree.stages.profile import read_candidates
 from turntree.stages.tasks import GamesConfig, games
 from turntree.stages.verifier import resolve_verifier
+from turntree.training.checkpoints import CheckpointConfig, resume
+from turntree.training.curriculum import PivotRecord
 from turntree.training.isolation import check_path_isolation
-from turntree.training.pivot import Pivot, PivotConfig, train_pivot
+from turntree.training.pivot import Check, Checked, Pivot, PivotConfig, Trained, train_pivot
+
+PASS_RATES = "turntree.pass_rates/1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +59,17 @@ class TrainPivotConfig:
     allow_stale: bool = False
     train: PivotConfig = field(default_factory=PivotConfig)
     check: CheckConfig = field(default_factory=CheckConfig)
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
         self.device.check_trainable()
 
 
-def run_train_pivot(config: TrainPivotConfig, out: Path) -> dict[str, Any]:
-    """Train; the policy lies in `out/model`, the curves in `out/metrics.jsonl`, the bill in `out/cost.json`."""
+def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
+    """Train; the policy lies in `out/model`, the curves in `out/metrics.jsonl`, how every pivot fared in
+    `out/pass_rates.jsonl`, the bill in `out/cost.json`. An unfinished run of the same configuration and contents in
+    `out` goes on; any other is refused unless `overwrite`."""
     header, rows = read_table(Path(config.pivots), SCHEMA)
     policy = load_policy(config.model, config.device)
     if header["policy_hash"] != policy.hash and not config.allow_stale:
@@ -72,19 +82,49 @@ def run_train_pivot(config: TrainPivotConfig, out: Path) -> dict[str, Any]:
     pivots = _pivots(rows, policy, traces, header)
     verifier = _verifier(config, header)
     check_path_isolation(policy.model)
-    run = RunDirectory(out)
-    run.start("train pivot", to_mapping(config))
-    reference = copy.deepcopy(policy.model).requires_grad_(False)
-    spent_on_checks: list[Cost] = []
-    with progress((), "train pivot", total=config.train.steps) as bar:
+    check = _checks(config, policy, verifier, traces)
+    inputs = {
+        "policy_hash": policy.hash,
+        "pivots_hash": file_hash(Path(config.pivots)),
+        "traces_hash": header["traces_hash"],
+        "verifier": verifier.name,
+    }
+    with open_run(out, "train pivot", to_mapping(config), inputs, overwrite=overwrite) as run:
+        trained = _train(run, policy, pivots, verifier, check, config)
+        last = run.metrics()[-1]
+    return {
+        "model": str(run.model),
+        "states": len(pivots),
+        "steps": last["step"],
+        "reward_mean": last["reward_mean"],
+        "kl": last["kl"],
+        "retired_pivots": last["retired_pivots"],
+        "cost": trained.cost.counts(),
+    }
+
+
+def _train(
+    run: RunDirectory,
+    policy: Policy,
+    pivots: Sequence[Pivot],
+    verifier: TurnVerifier,
+    check: Check | None,
+    config: TrainPivotConfig,
+) -> Trained:
+    """Train from where the run stands to its end, and write what it made; the bill last."""
+    reference = copy.deepcopy(policy.model).requires_grad_(False)  # before a checkpoint is put into the model
+    checkpoints, done = resume(run, config.checkpoints)
+    with progress((), "train pivot", total=config.train.steps, initial=done) as bar:
 
         def log(row: dict[str, Any]) -> None:
             run.log(row)
+            for alarm in row.get("drift_alarms", ()):
+                notice(_warning(alarm, row["step"]))
             if row["step"]:
                 bar.update()
                 bar.set_postfix(reward=f"{row['reward_mean']:.2f}", kl=f"{row['kl']:.3f}")
 
-        cost = train_pivot(
+        trained = train_pivot(
             policy.model,
             reference,
             policy.engine,
@@ -93,19 +133,30 @@ def run_train_pivot(config: TrainPivotConfig, out: Path) -> dict[str, Any]:
             verifier,
             config.train,
             log=log,
-            check=_checks(config, policy, verifier, traces, spent_on_checks),
+            check=check,
             estimator=CreditRule(per_rollout=config.train.loss.per_rollout_credit),
+            checkpoints=checkpoints,
         )
-    run.write_cost(cost, checks=sum(spent_on_checks, NO_COST))
-    save_model(policy.model, policy.tokenizer, run.path / "model")
-    last = run.metrics()[-1]
-    return {
-        "model": str(run.path / "model"),
-        "states": len(pivots),
-        "reward_mean": last["reward_mean"],
-        "kl": last["kl"],
-        "cost": cost.counts(),
-    }
+    save_model(policy.model, policy.tokenizer, run.model)
+    write_table(run.path / "pass_rates.jsonl", {"schema": PASS_RATES}, _pass_rates(pivots, trained.records))
+    run.write_cost(trained.cost, checks=trained.checks)
+    checkpoints.clear()
+    return trained
+
+
+def _warning(alarm: dict[str, Any], step: int) -> str:
+    where = "in training" if alarm["where"] == "live" else "on held-out states"
+    return (
+        f"warning: step {step}: {alarm['kind']!r} is accepted less often {where} than at the start: "
+        f"{alarm['start']:.0%} -> {alarm['now']:.0%} (p = {alarm['p_value']:.1g})"
+    )
+
+
+def _pass_rates(pivots: Sequence[Pivot], records: Sequence[PivotRecord]) -> Iterator[dict[str, Any]]:
+    for pivot, record in zip(pivots, records, strict=True):
+        state = pivot.prompted.state
+        place = {"trace_id": state.trace_id, "turn": state.turn, "kind": pivot.kind, "role": pivot.role}
+        yield {**place, "pass_rate": record.pass_rate, **dataclasses.asdict(record)}
 
 
 def _pivots(rows: Sequence[dict[str, Any]], policy: Policy, traces: str, header: dict[str, Any]) -> list[Pivot]:
@@ -132,44 +183,54 @@ def _verifier(config: TrainPivotConfig, header: dict[str, Any]) -> TurnVerifier:
     return verifier
 
 
-def _checks(config: TrainPivotConfig, policy: Policy, verifier: TurnVerifier, traces: str, spent: list[Cost]):
+def _checks(config: TrainPivotConfig, policy: Policy, verifier: TurnVerifier, traces: str) -> Check | None:
     """What is measured on held-out states and games during training; None when nothing is asked for."""
     settings = config.check
     if not settings.states and not settings.games:
         return None
     states = read_candidates(traces, "dev", settings.states)[0] if settings.states else []
     prompted = [render(state, policy.renderer) for state in states]
-    environments = []
-    if settings.games:
-        from turntree.domains.household.environment import HouseholdEnvironment
+    kinds = [verifier.judge(state, state.demonstration).kind for state in states]
+    environments = _development_games(settings)
 
-        chosen = GamesConfig(split="dev", count=settings.games, difficulty=settings.difficulty)
-        environments = [HouseholdEnvironment(game) for game, _ in games(chosen)]
-
-    def check(step: int) -> dict[str, Any]:
+    def check(step: int) -> Checked:
         figures: dict[str, Any] = {}
+        cost = NO_COST
+        acceptance: dict[str, list[float | None]] = {}
         if prompted:
             trees = sample_local(
                 prompted, policy.engine, policy.renderer, config.train.sampling, settings.samples, seed=1
             )
-            spent.extend(tree.cost for tree in trees)
-            figures["held_out_acceptance"] = _acceptance(states, trees, verifier)
+            cost = sum((tree.cost for tree in trees), cost)
+            rewards = [score_local(tree, state, verifier) for tree, state in zip(trees, states, strict=True)]
+            figures["held_out_acceptance"], acceptance = _acceptance(kinds, rewards)
         if environments:
             played = EvaluateConfig(max_turns=settings.max_turns)
-            summary, cost = play(policy, environments, played, config.train.sampling.temperature, 1, quiet=True)
-            spent.append(cost)
+            summary, spent = play(policy, environments, played, config.train.sampling.temperature, 1, quiet=True)
+            cost += spent
             figures["held_out_success"] = summary["success"]
             figures["held_out_invalid_share"] = summary["invalid_share"]
-        return figures
+        return Checked(figures, cost, acceptance)
 
     return check
 
 
-def _acceptance(states: Sequence[TurnState], trees: Sequence[Any], verifier: TurnVerifier) -> dict[str, float]:
-    """Mean reward by kind of demonstrated action; "all" over everything."""
+def _development_games(settings: CheckConfig) -> list[HouseholdEnvironment]:
+    if not settings.games:
+        return []
+    chosen = GamesConfig(split="dev", count=settings.games, difficulty=settings.difficulty)
+    return [HouseholdEnvironment(game) for game, _ in games(chosen)]
+
+
+def _acceptance(
+    kinds: Sequence[str], rewards: Sequence[Rewards]
+) -> tuple[dict[str, float], dict[str, list[float | None]]]:
+    """By kind of demonstrated action: the mean reward over rollouts ("all" over everything), and of each state."""
     by_kind: dict[str, list[float]] = defaultdict(list)
-    for state, tree in zip(states, trees, strict=True):
-        scored = list(score_local(tree, state, verifier).scored().values())
-        by_kind[verifier.judge(state, state.demonstration).kind] += scored
+    by_state: dict[str, list[float | None]] = defaultdict(list)
+    for kind, labels in zip(kinds, rewards, strict=True):
+        scored = list(labels.scored().values())
+        by_kind[kind] += scored
         by_kind["all"] += scored
-    return {kind: sum(scored) / len(scored) for kind, scored in sorted(by_kind.items()) if scored}
+        by_state[kind].append(sum(scored) / len(scored) if scored else None)
+    return {kind: sum(scored) / len(scored) for kind, scored in sorted(by_kind.items()) if scored}, dict(by_state)

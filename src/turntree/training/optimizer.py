@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.nn.utils import clip_grad_norm_
 
@@ -82,6 +84,26 @@ class Optimizer:
         self.zero_grad()
         self.steps += 1
         return {"grad_norm": norm, "learning_rate": rate}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that `step` remembers, as tensors that safetensors can hold: `steps`, and for parameter number i
+        `i.exp_avg`, `i.exp_avg_sq` and `i.step` (absent before it took its first step)."""
+        state = self._adamw.state_dict()["state"]
+        moments = {f"{index}.{name}": value for index, entry in state.items() for name, value in entry.items()}
+        return {"steps": torch.tensor(self.steps), **moments}
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Go on from `tensors`. Raises ValueError where they belong to other parameters."""
+        state: dict[int, dict[str, Tensor]] = defaultdict(dict)
+        for key, value in tensors.items():
+            if key != "steps":
+                index, name = key.split(".")
+                state[int(index)][name] = value.clone()
+        shapes = {index: entry["exp_avg"].shape for index, entry in state.items()}
+        if any(index >= len(self.parameters) or self.parameters[index].shape != s for index, s in shapes.items()):
+            raise ValueError("the optimizer's moments belong to other parameters")
+        self._adamw.load_state_dict({**self._adamw.state_dict(), "state": dict(state)})
+        self.steps = int(tensors["steps"])
 
 
 def build_optimizer(model: Module, config: OptimizerConfig, total_steps: int | None = None) -> Optimizer:

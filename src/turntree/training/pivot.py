@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +17,13 @@ from turntree.core.completion import Sampling
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Rewards
+from turntree.core.outcome import GroupOutcome, group_outcome
 from turntree.core.protocols import Engine, Estimator, Renderer, TurnVerifier
+from turntree.core.tree import RolloutTree
 from turntree.rollouts.local import Prompted, sample_local, score_local
+from turntree.training.checkpoints import Checkpoints
+from turntree.training.curriculum import Curriculum, CurriculumConfig, PivotRecord
+from turntree.training.drift import DriftConfig, DriftMonitor
 from turntree.training.forward import with_reference_logprobs
 from turntree.training.losses import LossConfig
 from turntree.training.optimizer import Optimizer, OptimizerConfig
@@ -40,6 +46,8 @@ class PivotConfig:
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0, max_tokens=256))
     loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
+    drift: DriftConfig = field(default_factory=DriftConfig)
 
     def __post_init__(self) -> None:
         if min(self.steps, self.states, self.updates, self.max_tokens) < 1 or self.group_size < 2:
@@ -58,8 +66,27 @@ class Pivot:
     role: str
 
 
+@dataclass(frozen=True)
+class Checked:
+    """What a held-out check found, and what it cost. `acceptance`: by kind of action the mean reward at each state
+    (None: censored), the same states in the same order at every check; it is watched for drift."""
+
+    figures: dict[str, Any]
+    cost: Cost = NO_COST
+    acceptance: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run cost, what its checks cost beside that, and how every pivot fared (in the order given)."""
+
+    cost: Cost
+    checks: Cost
+    records: Sequence[PivotRecord]
+
+
 Log = Callable[[dict[str, Any]], None]
-Check = Callable[[int], dict[str, Any]]
+Check = Callable[[int], Checked]
 
 
 def train_pivot(
@@ -74,78 +101,210 @@ def train_pivot(
     log: Log,
     check: Check | None = None,
     estimator: Estimator = soft_credit,
-) -> Cost:
-    """Update `model` (which `engine` samples from) in place; returns what it cost. `log` gets one row a step,
-    `check(step)` adds held-out figures to it. Same seed, same weights, where the stage is single-threaded."""
+    checkpoints: Checkpoints | None = None,
+) -> Trained:
+    """Update `model` (which `engine` samples from) in place. `log` gets one row a step, `check(step)` adds held-out
+    figures to it. Ends early when every pivot has retired.
+
+    Same seed, same weights, where the stage is single-threaded; and where `checkpoints` holds an earlier part of this
+    run, it goes on from there to the same weights and rows.
+    """
     if not pivots:
         raise InputError("there is no pivot to train on", hint="raise the threshold, or profile more candidates")
-    optimizer = Optimizer(model.parameters(), config.optimizer, config.steps * config.updates)
-    total = NO_COST
-    if check is not None:
-        log({"step": 0, **check(0)})
-    for step, batch in enumerate(_batches(pivots, config), start=1):
+    run = _Run(model, reference, engine, renderer, pivots, verifier, config, check, estimator)
+    done = run.restore(checkpoints)
+    if done == 0 and check is not None:
+        log({"step": 0, **run.check(0)})
+    for step in range(done + 1, config.steps + 1):
+        if run.curriculum.exhausted(step):
+            break
+        drawn, trained = run.sample(step)
+        row = {"step": step, **run.update(trained), **run.observe(step, drawn, trained)}
+        last = step == config.steps or run.curriculum.exhausted(step + 1)
+        if last or (config.check_every and step % config.check_every == 0):
+            row |= run.check(step)
+        log(row | run.alarms())
+        if checkpoints is not None and checkpoints.due(step):
+            checkpoints.save(step, model, run.optimizer, run.state())
+    return Trained(run.cost, run.checks, run.curriculum.records)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """One pivot's rollouts in one wave."""
+
+    index: int
+    pivot: Pivot
+    tree: RolloutTree
+    rewards: Rewards
+
+    @property
+    def verdicts(self) -> list[float | None]:
+        return [verdict.reward for verdict in self.rewards.verdicts.values()]
+
+    @property
+    def wanted(self) -> bool:
+        """Has a policy gradient, or is there to hold something in place."""
+        return self.pivot.role == "anchor" or group_outcome(self.verdicts) is GroupOutcome.MIXED
+
+
+@dataclass
+class _Run:
+    """The state of a run between two steps, and the verbs of a step."""
+
+    model: PreTrainedModel
+    reference: PreTrainedModel
+    engine: Engine
+    renderer: Renderer
+    pivots: Sequence[Pivot]
+    verifier: TurnVerifier
+    config: PivotConfig
+    checker: Check | None
+    estimator: Estimator
+    cost: Cost = NO_COST
+    checks: Cost = NO_COST
+
+    def __post_init__(self) -> None:
+        config = self.config
+        self.optimizer = Optimizer(self.model.parameters(), config.optimizer, config.steps * config.updates)
+        self.curriculum = Curriculum([pivot.role for pivot in self.pivots], config.curriculum, config.seed)
+        self.drift = DriftMonitor(config.drift, {pivot.kind for pivot in self.pivots})
+        self._alarms: list[dict[str, Any]] = []
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "cost": dataclasses.asdict(self.cost),
+            "checks": dataclasses.asdict(self.checks),
+            "curriculum": self.curriculum.state(),
+            "drift": self.drift.state(),
+        }
+
+    def restore(self, checkpoints: Checkpoints | None) -> int:
+        """The step after which this run goes on; 0 from the start."""
+        state = None if checkpoints is None else checkpoints.restore(self.model, self.optimizer)
+        if state is None:
+            return 0
+        self.cost, self.checks = Cost(**state["cost"]), Cost(**state["checks"])
+        self.curriculum.restore(state["curriculum"])
+        self.drift.restore(state["drift"])
+        self.engine.weights_changed(self.engine.policy_version + state["step"])
+        return state["step"]
+
+    def sample(self, step: int) -> tuple[list[_Group], list[_Group]]:
+        """The groups of a step: all that were drawn, and the `config.states` of them to train on."""
+        drawn = self._wave(step, 0, self.config.states)
+        for number in range(1, self.config.curriculum.replacement_rounds + 1):
+            missing = self.config.states - sum(group.wanted for group in drawn)
+            if not missing:
+                break
+            drawn += self._wave(step, number, missing)
+        spare = self.config.states - sum(group.wanted for group in drawn)
+        trained: list[_Group] = []
+        for group in drawn:
+            if not group.wanted:
+                spare -= 1
+            if group.wanted or spare >= 0:
+                trained.append(group)
+        return drawn, trained
+
+    def _wave(self, step: int, number: int, count: int) -> list[_Group]:
+        """`count` groups of the next pivots; wave `number` of its step, with draws of its own."""
+        indices = self.curriculum.draw(count, step)
+        batch = [self.pivots[index] for index in indices]
         trees = sample_local(
             [pivot.prompted for pivot in batch],
-            engine,
-            renderer,
-            config.sampling,
-            config.group_size,
-            seeds.derive(config.seed, "train", step),
+            self.engine,
+            self.renderer,
+            self.config.sampling,
+            self.config.group_size,
+            seeds.derive(self.config.seed, "train", step, *([number] if number else [])),
         )
-        rewards = [score_local(tree, p.prompted.state, verifier) for tree, p in zip(trees, batch, strict=True)]
-        credits = [estimator(tree, labels) for tree, labels in zip(trees, rewards, strict=True)]
+        self.cost = sum((tree.cost for tree in trees), self.cost)
+        return [
+            _Group(index, pivot, tree, score_local(tree, pivot.prompted.state, self.verifier))
+            for index, pivot, tree in zip(indices, batch, trees, strict=True)
+        ]
+
+    def update(self, groups: Sequence[_Group]) -> dict[str, Any]:
+        """`config.updates` optimizer steps on the groups; metrics of the last."""
         started = time.perf_counter()
-        packed = [part.to(model.device) for part in pack(trees, credits, max_tokens=config.max_tokens)]
+        config = self.config
+        credits = [self.estimator(group.tree, group.rewards) for group in groups]
+        packed = pack([group.tree for group in groups], credits, max_tokens=config.max_tokens)
+        packed = [part.to(self.model.device) for part in packed]
         if config.loss.kl_coefficient > 0 and config.loss.kl == "k2":
-            packed = with_reference_logprobs(reference, packed, temperature=config.loss.temperature)
-        row: dict[str, Any] = {}
+            packed = with_reference_logprobs(self.reference, packed, temperature=config.loss.temperature)
+        metrics: dict[str, Any] = {}
         for _ in range(config.updates):
-            row = dict(update_step(model, reference, optimizer, packed, config.loss))
-            total += Cost(trained_tokens=int(row["trained_tokens"]))
-        engine.weights_changed(engine.policy_version + 1)
-        total += Cost(training_seconds=time.perf_counter() - started)
-        total = sum((tree.cost for tree in trees), total)
-        row = {"step": step, **row, **_reward_metrics(batch, rewards), "turns": total.turns}
-        if check is not None and (step == config.steps or (config.check_every and step % config.check_every == 0)):
-            row |= check(step)
-        log(row)
-    return total
+            metrics = dict(update_step(self.model, self.reference, self.optimizer, packed, config.loss))
+            self.cost += Cost(trained_tokens=int(metrics["trained_tokens"]))
+        self.engine.weights_changed(self.engine.policy_version + 1)
+        self.cost += Cost(training_seconds=time.perf_counter() - started)
+        return metrics
+
+    def observe(self, step: int, drawn: Sequence[_Group], trained: Sequence[_Group]) -> dict[str, Any]:
+        """Enter what was drawn into the pivots' records and the drift monitor; the step's reward metrics."""
+        for group in drawn:
+            self.curriculum.record(group.index, step, group.verdicts)
+        retired = self.curriculum.retired
+        for group in drawn:
+            scored = list(group.rewards.scored().values())
+            if scored:
+                self._alarms += self.drift.live(group.pivot.kind, group.index, _mean(scored), retired)
+        kept = {id(group) for group in trained}
+        return {
+            **_reward_metrics(drawn),
+            "mixed_groups_trained": _mixed_share(trained),
+            "replaced_groups": len(drawn) - len(trained),
+            "replaced_turns": sum(group.tree.cost.turns for group in drawn if id(group) not in kept),
+            **self.curriculum.metrics(),
+            "turns": self.cost.turns,
+        }
+
+    def check(self, step: int) -> dict[str, Any]:
+        """Held-out figures, where the caller measures any."""
+        if self.checker is None:
+            return {}
+        found = self.checker(step)
+        self.checks += found.cost
+        self._alarms += self.drift.held_out(found.acceptance)
+        self.engine.weights_changed(self.engine.policy_version)  # what a check kept must not serve the next step
+        return found.figures
+
+    def alarms(self) -> dict[str, Any]:
+        """What the drift monitor has to say about this step."""
+        found, self._alarms = self._alarms, []
+        return {"drift_alarms": found} if found else {}
 
 
-def _batches(pivots: Sequence[Pivot], config: PivotConfig) -> Iterator[list[Pivot]]:
-    """`config.steps` minibatches from seeded epochs over the pivots (a state never twice before all were seen)."""
-    queue: list[Pivot] = []
-    epoch = 0
-    for _ in range(config.steps):
-        while len(queue) < config.states:
-            order = list(pivots)
-            seeds.generator(config.seed, "epoch", epoch).shuffle(order)
-            queue += order
-            epoch += 1
-        yield queue[: config.states]
-        del queue[: config.states]
-
-
-def _reward_metrics(batch: Sequence[Pivot], rewards: Sequence[Rewards]) -> dict[str, Any]:
-    """Mean reward, overall, by role and by kind of demonstrated action; mixed groups; censored rollouts."""
+def _reward_metrics(groups: Sequence[_Group]) -> dict[str, Any]:
+    """Mean reward, overall, by role and by kind of demonstrated action; mixed groups; censored rollouts. Over all
+    groups that were drawn: those that remain after a replacement were chosen by their rewards."""
     by_role: dict[str, list[float]] = defaultdict(list)
     by_kind: dict[str, list[float]] = defaultdict(list)
-    mixed, censored = 0, 0
-    for pivot, labels in zip(batch, rewards, strict=True):
-        scored = list(labels.scored().values())
-        by_role[pivot.role] += scored
-        by_kind[pivot.kind] += scored
-        mixed += len(set(scored)) > 1
-        censored += len(labels.verdicts) - len(scored)
+    censored = 0
+    for group in groups:
+        scored = list(group.rewards.scored().values())
+        by_role[group.pivot.role] += scored
+        by_kind[group.pivot.kind] += scored
+        censored += len(group.rewards.verdicts) - len(scored)
     everything = [reward for scored in by_role.values() for reward in scored]
     return {
-        "reward_mean": _mean(everything),
-        "mixed_groups": mixed / len(batch),
+        "reward_mean": _mean_or_none(everything),
+        "mixed_groups": _mixed_share(groups),
         "censored": censored,
-        "reward_by_role": {role: _mean(scored) for role, scored in sorted(by_role.items())},
-        "reward_by_kind": {kind: _mean(scored) for kind, scored in sorted(by_kind.items())},
+        "reward_by_role": {role: _mean_or_none(scored) for role, scored in sorted(by_role.items())},
+        "reward_by_kind": {kind: _mean_or_none(scored) for kind, scored in sorted(by_kind.items())},
     }
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+def _mixed_share(groups: Sequence[_Group]) -> float:
+    return sum(group_outcome(group.verdicts) is GroupOutcome.MIXED for group in groups) / len(groups)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _mean_or_none(values: Sequence[float]) -> float | None:
+    return _mean(values) if values else None

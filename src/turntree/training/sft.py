@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from turntree.core import seeds
-from turntree.core.cost import Cost
+from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, InputError, TurntreeError
 from turntree.core.protocols import Renderer
 from turntree.traces.candidates import skipped_turns
 from turntree.traces.schema import Trace
+from turntree.training.checkpoints import Checkpoints
 from turntree.training.optimizer import Optimizer, OptimizerConfig
 
 
@@ -32,6 +36,10 @@ class SFTConfig:
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch < 1:
             raise ConfigError("epochs and batch must be at least 1", field="epochs")
+
+    def steps(self, examples: int) -> int:
+        """Optimizer steps over so many examples."""
+        return math.ceil(examples / self.batch) * self.epochs
 
 
 @dataclass(frozen=True)
@@ -95,29 +103,53 @@ def train_sft(
     model: PreTrainedModel,
     examples: Sequence[Example],
     config: SFTConfig,
-    log: Callable[[dict[str, float]], None],
+    log: Callable[[dict[str, Any]], None],
+    *,
+    checkpoints: Checkpoints | None = None,
 ) -> Cost:
-    """Minimise the mean token negative log-likelihood; `log` gets one row a step. Returns the tokens trained."""
-    steps = math.ceil(len(examples) / config.batch) * config.epochs
-    optimizer = Optimizer(model.parameters(), config.optimizer, steps)
+    """Minimise the mean token negative log-likelihood; `log` gets one row a step. Returns what it cost.
+
+    Where `checkpoints` holds an earlier part of this run, it goes on from there to the same weights and rows.
+    """
+    optimizer = Optimizer(model.parameters(), config.optimizer, config.steps(len(examples)))
+    state = None if checkpoints is None else checkpoints.restore(model, optimizer)
+    done, cost = (0, NO_COST) if state is None else (state["step"], Cost(**state["cost"]))
     model.train()
-    trained, step = 0, 0
-    for epoch in range(config.epochs):
-        order = list(range(len(examples)))
-        seeds.generator(config.seed, "sft", epoch).shuffle(order)
-        for start in range(0, len(order), config.batch):
-            rows = [examples[index] for index in order[start : start + config.batch]]
-            tokens = sum(sum(row.loss_mask) for row in rows)
-            total = 0.0
-            for group in micro_batches(rows, config.max_tokens):
-                loss = negative_log_likelihood(model, group) / tokens
-                loss.backward()
-                total += float(loss.detach())
-            if not math.isfinite(total):
-                raise TurntreeError(f"step {step + 1}: the loss is {total}; the weights are unchanged")
-            taken = optimizer.step()
-            trained += sum(len(row.token_ids) for row in rows)
-            step += 1
-            log({"step": step, "epoch": epoch, "loss": total, "trained_tokens": trained, **taken})
+    for step, (epoch, indices) in enumerate(_batches(len(examples), config), start=1):
+        if step <= done:
+            continue
+        started = time.perf_counter()
+        torch.manual_seed(seeds.derive(config.seed, "dropout", step))  # so that a step's draws need its number only
+        rows = [examples[index] for index in indices]
+        loss = _accumulate(model, rows, config.max_tokens)
+        if not math.isfinite(loss):
+            raise TurntreeError(f"step {step}: the loss is {loss}; the weights are unchanged")
+        taken = optimizer.step()
+        cost += Cost(
+            trained_tokens=sum(len(row.token_ids) for row in rows), training_seconds=time.perf_counter() - started
+        )
+        log({"step": step, "epoch": epoch, "loss": loss, "trained_tokens": cost.trained_tokens, **taken})
+        if checkpoints is not None and checkpoints.due(step):
+            checkpoints.save(step, model, optimizer, {"cost": dataclasses.asdict(cost)})
     model.eval()
-    return Cost(trained_tokens=trained)
+    return cost
+
+
+def _batches(examples: int, config: SFTConfig) -> Iterator[tuple[int, list[int]]]:
+    """(epoch, numbers of examples) of every step: seeded epochs, each example once in each."""
+    for epoch in range(config.epochs):
+        order = list(range(examples))
+        seeds.generator(config.seed, "sft", epoch).shuffle(order)
+        for start in range(0, examples, config.batch):
+            yield epoch, order[start : start + config.batch]
+
+
+def _accumulate(model: PreTrainedModel, rows: Sequence[Example], max_tokens: int) -> float:
+    """Add the gradient of the batch's mean loss over its learned tokens; returns that loss."""
+    tokens = sum(sum(row.loss_mask) for row in rows)
+    total = 0.0
+    for group in micro_batches(rows, max_tokens):
+        loss = negative_log_likelihood(model, group) / tokens
+        loss.backward()
+        total += float(loss.detach())
+    return total

@@ -1,0 +1,139 @@
+"""Which pivots a step draws, and how each of them has fared since training began.
+
+A profile says what a turn could teach the policy that it was made with. The policy moves on, so every visit updates
+the turn's *live pass rate*, and a turn that has nothing left to teach can be retired. The profile's own mean is no
+start for that rate: turns were selected by it, so it regresses to the mean at the next look.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from turntree.core import seeds
+from turntree.core.errors import ConfigError
+from turntree.core.outcome import GroupOutcome, group_outcome
+
+_DISCOUNT = 0.5  # of earlier visits at each new one: between two visits to a pivot the policy has moved by an epoch
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurriculumConfig:
+    """Off by default, as in the paper (PivotRL, Algorithm 1 draws from a fixed set).
+
+    `retire_after`: a pivot all of whose rollouts succeeded at so many visits in a row is drawn no more (0: never).
+    One such visit is weak evidence: a pivot solved 80% of the time fills a group of 8 with successes every sixth time.
+    `revisit_after`: so many steps later it may be drawn again, and one more such visit retires it again (0: never).
+    Anchors are saturated on purpose (they hold what is mastered in place) and never retire.
+
+    `replacement_rounds`: so many further waves a step may draw to replace groups without reward variance, which have
+    no policy gradient (0: none). DAPO draws until its batch is full and aborts beyond a bound; here what is missing
+    after the last round is filled with the groups at hand, so a step always trains on as many. The policy pays for
+    every replaced group, and the metrics and the ledger say so. Anchors are not replaced.
+    """
+
+    retire_after: int = 0
+    revisit_after: int = 0
+    replacement_rounds: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.retire_after, self.revisit_after, self.replacement_rounds) < 0:
+            raise ConfigError("no number of the curriculum may be negative", field="retire_after")
+
+
+@dataclass
+class PivotRecord:
+    """One pivot's visits. `successes` and `rollouts` are discounted, so that their ratio forgets old policies."""
+
+    visits: int = 0
+    last_visit: int = 0  # the step
+    successes: float = 0.0  # rewards, which lie in [0, 1]
+    rollouts: float = 0.0
+    streak: int = 0  # visits in a row at which everything succeeded
+    retired_at: int | None = None  # the step
+
+    @property
+    def pass_rate(self) -> float | None:
+        return self.successes / self.rollouts if self.rollouts else None
+
+
+class Curriculum:
+    """Seeded epochs over the pivots that are not retired: none is drawn twice before all were."""
+
+    def __init__(self, roles: Sequence[str], config: CurriculumConfig, seed: int) -> None:
+        self.config, self._seed = config, seed
+        self._anchors = [role == "anchor" for role in roles]
+        self.records = [PivotRecord() for _ in roles]
+        self._queue: list[int] = []
+        self._epoch = 0
+
+    def exhausted(self, step: int) -> bool:
+        """Whether every pivot is retired, and none comes back by `step`."""
+        return all(record.retired_at is not None and not self._due(record, step) for record in self.records)
+
+    def draw(self, count: int, step: int) -> list[int]:
+        """Numbers of the next `count` pivots, some of them twice where there are fewer. Not to be called when
+        `exhausted`."""
+        drawn: list[int] = []
+        while len(drawn) < count:
+            if not self._queue:
+                self._refill(step)
+            index = self._queue.pop(0)
+            if self.records[index].retired_at is None:
+                drawn.append(index)
+        return drawn
+
+    def record(self, index: int, step: int, rewards: Sequence[float | None]) -> None:
+        """What a visit found (None: censored); with fewer than two scored rollouts it found nothing."""
+        outcome = group_outcome(rewards)
+        if outcome is GroupOutcome.CENSORED:
+            return
+        scored = [reward for reward in rewards if reward is not None]
+        record = self.records[index]
+        record.visits += 1
+        record.last_visit = step
+        record.successes = _DISCOUNT * record.successes + sum(scored)
+        record.rollouts = _DISCOUNT * record.rollouts + len(scored)
+        record.streak = record.streak + 1 if outcome is GroupOutcome.ALL_SUCCEED else 0
+        if 0 < self.config.retire_after <= record.streak and not self._anchors[index]:
+            record.retired_at = step
+
+    @property
+    def retired(self) -> set[int]:
+        return {index for index, record in enumerate(self.records) if record.retired_at is not None}
+
+    def metrics(self) -> dict[str, Any]:
+        """Counts, and the mean live pass rate of the pivots in the draw that were visited."""
+        live = [record for record in self.records if record.retired_at is None]
+        rates = [record.pass_rate for record in live if record.pass_rate is not None]
+        return {
+            "live_pivots": len(live),
+            "retired_pivots": len(self.records) - len(live),
+            "live_pass_rate": sum(rates) / len(rates) if rates else None,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Everything above as plain JSON, for a checkpoint."""
+        visited = {str(i): dataclasses.asdict(record) for i, record in enumerate(self.records) if record.visits}
+        return {"epoch": self._epoch, "queue": self._queue, "records": visited}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._epoch, self._queue = state["epoch"], list(state["queue"])
+        for index, values in state["records"].items():
+            self.records[int(index)] = PivotRecord(**values)
+
+    def _due(self, record: PivotRecord, step: int) -> bool:
+        after = self.config.revisit_after
+        return after > 0 and record.retired_at is not None and step - record.retired_at >= after
+
+    def _refill(self, step: int) -> None:
+        """Shuffle in the next epoch, with the retired pivots whose time has come."""
+        for record in self.records:
+            if self._due(record, step):
+                record.retired_at = None
+                record.streak = self.config.retire_after - 1
+        self._queue = [index for index, record in enumerate(self.records) if record.retired_at is None]
+        seeds.generator(self._seed, "epoch", self._epoch).shuffle(self._queue)
+        self._epoch += 1
