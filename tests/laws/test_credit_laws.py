@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turntree.advantages.credit import CreditRule, soft, soft_credit
-from turntree.advantages.grpo import grpo_advantages
+from turntree.advantages.attribution import hard, hard_dedup, soft
+from turntree.advantages.credit import CreditRule, soft_credit
+from turntree.advantages.grpo import grpo_advantages, mean_centred, rloo
 from turntree.core.labels import Rewards
 from turntree.core.outcome import is_zero_variance
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
@@ -30,7 +31,7 @@ def test_three_numbers_are_the_clipped_objective_of_all_leaves_below(leaves, r, 
     weights, advantages = zip(*leaves, strict=True)
     clipped = min(max(r, 1 - low), 1 + high)
     flat = math.fsum(w * min(r * a, clipped * a) for w, a in leaves)
-    credit = soft(weights, advantages)
+    credit = soft(weights, weights, advantages)
     assert credit.positive * min(r, 1 + high) + credit.negative * max(r, 1 - low) == pytest.approx(flat, abs=1e-9)
     assert credit.multiplicity == pytest.approx(sum(weights))
 
@@ -44,7 +45,7 @@ def test_the_identity_holds_under_dual_clip(leaves, r, low, high, above) -> None
     flat = math.fsum(
         w * (min(r * a, clipped * a) if a >= 0 else max(min(r * a, clipped * a), c * a)) for w, a in leaves
     )
-    credit = soft(weights, advantages)
+    credit = soft(weights, weights, advantages)
     packed = credit.positive * min(r, 1 + high) + credit.negative * min(max(r, 1 - low), c)
     assert packed == pytest.approx(flat, abs=1e-9)
 
@@ -54,9 +55,46 @@ def test_the_identity_holds_for_the_gradient(leaves, r, low, high) -> None:
     """By r: a leaf has gradient w A unless its side is clipped."""
     weights, advantages = zip(*leaves, strict=True)
     flat = math.fsum(w * a for w, a in leaves if (r < 1 + high if a > 0 else r > 1 - low))
-    credit = soft(weights, advantages)
+    credit = soft(weights, weights, advantages)
     packed = credit.positive * (r < 1 + high) + credit.negative * (r > 1 - low)
     assert packed == pytest.approx(flat, abs=1e-9)
+
+
+@given(leaves_below, ratios, lows, highs)
+def test_hard_credit_is_the_objective_with_the_mean_advantage_on_every_copy(leaves, r, low, high) -> None:
+    weights, advantages = zip(*leaves, strict=True)
+    if sum(weights) == 0:
+        return
+    mean = math.fsum(w * a for w, a in leaves) / math.fsum(weights)
+    clipped = min(max(r, 1 - low), 1 + high)
+    one = min(r * mean, clipped * mean)
+    for attribution, copies in ((hard, sum(weights)), (hard_dedup, 1.0)):
+        credit = attribution(weights, weights, advantages)
+        found = credit.positive * min(r, 1 + high) + credit.negative * max(r, 1 - low)
+        assert found == pytest.approx(copies * one, abs=1e-9)
+        assert credit.multiplicity == pytest.approx(copies)
+
+
+@given(leaves_below)
+def test_on_policy_hard_and_soft_push_alike(leaves) -> None:
+    """At r = 1 nothing is clipped: both have the slope P + N."""
+    weights, advantages = zip(*leaves, strict=True)
+    if sum(weights) > 0:
+        a, b = (f(weights, weights, advantages) for f in (soft, hard))
+        assert a.positive + a.negative == pytest.approx(b.positive + b.negative, abs=1e-9)
+
+
+def test_hard_and_soft_part_when_the_ratio_leaves_the_clip_range() -> None:
+    """Four leaves with advantages 1.5, -.5, -.2, .4 below one token, range 0.2: the slopes by r at 1.3 and 0.7."""
+    advantages, ones = [1.5, -0.5, -0.2, 0.4], [1.0] * 4
+    by_soft, by_hard = soft(ones, ones, advantages), hard(ones, ones, advantages)
+
+    def slope(credit, r: float) -> float:
+        return r * (credit.positive * (r < 1.2) + credit.negative * (r > 0.8))
+
+    assert (slope(by_soft, 1.3), slope(by_hard, 1.3)) == pytest.approx((-0.91, 0.0))
+    assert (slope(by_soft, 0.7), slope(by_hard, 0.7)) == pytest.approx((1.33, 0.84))
+    assert slope(hard_dedup(ones, ones, advantages), 1.0) == pytest.approx(0.3)
 
 
 @given(st.integers(0, 10_000))
@@ -116,6 +154,37 @@ def test_advantages_are_centred_and_of_unit_spread(rewards: list[float]) -> None
     assert math.fsum(a * a for a in advantages) / len(rewards) == pytest.approx(1.0)
     order = sorted(range(len(rewards)), key=rewards.__getitem__)
     assert all(advantages[i] <= advantages[j] for i, j in itertools.pairwise(order))
+
+
+@given(rewards_lists)
+def test_rloo_compares_each_reward_with_the_mean_of_the_others(rewards: list[float]) -> None:
+    if is_zero_variance(rewards):
+        assert rloo(rewards) == mean_centred(rewards) == [0.0] * len(rewards)
+        return
+    others = [(math.fsum(rewards) - r) / (len(rewards) - 1) for r in rewards]
+    assert rloo(rewards) == pytest.approx([r - b for r, b in zip(rewards, others, strict=True)], abs=1e-9)
+    assert math.fsum(mean_centred(rewards)) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_advantages_of_a_lone_success() -> None:
+    """One of four: no function here loses it, and only GRPO's scales it up for being rare."""
+    lone = [1.0, 0.0, 0.0, 0.0]
+    assert mean_centred(lone) == [0.75, -0.25, -0.25, -0.25]
+    assert rloo(lone) == pytest.approx([1.0, -1 / 3, -1 / 3, -1 / 3])
+    assert grpo_advantages(lone, eps=0.0)[0] == pytest.approx(math.sqrt(3))
+    assert rloo([1.0]) == mean_centred([1.0]) == [0.0] and rloo([]) == mean_centred([]) == []
+
+
+@pytest.mark.parametrize(("successes", "artefact"), [(1, 1.00), (2, 3.62), (4, 1.93)])
+def test_leave_one_out_deviations_are_not_offered_because_they_mis_scale_a_lone_success(successes, artefact) -> None:
+    """(r_i - mean of others) / std of others, one where that is zero, as a widespread trainer has it: of 16, one
+    success gets less than each of two would."""
+    others = [1.0] * (successes - 1) + [0.0] * (16 - successes)
+    mean = sum(others) / 15
+    std = math.sqrt(sum((r - mean) ** 2 for r in others) / 14)
+    assert (1.0 - mean) / (std or 1.0) == pytest.approx(artefact, abs=0.01)
+    ours = [grpo_advantages([1.0] * k + [0.0] * (16 - k))[0] for k in range(1, 16)]
+    assert ours == sorted(ours, reverse=True)
 
 
 def test_advantages_by_hand() -> None:

@@ -9,10 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from turntree.advantages.config import CreditConfig
 from turntree.core.config import from_mapping
 from turntree.core.errors import ConfigError, InputError
-from turntree.training.losses import LossConfig, LossSums, exact_kl, loss_normalizer, policy_loss
-from turntree.training.packing import PackedBatch, PackingStats
+from turntree.core.labels import Rewards
+from turntree.core.tree import NodeKind, RolloutTree, StopReason
+from turntree.core.verdict import Verdict
+from turntree.training.losses import LossConfig, LossSums, exact_kl, kl_estimates, loss_normalizer, policy_loss
+from turntree.training.packing import PackedBatch, PackingStats, pack
 
 NO_KL = LossConfig(kl_coefficient=0.0)
 
@@ -53,6 +57,18 @@ def batch_of(
     )
 
 
+def forked() -> tuple[RolloutTree, Rewards]:
+    """A shared first turn of two tokens, then tails of three and two; one wins."""
+    tree = RolloutTree("fork")
+    root = tree.add(None, NodeKind.PROMPT, (1,)).id
+    first = tree.add(root, NodeKind.COMPLETION, (2, 3), logprobs=(0.0, 0.0)).id
+    seen = tree.add(first, NodeKind.OBSERVATION, (4,)).id
+    tails = [tree.add(seen, NodeKind.COMPLETION, ids, logprobs=(0.0,) * len(ids)).id for ids in ((5, 6, 7), (8, 9))]
+    for tail in tails:
+        tree.stop(tail, StopReason.COMPLETED)
+    return tree, Rewards({tails[0]: Verdict(1.0, ""), tails[1]: Verdict(0.0, "")})
+
+
 def leaf(values: list[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64, requires_grad=True)
 
@@ -81,6 +97,23 @@ def test_dual_clip_bounds_how_hard_a_punished_token_is_pushed() -> None:
     assert float(found.detach()) == pytest.approx(3.0) and policy.grad.item() == 0.0
 
 
+@pytest.mark.parametrize("ratio", [0.3, 0.75, 1.0, 1.15, 1.3, 3.9, 4.1, 9.0])
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_every_published_clip_is_a_setting_of_the_two_numbers(ratio: float, advantage: float) -> None:
+    """Asymmetric ranges (DAPO), dual clip max(clipped, c A), and the two-sided clip min(min(r, delta) A, clip(r) A):
+    the last two are one setting when c = delta lies above the range."""
+    low, high, c = 0.2, 0.28, 4.0
+    clipped = min(max(ratio, 1 - low), 1 + high)
+    ppo = min(ratio * advantage, clipped * advantage)
+    dual = max(ppo, c * advantage) if advantage < 0 else ppo
+    two_sided = min(min(ratio, c) * advantage, clipped * advantage)
+    batch = batch_of([(max(advantage, 0.0), min(advantage, 0.0), 1.0)], [0], [0.0])
+    config = dataclasses.replace(NO_KL, clip_low=low, clip_high=high)
+    for settings, expected in (({}, ppo), ({"dual_clip": c}, dual), ({"dual_clip": c}, two_sided)):
+        found, _ = policy_loss(leaf([math.log(ratio)]), batch, dataclasses.replace(config, **settings), normalizer=1.0)
+        assert -float(found.detach()) == pytest.approx(expected)
+
+
 def test_action_ratio_is_the_product_over_one_completion_and_one_summand() -> None:
     """PivotRL, Eq. 7 and 8 with G = 2: completions of two and one tokens, advantages 1 and -1."""
     policy = leaf([-1.0, -1.0, -1.0])
@@ -98,6 +131,18 @@ def test_truncated_importance_weights_scale_the_surrogate_and_not_the_kl() -> No
     config = LossConfig(kl_coefficient=1.0, importance_cap=2.0)
     found, _ = policy_loss(leaf([-1.0, -1.0]), batch, config, normalizer=1.0)
     assert float(found.detach()) == pytest.approx(-(math.exp(0.5) + 2.0) + 2 * 0.5)
+
+
+@pytest.mark.parametrize("ratio", ["token", "action"])
+def test_truncated_importance_weights_carry_no_gradient(ratio: str) -> None:
+    """Three probabilities: sampled at -1.5 (engine), -1.2 when the update began (trainer), -1.1 now. The slope by the
+    policy's log-probability is w r A with w = e^0.3 while below its cap, and cap r A above it."""
+    batch = batch_of([(1.0, 0.0, 1.0)], [0], [-1.2], sampling=[-1.5])
+    for cap, weight in ((2.0, math.exp(0.3)), (1.1, 1.1)):
+        policy = leaf([-1.1])
+        config = dataclasses.replace(NO_KL, ratio=ratio, importance_cap=cap)
+        policy_loss(policy, batch, config, normalizer=1.0)[0].backward()
+        assert policy.grad.item() == pytest.approx(-weight * math.exp(0.1))
 
 
 def test_the_k2_term_is_half_the_squared_log_ratio_weighted_by_multiplicity() -> None:
@@ -121,32 +166,103 @@ REFERENCE = [0.0, 0.4, -0.3, 0.2]
 OLD = [0.1, 0.1, 0.2, -0.4]
 
 
-def enumerated_gradients(sampler: list[float]) -> tuple[Tensor, Tensor, Tensor]:
-    """d KL(pi || ref) / d logits exactly, from `full`, and the expectation of the k2 loss over the sampler."""
+VALUES = [1.0, -0.5, 0.25, -2.0]  # of the four tokens
+
+
+def policy() -> tuple[Tensor, Tensor]:
+    """Logits that want a gradient, and the log-probabilities of the whole vocabulary."""
     logits = leaf(LOGITS)
-    reference = torch.log_softmax(torch.tensor(REFERENCE, dtype=torch.float64), -1)
-    sampled = torch.log_softmax(torch.tensor(sampler, dtype=torch.float64), -1)
-
-    p = torch.softmax(logits, -1)
-    (exact,) = torch.autograd.grad((p * (p.log() - reference)).sum(), logits)
-
-    policy = torch.log_softmax(logits, -1)
-    (full,) = torch.autograd.grad(exact_kl(policy[None], reference[None])[0], logits)
-
-    # one term per token of the vocabulary, each with its probability of being drawn as its multiplicity
-    draws = [(0.0, 0.0, q) for q in sampled.exp().tolist()]
-    batch = batch_of(draws, [0, 1, 2, 3], sampled.tolist(), reference=reference.tolist())
-    loss, _ = policy_loss(torch.log_softmax(logits, -1), batch, LossConfig(kl_coefficient=1.0), normalizer=1.0)
-    (k2,) = torch.autograd.grad(loss, logits)
-    return exact, full, k2
+    return logits, torch.log_softmax(logits, -1)
 
 
-@pytest.mark.parametrize("sampler", [LOGITS, OLD], ids=["on-policy", "off-policy"])
-def test_k2_and_full_have_the_gradient_of_the_kl_of_an_enumerated_softmax(sampler: list[float]) -> None:
-    exact, full, k2 = enumerated_gradients(sampler)
-    assert torch.allclose(full, exact, rtol=0, atol=1e-12)
-    assert torch.allclose(k2, exact, rtol=0, atol=1e-12)
-    assert exact.norm() > 0.1
+def log_softmax(logits: list[float]) -> Tensor:
+    return torch.log_softmax(torch.tensor(logits, dtype=torch.float64), -1)
+
+
+def gradient(value: Tensor, logits: Tensor) -> Tensor:
+    return torch.autograd.grad(value, logits)[0]
+
+
+def expected_kl_gradient(kl: str, sampler: list[float]) -> Tensor:
+    """The expectation over the sampler of the loss's KL gradient: one term per token of the vocabulary, each with its
+    probability of being drawn as its multiplicity."""
+    old, (logits, new) = log_softmax(sampler), policy()
+    batch = batch_of([(0.0, 0.0, q) for q in old.exp().tolist()], [0, 1, 2, 3], old.tolist(),
+                     reference=log_softmax(REFERENCE).tolist())  # fmt: skip
+    return gradient(policy_loss(new, batch, LossConfig(kl=kl, kl_coefficient=1.0), normalizer=1.0)[0], logits)
+
+
+def kl_gradient(*, reverse: bool) -> Tensor:
+    """d KL(pi || ref) / d logits, or d KL(ref || pi) / d logits, by summing over the vocabulary."""
+    (logits, new), anchor = policy(), log_softmax(REFERENCE)
+    p, q = (new, anchor) if reverse else (anchor, new)
+    return gradient((p.exp() * (p - q)).sum(), logits)
+
+
+on_and_off_policy = pytest.mark.parametrize("sampler", [LOGITS, OLD], ids=["on-policy", "off-policy"])
+
+
+@on_and_off_policy
+def test_k2_has_the_gradient_of_the_kl_to_the_reference(sampler: list[float]) -> None:
+    expected = kl_gradient(reverse=True)
+    assert torch.allclose(expected_kl_gradient("k2", sampler), expected, rtol=0, atol=1e-12)
+    assert expected.norm() > 0.1
+
+
+def test_full_has_the_gradient_of_the_kl_to_the_reference() -> None:
+    logits, new = policy()
+    found = gradient(exact_kl(new[None], log_softmax(REFERENCE)[None])[0], logits)
+    assert torch.allclose(found, kl_gradient(reverse=True), rtol=0, atol=1e-12)
+
+
+@on_and_off_policy
+def test_k3_has_the_gradient_of_the_kl_from_the_reference_which_is_another_one(sampler: list[float]) -> None:
+    found = expected_kl_gradient("k3", sampler)
+    assert torch.allclose(found, kl_gradient(reverse=False), rtol=0, atol=1e-12)
+    assert (found - kl_gradient(reverse=True)).norm() > 0.1 * found.norm()
+
+
+@on_and_off_policy
+def test_k1_has_no_gradient_and_is_refused_as_a_loss(sampler: list[float]) -> None:
+    (logits, new), old = policy(), log_softmax(sampler)
+    weighted = old.exp() * torch.exp(new - old).detach() * kl_estimates(new, log_softmax(REFERENCE), "k1")
+    assert torch.allclose(gradient(weighted.sum(), logits), torch.zeros(4, dtype=torch.float64), rtol=0, atol=1e-12)
+    with pytest.raises(ConfigError, match="no gradient in expectation"):
+        LossConfig(kl="k1")
+    assert not LossConfig(kl="k1", kl_coefficient=0.0).needs_reference_logprobs
+
+
+@pytest.mark.parametrize("kind", ["k1", "k3"])
+def test_k1_and_k3_estimate_the_kl_to_the_reference_without_bias_and_k2_does_not(kind: str) -> None:
+    new, anchor = log_softmax(LOGITS), log_softmax(REFERENCE)
+    exact = float(exact_kl(new[None], anchor[None])[0])
+    assert float((new.exp() * kl_estimates(new, anchor, kind)).sum()) == pytest.approx(exact)
+    assert abs(float((new.exp() * kl_estimates(new, anchor, "k2")).sum()) - exact) > 0.01 * exact
+
+
+def expected_surrogate_gradient(sampler: list[float], cap: float) -> Tensor:
+    """Tokens drawn from an engine's `sampler`, old log-probabilities of the trainer, no clipping: the expected
+    gradient of the loss, again by enumeration."""
+    (logits, new), drawn, old = policy(), log_softmax(sampler), log_softmax(OLD)
+    batch = batch_of([(q * max(a, 0), q * min(a, 0), q) for q, a in zip(drawn.exp().tolist(), VALUES, strict=True)],
+                     [0, 1, 2, 3], old.tolist(), sampling=drawn.tolist())  # fmt: skip
+    config = LossConfig(kl_coefficient=0.0, clip_low=1.0, clip_high=99.0, importance_cap=cap)
+    return gradient(policy_loss(new, batch, config, normalizer=1.0)[0], logits)
+
+
+def test_importance_weights_make_the_gradient_of_another_sampler_s_tokens_that_of_the_policy() -> None:
+    """E_sampler[w r A d log pi] = E_pi[A d log pi] without a cap; with one, its bias is that of the cut weights."""
+    engine = [1.2, -0.9, 0.3, 0.4]  # an engine that rounds badly
+    (logits, new), values = policy(), torch.tensor(VALUES, dtype=torch.float64)
+    expected = gradient(-(new.exp() * values).sum(), logits)
+    assert torch.allclose(expected_surrogate_gradient(engine, cap=1e9), expected, rtol=0, atol=1e-12)
+
+    logits, new = policy()
+    cut = (log_softmax(OLD) - log_softmax(engine)).exp().clamp(max=1.1) * log_softmax(engine).exp()
+    by_hand = gradient(-(cut * torch.exp(new - log_softmax(OLD)) * values).sum(), logits)
+    found = expected_surrogate_gradient(engine, cap=1.1)
+    assert torch.allclose(found, by_hand, rtol=0, atol=1e-12)
+    assert (found - expected).norm() > 0.01
 
 
 def test_full_kl_is_read_at_the_slot_and_weighted_by_multiplicity() -> None:
@@ -190,6 +306,40 @@ def test_normalizers() -> None:
         loss_normalizer([], NO_KL)
 
 
+def test_hard_dedup_normalises_by_unique_trained_tokens() -> None:
+    """Rollouts of 5 and 4 trained tokens share two of them: seven unique ones."""
+    tree, rewards = forked()
+    config = dataclasses.replace(NO_KL, normalizer="tokens")
+    for attribution, tokens in (("hard_dedup", 7.0), ("hard", 9.0), ("soft", 9.0)):
+        credit = config.estimator(CreditConfig(attribution=attribution))(tree, rewards)
+        assert credit.rollout_tokens == tokens
+        assert loss_normalizer(pack([tree], [credit], max_tokens=99), config) == tokens
+
+
+@pytest.mark.parametrize(
+    ("credit", "loss", "problem"),
+    [
+        ({"leaf_weights": "path_weighted", "comparison": "starts"}, {}, "realised sum of path weights"),
+        ({"advantages": "dr_grpo"}, {"normalizer": "rollouts"}, "length bias"),
+        ({"attribution": "hard_dedup"}, {"normalizer": "rollouts"}, "counts nodes"),
+    ],
+)
+def test_credit_and_loss_that_do_not_go_together_are_refused(credit: dict, loss: dict, problem: str) -> None:
+    chosen = CreditConfig(**credit)
+    with pytest.raises(ConfigError, match=problem):
+        LossConfig(**loss).estimator(chosen)
+    LossConfig(normalizer="constant", constant=64.0).estimator(chosen)
+
+
+def test_the_loss_says_whether_credit_is_divided_by_length() -> None:
+    tree, rewards = forked()
+    for ratio, divided in (("token", True), ("action", False)):
+        config = LossConfig(kl_coefficient=0.0, normalizer="rollouts", ratio=ratio)
+        rule = config.estimator(CreditConfig())
+        assert rule.per_rollout is divided
+        assert loss_normalizer(pack([tree], [rule(tree, rewards)], max_tokens=99), config) == 2.0
+
+
 @pytest.mark.parametrize("kl", ["k2", "full"])
 def test_a_kl_term_without_a_reference_is_an_error_and_never_silently_zero(kl: str) -> None:
     with pytest.raises(ConfigError):
@@ -209,6 +359,7 @@ def test_a_kl_term_without_a_reference_is_an_error_and_never_silently_zero(kl: s
         {"constant": 3.0},
         {"normalizer": "sequence"},
         {"clip_hi": 0.2},
+        {"kl": "k1"},
     ],
 )
 def test_impossible_settings_are_refused(values: dict) -> None:

@@ -51,7 +51,9 @@ class Credit:
     """Credit of the trained nodes of one tree; a node that is absent is not trained.
 
     `rollout_tokens` and `rollouts` are what the flat objective would have normalised by: sum of w_i times trained
-    tokens of rollout i, and sum of w_i. `zero_variance` says that all scored leaves had the same reward.
+    tokens of rollout i (each unique trained token once under `hard_dedup`), and sum of w_i. `zero_variance` says that
+    all scored leaves had the same reward. `redistributed` is the leaf weight that censored branches gave up to their
+    siblings; `biased_forks` counts the branch points that were chosen by what was sampled below them.
     """
 
     nodes: Mapping[int, NodeCredit]
@@ -59,3 +61,5 @@ class Credit:
     rollouts: float
     zero_variance: bool
     censored: int = 0
+    redistributed: float = 0.0
+    biased_forks: int = 0

@@ -9,16 +9,22 @@ over tokens, a documented deviation; `ratio="action"` takes the product of token
 summand per completion (PivotRL, Eq. 8).
 
 Z, the normaliser, spans the whole accumulation window and is passed in:
-    tokens    sum over trained tokens of their multiplicity m: the mean over trained tokens
+    tokens    sum over trained tokens of their multiplicity m: the mean over trained tokens (with hard_dedup credit,
+              where m = 1, over unique ones)
     rollouts  sum of leaf weights. With ratio="action" this is the 1/G of PivotRL, Eq. 7. With ratio="token" it
               needs credit made `per_rollout` (each leaf's weight over its length: Z_i = sum of w times length_i),
               which gives GRPO's mean over rollouts of token means
-    constant  a given number, so that a tree's gradient does not depend on what else is in the batch
+    constant  a given number, so that a tree's gradient does not depend on what else is in the batch; what Dr. GRPO
+              and path-weighted credit need (whose sums come out on the scale of the number of starts)
 
-KL estimators are named by their gradient. `k2` = (log pi - log ref)^2 / 2 at the sampled token has the gradient of
-KL(pi || ref) in expectation over pi; tokens drawn from pi_old are weighted by r, without gradient. `full` sums over
-the vocabulary: exact at each visited position, no sampling noise, V times the memory. k1 as a loss has no on-policy
-gradient and k3 is biased as a loss, so neither is offered.
+KL estimators are to be told apart by the expectation of their *gradient*, with d = log pi - log ref at a token drawn
+from pi (tokens drawn from pi_old are weighted by r, without gradient):
+    k2    d^2 / 2              the gradient of KL(pi || ref)
+    full  sum over V of pi d   the same, without sampling noise at each visited position, for V times the memory
+    k3    exp(-d) - 1 + d      its *value* estimates KL(pi || ref), its gradient is that of KL(ref || pi), which pulls
+                               towards covering the reference (GRPO's and verl's low_var_kl)
+    k1    d                    its value estimates KL(pi || ref), its gradient is zero in expectation, so that as a
+                               loss it would add noise only: refused with a coefficient
 """
 
 from __future__ import annotations
@@ -31,6 +37,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from turntree.advantages.config import CreditConfig, Normalizer
+from turntree.advantages.credit import CreditRule
 from turntree.core.errors import ConfigError, InputError
 from turntree.training.packing import PackedBatch, PackingStats
 
@@ -39,9 +47,11 @@ from turntree.training.packing import PackedBatch, PackingStats
 class LossConfig:
     """Defaults: PPO's symmetric clip, token ratios, a light KL pull towards the frozen reference.
 
-    `temperature` is the one that the engine sampled at. `dual_clip` (above 1 - clip_low) bounds the ratio of
-    punished tokens. `importance_cap` bounds exp(old - sampling), which is 1 unless old log-probabilities are
-    recomputed. `kl_on_zero_variance` says whether trees without reward variance still pull towards the reference.
+    `temperature` is the one that the engine sampled at. The two sides of the clip range are independent (DAPO's
+    clip-higher). `dual_clip` (at least 1 - clip_low) bounds the ratio of punished tokens: dual-clip PPO and, above
+    1 + clip_high, the delta of "two-sided" clipping. `importance_cap` bounds exp(old - sampling), which is 1 unless
+    old log-probabilities are recomputed. `kl_on_zero_variance` says whether trees without reward variance still pull
+    towards the reference.
     """
 
     clip_low: float = 0.2
@@ -49,9 +59,9 @@ class LossConfig:
     dual_clip: float | None = None
     ratio: Literal["token", "action"] = "token"
     kl_coefficient: float = 0.01
-    kl: Literal["k2", "full"] = "k2"
+    kl: Literal["k1", "k2", "k3", "full"] = "k2"
     kl_on_zero_variance: bool = True
-    normalizer: Literal["tokens", "rollouts", "constant"] = "tokens"
+    normalizer: Normalizer = "tokens"
     constant: float | None = None
     importance_cap: float = 2.0
     temperature: float = 1.0
@@ -61,6 +71,15 @@ class LossConfig:
         """Whether the credit must divide each rollout by its length (`CreditRule.per_rollout`)."""
         return self.normalizer == "rollouts" and self.ratio == "token"
 
+    @property
+    def needs_reference_logprobs(self) -> bool:
+        """Whether the KL term reads the reference's log-probability of each trained token."""
+        return self.kl_coefficient > 0 and self.kl != "full"
+
+    def estimator(self, credit: CreditConfig) -> CreditRule:
+        """The estimator for this loss. Raises `ConfigError` where the two do not go together."""
+        return credit.rule(self.normalizer, per_rollout=self.per_rollout_credit)
+
     def __post_init__(self) -> None:
         if not 0 <= self.clip_low <= 1 or self.clip_high < 0:
             raise ConfigError("impossible clip range", field="clip_low", hint="0 <= clip_low <= 1, clip_high >= 0")
@@ -68,6 +87,12 @@ class LossConfig:
             raise ConfigError("lies inside the clip range", field="dual_clip", hint="use at least 1 - clip_low")
         if not self.kl_coefficient >= 0 or self.importance_cap <= 0 or self.temperature <= 0:
             raise ConfigError("kl_coefficient must be >= 0, importance_cap and temperature > 0", field="kl_coefficient")
+        if self.kl == "k1" and self.kl_coefficient > 0:
+            raise ConfigError(
+                "'k1' has no gradient in expectation: as a loss it adds noise only",
+                field="kl",
+                hint="use 'k2', which has the gradient of the same divergence",
+            )
         if (self.normalizer == "constant") != (self.constant is not None and self.constant > 0):
             raise ConfigError("goes with normalizer 'constant' and only with it", field="constant", hint="a number > 0")
 
@@ -121,7 +146,7 @@ def loss_normalizer(batches: Sequence[PackedBatch], config: LossConfig) -> float
         raise InputError(
             "credit divided by rollout length does not go with ratio 'action'",
             field="ratio",
-            hint="label with CreditRule(per_rollout=False)",
+            hint="label with LossConfig.estimator, or CreditRule(per_rollout=False)",
         )
     if config.normalizer == "tokens":
         return terms
@@ -132,7 +157,7 @@ def loss_normalizer(batches: Sequence[PackedBatch], config: LossConfig) -> float
         raise InputError(
             "normalizer 'rollouts' is a mean over rollouts of token means, and this credit sums over tokens",
             field="normalizer",
-            hint="label with CreditRule(per_rollout=True)",
+            hint="label with LossConfig.estimator, or CreditRule(per_rollout=True)",
         )
     return stats.rollouts
 
@@ -148,7 +173,7 @@ def policy_loss(
 ) -> tuple[Tensor, LossSums]:
     """The loss of one batch (a scalar with gradient) and its metric sums.
 
-    `batch.reference_logprobs_S` serves the k2 KL, `exact_kl_S` the full one; neither is read at kl_coefficient 0.
+    `exact_kl_S` serves the full KL, `batch.reference_logprobs_S` the others; neither is read at kl_coefficient 0.
     """
     policy_T = policy_logprobs_S[batch.slot_T]
     multiplicity_T = batch.multiplicity_A.to(policy_T)[batch.action_T]
@@ -165,6 +190,19 @@ def policy_loss(
     if entropies_S is not None:
         sums = dataclasses.replace(sums, entropy=float((multiplicity_T * entropies_S[batch.slot_T]).sum()))
     return loss, dataclasses.replace(sums, loss=float(loss.detach()))
+
+
+def kl_estimates(policy_T: Tensor, reference_T: Tensor, kind: Literal["k1", "k2", "k3"]) -> Tensor:
+    """The estimator of KL(pi || ref) at each sampled token, [T], from log-probabilities; see the module docstring for
+    what its gradient is."""
+    distance_T = policy_T - reference_T
+    match kind:
+        case "k1":
+            return distance_T
+        case "k2":
+            return 0.5 * distance_T**2
+        case "k3":
+            return torch.expm1(-distance_T) + distance_T
 
 
 def exact_kl(policy_SV: Tensor, reference_SV: Tensor) -> Tensor:
@@ -220,5 +258,5 @@ def _kl_terms(
         return exact_kl_S[batch.slot_T]
     if batch.reference_logprobs_S is None:
         raise ConfigError("a KL term needs a reference policy", field="kl_coefficient", hint="pass one, or set it to 0")
-    distance_T = policy_T - batch.reference_logprobs_S.to(policy_T)[batch.slot_T]
-    return log_ratio_T.exp() * 0.5 * distance_T**2
+    reference_T = batch.reference_logprobs_S.to(policy_T)[batch.slot_T]
+    return log_ratio_T.exp() * kl_estimates(policy_T, reference_T, config.kl)

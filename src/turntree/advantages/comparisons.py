@@ -1,0 +1,120 @@
+"""What is compared with what: from rewards to the advantage A_{i,n} of leaf i at node n.
+
+A comparison takes a scored tree and one of the functions of `advantages.grpo`, and returns, for every trained node,
+the advantages of the leaves at or below it (aligned with `ScoredTree.below`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from turntree.advantages.grpo import Advantages
+from turntree.advantages.scored import ScoredTree
+from turntree.core.errors import ConfigError
+from turntree.core.tree import Node, RolloutTree
+
+Comparison = Callable[[ScoredTree, Advantages], Mapping[int, Sequence[float]]]
+
+
+def across_leaves(scored: ScoredTree, advantages: Advantages) -> dict[int, list[float]]:
+    """Every leaf with every other one, forked siblings and refills included (GRPO; ARPO on its branched groups)."""
+    return scored.at_trained(advantages(scored.rewards))
+
+
+def across_starts(scored: ScoredTree, advantages: Advantages) -> dict[int, list[float]]:
+    """Every leaf stands in for its own start among the values of the *other initial* starts.
+
+    So the baseline is independent of what it is compared with: siblings never serve each other as baselines (they
+    share tokens), nor do refills (their number depends on outcomes). Without forks and refills this is
+    `across_leaves`.
+    """
+    initial = {start: scored.value(start) for start in scored.initial_starts}
+    found = [0.0] * len(scored.leaves)
+    for start in (*scored.initial_starts, *scored.refilled_starts):
+        for i in scored.below[start]:
+            group = initial | {start: scored.rewards[i]}
+            found[i] = advantages(list(group.values()))[list(group).index(start)]
+    return scored.at_trained(found)
+
+
+def across_siblings(scored: ScoredTree, advantages: Advantages) -> dict[int, list[float]]:
+    """Every branch with the other branches of its fork, by value; the initial starts are each other's siblings.
+
+    A node takes the advantage of the branch it lies in: what that choice gained over its alternatives, not what came
+    later. Use `mean_centred` or `rloo`: the standard deviation of two branches makes every difference +-1.
+    """
+    branch: dict[int, float] = dict.fromkeys(scored.refilled_starts, 0.0)
+    initial = [scored.value(start) for start in scored.initial_starts]
+    for start in scored.refilled_starts:
+        branch[start] = advantages([*initial, scored.value(start)])[-1]
+    for siblings in (scored.initial_starts, *_forks(scored)):
+        branch |= zip(siblings, advantages([scored.value(n) for n in siblings]), strict=True)
+    at: dict[int | None, float] = {}
+    for node in scored.below:  # parents first
+        at[node] = branch.get(node, at.get(scored.tree[node].parent, 0.0))
+    return {node: [at[node]] * len(scored.below[node]) for node in scored.trained}
+
+
+def within_and_across_trees(scored: ScoredTree, advantages: Advantages) -> dict[int, list[float]]:
+    """Tree-GRPO: the advantage among the leaves of the same start plus that among all leaves, z-scores in the paper.
+
+    Among two leaves of a start a z-score is always +-1, however close they are.
+    """
+    found = advantages(scored.rewards)
+    for start in scored.tree.starts():
+        inside = scored.below.get(start, ())
+        for i, a in zip(inside, advantages([scored.rewards[i] for i in inside]), strict=True):
+            found[i] += a
+    return scored.at_trained(found)
+
+
+def last_observation(tree: RolloutTree, node: Node) -> Hashable:
+    """What the policy saw last before it sampled `node`: the tokens of the given node above it. A continuation of
+    probed tokens shares its state with the other continuations of them only."""
+    if node.parent is None:
+        return ()
+    above = tree[node.parent]
+    return above.id if above.sampled else above.token_ids
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcrossAnchors:
+    """GiGPO: the advantage of the rollout plus `step_weight` times that of the step among all steps of the group that
+    were taken at the same state, by discounted return-to-go. A step without company there gets nothing.
+
+    `state` names the state of a step; a fork makes its children company, and so does any state that is met twice.
+    """
+
+    step_weight: float = 1.0
+    discount: float = 0.95
+    state: Callable[[RolloutTree, Node], Hashable] = last_observation
+
+    def __post_init__(self) -> None:
+        if self.step_weight < 0 or not 0 < self.discount <= 1:
+            raise ConfigError("needs step_weight >= 0 and 0 < discount <= 1", field="anchors")
+
+    def __call__(self, scored: ScoredTree, advantages: Advantages) -> dict[int, list[float]]:
+        episode = across_leaves(scored, advantages)
+        step: dict[int, float] = {}
+        for steps in self._groups(scored):
+            step |= zip(steps, advantages([self._return(scored, n) for n in steps]), strict=True)
+        return {n: [a + self.step_weight * step[n] for a in at_node] for n, at_node in episode.items()}
+
+    def _groups(self, scored: ScoredTree) -> list[list[int]]:
+        groups: dict[Hashable, list[int]] = {}
+        for node in scored.trained:
+            groups.setdefault(self.state(scored.tree, scored.tree[node]), []).append(node)
+        return list(groups.values())
+
+    def _return(self, scored: ScoredTree, node: int) -> float:
+        """One number per sampling event, however many leaves it led to."""
+        turn = scored.tree[node].turn
+        ahead = [scored.tree[leaf].turn - turn for leaf in scored.leaves]
+        return scored.mean_below(node, [r * self.discount**t for r, t in zip(scored.rewards, ahead, strict=True)])
+
+
+def _forks(scored: ScoredTree) -> list[list[int]]:
+    """The children with a scored leaf of every branch point that keeps at least two of them."""
+    live = [[n for n in scored.tree.children(fork) if n in scored.below] for fork in scored.tree.branch_points()]
+    return [children for children in live if len(children) > 1]

@@ -1,0 +1,109 @@
+"""The credit of a run as plain values, and the estimator made from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from turntree.advantages.attribution import Attribution, hard, hard_dedup, soft
+from turntree.advantages.comparisons import (
+    AcrossAnchors,
+    Comparison,
+    across_leaves,
+    across_siblings,
+    across_starts,
+    within_and_across_trees,
+)
+from turntree.advantages.credit import CreditRule
+from turntree.advantages.grpo import Advantages, grpo_advantages, mean_centred, rloo
+from turntree.advantages.weights import LeafWeights, path_weighted, unit_weights
+from turntree.core.errors import ConfigError
+
+ADVANTAGES: dict[str, Advantages] = {
+    "grpo": grpo_advantages,
+    "dr_grpo": mean_centred,
+    "mean_centred": mean_centred,
+    "rloo": rloo,
+}
+ATTRIBUTIONS: dict[str, Attribution] = {"soft": soft, "hard": hard, "hard_dedup": hard_dedup}
+LEAF_WEIGHTS: dict[str, LeafWeights] = {"unit": unit_weights, "path_weighted": path_weighted}
+
+Normalizer = Literal["tokens", "rollouts", "constant"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CreditConfig:
+    """Which estimator labels the nodes; the default is plain GRPO. docs/design/credit.md tells them apart.
+
+    `comparison`: every leaf with every leaf (GRPO), with the initial starts (what path weights need), every branch
+    with its siblings, Tree-GRPO's within and across trees, GiGPO's anchor states. `dr_grpo` is `mean_centred` with a
+    constant normaliser. `anchor_weight` and `anchor_discount` are GiGPO's omega and gamma. Raises `ConfigError` for
+    combinations that theory calls wrong; `rule` does so for those of credit and loss.
+    """
+
+    advantages: Literal["grpo", "dr_grpo", "mean_centred", "rloo"] = "grpo"
+    comparison: Literal["leaves", "starts", "siblings", "trees", "anchors"] = "leaves"
+    leaf_weights: Literal["unit", "path_weighted"] = "unit"
+    attribution: Literal["soft", "hard", "hard_dedup"] = "soft"
+    anchor_weight: float = 1.0
+    anchor_discount: float = 0.95
+
+    def __post_init__(self) -> None:
+        if self.leaf_weights == "path_weighted" and self.comparison not in ("starts", "siblings"):
+            raise ConfigError(
+                f"{self.comparison!r} lets forked siblings and refills into the baseline, which biases path weights",
+                field="comparison",
+                hint="use 'starts' or 'siblings' with leaf_weights 'path_weighted'",
+            )
+        if self.leaf_weights == "path_weighted" and self.attribution == "hard_dedup":
+            raise ConfigError(
+                "counts every node once and so discards path weights", field="attribution", hint="use 'soft' or 'hard'"
+            )
+        if self.comparison == "siblings" and self.advantages == "grpo":
+            raise ConfigError(
+                "the standard deviation of two siblings makes every difference +-1",
+                field="advantages",
+                hint="use 'mean_centred' or 'rloo' with comparison 'siblings'",
+            )
+        self._comparison()
+
+    def rule(self, normalizer: Normalizer, *, per_rollout: bool) -> CreditRule:
+        """The estimator for a loss with this normaliser; `per_rollout` as in `CreditRule`."""
+        if self.leaf_weights == "path_weighted" and normalizer != "constant":
+            raise ConfigError(
+                f"{normalizer!r} divides by the realised sum of path weights, which depends on outcomes",
+                field="normalizer",
+                hint="use normalizer 'constant' with leaf_weights 'path_weighted'",
+            )
+        if self.advantages == "dr_grpo" and normalizer != "constant":
+            raise ConfigError(
+                f"{normalizer!r} brings back the length bias that Dr. GRPO removes",
+                field="normalizer",
+                hint="use normalizer 'constant' with advantages 'dr_grpo', or advantages 'mean_centred'",
+            )
+        if self.attribution == "hard_dedup" and normalizer == "rollouts":
+            raise ConfigError(
+                "'rollouts' counts rollouts, and hard_dedup counts nodes",
+                field="normalizer",
+                hint="use normalizer 'tokens' or 'constant' with attribution 'hard_dedup'",
+            )
+        return CreditRule(
+            advantages=ADVANTAGES[self.advantages],
+            comparison=self._comparison(),
+            leaf_weights=LEAF_WEIGHTS[self.leaf_weights],
+            attribution=ATTRIBUTIONS[self.attribution],
+            per_rollout=per_rollout,
+        )
+
+    def _comparison(self) -> Comparison:
+        match self.comparison:
+            case "leaves":
+                return across_leaves
+            case "starts":
+                return across_starts
+            case "siblings":
+                return across_siblings
+            case "trees":
+                return within_and_across_trees
+            case "anchors":
+                return AcrossAnchors(step_weight=self.anchor_weight, discount=self.anchor_discount)
