@@ -58,7 +58,8 @@ class InlinePool:
         try:
             if environment is None:
                 environment = session.environment.fork()
-                replay(environment, session)
+                for _ in replay(environment, session):
+                    pass
             observation = ask(environment)
         except Exception as error:  # a bad rollout is data: the boundary to foreign code
             seconds = time.perf_counter() - started

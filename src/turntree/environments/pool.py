@@ -8,6 +8,7 @@ answer as it did before. So a fault costs a replay and never more, and a retry i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -93,13 +94,14 @@ def start(environment: Environment) -> Observation:
     return checked(Observation(environment.reset(), done=False))
 
 
-def replay(environment: Environment, session: Session) -> None:
-    """Bring a fresh copy to where `session` stands. Raises `EnvironmentFault` when it answers differently: the
-    environment is not a function of its actions, and the conversation so far is not its own."""
+def replay(environment: Environment, session: Session) -> Iterator[int]:
+    """Bring a fresh copy to where `session` stands, turn by turn. Raises `EnvironmentFault` when it answers
+    differently: it is not a function of its actions, and the conversation so far is not its own."""
     for turn, answer in enumerate(session.answers):
         again = start(environment) if turn == 0 else checked(environment.step(session.actions[turn - 1]))
         if again != answer:
             raise EnvironmentFault(f"a replay was answered differently at turn {turn}")
+        yield turn
 
 
 def checked(observation: Any) -> Observation:

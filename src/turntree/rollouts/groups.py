@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.labels import Rewards
-from turntree.core.protocols import Environment, GroupProgress, Observation
+from turntree.core.protocols import Environment, GateDecision, GroupProgress, Observation
 from turntree.core.tree import Decision, Node, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.rollouts.live import Ending, LiveRollout, start_rollout
@@ -31,6 +31,7 @@ class GrownGroup:
     rewards: Rewards
     seconds: float
     cut: int | None = None
+    decision: GateDecision | None = None  # the gate's last word: cut, audited or let go on; the tree holds them all
 
 
 @dataclass(eq=False)
@@ -56,6 +57,7 @@ class Group:
     owed: dict[Key, Cost] = field(default_factory=dict[Key, Cost])  # paid for, and not yet in a node
     decisions: list[Decision] = field(default_factory=list[Decision])
     asked: int = 0  # the last turn at which the gate was asked
+    decision: GateDecision | None = None  # the gate's last
     decided: bool = False  # the gate need not be asked again
     cut: int | None = None
     ending: Ending | None = None  # of all rollouts at once: the task leaves no room
@@ -96,15 +98,12 @@ class Group:
             for sample in range(self.size)
         )
 
-    def progress(self, turn: int) -> GroupProgress | None:
+    def progress(self, turn: int) -> GroupProgress:
         """The group as it was when everybody had played `turn` turns, whoever has gone on since: a gate's decision
-        must not depend on the interleaving. Rollouts that a fault had ended by then are left out. None where nothing
-        is left to decide: nobody went on, or there are no two rollouts to compare."""
+        must not depend on the interleaving. Rollouts that a fault had ended by then are left out."""
         seen = [r for r in self.rollouts.values() if len(r.key) == 1 and (r.turns >= turn or self._ended(r.key))]
         seen.sort(key=lambda rollout: rollout.key)
         finished = tuple(rollout.turns <= turn and self._ended(rollout.key) for rollout in seen)
-        if len(seen) < 2 or all(finished):
-            return None
         return GroupProgress(
             task_id=self.task.task_id,
             max_turns=self.max_turns,
@@ -125,8 +124,15 @@ class Group:
         layout = _Layout(self, self._root)
         tree, rewards = layout.tree, Rewards(layout.verdicts)
         rewards.check(tree)
-        seconds = now - self.begun
-        return GrownGroup(index=self.index, task=self.task, tree=tree, rewards=rewards, seconds=seconds, cut=self.cut)
+        return GrownGroup(
+            index=self.index,
+            task=self.task,
+            tree=tree,
+            rewards=rewards,
+            seconds=now - self.begun,
+            cut=self.cut,
+            decision=self.decision,
+        )
 
 
 class _Layout:

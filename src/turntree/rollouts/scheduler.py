@@ -360,11 +360,12 @@ class _Run:
             group.asked += 1
             progress = group.progress(group.asked)
             started = self._scheduler.clock()
-            decision = None if progress is None else gate.decide(progress)
+            decision = gate.decide(progress)
             self._usage.gate_seconds += self._scheduler.clock() - started
-            group.decided = progress is None or (decision is not None and (decision.final or decision.cut))
+            group.decided = all(progress.finished) or (decision is not None and (decision.final or decision.cut))
             if decision is None:
                 continue
+            group.decision = decision
             action = "cut" if decision.cut else "audit" if decision.audited else "continue"
             group.record("gate", None, action, decision.reason, {"turn": group.asked, **decision.numbers})
             if decision.cut:

@@ -1,0 +1,272 @@
+"""What every pool of environments promises, in this process and in workers that die."""
+
+from __future__ import annotations
+
+import multiprocessing
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fault_drill import Corridor, FaultPlan, Faulty
+from turntree.core.errors import InputError
+from turntree.core.messages import Message
+from turntree.core.protocols import Environment, Observation
+from turntree.environments.inline import InlinePool
+from turntree.environments.pool import Answer, EnvironmentPool, Session
+from turntree.environments.processes import ProcessPool, ProcessPoolConfig
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[ProcessPool]:
+    with ProcessPool(ProcessPoolConfig(workers=2, step_seconds=1.0)) as pool:
+        yield pool
+
+
+@pytest.fixture(params=["in this process", "in worker processes"])
+def pool(request: pytest.FixtureRequest) -> Iterator[EnvironmentPool]:
+    pool = InlinePool() if request.param == "in this process" else request.getfixturevalue("workers")
+    yield pool
+    assert pool.in_flight == 0
+    assert pool.poll() == []
+
+
+def said(text: str) -> Message:
+    return Message("assistant", text)
+
+
+def answers(pool: EnvironmentPool, count: int) -> dict[Session, Answer]:
+    """The next `count` answers, by session."""
+    found: dict[Session, Answer] = {}
+    until = time.monotonic() + 60
+    while len(found) < count and time.monotonic() < until:
+        for answer in pool.poll(1.0):
+            assert answer.session not in found
+            found[answer.session] = answer
+    assert len(found) == count
+    return found
+
+
+def one(pool: EnvironmentPool) -> Answer:
+    (answer,) = answers(pool, 1).values()
+    return answer
+
+
+def begun(pool: EnvironmentPool, environment: Environment) -> Session:
+    session = pool.open(environment)
+    pool.reset(session)
+    assert one(pool).observation == Observation((Message("user", "walk 3"),), done=False)
+    return session
+
+
+def content(answer: Answer) -> str | None:
+    return answer.observation and answer.observation.messages[0].content
+
+
+def test_sessions_answer_to_their_own_actions_only(pool: EnvironmentPool) -> None:
+    task = Corridor()
+    sessions = [pool.open(task) for _ in range(5)]
+    for session in sessions:
+        pool.reset(session)
+    assert {content(answer) for answer in answers(pool, 5).values()} == {"walk 3"}
+    for turn in range(3):
+        for number, session in enumerate(sessions):
+            pool.step(session, said(f"{turn}-{number}"))
+        told = answers(pool, 5)
+        for number, session in enumerate(sessions):
+            assert content(told[session]) == " ".join(f"{t}-{number}" for t in range(turn + 1))
+            assert told[session].calls == 1
+    for session in sessions:
+        assert pool.close(session) == 0
+
+
+def test_a_call_is_answered_once(pool: EnvironmentPool) -> None:
+    session = begun(pool, Corridor())
+    pool.step(session, said("on"))
+    assert pool.in_flight == 1
+    assert content(one(pool)) == "on"
+    assert pool.in_flight == 0
+    assert pool.poll(0) == []
+    pool.close(session)
+
+
+def test_a_closed_session_is_not_answered_and_its_call_is_counted(pool: EnvironmentPool) -> None:
+    closed, kept = begun(pool, Corridor()), begun(pool, Corridor())
+    pool.step(closed, said("on"))
+    pool.step(kept, said("on"))
+    assert pool.close(closed) == 1
+    assert pool.in_flight == 1
+    assert set(answers(pool, 1)) == {kept}
+    pool.step(kept, said("left"))
+    assert content(one(pool)) == "on left", "and the worker that it was in goes on"
+    pool.close(kept)
+
+
+def test_a_fork_goes_on_by_itself(pool: EnvironmentPool) -> None:
+    session = begun(pool, Corridor())
+    pool.step(session, said("on"))
+    one(pool)
+    twin = pool.fork(session)
+    pool.step(session, said("left"))
+    pool.step(twin, said("right"))
+    told = answers(pool, 2)
+    assert [content(told[session]), content(told[twin])] == ["on left", "on right"]
+    pool.close(session)
+    pool.close(twin)
+
+
+class Breaking(Corridor):
+    """Says "break" as its own class of trouble, once per copy."""
+
+    def step(self, action: Message) -> Observation:
+        trouble = {
+            "raise": lambda: 1 / 0,
+            "exit": lambda: exit(3),
+            "nothing": lambda: None,
+            "text": lambda: Observation("on", False),  # type: ignore[arg-type]
+            "empty": lambda: Observation((), False),
+            "a message of nobody": lambda: Observation((Message("nobody", "on"),), False),  # type: ignore[arg-type]
+            "no text": lambda: Observation((Message("user", 7),), False),  # type: ignore[arg-type]
+            "maybe": lambda: Observation((Message("user", "on"),), "maybe"),  # type: ignore[arg-type]
+        }
+        return trouble[action.content]() if action.content in trouble else super().step(action)
+
+    def fork(self) -> Breaking:
+        twin = Breaking(self.task_id, self.length)
+        twin.said = list(self.said)
+        return twin
+
+
+@pytest.mark.parametrize(
+    ("action", "why"),
+    [
+        ("raise", "ZeroDivisionError: division by zero"),
+        ("nothing", "answered NoneType instead of an observation"),
+        ("text", "answered something that is not a message"),
+        ("empty", "answered something that is not a message"),
+        ("a message of nobody", "answered something that is not a message"),
+        ("no text", "answered something that is not a message"),
+        ("maybe", "answered done or success that is neither true nor false"),
+    ],
+)
+def test_a_fault_is_named_and_the_session_goes_on_as_if_nothing_had_happened(
+    pool: EnvironmentPool, action: str, why: str
+) -> None:
+    session = begun(pool, Breaking())
+    pool.step(session, said("left"))
+    one(pool)
+    pool.step(session, said(action))
+    failed = one(pool)
+    assert (failed.observation, failed.fault, failed.calls) == (None, why, 1)
+    pool.step(session, said("right"))
+    again = one(pool)
+    assert content(again) == "left right"
+    assert again.calls == 2, "what is replayed is counted"
+    pool.close(session)
+
+
+class Forgetful(Corridor):
+    """Tells something else every time it is reset."""
+
+    resets = 0
+
+    def reset(self) -> tuple[Message, ...]:
+        Forgetful.resets += 1
+        return (Message("user", f"episode {Forgetful.resets}"),)
+
+    def step(self, action: Message) -> Observation:
+        raise RuntimeError
+
+    def fork(self) -> Forgetful:
+        return Forgetful()
+
+
+def test_a_replay_that_is_answered_differently_is_a_fault(pool: EnvironmentPool) -> None:
+    session = pool.open(Forgetful())
+    pool.reset(session)
+    assert one(pool).observation is not None
+    for why in ("RuntimeError: ", "a replay was answered differently at turn 0"):
+        pool.step(session, said("on"))
+        assert (one(pool).fault or "").startswith(why.strip())
+    pool.close(session)
+
+
+# worker processes only
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("killed", "the worker died, exit code -9"),
+        ("hanging", "the environment call took longer than 1 seconds"),
+        ("garbage", "answered "),
+        ("raising", "RuntimeError: the simulator crashed"),
+    ],
+)
+def test_what_a_worker_suffers_hurts_one_call_only(workers: ProcessPool, tmp_path: Path, fault: str, why: str) -> None:
+    plan = FaultPlan(seed=11, tally=str(tmp_path), **{fault: 0.1})
+    bystanders = [begun(workers, Corridor()) for _ in range(4)]
+    session, faults = workers.open(Faulty(Corridor(), plan)), 0
+
+    def ask(turn: int) -> None:
+        workers.step(session, said(str(turn))) if turn else workers.reset(session)
+
+    for turn in range(6):
+        ask(turn)
+        for bystander in bystanders:
+            workers.step(bystander, said("on"))
+        told = answers(workers, 5)
+        assert [told[bystander].fault for bystander in bystanders] == [None] * 4
+        while told[session].fault is not None:
+            assert (told[session].fault or "").startswith(why)
+            faults += 1
+            ask(turn)
+            told = answers(workers, 1)
+    assert content(told[session]) == "1 2 3 4 5"
+    assert faults == plan.happened()[fault] > 0
+    for each in (session, *bystanders):
+        workers.close(each)
+
+
+def test_workers_killed_while_idle_are_replaced_without_a_fault(workers: ProcessPool) -> None:
+    sessions = [begun(workers, Corridor()) for _ in range(4)]
+    lost = workers.lost
+    for process in multiprocessing.active_children():
+        process.kill()
+        process.join()
+    for session in sessions:
+        workers.step(session, said("on"))
+    assert {(content(answer), answer.calls) for answer in answers(workers, 4).values()} == {("on", 1)}
+    assert workers.lost == lost + 2
+    for session in sessions:
+        workers.close(session)
+
+
+class Stubborn(Corridor):
+    """Hangs in a process of its own, which outlives a worker that is merely killed."""
+
+    def step(self, action: Message) -> Observation:
+        child = subprocess.Popen(["sleep", "3600"])
+        Path(action.content).write_text(str(child.pid))
+        child.wait()
+        raise AssertionError("was waited for")
+
+
+def test_what_an_environment_started_dies_with_its_worker(workers: ProcessPool, tmp_path: Path) -> None:
+    session = begun(workers, Stubborn())
+    workers.step(session, said(str(tmp_path / "pid")))
+    assert one(workers).fault == "the environment call took longer than 1 seconds"
+    pid = (tmp_path / "pid").read_text()
+    status = Path(f"/proc/{pid}/stat")
+    assert not status.exists() or status.read_text().split()[2] == "Z"
+    workers.close(session)
+
+
+def test_an_environment_that_cannot_travel_is_refused_in_one_line(workers: ProcessPool) -> None:
+    unpicklable: Callable[[], None] = lambda: None  # noqa: E731
+    environment = Corridor("t")
+    environment.length = unpicklable  # type: ignore[assignment]
+    with pytest.raises(InputError, match="the environment of 't' cannot be sent to a worker"):
+        workers.open(environment)
