@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.labels import Rewards
@@ -55,7 +55,7 @@ class Group:
     rollouts: dict[Key, LiveRollout] = field(default_factory=dict[Key, LiveRollout])
     endings: dict[Key, Ending] = field(default_factory=dict[Key, Ending])
     owed: dict[Key, Cost] = field(default_factory=dict[Key, Cost])  # paid for, and not yet in a node
-    decisions: list[Decision] = field(default_factory=list[Decision])
+    decisions: list[tuple[Key, Decision]] = field(default_factory=list[tuple[Key, Decision]])  # a group's key is ()
     asked: int = 0  # the last turn at which the gate was asked
     decision: GateDecision | None = None  # the gate's last
     decided: bool = False  # the gate need not be asked again
@@ -87,7 +87,7 @@ class Group:
         """Record a decision about one rollout, or about the group (`key` None)."""
         rollout = None if key is None else self.rollouts.get(key)
         node = self._root if rollout is None else rollout.leaf
-        self.decisions.append(Decision(actor, node, action, reason, numbers))
+        self.decisions.append((key or (), Decision(actor, node, action, reason, numbers)))
 
     # what a gate sees
 
@@ -151,9 +151,9 @@ class _Layout:
         else:
             for sample in range(group.size):
                 self._finish((sample,))
-        for decision in group.decisions:
-            if decision.node in self._ids:  # what ran ahead of the gate is gone with all that happened to it
-                self.tree.record(Decision(**{**vars(decision), "node": self._ids[decision.node]}))
+        kept = [(key, d) for key, d in group.decisions if d.node in self._ids]  # those of dropped turns go with them
+        for _, decision in sorted(kept, key=lambda pair: (self._ids[pair[1].node], pair[0])):
+            self.tree.record(replace(decision, node=self._ids[decision.node]))
 
     def _place(self, key: Key, node: Node) -> None:
         assert node.parent is not None
