@@ -12,7 +12,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import click
 
 from turntree import __version__
-from turntree.cli import pipeline, results, traces
+from turntree.cli import gate, online, pipeline, results, traces
 from turntree.core.errors import TurntreeError
 
 
@@ -28,9 +28,13 @@ def cli() -> None:
 cli.add_command(traces.traces)
 cli.add_command(pipeline.sft)
 cli.add_command(pipeline.profile)
+cli.add_command(pipeline.rescore)
 cli.add_command(pipeline.select)
 cli.add_command(pipeline.train)
+pipeline.train.add_command(online.online)
+cli.add_command(online.experiment)
 cli.add_command(results.evaluate)
+cli.add_command(gate.gate)
 cli.add_command(results.report)
 cli.add_command(results.quickstart)
 

@@ -115,3 +115,15 @@ def percentile_interval(values: Sequence[float], confidence: float = 0.95) -> tu
         return None
     low, high = np.quantile(np.asarray(values), [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
+
+
+def mcnemar(only_first: int, only_second: int) -> float:
+    """Exact two-sided p-value of McNemar's test: tasks that only the first solved against those only the second did.
+
+    >>> round(mcnemar(9, 2), 4)
+    0.0654
+    """
+    from scipy.stats import binomtest
+
+    discordant = only_first + only_second
+    return float(binomtest(only_first, discordant).pvalue) if discordant else 1.0

@@ -1,0 +1,158 @@
+"""`turntree experiment cost`: PivotRL against end-to-end GRPO, success over what was spent (PivotRL, Figure 1).
+
+Both start from the same policy and are measured on the same held-out games in the same way. PivotRL pays for its
+profile before the first step; the demonstrations that it needs are counted beside the bill, not in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from turntree.core.errors import ConfigError
+from turntree.observe.files import read_table, write_json
+from turntree.observe.run import RunDirectory
+from turntree.profiling import profile as profiling
+from turntree.profiling.profile import ProfileConfig
+from turntree.profiling.select import SelectConfig
+from turntree.stages import household_traces, profile, select
+from turntree.stages.household_traces import HouseholdTracesConfig
+from turntree.stages.profile import ProfileStageConfig
+from turntree.stages.tasks import GamesConfig
+from turntree.stages.train_online import TrainOnlineConfig, run_train_online
+from turntree.stages.train_pivot import CheckConfig, TrainPivotConfig, run_train_pivot
+from turntree.training.pivot import PivotConfig
+
+METHODS = ("pivotrl", "grpo")
+UNITS = ("turns", "decoded_tokens", "trained_tokens", "seconds")
+GAMES_PER_SEED = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostExperimentConfig:
+    """`online` is the GRPO arm; its `games` are also those that the traces demonstrate. `held_out` games of the split
+    `dev` are played `train.check_every` steps of either arm apart, sampled at temperature 1."""
+
+    seeds: tuple[int, ...] = (0, 1, 2)
+    online: TrainOnlineConfig = field(default_factory=TrainOnlineConfig)
+    traces: HouseholdTracesConfig = field(default_factory=lambda: HouseholdTracesConfig(slips=0.2))
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
+    candidates: int = 5000
+    select: SelectConfig = field(default_factory=lambda: SelectConfig(threshold=1.0, max_per_kind=0.4))
+    train: PivotConfig = field(default_factory=PivotConfig)
+    held_out: int = 200
+
+    def __post_init__(self) -> None:
+        if not self.seeds:
+            raise ConfigError("is empty", field="seeds")
+        if not self.train.check_every or not self.online.train.check_every:
+            raise ConfigError("must be above 0 in both arms: a curve needs points", field="train.check_every")
+
+
+def run_cost_experiment(config: CostExperimentConfig, out: Path) -> dict[str, Any]:
+    """Run what is not there yet, then compare; `out/summary.json` holds the curves and the ratios."""
+    for seed in config.seeds:
+        folder = out / f"seed{seed}"
+        if not RunDirectory(folder / "pivotrl").finished:
+            _pivotrl(config, seed, folder)
+        if not RunDirectory(folder / "grpo").finished:
+            _grpo(config, seed, folder)
+    summary = summarise(config, out)
+    write_json(out / "summary.json", summary)
+    return summary
+
+
+def _games(config: CostExperimentConfig, seed: int) -> GamesConfig:
+    games = config.online.games
+    return replace(games, offset=games.offset + GAMES_PER_SEED * seed)
+
+
+def _pivotrl(config: CostExperimentConfig, seed: int, folder: Path) -> None:
+    traces, measured, pivots = (folder / f"{name}.jsonl" for name in ("traces", "profile", "pivots"))
+    if not measured.exists():
+        household_traces.make_traces(replace(config.traces, games=_games(config, seed), seed=seed), traces)
+        stage = ProfileStageConfig(
+            traces=str(traces),
+            model=config.online.model,
+            limit=config.candidates,
+            profile=replace(config.profile, seed=seed),
+            device=config.online.device,
+        )
+        profile.run_profile(stage, measured)
+    select.run_select(measured, replace(config.select, seed=seed), pivots)
+    episodes = config.online.train.rollouts.episodes
+    check = CheckConfig(games=config.held_out, difficulty=config.online.games.difficulty, max_turns=episodes.max_turns)
+    training = TrainPivotConfig(
+        pivots=str(pivots),
+        model=config.online.model,
+        train=replace(config.train, seed=seed),
+        check=check,
+        device=config.online.device,
+    )
+    run_train_pivot(training, folder / "pivotrl")
+
+
+def _grpo(config: CostExperimentConfig, seed: int, folder: Path) -> None:
+    held_out = GamesConfig(split="dev", count=config.held_out, difficulty=config.online.games.difficulty)
+    online = replace(
+        config.online,
+        games=_games(config, seed),
+        held_out=held_out,
+        held_out_temperature=1.0,
+        train=replace(config.online.train, seed=seed),
+    )
+    run_train_online(online, folder / "grpo")
+
+
+# the comparison
+
+
+def summarise(config: CostExperimentConfig, out: Path) -> dict[str, Any]:
+    """Each arm's curve at every check, and for each seed what either arm spent to reach the same success."""
+    curves = {method: [curve(out / f"seed{seed}", method) for seed in config.seeds] for method in METHODS}
+    return {
+        "seeds": list(config.seeds),
+        "curves": curves,
+        "matched": [matched(curves["pivotrl"][i], curves["grpo"][i]) for i in range(len(config.seeds))],
+    }
+
+
+def curve(folder: Path, method: str) -> list[dict[str, float]]:
+    """Success on the held-out games and what had been spent by then, at every check. PivotRL's bill begins with its
+    profile. Seconds are those of engine, environments and updates."""
+    spent = dict.fromkeys(UNITS, 0.0)
+    if method == "pivotrl":
+        header, _ = read_table(folder / "profile.jsonl", profiling.SCHEMA)
+        bill = header["summary"]["cost"]
+        spent = {"turns": bill["turns"], "decoded_tokens": bill["decoded_tokens"], "trained_tokens": 0.0}
+        spent["seconds"] = sum(header["timing"].values())
+    points: list[dict[str, float]] = []
+    for row in RunDirectory(folder / method).metrics():
+        if "held_out_success" in row:
+            paid = {unit: spent[unit] + _spent(row, unit) for unit in UNITS}
+            points.append({"step": row["step"], "success": row["held_out_success"], **paid})
+    return points
+
+
+def _spent(row: dict[str, Any], unit: str) -> float:
+    """What the run had spent after this row (nothing at step 0)."""
+    if row["step"] == 0:
+        return 0.0
+    bill = row["spent"]
+    return row["timing"]["seconds"] if unit == "seconds" else bill[unit]
+
+
+def matched(pivotrl: Sequence[dict[str, float]], grpo: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """What either spent to first reach the highest success that both reached; GRPO over PivotRL as ratios.
+
+    The highest common success is chosen after the fact and the curves are noisy, so one seed's ratio is a rough
+    figure; None where an arm never rises above its start.
+    """
+    best = min(max(point["success"] for point in points) for points in (pivotrl, grpo))
+    if best <= max(pivotrl[0]["success"], grpo[0]["success"]):
+        return {"success": None, "ratios": None}
+    first = [next(point for point in points if point["success"] >= best) for points in (pivotrl, grpo)]
+    ratios = {unit: first[1][unit] / first[0][unit] for unit in UNITS if first[0][unit]}
+    return {"success": best, "pivotrl": first[0], "grpo": first[1], "ratios": ratios}

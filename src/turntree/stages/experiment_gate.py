@@ -1,0 +1,205 @@
+"""`turntree experiment gate`: does stopping converged groups save budget, and what does it cost?
+
+Matched seeds, three arms: `none`, `gate`, and `random`, which cuts as large a share of the groups at the same turn
+whatever they do. All play the same tasks in the same order from the same weights, with a constant normaliser, so that
+cutting cannot change the step size silently. Every comparison is paired by (seed, iteration) or (seed, held-out task).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from turntree.core.errors import ConfigError
+from turntree.core.outcome import group_outcome
+from turntree.gates.config import GateConfig
+from turntree.observe.files import write_json
+from turntree.observe.run import RunDirectory
+from turntree.observe.statistics import mcnemar, paired_bootstrap, wilson
+from turntree.stages.train_online import GATE_LOG, HELD_OUT, RandomCutConfig, TrainOnlineConfig, run_train_online
+
+Arm = Literal["none", "gate", "random"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateExperimentConfig:
+    """`online` is every arm's configuration; its gate is that of the arm `gate`."""
+
+    online: TrainOnlineConfig = field(default_factory=lambda: TrainOnlineConfig(gate=GateConfig()))
+    arms: tuple[Arm, ...] = ("none", "gate", "random")
+    seeds: tuple[int, ...] = (0, 1, 2, 3)
+
+    def __post_init__(self) -> None:
+        if self.online.gate is None:
+            raise ConfigError("is missing", field="online.gate", hint="the arm 'gate' needs one")
+        if self.online.train.loss.normalizer != "constant":
+            raise ConfigError(
+                "lets a cut change the step size",
+                field="online.train.loss.normalizer",
+                hint="use 'constant', with about the trained tokens of an iteration as online.train.loss.constant",
+            )
+        if not self.seeds or "none" not in self.arms:
+            raise ConfigError("needs a seed and the arm 'none'", field="arms")
+        if "random" in self.arms and "gate" not in self.arms:
+            raise ConfigError("needs the arm 'gate', whose rate it matches", field="arms")
+
+
+def run_gate_experiment(config: GateExperimentConfig, out: Path) -> dict[str, Any]:
+    """Run what is not there yet, then compare; `out/summary.json` holds the result."""
+    for seed in config.seeds:
+        for arm in config.arms:
+            folder = arm_folder(out, seed, arm)
+            if not RunDirectory(folder).finished:
+                run_train_online(_configured(config, out, seed, arm), folder)
+    summary = summarise(config, out)
+    write_json(out / "summary.json", summary)
+    return summary
+
+
+def arm_folder(out: Path, seed: int, arm: str) -> Path:
+    return out / f"seed{seed}" / arm
+
+
+def _configured(config: GateExperimentConfig, out: Path, seed: int, arm: Arm) -> TrainOnlineConfig:
+    online = replace(config.online, train=replace(config.online.train, seed=seed))
+    if arm == "gate":
+        return online
+    if arm == "none":
+        return replace(online, gate=None)
+    assert online.gate is not None
+    rows = RunDirectory(arm_folder(out, seed, "gate")).metrics()[1:]
+    rate = sum(row["groups_cut"] for row in rows) / sum(row["groups"] for row in rows)
+    turn = max(look.turn for look in online.gate.checkpoints)
+    return replace(online, gate=None, random_cut=RandomCutConfig(turn=turn, rate=rate))
+
+
+# the comparison
+
+FIGURES: dict[str, Callable[[dict[str, Any]], float]] = {
+    "turns": lambda row: row["spent"]["turns"],
+    "decoded_tokens": lambda row: row["spent"]["decoded_tokens"],
+    "trained_tokens": lambda row: row["spent"]["trained_tokens"],
+    "seconds": lambda row: row["timing"]["seconds"],
+}
+
+
+def summarise(config: GateExperimentConfig, out: Path) -> dict[str, Any]:
+    """Per arm the totals; per arm other than `none` the paired differences from it."""
+    runs = {arm: [RunDirectory(arm_folder(out, seed, arm)).metrics() for seed in config.seeds] for arm in config.arms}
+    held_out = {arm: [_held_out(arm_folder(out, seed, arm)) for seed in config.seeds] for arm in config.arms}
+    return {
+        "seeds": list(config.seeds),
+        "arms": {arm: _totals(runs[arm], held_out[arm]) for arm in config.arms},
+        "differences": {
+            arm: _differences(runs[arm], runs["none"], held_out[arm], held_out["none"])
+            | {"precision": precision(config.seeds, out, arm)}
+            for arm in config.arms
+            if arm != "none"
+        },
+    }
+
+
+def _totals(runs: Sequence[list[dict[str, Any]]], held_out: Sequence[dict[str, float]]) -> dict[str, Any]:
+    iterations = [row for rows in runs for row in rows if row["step"]]
+    played = [success for outcomes in held_out for success in outcomes.values()]
+    low, high = wilson(sum(played), len(played))
+    return {
+        **{name: [figure(rows[-1]) for rows in runs] for name, figure in FIGURES.items()},
+        "groups": sum(row["groups"] for row in iterations),
+        "groups_cut": sum(row["groups_cut"] for row in iterations),
+        "zero_variance_share": _mean([row["zero_variance_share"] for row in iterations]),
+        "grad_norm": _mean([row.get("grad_norm") for row in iterations]),
+        "dilution": _mean([row.get("dilution") for row in iterations]),
+        "predicted_amplification": _mean([row["predicted_amplification"] for row in iterations]),
+        "held_out_success": sum(played) / len(played),
+        "held_out_interval": [low, high],
+        "saved_estimate": [rows[-1]["saved"]["gate"] for rows in runs],
+    }
+
+
+def _differences(
+    runs: Sequence[list[dict[str, Any]]],
+    base: Sequence[list[dict[str, Any]]],
+    held_out: Sequence[dict[str, float]],
+    base_held_out: Sequence[dict[str, float]],
+) -> dict[str, Any]:
+    """Shares saved (over seeds), the ratio of gradient norms, and success on the same held-out tasks."""
+    saved = {
+        name: _interval([1 - figure(rows[-1]) / figure(other[-1]) for rows, other in zip(runs, base, strict=True)])
+        for name, figure in FIGURES.items()
+    }
+    norms = [
+        math.log(one["grad_norm"] / two["grad_norm"])
+        for rows, other in zip(runs, base, strict=True)
+        for one, two in zip(rows[1:], other[1:], strict=True)
+        if one.get("grad_norm") and two.get("grad_norm")
+    ]
+    pairs = [
+        (mine[task], theirs[task])
+        for mine, theirs in zip(held_out, base_held_out, strict=True)
+        for task in sorted(theirs)
+    ]
+    mean, low, high = paired_bootstrap([a for a, _ in pairs], [b for _, b in pairs])
+    spread = math.sqrt(sum((a - b - mean) ** 2 for a, b in pairs) / max(1, len(pairs) - 1))
+    return {
+        "saved": saved,
+        "grad_norm_ratio": {key: math.exp(value) for key, value in _interval(norms).items()},
+        "held_out_difference": {"mean": mean, "low": low, "high": high, "tasks": len(pairs)},
+        "mcnemar": mcnemar(sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)),
+        "minimum_detectable_effect": (1.959964 + 0.841621) * spread / math.sqrt(len(pairs)),
+    }
+
+
+def precision(seeds: Sequence[int], out: Path, arm: str) -> dict[str, Any]:
+    """Of the groups that were cut: how many had no reward variance where the arm `none` played the same task in the
+    same iteration to its end. The two policies differ after the first update, so this is the label of a matched group
+    and not of the cut group itself; audited groups are labelled by themselves (`gate.jsonl`)."""
+    cut = right = unknown = 0
+    for seed in seeds:
+        labels = {
+            (row["iteration"], row["task"]): group_outcome([r["reward"] for r in row["rollouts"]])
+            for row in _rows(arm_folder(out, seed, "none") / "rollouts.jsonl")
+        }
+        for row in _rows(arm_folder(out, seed, arm) / GATE_LOG):
+            if row["cut"] is None:
+                continue
+            outcome = labels.get((row["iteration"], row["task"]))
+            cut += 1
+            unknown += outcome is None
+            right += outcome is not None and outcome.zero_variance
+    known = cut - unknown
+    low, high = wilson(right, known)
+    return {"cut": cut, "zero_variance": right, "unmatched": unknown, "precision": right / known if known else None} | {
+        "low": low,
+        "high": high,
+    }
+
+
+def _held_out(folder: Path) -> dict[str, float]:
+    """Success by task at the last check."""
+    rows = _rows(folder / HELD_OUT)
+    last = max(row["iteration"] for row in rows)
+    return {
+        row["task"]: sum(row["rewards"]) / len(row["rewards"])
+        for row in rows
+        if row["iteration"] == last and row["rewards"]
+    }
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _interval(values: Sequence[float]) -> dict[str, float]:
+    """Mean with its 95% bootstrap interval."""
+    mean, low, high = paired_bootstrap(values, [0.0] * len(values))
+    return {"mean": mean, "low": low, "high": high}

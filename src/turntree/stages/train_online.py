@@ -1,0 +1,182 @@
+"""`turntree train online`: end-to-end GRPO on whole episodes, with the gate and the group filters as options."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from turntree.core.config import to_mapping
+from turntree.core.cost import Cost
+from turntree.core.errors import ConfigError
+from turntree.core.protocols import Gate
+from turntree.domains.household.environment import HouseholdEnvironment
+from turntree.engines.checkpoint import save_model
+from turntree.gates.compose import RandomGate
+from turntree.gates.config import GateConfig, build_gate
+from turntree.logs.rollouts import FILE_NAME, append_groups, group_from_tree
+from turntree.observe.files import atomic_write
+from turntree.observe.run import RunDirectory, open_run, progress
+from turntree.rollouts.groups import GrownGroup
+from turntree.stages.evaluate import EvaluateConfig, play
+from turntree.stages.policy import Device, Policy, load_policy
+from turntree.stages.tasks import GamesConfig, games
+from turntree.training.checkpoints import CheckpointConfig, resume
+from turntree.training.isolation import check_path_isolation
+from turntree.training.online import OnlineConfig, Parts, TrainedOnline, train_online
+
+GATE_LOG, HELD_OUT = "gate.jsonl", "held_out.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomCutConfig:
+    """The control of an experiment: cuts a share `rate` of the groups that reach `turn`, whatever they do."""
+
+    turn: int = 10
+    rate: float = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOnlineConfig:
+    """`games` are trained on; `held_out`, which should be of another split, are played at `held_out_temperature` (0:
+    greedily) every `train.check_every` iterations. `gate` and `random_cut` exclude each other."""
+
+    model: str = "default"
+    games: GamesConfig = field(default_factory=lambda: GamesConfig(split="train", count=400))
+    held_out: GamesConfig = field(default_factory=lambda: GamesConfig(split="dev", count=100))
+    held_out_temperature: float = 0.0
+    train: OnlineConfig = field(default_factory=OnlineConfig)
+    gate: GateConfig | None = None
+    random_cut: RandomCutConfig | None = None
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    device: Device = field(default_factory=Device)
+
+    def __post_init__(self) -> None:
+        self.device.check_trainable()
+        if self.gate is not None and self.random_cut is not None:
+            raise ConfigError("excludes gate", field="random_cut", hint="set one of them to null")
+
+    def build_gate(self) -> Gate | None:
+        if self.random_cut is not None:
+            return RandomGate(turn=self.random_cut.turn, rate=self.random_cut.rate, seed=self.train.seed)
+        return None if self.gate is None else build_gate(self.gate, self.train.seed)
+
+
+def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
+    """Train; the policy lies in `out/model`, the curves in `out/metrics.jsonl`, every group that was played in
+    `out/rollouts.jsonl` (what `turntree audit` and `turntree gate calibrate` read), what the gate saw and said in
+    `out/gate.jsonl`, held-out outcomes by task in `out/held_out.jsonl`, the bill in `out/cost.json`."""
+    policy = load_policy(config.model, config.device)
+    check_path_isolation(policy.model)
+    tasks = [HouseholdEnvironment(game) for game, _ in games(config.games)]
+    with open_run(out, "train online", to_mapping(config), {"policy_hash": policy.hash}, overwrite=overwrite) as run:
+        trained = _train(run, policy, tasks, config)
+        rows = run.metrics()
+    return {
+        "model": str(run.model),
+        "iterations": rows[-1]["step"],
+        "reward_mean": rows[-1]["reward_mean"],
+        "held_out_success": rows[-1].get("held_out_success"),
+        "saved": trained.savings.counts(),
+        "cost": trained.cost.counts(),
+    }
+
+
+def _train(
+    run: RunDirectory, policy: Policy, tasks: Sequence[HouseholdEnvironment], config: TrainOnlineConfig
+) -> TrainedOnline:
+    """Train from where the run stands to its end, and write what it made; the bill last."""
+    needs_reference = config.train.loss.kl_coefficient > 0
+    reference = copy.deepcopy(policy.model).requires_grad_(False) if needs_reference else None
+    checkpoints, done = resume(run, config.checkpoints)
+    rewind(run.path, done)
+    parts = Parts(policy.model, reference, policy.engine, policy.renderer, tasks, config.build_gate())
+    with progress((), "train online", total=config.train.iterations, initial=done) as bar:
+
+        def log(row: dict[str, Any]) -> None:
+            run.log(row)
+            if row["step"]:
+                bar.update()
+                bar.set_postfix(
+                    {key: row[key] for key in ("reward_mean", "groups_cut", "held_out_success") if key in row}
+                )
+
+        trained = train_online(
+            parts,
+            config.train,
+            log=log,
+            keep=lambda iteration, groups: _keep(run.path, iteration, groups),
+            check=_check(run.path, policy, config),
+            checkpoints=checkpoints,
+        )
+    save_model(policy.model, policy.tokenizer, run.model)
+    run.write_cost(trained.cost, checks=trained.checks)
+    checkpoints.clear()
+    return trained
+
+
+def _keep(folder: Path, iteration: int, groups: Sequence[GrownGroup]) -> None:
+    """Append the groups to the rollout log, and what the gate last said of them to its own."""
+    logged = [
+        group_from_tree(
+            group.tree,
+            group.rewards,
+            id=f"{iteration}.{number}",
+            iteration=iteration,
+            task_type=getattr(group.task, "task_type", None),
+        )
+        for number, group in enumerate(groups)
+    ]
+    append_groups(folder / FILE_NAME, logged)
+    said = [
+        {
+            "iteration": iteration,
+            "group": row.id,
+            "task": row.task,
+            "cut": group.cut,
+            "audited": group.decision.audited,
+            "reason": group.decision.reason,
+            "numbers": group.decision.numbers,
+            "rewards": [rollout.reward for rollout in row.rollouts],
+        }
+        for group, row in zip(groups, logged, strict=True)
+        if group.decision is not None
+    ]
+    _append(folder / GATE_LOG, said)
+
+
+def _check(folder: Path, policy: Policy, config: TrainOnlineConfig):
+    """Play of the held-out games, their outcomes kept task by task."""
+    environments = [HouseholdEnvironment(game) for game, _ in games(config.held_out)]
+    episodes = config.train.rollouts.episodes
+    settings = EvaluateConfig(
+        max_turns=episodes.max_turns, max_tokens=episodes.sampling.max_tokens, games=config.held_out, skills_per_kind=0
+    )
+
+    def check(iteration: int) -> tuple[dict[str, Any], Cost]:
+        summary, cost = play(policy, environments, settings, config.held_out_temperature, 1, quiet=True)
+        rows = [{"iteration": iteration, "task": row["task"], "rewards": row["rewards"]} for row in summary["outcomes"]]
+        _append(folder / HELD_OUT, rows)
+        return {"held_out_success": summary["success"], "held_out_invalid_share": summary["invalid_share"]}, cost
+
+    return check
+
+
+def _append(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    with path.open("a", encoding="utf-8") as handle:
+        handle.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+
+
+def rewind(folder: Path, iteration: int) -> None:
+    """Forget what was logged after `iteration` by a process that was killed; its last line may be half a row."""
+    for name in (FILE_NAME, GATE_LOG, HELD_OUT):
+        path = folder / name
+        if not path.exists():
+            continue
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        whole = [line for line in lines if line.endswith("\n")]
+        with atomic_write(path) as handle:
+            handle.writelines(line for line in whole if iteration and json.loads(line)["iteration"] <= iteration)

@@ -1,0 +1,249 @@
+"""End-to-end GRPO: whole episodes of the current policy, one update on what they teach, again.
+
+Where the budget goes is decided three times: before a group is planted (GRESO), while it grows (the gate), and before
+it is learned from (DAPO). One ledger says what each saved (`training.savings`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from turntree.advantages.config import CreditConfig
+from turntree.core.cost import NO_COST, Cost
+from turntree.core.errors import ConfigError, InputError
+from turntree.core.outcome import GroupOutcome, group_outcome
+from turntree.core.protocols import Environment, Gate, Renderer, StreamingEngine
+from turntree.core.tree import StopReason
+from turntree.environments.pool import EnvironmentPool
+from turntree.filters.dapo import DapoFilter
+from turntree.filters.greso import Greso, GresoConfig
+from turntree.rollouts.groups import GrownGroup
+from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
+from turntree.training.checkpoints import Checkpoints
+from turntree.training.learner import Learner
+from turntree.training.losses import LossConfig
+from turntree.training.optimizer import Optimizer, OptimizerConfig
+from turntree.training.prompts import TaskStream
+from turntree.training.savings import SavingsLedger
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlineConfig:
+    """`groups` tasks an iteration, each played `rollouts.group_size` times. `check_every` iterations the caller's
+    held-out checks run (0: only before the first and after the last). `dapo` and `greso`: None switches them off."""
+
+    iterations: int = 40
+    groups: int = 16
+    updates: int = 1
+    max_tokens: int = 8192
+    check_every: int = 10
+    seed: int = 0
+    rollouts: SchedulerConfig = field(default_factory=SchedulerConfig)
+    dapo: DapoFilter | None = None
+    greso: GresoConfig | None = None
+    credit: CreditConfig = field(default_factory=CreditConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+    def __post_init__(self) -> None:
+        if min(self.iterations, self.groups, self.updates, self.max_tokens) < 1 or self.rollouts.group_size < 2:
+            raise ConfigError(
+                "iterations, groups and updates must be at least 1, group_size at least 2", field="rollouts.group_size"
+            )
+        sampling = self.rollouts.episodes.sampling
+        sampling.check_trainable()
+        if sampling.temperature != self.loss.temperature:
+            raise ConfigError("differs from the sampling temperature", field="loss.temperature", hint="make them equal")
+        self.credit.rule(self.loss.normalizer, per_rollout=self.loss.per_rollout_credit)  # refuses what does not fit
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run plays with. `model` is what `engine` samples from; `gate` and `pool` are the scheduler's."""
+
+    model: PreTrainedModel
+    reference: PreTrainedModel | None
+    engine: StreamingEngine
+    renderer: Renderer
+    tasks: Sequence[Environment]
+    gate: Gate | None = None
+    pool: EnvironmentPool | None = None
+
+
+@dataclass(frozen=True)
+class TrainedOnline:
+    """What a run cost, what its checks cost beside that, and what each filter saved."""
+
+    cost: Cost
+    checks: Cost
+    savings: SavingsLedger
+
+
+Log = Callable[[dict[str, Any]], None]
+Keep = Callable[[int, Sequence[GrownGroup]], None]
+Check = Callable[[int], tuple[dict[str, Any], Cost]]
+
+
+def train_online(
+    parts: Parts,
+    config: OnlineConfig,
+    *,
+    log: Log,
+    keep: Keep = lambda iteration, groups: None,
+    check: Check | None = None,
+    checkpoints: Checkpoints | None = None,
+) -> TrainedOnline:
+    """Update `parts.model` in place. `log` gets one row an iteration, `keep` all its groups (cut, dropped and censored
+    ones too) before the row is logged; `check(iteration)` adds held-out figures.
+
+    Synchronous: every group of an iteration is sampled by the weights that the update before it made. Where
+    `checkpoints` holds an earlier part of this run, it goes on from there.
+    """
+    if not parts.tasks:
+        raise InputError("there is no task to play", hint="choose a split with games in it")
+    run = _Run(parts, config, check)
+    done = run.restore(checkpoints)
+    if done == 0 and check is not None:
+        log({"step": 0, **run.check(0)})
+    for iteration in range(done + 1, config.iterations + 1):
+        groups = run.play(iteration)
+        keep(iteration, groups)
+        row = {"step": iteration, **run.update(groups), **run.observe(groups)}
+        if iteration == config.iterations or (config.check_every and iteration % config.check_every == 0):
+            row |= run.check(iteration)
+        log(row)
+        if checkpoints is not None and checkpoints.due(iteration):
+            checkpoints.save(iteration, parts.model, run.learner.optimizer, run.state())
+    return TrainedOnline(run.cost, run.checks, run.savings)
+
+
+class _Run:
+    """The state of a run between two iterations, and the verbs of one."""
+
+    def __init__(self, parts: Parts, config: OnlineConfig, checker: Check | None) -> None:
+        self.config, self.checker, self._engine = config, checker, parts.engine
+        optimizer = Optimizer(parts.model.parameters(), config.optimizer, config.iterations * config.updates)
+        self.learner = Learner(
+            parts.model, parts.reference, optimizer, parts.engine, config.loss, config.updates, config.max_tokens
+        )
+        self.scheduler = Scheduler(parts.engine, parts.renderer, config.rollouts, pool=parts.pool, gate=parts.gate)
+        self.stream = TaskStream(parts.tasks, config.seed, Greso(config.greso) if config.greso else None)
+        self.credit = config.credit.rule(config.loss.normalizer, per_rollout=config.loss.per_rollout_credit)
+        self.savings = SavingsLedger()
+        self.cost, self.checks = NO_COST, NO_COST
+        self._skipped: Counter[str] = Counter()
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "cost": dataclasses.asdict(self.cost),
+            "checks": dataclasses.asdict(self.checks),
+            "stream": self.stream.state(),
+            "savings": self.savings.state(),
+        }
+
+    def restore(self, checkpoints: Checkpoints | None) -> int:
+        """The iteration after which this run goes on; 0 from the start."""
+        state = None if checkpoints is None else checkpoints.restore(self.learner.model, self.learner.optimizer)
+        if state is None:
+            return 0
+        self.cost, self.checks = Cost(**state["cost"]), Cost(**state["checks"])
+        self.stream.restore(state["stream"])
+        self.savings.restore(state["savings"])
+        self._engine.weights_changed(self._engine.policy_version + state["step"])
+        return state["step"]
+
+    def play(self, iteration: int) -> list[GrownGroup]:
+        """The groups of an iteration. With a DAPO filter that refills, further rounds replace what it drops."""
+        wanted = self.config.groups
+        self._skipped = Counter()
+        groups = self._round(wanted, iteration)
+        dapo = self.config.dapo
+        while dapo and (more := dapo.refill(wanted=wanted, kept=len(self._kept(groups)), started=len(groups))):
+            groups += self._round(more, iteration)
+        if self.stream.greso:
+            self.stream.greso.adjust()
+        return groups
+
+    def _round(self, count: int, iteration: int) -> list[GrownGroup]:
+        tasks, skipped = self.stream.draw(count, iteration)
+        self._skipped += skipped
+        self.savings.skipped(skipped.total())
+        groups = list(self.scheduler.run(tasks, seed=self.config.seed, iteration=iteration))
+        for group in groups:
+            self.cost += group.tree.cost
+            self.savings.came_back(group)
+            if self.stream.greso:
+                self.stream.greso.record(group.tree.task_id, _rewards(group))
+        return groups
+
+    def _kept(self, groups: Sequence[GrownGroup]) -> list[GrownGroup]:
+        """Those that the update learns from: whole groups with at least two rewards, and with DAPO different ones."""
+        scored = [group for group in groups if group_outcome(_rewards(group)) is not GroupOutcome.CENSORED]
+        dapo = self.config.dapo
+        return [group for group in scored if dapo is None or dapo.judge(_rewards(group)).keep]
+
+    def update(self, groups: Sequence[GrownGroup]) -> dict[str, Any]:
+        """One update on the groups that are kept; nothing is updated where none is."""
+        kept = self._kept(groups)
+        for group in groups:
+            if self.config.dapo and group.cut is None and group not in kept:
+                self.savings.dropped(group.tree)
+        if not kept:
+            return {"trained_groups": 0}
+        metrics, cost = self.learner.learn(
+            [group.tree for group in kept], [self.credit(group.tree, group.rewards) for group in kept]
+        )
+        self.cost += cost
+        return {"trained_groups": len(kept), **metrics}
+
+    def observe(self, groups: Sequence[GrownGroup]) -> dict[str, Any]:
+        """What the groups say. Means are over scored rollouts; a cut group has none, and no outcome.
+
+        `predicted_amplification` is by how much the gradient of the rest grows when the cut groups, were they all
+        without variance, leave a normaliser that counts trained tokens or rollouts; a constant one does not move.
+        """
+        outcomes = Counter(group_outcome(_rewards(group)) for group in groups if group.cut is None)
+        scored = [reward for group in groups for reward in _rewards(group) if reward is not None]
+        cut = sum(group.cut is not None for group in groups)
+        zero = outcomes[GroupOutcome.ALL_FAIL] + outcomes[GroupOutcome.ALL_SUCCEED]
+        whole = zero + outcomes[GroupOutcome.MIXED]
+        stops = Counter(group.tree.stop_reason(leaf) for group in groups for leaf in group.tree.leaves())
+        constant = self.config.loss.normalizer == "constant"
+        return {
+            "reward_mean": sum(scored) / len(scored) if scored else None,
+            "groups": len(groups),
+            **{f"groups_{outcome.value}": outcomes[outcome] for outcome in GroupOutcome},
+            "groups_cut": cut,
+            "groups_audited": sum(group.decision is not None and group.decision.audited for group in groups),
+            "prompts_skipped": dict(self._skipped),
+            "zero_variance_share": zero / whole if whole else None,
+            "predicted_amplification": 1.0 if constant or not whole else (whole + cut) / whole,
+            "stops": {reason.value: stops[reason] for reason in StopReason if stops[reason]},
+            "spent": self.cost.counts(),
+            "saved": self.savings.counts(),
+            "timing": {
+                "seconds": self.cost.seconds,
+                "busy_share": self.scheduler.usage.busy_share,
+                "gate_seconds": self.scheduler.usage.gate_seconds,
+                "saved": self.savings.seconds(),
+            },
+        }
+
+    def check(self, iteration: int) -> dict[str, Any]:
+        """Held-out figures, where the caller measures any."""
+        if self.checker is None:
+            return {}
+        figures, cost = self.checker(iteration)
+        self.checks += cost
+        self._engine.weights_changed(self._engine.policy_version)  # what a check kept must not serve the next step
+        return figures
+
+
+def _rewards(group: GrownGroup) -> list[float | None]:
+    return [verdict.reward for verdict in group.rewards.verdicts.values()]

@@ -1,0 +1,56 @@
+"""Which tasks an iteration plays: seeded epochs, without those that GRESO predicts to teach nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from turntree.core import seeds
+from turntree.core.protocols import Environment
+from turntree.filters.greso import Greso
+
+
+class TaskStream:
+    """Every task once an epoch, in an order drawn anew for each; the place in it is the whole state.
+
+    With `greso` a drawn task may be skipped; it comes again in the next epoch. When a whole epoch in a row would be
+    skipped, the next task is taken all the same, so that an iteration always has something to play.
+    """
+
+    def __init__(self, tasks: Sequence[Environment], seed: int, greso: Greso | None = None) -> None:
+        self._tasks, self._seed, self.greso = tasks, seed, greso
+        self._position = 0
+        self._epoch: tuple[int, list[int]] = (-1, [])
+
+    def draw(self, count: int, iteration: int) -> tuple[list[Environment], Counter[str]]:
+        """The next `count` tasks, and how many were skipped by reason."""
+        drawn: list[Environment] = []
+        skipped: Counter[str] = Counter()
+        in_a_row = 0
+        while len(drawn) < count:
+            task = self._next()
+            decision = self.greso.decide(task.task_id, iteration) if self.greso else None
+            if decision is not None and decision.skip and in_a_row < len(self._tasks):
+                skipped[decision.reason] += 1
+                in_a_row += 1
+                continue
+            in_a_row = 0
+            drawn.append(task)
+        return drawn, skipped
+
+    def _next(self) -> Environment:
+        epoch, place = divmod(self._position, len(self._tasks))
+        if self._epoch[0] != epoch:
+            order = list(range(len(self._tasks)))
+            seeds.generator(self._seed, "task epoch", epoch).shuffle(order)
+            self._epoch = (epoch, order)
+        self._position += 1
+        return self._tasks[self._epoch[1][place]]
+
+    def state(self) -> dict[str, Any]:
+        return {"position": self._position, "greso": self.greso.to_json() if self.greso else None}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._position = state["position"]
+        self.greso = None if state["greso"] is None else Greso.from_json(state["greso"])

@@ -1,0 +1,58 @@
+"""The task stream: seeded epochs, GRESO's skips, and a place that can be gone back to."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from turntree.domains.household.environment import HouseholdEnvironment
+from turntree.domains.household.generate import generate_game
+from turntree.filters.greso import Greso, GresoConfig
+from turntree.training.prompts import TaskStream
+
+TASKS = [HouseholdEnvironment(generate_game(seed).parse()) for seed in range(6)]
+NEVER = GresoConfig(easy_exploration=0.05, hard_exploration=0.05, keep_at_least=0.0)
+
+
+def names(stream: TaskStream, count: int, iteration: int = 1) -> list[str]:
+    return [task.task_id for task in stream.draw(count, iteration)[0]]
+
+
+def hopeless(tasks: list[HouseholdEnvironment]) -> Greso:
+    """A history in which these tasks failed altogether, so often that they are all but never played again."""
+    greso = Greso(NEVER)
+    for task in tasks:
+        for _ in range(40):
+            greso.record(task.task_id, [0.0, 0.0])
+    return greso
+
+
+def test_an_epoch_plays_every_task_once_and_the_next_in_another_order() -> None:
+    stream = TaskStream(TASKS, seed=3)
+    first, second = names(stream, 6), names(stream, 6)
+    assert set(first) == set(second) == {task.task_id for task in TASKS}
+    assert first != second
+    assert names(TaskStream(TASKS, seed=3), 6) == first != names(TaskStream(TASKS, seed=4), 6)
+
+
+@pytest.mark.parametrize("drawn", [1, 4, 6, 9])
+def test_a_restored_stream_goes_on_where_it_stood(drawn: int) -> None:
+    stream, other = TaskStream(TASKS, 3, Greso()), TaskStream(TASKS, 3, Greso())
+    names(stream, drawn)
+    other.restore(stream.state())
+    assert names(stream, 7) == names(other, 7)
+
+
+def test_predicted_tasks_are_skipped_and_counted_and_the_others_fill_their_places() -> None:
+    stream = TaskStream(TASKS, 3, hopeless(TASKS[:4]))
+    drawn, skipped = stream.draw(6, 1)
+    assert Counter(task.task_id for task in drawn) == {TASKS[4].task_id: 3, TASKS[5].task_id: 3}
+    assert set(skipped) == {"predicted all_fail"}
+    assert skipped.total() >= 8  # two whole epochs' worth of four tasks, and what came before the last
+
+
+def test_an_iteration_has_something_to_play_when_everything_is_predicted() -> None:
+    drawn, skipped = TaskStream(TASKS, 3, hopeless(TASKS)).draw(2, 1)
+    assert len(drawn) == 2
+    assert skipped.total() == 2 * len(TASKS)
