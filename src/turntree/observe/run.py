@@ -79,13 +79,19 @@ class RunDirectory:
             found = files.read_json(self._config)
             if not isinstance(found, dict) or "stage" not in found:
                 raise InputError("is no training run's folder", path=self.path, hint="choose another --out")
+            self._tidy()
             if overwrite:
                 self._clear()
             else:
                 self._check_same(found, identity)
-        for leftover in (path for name in _OWN for path in self.path.glob(f".{name}.*")):
-            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()  # what an atomic write left half done
         files.write_json(self._config, identity)
+
+    def _tidy(self) -> None:
+        """Remove what a killed process left half done: atomic writes, and checkpoints that a finished run dropped."""
+        for leftover in (path for name in _OWN for path in self.path.glob(f".{name}.*")):
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        if self.finished:
+            shutil.rmtree(self.checkpoints, ignore_errors=True)
 
     def _check_same(self, found: dict[str, Any], identity: dict[str, Any]) -> None:
         here, wanted = _flat(found), _flat(identity)

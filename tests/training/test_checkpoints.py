@@ -1,0 +1,113 @@
+"""Checkpoints hold everything that a next step depends on, whole or not at all."""
+
+import pytest
+import torch
+
+from tiny_models import tiny_model
+from turntree.core.errors import ConfigError, InputError
+from turntree.training.checkpoints import CheckpointConfig, Checkpoints
+from turntree.training.optimizer import Optimizer, OptimizerConfig
+
+SETTINGS = OptimizerConfig(learning_rate=1e-2, warmup_steps=2, schedule="cosine", weight_decay=0.1)
+
+
+def trained(steps, *, seed=0):
+    """A model and its optimizer after so many steps; the gradients depend on the weights and the step."""
+    model = tiny_model(vocab_size=40, layers=1, seed=seed).requires_grad_(True)
+    optimizer = Optimizer(model.parameters(), SETTINGS, 10)
+    go_on(model, optimizer, steps)
+    return model, optimizer
+
+
+def go_on(model, optimizer, steps):
+    for _ in range(steps):
+        ids = torch.tensor([[optimizer.steps + 1, 3, 5, 7]])
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+
+
+def assert_equal(one, two):
+    for (name, ours), (_, theirs) in zip(one.named_parameters(), two.named_parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
+
+
+@pytest.mark.parametrize("kind", ["all parameters", "some frozen"])
+def test_a_restored_run_takes_the_same_steps_bit_for_bit(tmp_path, kind) -> None:
+    def start():
+        model = tiny_model(vocab_size=40, layers=1)
+        if kind == "some frozen":
+            model.get_input_embeddings().requires_grad_(False)
+        return model, Optimizer(model.parameters(), SETTINGS, 10)
+
+    model, optimizer = start()
+    go_on(model, optimizer, 4)
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig())
+    checkpoints.save(4, model, optimizer, {"place": [1, 2]})
+    go_on(model, optimizer, 5)
+    again, its_optimizer = start()
+    assert checkpoints.restore(again, its_optimizer) == {"step": 4, "place": [1, 2]}
+    go_on(again, its_optimizer, 5)
+    assert_equal(model, again)
+
+
+def test_what_is_saved_is_not_what_comes_after(tmp_path) -> None:
+    model, optimizer = trained(2)
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig())
+    checkpoints.save(2, model, optimizer, {})
+    go_on(model, optimizer, 3)
+    again, its_optimizer = trained(0, seed=1)
+    checkpoints.restore(again, its_optimizer)
+    assert_equal(again, trained(2)[0])
+    assert its_optimizer.steps == 2
+
+
+def test_the_newest_few_are_kept_and_the_newest_is_restored(tmp_path) -> None:
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep=2))
+    assert checkpoints.latest() is None
+    assert checkpoints.restore(*trained(0)) is None
+    for step in (9, 10, 11):  # names sort as numbers do
+        checkpoints.save(step, *trained(1), {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000010", "step-00000011"]
+    assert checkpoints.latest() == 11
+
+
+def test_a_folder_half_written_or_half_removed_is_no_checkpoint(tmp_path) -> None:
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig())
+    checkpoints.save(1, *trained(1), {})
+    for leftover in (".step-00000002.partial", ".step-00000000.old"):
+        (tmp_path / leftover).mkdir()
+    assert checkpoints.latest() == 1
+    checkpoints.save(2, *trained(1), {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
+
+
+def test_there_is_no_pickle(tmp_path) -> None:
+    Checkpoints(tmp_path, CheckpointConfig()).save(1, *trained(1), {})
+    names = {path.name for path in (tmp_path / "step-00000001").iterdir()}
+    assert names == {"weights.safetensors", "optimizer.safetensors", "state.json"}
+
+
+def test_a_damaged_file_is_one_line_that_says_how_to_go_on(tmp_path) -> None:
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig())
+    checkpoints.save(1, *trained(1), {})
+    weights = tmp_path / "step-00000001" / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(InputError, match=r"weights\.safetensors: cannot be read .* delete its folder"):
+        checkpoints.restore(*trained(0))
+
+
+def test_another_models_checkpoint_is_refused(tmp_path) -> None:
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig())
+    checkpoints.save(1, *trained(1), {})
+    other = tiny_model(vocab_size=41, layers=1)
+    with pytest.raises(InputError, match="another model"):
+        checkpoints.restore(other, Optimizer(other.parameters(), SETTINGS, 10))
+    with pytest.raises(ValueError, match="other parameters"):
+        Optimizer(other.parameters(), SETTINGS, 10).load_tensors(trained(1)[1].tensors())
+
+
+def test_no_checkpoint_is_due_where_none_is_wanted() -> None:
+    assert [step for step in range(1, 7) if Checkpoints(None, CheckpointConfig(every=3)).due(step)] == [3, 6]
+    assert not any(Checkpoints(None, CheckpointConfig(every=0)).due(step) for step in range(1, 7))
+    with pytest.raises(ConfigError):
+        CheckpointConfig(keep=0)

@@ -1,0 +1,127 @@
+"""Which pivots are drawn: seeded epochs, live pass rates, retirement and its end, and what a checkpoint holds."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turntree.core import seeds
+from turntree.core.errors import ConfigError
+from turntree.training.curriculum import Curriculum, CurriculumConfig
+
+SOLVED, MIXED, FAILED, CENSORED = [1.0] * 4, [1.0, 0.0, 1.0, 0.0], [0.0] * 4, [None] * 4
+
+
+def curriculum(pivots=5, *, roles=None, seed=0, **settings):
+    return Curriculum(roles or ["pivot"] * pivots, CurriculumConfig(**settings), seed)
+
+
+def test_no_pivot_is_drawn_twice_before_all_were() -> None:
+    drawn = curriculum(7).draw(21, step=1)
+    assert all(sorted(drawn[start : start + 7]) == list(range(7)) for start in (0, 7, 14))
+
+
+def test_without_retirement_the_draws_are_the_seeded_epochs_of_algorithm_1() -> None:
+    """The order that earlier versions drew, so that runs stay comparable."""
+    expected = []
+    for epoch in range(3):
+        order = list(range(5))
+        seeds.generator(11, "epoch", epoch).shuffle(order)
+        expected += order
+    drawn = curriculum(5, seed=11)
+    assert [index for step in range(1, 6) for index in drawn.draw(3, step)] == expected
+
+
+def test_the_live_pass_rate_forgets_the_policy_of_earlier_visits() -> None:
+    pivots = curriculum(1)
+    assert pivots.records[0].pass_rate is None
+    pivots.record(0, 1, FAILED)
+    assert pivots.records[0].pass_rate == 0.0
+    pivots.record(0, 2, SOLVED)
+    assert pivots.records[0].pass_rate == pytest.approx(4 / (4 + 2))  # the visit before counts half
+    assert (pivots.records[0].visits, pivots.records[0].last_visit) == (2, 2)
+
+
+def test_a_visit_without_scored_rollouts_found_nothing() -> None:
+    pivots = curriculum(1, retire_after=2)
+    for step, rewards in enumerate((SOLVED, CENSORED, [None, None, None, 0.0]), start=1):
+        pivots.record(0, step, rewards)
+    assert (pivots.records[0].visits, pivots.records[0].streak, pivots.records[0].pass_rate) == (1, 1, 1.0)
+    pivots.record(0, 4, [1.0, None, None, 1.0])  # what was scored succeeded
+    assert pivots.retired == {0}
+
+
+def test_a_pivot_retires_after_so_many_saturated_visits_in_a_row() -> None:
+    pivots = curriculum(3, retire_after=2)
+    for step, (first, second) in enumerate([(SOLVED, SOLVED), (MIXED, SOLVED), (SOLVED, MIXED)], start=1):
+        pivots.record(0, step, first)
+        if 1 not in pivots.retired:
+            pivots.record(1, step, second)
+    assert pivots.retired == {1}
+    assert 1 not in pivots.draw(30, step=4)
+    assert pivots.metrics()["live_pivots"] == 2 and pivots.metrics()["retired_pivots"] == 1
+    assert pivots.metrics()["live_pass_rate"] == pivots.records[0].pass_rate
+
+
+def test_failing_is_no_saturation_and_anchors_never_retire() -> None:
+    pivots = curriculum(roles=["pivot", "anchor"], retire_after=1)
+    pivots.record(0, 1, FAILED)
+    pivots.record(1, 1, SOLVED)
+    assert pivots.retired == set()
+
+
+def test_nothing_retires_by_default() -> None:
+    pivots = curriculum(1)
+    for step in range(50):
+        pivots.record(0, step, SOLVED)
+    assert pivots.retired == set()
+
+
+def test_a_pivot_comes_back_and_one_saturated_visit_sends_it_off_again() -> None:
+    pivots = curriculum(2, retire_after=2, revisit_after=10)
+    for step in (1, 2):
+        pivots.record(0, step, SOLVED)
+    assert set(pivots.draw(4, step=11)) == {1}
+    assert not pivots.exhausted(11)
+    assert set(pivots.draw(4, step=12)) == {0, 1}
+    pivots.record(0, 12, SOLVED)
+    assert pivots.retired == {0}
+
+
+def test_it_is_exhausted_when_all_are_retired_and_none_comes_back() -> None:
+    for revisit, expected in ((0, True), (5, False)):
+        pivots = curriculum(2, retire_after=1, revisit_after=revisit)
+        assert not pivots.exhausted(1)
+        for index in (0, 1):
+            pivots.record(index, 1, SOLVED)
+        assert pivots.exhausted(5)
+        assert pivots.exhausted(6) == expected
+
+
+@given(st.lists(st.sampled_from([SOLVED, MIXED, FAILED, CENSORED]), min_size=1, max_size=30), st.integers(0, 29))
+def test_a_restored_curriculum_goes_on_as_if_nothing_had_happened(outcomes, cut) -> None:
+    def go(pivots, start, stop):
+        drawn = []
+        for step in range(start, stop):
+            if pivots.exhausted(step):
+                continue
+            indices = pivots.draw(3, step)
+            drawn.append(indices)
+            for index in indices:
+                pivots.record(index, step, outcomes[(step * 7 + index) % len(outcomes)])
+        return drawn
+
+    settings = {"retire_after": 1, "revisit_after": 4}
+    whole = curriculum(4, **settings)
+    expected = go(whole, 0, 30)
+    first, second = curriculum(4, **settings), curriculum(4, **settings)
+    before = go(first, 0, cut)
+    second.restore(json.loads(json.dumps(first.state())))
+    assert before + go(second, cut, 30) == expected
+    assert second.records == whole.records
+
+
+def test_negative_numbers_are_refused() -> None:
+    with pytest.raises(ConfigError):
+        CurriculumConfig(retire_after=-1)

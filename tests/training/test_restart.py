@@ -1,0 +1,94 @@
+"""kill -9 at any point of sft and train, several times in one run: nothing in the artifacts tells."""
+
+import functools
+import json
+import random
+
+import pytest
+from killed_runs import artifacts, finished, killed_after, killed_at
+
+from turntree.core.completion import Sampling
+from turntree.profiling.profile import ProfileConfig
+from turntree.profiling.select import SelectConfig
+from turntree.stages.household_traces import HouseholdTracesConfig, make_traces
+from turntree.stages.profile import ProfileStageConfig, run_profile
+from turntree.stages.select import run_select
+from turntree.stages.sft import SFTStageConfig, run_sft
+from turntree.stages.tasks import GamesConfig
+from turntree.stages.train_pivot import CheckConfig, TrainPivotConfig, run_train_pivot
+from turntree.training.checkpoints import CheckpointConfig
+from turntree.training.curriculum import CurriculumConfig
+from turntree.training.drift import DriftConfig
+from turntree.training.optimizer import OptimizerConfig
+from turntree.training.pivot import PivotConfig
+from turntree.training.sft import SFTConfig
+
+COMMAND = Sampling(max_tokens=24)
+OFTEN = CheckpointConfig(every=1, keep=1)
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory):
+    """Both training stages with everything on that has a memory: schedules, retirement, replacement, checks, drift."""
+    folder = tmp_path_factory.mktemp("restart")
+    traces = str(folder / "traces.jsonl")
+    make_traces(HouseholdTracesConfig(games=GamesConfig(count=6)), folder / "traces.jsonl")
+    profiling = ProfileConfig(rollouts=4, sampling=COMMAND)
+    run_profile(ProfileStageConfig(traces=traces, limit=24, profile=profiling), folder / "profile.jsonl")
+    run_select(folder / "profile.jsonl", SelectConfig(threshold=1.0, anchor_share=0.2), folder / "pivots.jsonl")
+    optimizer = OptimizerConfig(learning_rate=1e-3, warmup_steps=2, schedule="cosine")
+    pivot = TrainPivotConfig(
+        pivots=str(folder / "pivots.jsonl"),
+        train=PivotConfig(
+            steps=5,
+            states=4,
+            group_size=4,
+            check_every=3,
+            sampling=COMMAND,
+            optimizer=optimizer,
+            curriculum=CurriculumConfig(retire_after=1, revisit_after=2, replacement_rounds=1),
+            drift=DriftConfig(window=8),
+        ),
+        check=CheckConfig(states=4, samples=2, games=1, max_turns=3),
+        checkpoints=OFTEN,
+    )
+    sft = SFTStageConfig(traces=traces, sft=SFTConfig(epochs=2, batch=2, optimizer=optimizer), checkpoints=OFTEN)
+    return {"pivot": functools.partial(run_train_pivot, pivot), "sft": functools.partial(run_sft, sft)}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(stages, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    for name, stage in stages.items():
+        assert finished(stage, folder / name)
+    return {name: artifacts(folder / name) for name in stages}
+
+
+@pytest.mark.parametrize("name", ["pivot", "sft"])
+def test_kills_before_file_operations_leave_no_trace(stages, uninterrupted, tmp_path, name) -> None:
+    """Between any two files of a checkpoint, of the model, of the bill: wherever the draws fall."""
+    draw = random.Random(name)
+    kills = 0
+    while killed_at(draw.randint(8, 60), stages[name], tmp_path / "run"):
+        kills += 1
+    assert kills >= 3
+    assert artifacts(tmp_path / "run") == uninterrupted[name]
+
+
+@pytest.mark.parametrize("name", ["pivot", "sft"])
+def test_kills_at_random_times_leave_no_trace(stages, uninterrupted, tmp_path, name) -> None:
+    draw = random.Random(name)
+    kills, patience = 0, 1.0
+    while killed_after(draw.uniform(0.3, patience), stages[name], tmp_path / "run"):
+        kills += 1
+        patience *= 1.4
+    assert kills >= 1
+    assert artifacts(tmp_path / "run") == uninterrupted[name]
+
+
+def test_the_drill_exercises_what_has_a_memory(uninterrupted) -> None:
+    rows = [json.loads(line) for line in uninterrupted["pivot"]["metrics.jsonl"].splitlines()]
+    assert sum(row.get("replaced_turns", 0) for row in rows) > 0
+    assert max(row.get("retired_pivots", 0) for row in rows) > 0
+    assert all("held_out_success" in row for row in rows if row["step"] in (0, 3, 5))
+    assert not any(name.startswith("checkpoints") for name in uninterrupted["pivot"])
