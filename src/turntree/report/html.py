@@ -13,6 +13,7 @@ from turntree.profiling.select import classify
 from turntree.report import figures, profile_figures, results, wording
 from turntree.report.examples import examples
 from turntree.report.figures import Curve
+from turntree.report.page import templates
 from turntree.report.read import Arm, Row, Run, read_run
 from turntree.report.svg import colour
 
@@ -43,19 +44,8 @@ def build_report(run_dir: Path, out: Path | None = None) -> Path:
 
 def render(run: Run) -> str:
     """The page as HTML."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("turntree.report", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    plain = (wording.label, wording.percent, wording.interval, wording.points, wording.count, wording.number)
-    environment.filters |= {
-        function.__name__: function for function in (*plain, wording.duration, wording.seconds, wording.plural, pretty)
-    }
+    environment = templates()
+    environment.filters |= {"pretty": pretty}
     return environment.get_template("report.html.j2").render(view(run))
 
 
