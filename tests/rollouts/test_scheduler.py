@@ -1,0 +1,360 @@
+"""The scheduler, case by case: what a cut saves, what a straggler costs, what a fault leaves behind."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fault_drill import Corridor, FaultPlan, Faulty
+from tiny_models import tiny_tokenizer
+from turntree.core.completion import Finished, GenerationRequest, Sampling
+from turntree.core.errors import ConfigError
+from turntree.core.messages import Message
+from turntree.core.protocols import GateDecision, GroupProgress, Observation
+from turntree.core.tree import NodeKind, RolloutTree
+from turntree.engines.scripted import ScriptedEngine
+from turntree.renderers.template import ChatRenderer
+from turntree.rollouts.episodes import EpisodeConfig, grow
+from turntree.rollouts.groups import GrownGroup
+from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
+
+TOKENIZER = tiny_tokenizer()
+RENDERER = ChatRenderer(TOKENIZER)
+EPISODES = EpisodeConfig(max_turns=4, sampling=Sampling(max_tokens=16))
+WORDS = [RENDERER.completion(Message("assistant", word)) for word in ("left", "right", "on")]
+
+
+class StepByStep(ScriptedEngine):
+    """Counts its steps, and never hurries on to the next answer."""
+
+    steps = 0
+
+    def poll(self, timeout: float | None = None) -> list[Finished]:
+        self.steps += self.in_flight > 0
+        return super().poll(0)
+
+
+def engine(latency: Callable[[GenerationRequest], int] = lambda request: 1, **options: Any) -> StepByStep:
+    return StepByStep(
+        lambda prompt, seed: WORDS[seed % 3],
+        RENDERER.stop_ids,
+        vocab_size=len(TOKENIZER),
+        latency=latency,
+        **options,
+    )
+
+
+def config(**settings: Any) -> SchedulerConfig:
+    return SchedulerConfig(**{"episodes": EPISODES, "group_size": 2, **settings})
+
+
+def corridors(*lengths: int) -> list[Corridor]:
+    return [Corridor(f"task {number}", length) for number, length in enumerate(lengths)]
+
+
+def only(groups: list[GrownGroup]) -> GrownGroup:
+    (group,) = groups
+    return group
+
+
+def endings(group: GrownGroup) -> list[tuple[str, float | None, str]]:
+    """(stop, reward, why) of every leaf."""
+    return [
+        (str(group.tree.stop_reason(leaf)), group.rewards.of(leaf), group.rewards.verdicts[leaf].reason)
+        for leaf in group.tree.leaves()
+    ]
+
+
+def turns_asked(request: GenerationRequest) -> int:
+    """How many turns the conversation in the prompt has had."""
+    return sum(token in RENDERER.stop_ids for token in request.prompt_ids) // 2
+
+
+def test_the_trees_are_those_of_lockstep_waves() -> None:
+    tasks = corridors(1, 2, 3, 9)
+    waves = grow(tasks, engine(), RENDERER, EPISODES, group_size=3, seed=5)
+    latency: Callable[[GenerationRequest], int] = lambda request: 1 + request.seed % 5  # noqa: E731
+    scheduler = Scheduler(engine(latency), RENDERER, config(group_size=3, max_live_rollouts=4))
+    for (tree, rewards), group in zip(waves, scheduler.run(tasks, seed=5), strict=True):
+        assert plain(group.tree) == plain(tree)
+        assert group.rewards == rewards
+
+
+def plain(tree: RolloutTree) -> dict[str, Any]:
+    value = tree.to_json()
+    for node in value["nodes"]:
+        node.pop("cost", None)
+    return value
+
+
+def test_a_task_that_comes_again_draws_anew_and_so_does_the_next_iteration() -> None:
+    task = Corridor("again", 4)
+    scheduler = Scheduler(engine(), RENDERER, config(group_size=6))
+
+    def said(iteration: int) -> list[tuple[str, ...]]:
+        groups = scheduler.run([task, task], seed=0, iteration=iteration)
+        return [tuple(node.message.content for node in group.tree if node.sampled and node.message) for group in groups]
+
+    assert len({*said(0), *said(1)}) == 4
+    assert said(1) == said(1)
+
+
+def test_an_engine_that_serves_others_is_refused() -> None:
+    busy = engine()
+    busy.submit(GenerationRequest(prompt_ids=WORDS[0], sampling=Sampling(max_tokens=16), seed=0))
+    with pytest.raises(ValueError, match="requests in flight that are not this run's"):
+        next(Scheduler(busy, RENDERER, config()).run(corridors(1), seed=0))
+
+
+@pytest.mark.parametrize("wrong", [{"group_size": 0}, {"max_live_rollouts": 0}, {"max_retries": -1}])
+def test_a_configuration_that_cannot_work_is_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=f"field '{next(iter(wrong))}': must"):
+        config(**wrong)
+
+
+# gates
+
+
+class CutAt:
+    """Cuts at a turn; remembers what it was shown."""
+
+    def __init__(self, turn: int, *, audited: bool = False) -> None:
+        self.turn, self.audited, self.shown = turn, audited, []
+
+    def decide(self, group: GroupProgress) -> GateDecision | None:
+        self.shown.append(group)
+        if max(map(len, group.actions)) < self.turn or all(group.finished):
+            return None
+        numbers = {"rollouts": float(len(group.actions))}
+        return GateDecision(cut=not self.audited, reason="enough", numbers=numbers, final=True, audited=self.audited)
+
+
+def slow_after_the_first_turn(request: GenerationRequest) -> int:
+    return 1 if turns_asked(request) < 2 else 1000
+
+
+def test_a_cut_cancels_what_is_in_flight_and_the_next_task_takes_its_places() -> None:
+    def latency(request: GenerationRequest) -> int:
+        """One rollout of each group is at its second turn for ages; the other takes its time over the first."""
+        first = turns_asked(request) == 0
+        return 1000 if not first else 1 + 4 * (request.seed % 2)
+
+    slow = engine(latency)
+    gate = CutAt(1)
+    scheduler = Scheduler(slow, RENDERER, config(max_live_rollouts=2), gate=gate)
+    groups = list(scheduler.run(corridors(4, 4, 4, 4, 4), seed=0))
+    assert [group.cut for group in groups] == [1] * 5
+    assert slow.steps <= 5 * 5, "a place is free in the step of the cut, and no second turn was waited for"
+    assert slow.in_flight == 0
+    assert scheduler.usage.cut == 5
+
+
+def test_a_cut_group_holds_the_turns_that_were_judged_and_pays_for_those_that_ran_ahead() -> None:
+    def latency(request: GenerationRequest) -> int:
+        return 12 if turns_asked(request) == 0 and request.seed % 2 else 1
+
+    seed = next(seed for seed in range(99) if {first % 2 for first in first_seeds(seed)} == {0, 1})
+    group = only(list(Scheduler(engine(latency), RENDERER, config(), gate=CutAt(1)).run(corridors(4), seed=seed)))
+    assert group.cut == 1
+    assert [node.turn for node in group.tree if node.sampled] == [1, 1]
+    assert endings(group) == [("gated", None, "the group was cut at turn 1")] * 2
+    last = [group.tree[leaf] for leaf in group.tree.leaves()]
+    assert [(node.kind, node.token_ids) for node in last] == [(NodeKind.OBSERVATION, ())] * 2
+    ahead = max(last, key=lambda node: node.cost.turns).cost
+    assert (ahead.turns, ahead.tool_calls) == (3, 3), "the fast one had finished all four turns"
+    assert group.tree.cost.turns == 5
+    (decision,) = group.tree.decisions
+    assert (decision.actor, decision.action, decision.reason) == ("gate", "cut", "enough")
+    assert decision.numbers == {"turn": 1.0, "rollouts": 2.0}
+
+
+def first_seeds(seed: int) -> list[int]:
+    """The seeds of the first turns of a group of two, as an engine sees them."""
+    seen: list[int] = []
+
+    def note(request: GenerationRequest) -> int:
+        seen.append(request.seed)
+        return 1
+
+    list(Scheduler(engine(note), RENDERER, config()).run(corridors(1), seed=seed))
+    return seen
+
+
+def test_a_rollout_that_had_ended_keeps_its_ending_and_loses_its_reward() -> None:
+    class OneStops(Corridor):
+        """Over at once for those who say "left"."""
+
+        def step(self, action: Message) -> Observation:
+            observation = super().step(action)
+            done = observation.done or action.content == "left"
+            return Observation(observation.messages, done, True if done else None)
+
+        def fork(self) -> OneStops:
+            return OneStops(self.task_id, self.length)
+
+    groups = Scheduler(engine(), RENDERER, config(group_size=8), gate=CutAt(2)).run([OneStops("t", 9)], seed=0)
+    stops = {(stop, reward) for stop, reward, _ in endings(only(list(groups)))}
+    assert stops == {("completed", None), ("gated", None)}
+
+
+def test_a_gate_sees_every_turn_of_its_group_as_it_was_then() -> None:
+    gate = CutAt(99)
+    latency: Callable[[GenerationRequest], int] = lambda request: 1 + request.seed % 7  # noqa: E731
+    list(Scheduler(engine(latency), RENDERER, config(group_size=3), gate=gate).run(corridors(3), seed=0))
+    assert [{len(actions) for actions in group.actions} for group in gate.shown] == [{1}, {2}, {3}]
+    assert [set(group.finished) for group in gate.shown] == [{False}, {False}, {True}]
+    assert all(group.max_turns == 4 for group in gate.shown)
+    last = gate.shown[-1]
+    for actions, observations in zip(last.actions, last.observations, strict=True):
+        assert observations == ("walk 3", actions[0], " ".join(actions[:2]), " ".join(actions))
+
+
+def test_an_audited_group_runs_on_and_says_so() -> None:
+    group = only(list(Scheduler(engine(), RENDERER, config(), gate=CutAt(1, audited=True)).run(corridors(3), seed=0)))
+    assert group.cut is None
+    assert group.decision is not None
+    assert group.decision.audited
+    assert {stop for stop, _, _ in endings(group)} == {"completed"}
+    assert [(decision.action, decision.node) for decision in group.tree.decisions] == [("audit", 0)]
+
+
+# stragglers
+
+
+class Silent(StepByStep):
+    """Never answers the requests that `ignores` picks."""
+
+    def __init__(self, ignores: Callable[[GenerationRequest], bool]) -> None:
+        super().__init__(
+            lambda prompt, seed: WORDS[seed % 3],
+            RENDERER.stop_ids,
+            vocab_size=len(TOKENIZER),
+            latency=lambda request: 10**9 if ignores(request) else 1,
+        )
+
+
+def ticking() -> Callable[[], float]:
+    """A clock that goes on by a second whenever it is read."""
+    return itertools.count(0.0, 1.0).__next__
+
+
+def test_a_straggler_is_cancelled_by_name_and_its_place_goes_to_the_next() -> None:
+    (lost, *_) = first_seeds(3)
+    silent = Silent(lambda request: request.seed == lost)
+    limits = config(max_live_rollouts=2, rollout_seconds=200.0)
+    scheduler = Scheduler(silent, RENDERER, limits, clock=ticking())
+    groups = list(scheduler.run(corridors(2, 2, 2, 2), seed=3))
+    assert ("cancelled", None, "the rollout took longer than 200 seconds") in endings(groups[0])
+    assert {stop for group in groups for stop, _, _ in endings(group)} == {"completed", "cancelled"}
+    assert scheduler.usage.cancelled == 1
+    (decision,) = groups[0].tree.decisions
+    assert (decision.actor, decision.action, decision.numbers) == ("scheduler", "cancel", {"limit_seconds": 200.0})
+    assert silent.in_flight == 0
+
+
+def test_a_group_that_takes_too_long_ends_with_all_its_rollouts_even_those_not_begun() -> None:
+    scheduler = Scheduler(
+        Silent(lambda request: True),
+        RENDERER,
+        config(group_size=3, max_live_rollouts=2, group_seconds=50.0),
+        clock=ticking(),
+    )
+    groups = list(scheduler.run(corridors(2, 2), seed=0))
+    assert [endings(group) for group in groups] == [
+        [("cancelled", None, "the group took longer than 50 seconds")] * 3
+    ] * 2
+
+
+# faults
+
+
+def test_an_engine_fault_is_tried_again_with_the_same_draws() -> None:
+    failed: set[int] = set()
+
+    def once(request: GenerationRequest) -> str | None:
+        if request.seed in failed:
+            return None
+        failed.add(request.seed)
+        return "out of memory"
+
+    patient = config(max_retries=2)
+    group = only(list(Scheduler(engine(fault=once), RENDERER, patient).run(corridors(2), seed=0)))
+    calm = only(list(Scheduler(engine(), RENDERER, patient).run(corridors(2), seed=0)))
+    assert [node.token_ids for node in group.tree] == [node.token_ids for node in calm.tree]
+    assert [(d.action, d.reason, d.numbers) for d in group.tree.decisions] == [
+        ("retry", "out of memory", {"failures": number}) for number in (1, 1, 2, 2)
+    ]
+
+
+def test_a_rollout_that_has_used_up_its_retries_is_censored_by_the_name_of_the_fault() -> None:
+    hopeless = Scheduler(engine(fault=lambda request: "out of memory"), RENDERER, config(max_retries=1))
+    group = only(list(hopeless.run(corridors(2), seed=0)))
+    assert endings(group) == [("engine_error", None, "out of memory")] * 2
+    broken = Faulty(Corridor("t", 2), FaultPlan(seed=0, raising=1.0))
+    group = only(list(Scheduler(engine(), RENDERER, config(max_retries=1)).run([broken], seed=0)))
+    assert endings(group) == [("environment_error", None, "RuntimeError: the simulator crashed")] * 2
+
+
+class Unstable(Corridor):
+    """Loses its connection at the third and at the seventh call of all its copies."""
+
+    calls = 0
+
+    def step(self, action: Message) -> Observation:
+        Unstable.calls += 1
+        if Unstable.calls in (3, 7):
+            raise ConnectionError("lost")
+        return super().step(action)
+
+    def fork(self) -> Unstable:
+        return Unstable(self.task_id, self.length)
+
+
+def test_an_environment_fault_replays_the_episode_and_counts_every_call() -> None:
+    Unstable.calls = 0
+    scheduler = Scheduler(engine(), RENDERER, config(group_size=1, max_retries=9))
+    group = only(list(scheduler.run([Unstable("t", 4)], seed=0)))
+    assert {stop for stop, _, _ in endings(group)} == {"completed"}
+    said = [node.message.content for node in group.tree if node.sampled and node.message]
+    told = [node.message.content for node in group.tree if node.kind is NodeKind.OBSERVATION and node.message]
+    assert told == [" ".join(said[: turn + 1]) for turn in range(4)]
+    assert scheduler.usage.retries == 2
+    assert group.tree.cost.tool_calls == Unstable.calls == 2 + (1 + 3) + (1 + 4)
+
+
+class Whimsical(Corridor):
+    """Tells every rollout another task."""
+
+    told = 0
+
+    def reset(self) -> tuple[Message, ...]:
+        Whimsical.told += 1
+        return (Message("user", f"task number {Whimsical.told}"),)
+
+    def fork(self) -> Whimsical:
+        return Whimsical(self.task_id, self.length)
+
+
+def test_rollouts_that_are_told_another_task_are_no_group() -> None:
+    group = only(list(Scheduler(engine(), RENDERER, config(group_size=3)).run([Whimsical("t", 2)], seed=0)))
+    assert sorted(stop for stop, _, _ in endings(group)) == ["completed", "environment_error", "environment_error"]
+
+
+def test_a_task_that_leaves_no_room_is_one_scored_leaf() -> None:
+    short = config(episodes=EpisodeConfig(max_context=20, sampling=Sampling(max_tokens=16)))
+    group = only(list(Scheduler(engine(), RENDERER, short).run(corridors(2), seed=0)))
+    assert endings(group) == [("max_tokens", 0.0, "the task alone leaves no room in 20 tokens of context")]
+
+
+def test_the_time_of_a_run_is_accounted_for() -> None:
+    scheduler = Scheduler(engine(), RENDERER, config(max_live_rollouts=4), gate=CutAt(99), clock=ticking())
+    list(scheduler.run(corridors(3, 3, 3), seed=0))
+    usage = scheduler.usage
+    assert usage.groups == 3
+    assert usage.rollouts == 6
+    assert 0 < usage.engine_seconds < usage.seconds
+    assert 0 < usage.gate_seconds < usage.seconds
+    assert 0 < usage.busy_share < 1
