@@ -14,6 +14,7 @@ from turntree.advantages.credit import soft_credit
 from turntree.core.errors import InputError
 from turntree.training import forward
 from turntree.training.forward import policy_logprobs, slot_scores, with_old_logprobs, with_reference_logprobs
+from turntree.training.head import head_logits, token_scores
 from turntree.training.isolation import check_path_isolation
 from turntree.training.packing import pack
 
@@ -140,3 +141,45 @@ def test_the_check_leaves_gradients_and_weights_alone() -> None:
     before = [p.detach().clone() for p in model.parameters()]
     check_path_isolation(model)
     assert all(p.grad is None and torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+
+
+def test_the_gradient_of_token_scores_is_the_one_of_log_softmax() -> None:
+    logits = torch.randn(5, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3
+    logits.requires_grad_()
+    row, target = torch.tensor([0, 0, 0, 2, 4, 4]), torch.tensor([1, 7, 7, 3, 0, 10])
+    weight = torch.tensor([1.0, -2.0, 0.5, 1.5, -1.0, 3.0], dtype=torch.float64)
+    for temperature in (1.0, 0.6):
+        full = torch.log_softmax(logits / temperature, -1)
+        (expected,) = torch.autograd.grad((weight * full[row, target]).sum(), logits)
+        logprobs, entropies = token_scores(logits, row, target, temperature)
+        (found,) = torch.autograd.grad((weight * logprobs).sum(), logits)
+        assert torch.allclose(logprobs, full[row, target]) and torch.allclose(found, expected)
+        assert torch.allclose(entropies, torch.distributions.Categorical(logits=full).entropy()[row])
+        assert not entropies.requires_grad
+
+
+def test_token_scores_refuse_a_second_backward_pass_instead_of_answering_wrong() -> None:
+    logits = torch.zeros(1, 3, requires_grad=True)
+    logprobs, _ = token_scores(logits, torch.tensor([0]), torch.tensor([1]), 1.0)
+    logprobs.sum().backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        logprobs.sum().backward()
+
+
+def test_bfloat16_logits_are_scored_in_single_precision() -> None:
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
+    row, target = torch.tensor([0, 1, 2]), torch.tensor([4, 5, 6])
+    logprobs, entropies = token_scores(logits, row, target, 1.0)
+    expected = torch.log_softmax(logits.detach().float(), -1)[row, target]
+    assert logprobs.dtype == entropies.dtype == torch.float32 and torch.allclose(logprobs, expected, atol=1e-6)
+    logprobs.sum().backward()
+    assert logits.grad.dtype == torch.bfloat16
+
+
+def test_first_tokens_of_a_fork_go_through_the_head_once(monkeypatch) -> None:
+    model = tiny_model("qwen3", 24, hidden_size=32)
+    rows = []
+    monkeypatch.setattr(forward, "head_logits", lambda m, hidden: rows.append(len(hidden)) or head_logits(m, hidden))
+    batch = some_batches(model)[0]
+    policy_logprobs(model, batch)
+    assert rows == [len(set(batch.predecessor_S.tolist()))] and rows[0] < len(batch.predecessor_S)

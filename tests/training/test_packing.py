@@ -199,13 +199,6 @@ def test_flat_batches_hold_one_rollout_a_row_and_need_no_mask() -> None:
     assert batch.stats.rho == 1.0 and batch.stats.trees == pytest.approx(1.0)
 
 
-def test_a_tree_above_the_budget_names_itself_and_the_setting() -> None:
-    trees, credits = zip(group((1,) * 30, (5,), (6,), task_id="wash the mug"), strict=True)
-    with pytest.raises(InputError, match=r"field 'max_tokens': the tree of 'wash the mug' has 32 unique tokens, above"):
-        pack(trees, credits, max_tokens=31)
-    assert len(pack(trees, credits, max_tokens=32)) == 1
-
-
 def test_a_root_that_was_sampled_is_refused() -> None:
     tree = RolloutTree("headless")
     leaf = tree.add(None, NodeKind.COMPLETION, (3,), logprobs=(-1.0,)).id

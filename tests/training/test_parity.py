@@ -7,6 +7,7 @@ import copy
 import math
 import random
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -17,9 +18,14 @@ from tiny_models import tiny_model
 from turntree.advantages.credit import CreditRule
 from turntree.core.labels import Rewards
 from turntree.core.tree import RolloutTree
+from turntree.training import attention
+from turntree.training.attention import set_tree_attention
+from turntree.training.cutting import longest_path
+from turntree.training.forward import set_checkpointing
 from turntree.training.losses import LossConfig, loss_normalizer
 from turntree.training.optimizer import Optimizer, OptimizerConfig
-from turntree.training.packing import PackedBatch, flat_batches, pack
+from turntree.training.packing import PackedBatch, PackingStats, flat_batches, pack
+from turntree.training.slots import tree_segment
 from turntree.training.update import batch_loss, update_step
 
 VOCABULARY = 24
@@ -143,13 +149,18 @@ def setting(kind: str, case: Case, seed: int, dtype: torch.dtype):
     return model, reference, trees, rewards, [rule(t, r) for t, r in zip(trees, rewards, strict=True)]
 
 
-def three_steps(kind: str, case: Case, layout, seed: int, *, learning_rate: float, stock_norms: bool) -> list[float]:
-    """Relative L2 error of the whole gradient at each of three optimizer steps, each side on weights of its own."""
+def three_steps(
+    kind: str, case: Case, layout, seed: int, *, learning_rate: float, stock_norms: bool, prepare=None
+) -> list[float]:
+    """Relative L2 error of the whole gradient at each of three optimizer steps, each side on weights of its own.
+    `prepare` sets our side's model up."""
     ours, reference, trees, rewards, credits = setting(kind, case, seed, torch.float64)
     if not stock_norms:
         normalise_in_double(ours)
         normalise_in_double(reference)
     theirs = copy.deepcopy(ours)
+    if prepare is not None:
+        prepare(ours)
     batches = layout(trees, credits, max_tokens=70, pad_id=0)
     optimizer = Optimizer(ours.parameters(), OptimizerConfig(learning_rate=learning_rate, max_grad_norm=math.inf))
     stock = torch.optim.AdamW(theirs.parameters(), lr=learning_rate, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
@@ -178,6 +189,62 @@ def test_packed_gradient_is_the_flat_gradient_over_three_steps(kind: str, case: 
 def test_in_double_throughout_the_gradients_agree_after_large_steps(kind: str, case: Case) -> None:
     errors = three_steps(kind, case, pack, 2, learning_rate=1e-2, stock_norms=False)
     assert max(errors) <= 1e-10, errors
+
+
+def in_blocks(monkeypatch) -> Callable[[torch.nn.Module], None]:
+    """Tree attention that never merges blocks, for the sake of a call."""
+    monkeypatch.setattr(attention, "_CALL", 0)
+    monkeypatch.setattr(attention, "_PER_SLOT", 0)
+    return set_tree_attention
+
+
+def checkpointing(model: torch.nn.Module) -> None:
+    set_checkpointing(model)
+    assert not model.training  # a policy that samples between updates stays in evaluation mode
+
+
+def in_blocks_and_checkpointing(monkeypatch) -> Callable[[torch.nn.Module], None]:
+    prepare = in_blocks(monkeypatch)
+    return lambda model: (prepare(model), checkpointing(model))
+
+
+def in_pieces(trees, credits, *, max_tokens: int, pad_id: int) -> list[PackedBatch]:
+    """Packed within the smallest budget that holds every path: most trees are cut."""
+    segments = [tree_segment(tree, credit, 0) for tree, credit in zip(trees, credits, strict=True)]
+    return pack(trees, credits, max_tokens=max(longest_path(segment) for segment in segments), pad_id=pad_id)
+
+
+PATHS = {
+    "cut": (in_pieces, lambda monkeypatch: None),
+    "blocks": (pack, in_blocks),
+    "checkpointing": (pack, lambda monkeypatch: checkpointing),
+    "all of them": (in_pieces, in_blocks_and_checkpointing),
+}
+
+
+@pytest.mark.parametrize("case", [CASES[1], CASES[3]], ids=str)
+@pytest.mark.parametrize("path", PATHS)
+def test_every_way_to_save_memory_or_time_takes_the_same_three_steps(monkeypatch, path: str, case: Case) -> None:
+    layout, prepare = PATHS[path]
+    errors = three_steps("qwen3", case, layout, 2, learning_rate=1e-2, stock_norms=False, prepare=prepare(monkeypatch))
+    assert max(errors) <= 1e-10, errors
+
+
+@pytest.mark.parametrize("case", [CASES[1], CASES[3]], ids=str)
+def test_in_pieces_trees_are_cut_and_ancestors_computed_again(case: Case) -> None:
+    _, _, trees, _, credits = setting("qwen3", case, 2, torch.float64)
+    stats = sum((batch.stats for batch in in_pieces(trees, credits, max_tokens=70, pad_id=0)), PackingStats())
+    assert stats.cut_trees >= 2 and stats.recomputed_tokens > 0
+
+
+def test_checkpointed_layers_are_computed_again_in_the_backward_pass() -> None:
+    model, reference, trees, _, credits = setting("qwen3", CASES[0], 0, torch.float64)
+    checkpointing(model)
+    calls = []
+    model.get_decoder().layers[0].self_attn.register_forward_pre_hook(lambda *_: calls.append(1))
+    batches = pack(trees, credits, max_tokens=70)
+    library_gradient(model, reference, batches, CASES[0].config())
+    assert len(calls) == 2 * len(batches)
 
 
 @pytest.mark.parametrize("case", CASES[2:4], ids=str)

@@ -1,21 +1,25 @@
 """Scoring: the log-probability of every trained slot, from one pass over unique tokens.
 
-Shape suffixes as in `training.packing`; D is the width of a hidden state, C a chunk of S.
+Shape suffixes as in `training.packing`; U is the number of distinct hidden states that predict a trained slot, D their
+width.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from turntree.core.errors import InputError
+from turntree.training.attention import Layout, decoder_inputs
+from turntree.training.head import head_logits, token_scores, vocabulary_size
+from turntree.training.lora import Reference, reference_model
 from turntree.training.packing import PackedBatch
 
 # Above this many logits the head runs in chunks that are computed again in the backward pass (256 MiB in float32);
@@ -32,29 +36,44 @@ class SlotScores:
     log_softmax_SV: Tensor | None = None
 
 
-def policy_logprobs(model: PreTrainedModel, batch: PackedBatch, *, temperature: float = 1.0) -> Tensor:
+def policy_logprobs(
+    model: PreTrainedModel, batch: PackedBatch, *, temperature: float = 1.0, layout: Layout | None = None
+) -> Tensor:
     """log softmax(logits / temperature)[token] at every trained slot, [S], in nats."""
-    return slot_scores(model, batch, temperature=temperature).logprobs_S
+    return slot_scores(model, batch, temperature=temperature, layout=layout).logprobs_S
 
 
 def slot_scores(
-    model: PreTrainedModel, batch: PackedBatch, *, temperature: float = 1.0, full: bool = False
+    model: PreTrainedModel,
+    batch: PackedBatch,
+    *,
+    temperature: float = 1.0,
+    full: bool = False,
+    layout: Layout | None = None,
 ) -> SlotScores:
     """Scores of the trained slots; `full` also keeps all S x V log-probabilities (for the exact KL: small V only).
 
     The decoder runs once over the packed rows; hidden states are gathered at the *path* predecessors of trained
-    slots, and only those go through the head. Raises `InputError` for an attention backend that would misread the
-    mask.
+    slots, each once though all first tokens of a fork share one, and only those go through the head. Raises
+    `InputError` for an attention backend that would misread the mask; `layout` as in `attention.decoder_inputs`.
     """
-    hidden_SD = _hidden_states(model, batch)
+    predecessor_U, row_S = torch.unique(batch.predecessor_S, return_inverse=True)
+    hidden_UD = _hidden_states(model, batch, layout).index_select(0, predecessor_U)
+    if full:
+        return _full_scores(model, hidden_UD, row_S, batch.target_S, temperature)
     chunk = max(1, CHUNK_LOGITS // vocabulary_size(model))
-    if full or len(hidden_SD) <= chunk:
-        return SlotScores(*_score_chunk(model, hidden_SD, batch.target_S, temperature, full))
-    parts: list[tuple[Tensor, Tensor, Tensor | None]] = [
-        checkpoint(_score_chunk, model, hidden_CD, target_C, temperature, False, use_reentrant=False)
-        for hidden_CD, target_C in zip(hidden_SD.split(chunk), batch.target_S.split(chunk), strict=True)
+    if len(hidden_UD) <= chunk:
+        return SlotScores(*_scores(model, hidden_UD, row_S, batch.target_S, temperature))
+    order_S = torch.argsort(row_S, stable=True)
+    starts = range(0, len(hidden_UD), chunk)
+    sizes = [int(((row_S >= start) & (row_S < start + chunk)).sum()) for start in starts]
+    parts: list[tuple[Tensor, Tensor]] = [
+        checkpoint(_scores, model, hidden, row_S[own] - start, batch.target_S[own], temperature, use_reentrant=False)
+        for start, hidden, own in zip(starts, hidden_UD.split(chunk), order_S.split(sizes), strict=True)
     ]
-    return SlotScores(torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]))
+    back_S = torch.argsort(order_S)
+    logprobs, entropies = (torch.cat(kind)[back_S] for kind in zip(*parts, strict=True))
+    return SlotScores(logprobs, entropies)
 
 
 @torch.no_grad()
@@ -75,80 +94,59 @@ def with_old_logprobs(
 
 @torch.no_grad()
 def with_reference_logprobs(
-    reference_model: PreTrainedModel, batches: Sequence[PackedBatch], *, temperature: float = 1.0
+    reference: Reference, batches: Sequence[PackedBatch], *, temperature: float = 1.0
 ) -> list[PackedBatch]:
     """The batches with the frozen reference's log-probabilities, computed once for all epochs over them."""
-    moved = [batch.to(reference_model.device) for batch in batches]
-    return [
-        dataclasses.replace(
-            batch, reference_logprobs_S=policy_logprobs(reference_model, batch, temperature=temperature)
-        )
-        for batch in moved
-    ]
+    with reference_model(reference) as model:
+        moved = [batch.to(model.device) for batch in batches]
+        return [
+            dataclasses.replace(batch, reference_logprobs_S=policy_logprobs(model, batch, temperature=temperature))
+            for batch in moved
+        ]
 
 
-def _hidden_states(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
-    """Last hidden states at the predecessors of trained slots, [S, D]."""
-    if batch.is_flat:
-        masked: dict[str, Any] = {"attention_mask": None}
-    else:
-        check_attention_backend(model)
-        masked = {"attention_mask": batch.attention_mask(), "position_ids": batch.positions_BL}
-    output = model.get_decoder()(input_ids=batch.tokens_BL, use_cache=False, **masked)
+def _hidden_states(model: PreTrainedModel, batch: PackedBatch, layout: Layout | None) -> Tensor:
+    """Last hidden states of all slots, [B * L, D]."""
+    inputs = decoder_inputs(model, batch, layout)
+    with _checkpointing(model):
+        output = model.get_decoder()(input_ids=batch.tokens_BL, use_cache=False, **inputs)
     hidden_BLD: Tensor = output.last_hidden_state
-    return hidden_BLD.flatten(0, 1)[batch.predecessor_S]
+    return hidden_BLD.flatten(0, 1)
 
 
-def check_attention_backend(model: PreTrainedModel) -> None:
-    """Eager attention adds a boolean mask as 0 and 1 instead of masking with it: silently wrong, so refused."""
-    backend = model.config._attn_implementation
-    if backend != "sdpa":
-        raise InputError(
-            f"attention backend {backend!r} does not read the boolean tree mask",
-            field="attn_implementation",
-            hint='load the model with attn_implementation="sdpa"',
-        )
+def set_checkpointing(model: PreTrainedModel) -> None:
+    """Keep only the inputs of the layers for the backward pass and compute the rest again: a third more time, and
+    memory for one layer. Works in evaluation mode too, as a policy is that also samples."""
+    enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)  # name before 5.20
+    enable({"use_reentrant": False})
 
 
-def _score_chunk(
-    model: PreTrainedModel, hidden_CD: Tensor, target_C: Tensor, temperature: float, full: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    logits_CV = head_logits(model, hidden_CD)
-    if logits_CV.dtype in (torch.bfloat16, torch.float16):
-        logits_CV = logits_CV.float()
-    log_softmax_CV = torch.log_softmax(logits_CV / temperature, dim=-1)
-    logprobs_C = log_softmax_CV.gather(1, target_C[:, None]).squeeze(1)
+@contextmanager
+def _checkpointing(model: PreTrainedModel) -> Iterator[None]:
+    """Transformers checkpoints layers in training mode only; a policy that also samples is kept in evaluation mode."""
+    layers: list[Any] = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+    waking = [layer for layer in layers if not layer.training] if torch.is_grad_enabled() else []
+    for layer in waking:
+        layer.training = True
+    try:
+        yield
+    finally:
+        for layer in waking:
+            layer.training = False
+
+
+def _scores(
+    model: PreTrainedModel, hidden_UD: Tensor, row_S: Tensor, target_S: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    return token_scores(head_logits(model, hidden_UD), row_S, target_S, temperature)
+
+
+def _full_scores(
+    model: PreTrainedModel, hidden_UD: Tensor, row_S: Tensor, target_S: Tensor, temperature: float
+) -> SlotScores:
+    logits_UV = head_logits(model, hidden_UD)
+    wide = torch.promote_types(logits_UV.dtype, torch.float32)
+    log_softmax_SV = torch.log_softmax(logits_UV.to(wide) / temperature, dim=-1)[row_S]
     with torch.no_grad():
-        entropies_C = -(log_softmax_CV.exp() * log_softmax_CV).sum(-1)
-    return logprobs_C, entropies_C, log_softmax_CV if full else None
-
-
-def head_logits(model: PreTrainedModel, hidden_CD: Tensor) -> Tensor:
-    """The model's own head with its own scaling and soft-cap, on gathered hidden states.
-
-    Cohere and Falcon-H1 multiply, Granite divides, Gemma soft-caps. What this does not know is caught at load by
-    `training.isolation.check_path_isolation`.
-    """
-    config = model.config.get_text_config()
-    logits_CV: Tensor = _head(model)(hidden_CD)
-    for multiplier in ("logit_scale", "lm_head_multiplier"):
-        if isinstance(getattr(config, multiplier, None), int | float):
-            logits_CV = logits_CV * getattr(config, multiplier)
-    if isinstance(getattr(config, "logits_scaling", None), int | float):
-        logits_CV = logits_CV / config.logits_scaling
-    if getattr(config, "final_logit_softcapping", None):
-        cap = config.final_logit_softcapping
-        logits_CV = cap * torch.tanh(logits_CV / cap)
-    return logits_CV
-
-
-def vocabulary_size(model: PreTrainedModel) -> int:
-    """Rows of the output head (at least the tokenizer's size)."""
-    return int(_head(model).weight.shape[0])
-
-
-def _head(model: PreTrainedModel) -> torch.nn.Linear:
-    head = model.get_output_embeddings()
-    if head is None:
-        raise InputError(f"{type(model).__name__} has no language-model head", hint="load it as a causal LM")
-    return cast(torch.nn.Linear, head)
+        entropies_S = -(log_softmax_SV.exp() * log_softmax_SV).sum(-1)
+    return SlotScores(log_softmax_SV.gather(1, target_S[:, None]).squeeze(1), entropies_S, log_softmax_SV)

@@ -17,7 +17,9 @@ from turntree.core.errors import InputError
 from turntree.core.labels import Credit, NodeCredit
 from turntree.core.seeds import generator
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
-from turntree.training.forward import check_attention_backend, policy_logprobs, vocabulary_size
+from turntree.training.attention import layouts
+from turntree.training.forward import policy_logprobs
+from turntree.training.head import vocabulary_size
 from turntree.training.packing import PackedBatch, pack
 
 # (log-probability in nats, relative gradient): rounding of the type with room to spare, far below a broken mask
@@ -31,7 +33,8 @@ TOLERANCES = {
 
 @dataclass(frozen=True)
 class IsolationReport:
-    """Packed against plain rows: largest log-probability difference (nats) and relative L2 error of the gradient."""
+    """Packed against plain rows: largest log-probability difference (nats) and relative L2 error of the gradient, of
+    the worst attention layout that the model may take."""
 
     logprob_error: float
     gradient_error: float
@@ -40,25 +43,31 @@ class IsolationReport:
 def check_path_isolation(model: PreTrainedModel, *, path_tokens: int = 48, seed: int = 0) -> IsolationReport:
     """Score a random three-leaf tree packed and as plain `model(input_ids)` rows; refuse the model if they differ.
 
-    `path_tokens` is the length of the longest path: a sliding window shows only on paths longer than it, so pass the
-    longest that will be trained. Runs in the model's present mode (call `model.train()` first to catch dropout) and
-    leaves `.grad` alone. Raises `InputError` with the measured errors.
+    Every attention layout that a batch may take (`training.attention.layouts`) is checked, with the model as it is
+    set up: its mode, gradient checkpointing, adapter. `path_tokens` is the length of the longest path: a sliding
+    window shows only on paths longer than it, so pass the longest that will be trained. Leaves `.grad` alone. Raises
+    `InputError` with the measured errors.
     """
-    check_attention_backend(model)
     tree, credit = _probe(model, path_tokens, seed)
     batch = pack([tree], [credit], max_tokens=3 * path_tokens)[0].to(model.device)
-    packed_S = policy_logprobs(model, batch)
     plain_S = _plain_logprobs(model, tree, batch)
-    logprob_error = float((packed_S - plain_S).detach().abs().max())
-    gradient_error = _relative_error(_gradient(packed_S, model), _gradient(plain_S, model))
-    limits = TOLERANCES[packed_S.dtype if model.dtype not in TOLERANCES else model.dtype]
-    if not (logprob_error <= limits[0] and gradient_error <= limits[1]):
+    plain_gradient = _gradient(plain_S, model)
+    errors: list[IsolationReport] = []
+    for layout in layouts(model):
+        packed_S = policy_logprobs(model, batch, layout=layout)
+        logprob_error = float((packed_S - plain_S).detach().abs().max())
+        errors.append(IsolationReport(logprob_error, _relative_error(_gradient(packed_S, model), plain_gradient)))
+        _refuse(model, layout, errors[-1], TOLERANCES[model.dtype if model.dtype in TOLERANCES else packed_S.dtype])
+    return IsolationReport(max(e.logprob_error for e in errors), max(e.gradient_error for e in errors))
+
+
+def _refuse(model: PreTrainedModel, layout: str, errors: IsolationReport, limits: tuple[float, float]) -> None:
+    if not (errors.logprob_error <= limits[0] and errors.gradient_error <= limits[1]):
         raise InputError(
-            f"{type(model).__name__} cannot be packed: on a random tree its log-probabilities are off by "
-            f"{logprob_error:.2g} nats and its gradient by {gradient_error:.2g}",
+            f"{type(model).__name__} cannot be packed: on a random tree ({layout} attention) its log-probabilities are "
+            f"off by {errors.logprob_error:.2g} nats and its gradient by {errors.gradient_error:.2g}",
             hint="use full attention over whole paths (no sliding window, no dropout) or train on flat batches",
         )
-    return IsolationReport(logprob_error, gradient_error)
 
 
 def _probe(model: PreTrainedModel, path_tokens: int, seed: int) -> tuple[RolloutTree, Credit]:

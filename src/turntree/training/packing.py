@@ -22,6 +22,7 @@ from torch import Tensor
 from turntree.core.errors import InputError
 from turntree.core.labels import Credit
 from turntree.core.tree import RolloutTree
+from turntree.training.cutting import cut, longest_path
 from turntree.training.slots import Action, Segment, path_segments, tree_segment
 
 Row = list[Segment]
@@ -39,6 +40,8 @@ class PackingStats:
     unique_tokens: int = 0  # slots that are computed, without padding
     flat_tokens: int = 0  # what one row per rollout would compute
     padding: int = 0
+    recomputed_tokens: int = 0  # of the unique ones: ancestors that a cut tree computes again
+    cut_trees: int = 0
 
     def __add__(self, other: PackingStats) -> PackingStats:
         fields = (f.name for f in dataclasses.fields(self))
@@ -93,12 +96,15 @@ def pack(
     """Batches of at most `max_tokens` slots (padding included) that hold every trained tree exactly once.
 
     Rows are filled first-fit in order of falling size: a tree has a row of its own unless it fits behind another in
-    the length of the batch's longest tree. Raises `InputError` for a tree above the budget.
+    the length of the batch's longest tree. A tree above the budget is cut (`training.cutting`): its ancestors are
+    computed in every part, its terms counted in one. Raises `InputError` where one path alone is above the budget.
     """
     segments = [tree_segment(tree, credit, i) for i, (tree, credit) in enumerate(zip(trees, credits, strict=True))]
     found = [segment for segment in segments if segment is not None]
-    _check_budget(trees, found, max_tokens)
-    return _batches(_place(found, max_tokens, share_rows=True), credits, pad_id, len(segments) - len(found))
+    parts = [part for segment in found for part in _cut(trees, segment, max_tokens)]
+    batches = [_tensors(rows, credits, pad_id) for rows in _place(parts, max_tokens, share_rows=True)]
+    cut_trees = sum(len(segment) > max_tokens for segment in found)
+    return _counted(batches, PackingStats(untrained_trees=len(segments) - len(found), cut_trees=cut_trees))
 
 
 def flat_batches(
@@ -106,19 +112,21 @@ def flat_batches(
 ) -> list[PackedBatch]:
     """The same objective with one row per rollout and plain causal attention: the baseline of every speed-up."""
     per_tree = [path_segments(tree, credit, i) for i, (tree, credit) in enumerate(zip(trees, credits, strict=True))]
-    found = [segment for segments in per_tree for segment in segments]
-    _check_budget(trees, found, max_tokens)
-    return _batches(_place(found, max_tokens, share_rows=False), credits, pad_id, per_tree.count([]))
+    found = [part for segments in per_tree for segment in segments for part in _cut(trees, segment, max_tokens)]
+    batches = [_tensors(rows, credits, pad_id) for rows in _place(found, max_tokens, share_rows=False)]
+    return _counted(batches, PackingStats(untrained_trees=per_tree.count([])))
 
 
-def _check_budget(trees: Sequence[RolloutTree], segments: Sequence[Segment], max_tokens: int) -> None:
-    for segment in segments:
-        if len(segment) > max_tokens:
-            raise InputError(
-                f"the tree of {trees[segment.tree].task_id!r} has {len(segment)} unique tokens, above {max_tokens}",
-                field="max_tokens",
-                hint=f"raise max_tokens to at least {len(segment)}, or grow smaller trees",
-            )
+def _cut(trees: Sequence[RolloutTree], segment: Segment, max_tokens: int) -> list[Segment]:
+    parts = cut(segment, max_tokens)
+    if parts is None:
+        longest = longest_path(segment)
+        raise InputError(
+            f"a path of {trees[segment.tree].task_id!r} has {longest} tokens, above {max_tokens}",
+            field="max_tokens",
+            hint=f"raise max_tokens to at least {longest}, or roll out shorter episodes",
+        )
+    return parts
 
 
 def _place(segments: Sequence[Segment], max_tokens: int, *, share_rows: bool) -> list[list[Row]]:
@@ -145,14 +153,10 @@ def _place(segments: Sequence[Segment], max_tokens: int, *, share_rows: bool) ->
     return batches
 
 
-def _batches(
-    placed: Sequence[list[Row]], credits: Sequence[Credit], pad_id: int, untrained_trees: int
-) -> list[PackedBatch]:
-    batches = [_tensors(rows, credits, pad_id) for rows in placed]
-    if batches and untrained_trees:
-        first = batches[0]
-        counted = dataclasses.replace(first.stats, untrained_trees=untrained_trees)
-        batches[0] = dataclasses.replace(first, stats=counted)
+def _counted(batches: list[PackedBatch], counts: PackingStats) -> list[PackedBatch]:
+    """The batches with counts that belong to no segment added to the first one."""
+    if batches:
+        batches[0] = dataclasses.replace(batches[0], stats=batches[0].stats + counts)
     return batches
 
 
@@ -224,5 +228,6 @@ def _stats(rows: Sequence[Row], credits: Sequence[Credit], padding: int) -> Pack
             rollout_tokens=segment.share * credit.rollout_tokens,
             unique_tokens=len(segment),
             flat_tokens=segment.flat_tokens,
+            recomputed_tokens=segment.recomputed,
         )
     return total

@@ -30,7 +30,8 @@ class Segment:
     """Slots that attend to nothing outside: a whole tree, or one path of it. Four aligned sequences, depth-first.
 
     Slot q sees slot k iff `k <= q < last[k]`; `predecessors` is -1 where a path begins. `flat_tokens` is what one
-    row per rollout would compute; `share` is the part of its tree that the segment stands for.
+    row per rollout would compute; `share` is the part of its tree that the segment stands for; `recomputed` of its
+    slots are ancestors that another part of the tree computes too.
     """
 
     tree: int
@@ -41,6 +42,7 @@ class Segment:
     actions: tuple[Action, ...]
     flat_tokens: int
     share: float = 1.0
+    recomputed: int = 0
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from turntree.core.errors import ConfigError, TurntreeError
 from turntree.training.forward import SlotScores, slot_scores, with_reference_logprobs
+from turntree.training.lora import Reference, reference_model
 from turntree.training.losses import LossConfig, LossSums, exact_kl, loss_normalizer, policy_loss
 from turntree.training.optimizer import Optimizer
 from turntree.training.packing import PackedBatch, PackingStats
@@ -18,7 +19,7 @@ from turntree.training.packing import PackedBatch, PackingStats
 
 def update_step(
     model: PreTrainedModel,
-    reference_model: PreTrainedModel | None,
+    reference: Reference | None,
     optimizer: Optimizer,
     batches: Sequence[PackedBatch],
     config: LossConfig,
@@ -26,7 +27,7 @@ def update_step(
     """Accumulate the gradient of all `batches` under one normaliser, step once, return the metrics.
 
     Call it again with the same batches for another epoch: old log-probabilities stay as they are. Batches without
-    reference log-probabilities get them from `reference_model`; attach them once with `with_reference_logprobs`
+    reference log-probabilities get them from `reference`; attach them once with `with_reference_logprobs`
     when there are several epochs. Raises `TurntreeError` on a loss or gradient that is not finite, and leaves the
     weights as they were.
     """
@@ -34,7 +35,7 @@ def update_step(
     sums = LossSums()
     optimizer.zero_grad()
     for number, batch in enumerate(batches):
-        loss, parts = batch_loss(model, reference_model, batch.to(model.device), config, normalizer)
+        loss, parts = batch_loss(model, reference, batch.to(model.device), config, normalizer)
         if not math.isfinite(parts.loss):
             optimizer.zero_grad()
             raise TurntreeError(
@@ -49,7 +50,7 @@ def update_step(
 
 def batch_loss(
     model: PreTrainedModel,
-    reference_model: PreTrainedModel | None,
+    reference: Reference | None,
     batch: PackedBatch,
     config: LossConfig,
     normalizer: float,
@@ -57,15 +58,15 @@ def batch_loss(
     """Forward pass, reference where the KL term wants one, and loss of one batch."""
     wants_kl = config.kl_coefficient > 0
     full = wants_kl and config.kl == "full"
-    if wants_kl and not full and batch.reference_logprobs_S is None and reference_model is not None:
-        batch = with_reference_logprobs(reference_model, [batch], temperature=config.temperature)[0]
+    if wants_kl and not full and batch.reference_logprobs_S is None and reference is not None:
+        batch = with_reference_logprobs(reference, [batch], temperature=config.temperature)[0]
     scores = slot_scores(model, batch, temperature=config.temperature, full=full)
     return policy_loss(
         scores.logprobs_S,
         batch,
         config,
         normalizer=normalizer,
-        exact_kl_S=_exact_kl(scores, reference_model, batch, config) if full else None,
+        exact_kl_S=_exact_kl(scores, reference, batch, config) if full else None,
         entropies_S=scores.entropies_S,
     )
 
@@ -75,19 +76,19 @@ def packing_metrics(stats: PackingStats) -> dict[str, float]:
     return {
         "trained_tokens": float(stats.unique_tokens),
         "padding_tokens": float(stats.padding),
+        "recomputed_tokens": float(stats.recomputed_tokens),
         "rho": stats.rho,
         "trees": stats.trees,
         "zero_variance_fraction": stats.zero_variance_trees / max(stats.trees, 1e-30),
         "untrained_trees": float(stats.untrained_trees),
+        "cut_trees": float(stats.cut_trees),
     }
 
 
-def _exact_kl(
-    scores: SlotScores, reference_model: PreTrainedModel | None, batch: PackedBatch, config: LossConfig
-) -> Tensor:
-    if reference_model is None or scores.log_softmax_SV is None:
+def _exact_kl(scores: SlotScores, reference: Reference | None, batch: PackedBatch, config: LossConfig) -> Tensor:
+    if reference is None or scores.log_softmax_SV is None:
         raise ConfigError("'full' needs a reference policy", field="kl", hint="pass one, or set kl_coefficient to 0")
-    with torch.no_grad():
-        reference = slot_scores(reference_model, batch, temperature=config.temperature, full=True)
-    assert reference.log_softmax_SV is not None  # asked for with full=True
-    return exact_kl(scores.log_softmax_SV, reference.log_softmax_SV)
+    with reference_model(reference) as base, torch.no_grad():
+        frozen = slot_scores(base, batch, temperature=config.temperature, full=True)
+    assert frozen.log_softmax_SV is not None  # asked for with full=True
+    return exact_kl(scores.log_softmax_SV, frozen.log_softmax_SV)

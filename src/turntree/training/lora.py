@@ -1,0 +1,84 @@
+"""LoRA through PEFT: the policy is a base and a small adapter, and the base with the adapter off is the reference."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
+
+from turntree.core.errors import ConfigError, InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRAConfig:
+    """Low-rank adaptation (Hu et al. 2021). `alpha` over `rank` scales the adapter. `targets` are names of linear
+    modules, or "all-linear": every one but the head. There is no dropout: a policy must score as it samples."""
+
+    rank: int = 16
+    alpha: int = 32
+    targets: tuple[str, ...] = ("all-linear",)
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or self.alpha < 1:
+            raise ConfigError("rank and alpha must be at least 1", field="lora.rank")
+        if not self.targets:
+            raise ConfigError("names no module", field="lora.targets", hint='for example ["q_proj", "v_proj"]')
+
+
+@dataclass(frozen=True)
+class AdapterOff:
+    """The frozen base below a LoRA policy, as a reference: no second copy of the weights."""
+
+    policy: PreTrainedModel
+
+
+Reference = PreTrainedModel | AdapterOff
+
+
+@contextmanager
+def reference_model(reference: Reference) -> Iterator[PreTrainedModel]:
+    """The model that scores as `reference` inside, and is the policy again outside."""
+    if not isinstance(reference, AdapterOff):
+        yield reference
+        return
+    reference.policy.disable_adapters()
+    try:
+        yield reference.policy
+    finally:
+        reference.policy.enable_adapters()
+
+
+def frozen_reference(model: PreTrainedModel) -> Reference:
+    """The policy as it is now, for the KL term: its base where it has a fresh adapter, a frozen copy otherwise."""
+    return AdapterOff(model) if has_adapter(model) else copy.deepcopy(model).requires_grad_(False)
+
+
+def has_adapter(model: PreTrainedModel) -> bool:
+    return bool(getattr(model, "_hf_peft_config_loaded", False))
+
+
+def add_adapter(model: PreTrainedModel, config: LoRAConfig) -> None:
+    """Freeze `model` and give it a fresh adapter in float32, which leaves its distribution as it is.
+
+    Raises `ConfigError` where PEFT is not installed or `targets` name no linear module.
+    """
+    try:
+        from peft import LoraConfig
+    except ImportError as error:
+        raise ConfigError("needs PEFT", field="lora", hint="pip install turntree[lora]") from error
+    if has_adapter(model):
+        raise InputError("the policy has an adapter already", hint="train it as it is, or merge it first")
+    targets = "all-linear" if config.targets == ("all-linear",) else list(config.targets)
+    settings = LoraConfig(
+        r=config.rank, lora_alpha=config.alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM"
+    )
+    try:
+        model.add_adapter(settings)
+    except ValueError as error:
+        raise ConfigError(str(error).splitlines()[0][:200], field="lora.targets") from error
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
