@@ -1,0 +1,151 @@
+"""The same command again: what goes on, what is refused and in which words."""
+
+import fcntl
+import json
+import os
+import shutil
+
+import pytest
+
+from turntree.stages import sft as sft_stage
+from turntree.stages import train_pivot as pivot_stage
+
+PIVOT = ("--steps", 4, "--max-tokens", 24, "--set", "train.states=4", "--set", "train.group_size=4")
+OFTEN = ("--set", "checkpoints.every=2")
+
+
+@pytest.fixture(scope="module")
+def train(turntree, household):
+    def command(out, *more, run=turntree):
+        return run("train", "pivot", household / "pivots.jsonl", "--out", out, *PIVOT, *OFTEN, *more)
+
+    return command
+
+
+@pytest.fixture(scope="module")
+def left_over(train, turntree, tmp_path_factory):
+    """A run that came to its last step and no further (how a dead process leaves it: tests/training/test_restart)."""
+    run = tmp_path_factory.mktemp("left") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pivot_stage, "save_model", interrupt)
+        assert "interrupted" in train(run, run=lambda *a: turntree(*a, code=130)).stderr
+    return run
+
+
+@pytest.fixture
+def interrupted(left_over, tmp_path):
+    return shutil.copytree(left_over, tmp_path / "run")
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def weights(run):
+    return (run / "model" / "model.safetensors").read_bytes()
+
+
+def test_an_interrupted_run_goes_on_and_says_so(train, interrupted, tmp_path) -> None:
+    assert not (interrupted / "model").exists()
+    assert f"{interrupted} goes on after step 4" in train(interrupted).stderr
+    assert not (interrupted / "checkpoints").exists()
+    train(tmp_path / "whole")
+    assert weights(interrupted) == weights(tmp_path / "whole")
+    assert (interrupted / "metrics.jsonl").read_text() == (tmp_path / "whole" / "metrics.jsonl").read_text()
+
+
+def test_fine_tuning_goes_on_too(monkeypatch, turntree, household, tmp_path) -> None:
+    command = ("sft", "--traces", household / "traces.jsonl", "--set", "sft.batch=4", *OFTEN, "--out")
+    with monkeypatch.context() as patch:
+        patch.setattr(sft_stage, "save_model", interrupt)
+        turntree(*command, tmp_path / "run", code=130)
+    assert "goes on after step" in turntree(*command, tmp_path / "run").stderr
+    turntree(*command, tmp_path / "whole")
+    assert weights(tmp_path / "run") == weights(tmp_path / "whole")
+
+
+def test_a_run_of_other_settings_is_refused_by_the_name_of_the_setting(turntree, train, interrupted) -> None:
+    message = train(interrupted, "--set", "train.loss.kl_coefficient=0.5", run=turntree.error)
+    assert "'train.loss.kl_coefficient'" in message and "0.02" in message and "--overwrite" in message
+    message = turntree.error("sft", "--traces", "x", "--out", interrupted)  # its input is looked at first
+    assert "x: " in message
+
+
+def test_other_contents_under_the_same_name_are_refused(turntree, household, interrupted, tmp_path, train) -> None:
+    path = household / "pivots.jsonl"
+    before = path.read_text()
+    path.write_text("\n".join(before.splitlines()[:-1]) + "\n")
+    try:
+        assert "inputs.pivots_hash" in train(interrupted, run=turntree.error)
+    finally:
+        path.write_text(before)
+
+
+def test_how_often_to_save_may_change(train, interrupted) -> None:
+    train(interrupted, "--set", "checkpoints.every=1")
+    assert (interrupted / "cost.json").exists()
+
+
+def test_a_finished_run_is_left_alone_unless_told_otherwise(turntree, train, tmp_path) -> None:
+    run = tmp_path / "run"
+    train(run)
+    first = weights(run)
+    assert "finished; pass --overwrite" in train(run, run=turntree.error)
+    assert weights(run) == first
+    train(run, "--overwrite", "--seed", 1)
+    assert weights(run) != first
+    assert json.loads((run / "config.json").read_text())["config"]["train"]["seed"] == 1
+
+
+def test_overwriting_starts_anew_and_does_not_go_on(train, interrupted) -> None:
+    assert "goes on" not in train(interrupted, "--overwrite").stderr
+    steps = [json.loads(line)["step"] for line in (interrupted / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 3, 4]
+
+
+def test_a_folder_of_something_else_is_never_taken(turntree, train, tmp_path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    (tmp_path / "model").mkdir()
+    for more in ((), ("--overwrite",)):
+        assert "no training run" in train(tmp_path, *more, run=turntree.error)
+    assert (tmp_path / "model").exists()
+
+
+def test_two_processes_do_not_share_a_folder(turntree, train, interrupted) -> None:
+    descriptor = os.open(interrupted, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        assert "in use by another process" in train(interrupted, run=turntree.error)
+    finally:
+        os.close(descriptor)
+
+
+def test_the_kl_is_reported_where_there_is_one_however_it_was_set(train, tmp_path) -> None:
+    off = train(tmp_path / "off", "--set", "train.loss.kl_coefficient=0")
+    assert "KL not measured" in off.stdout
+    on = train(tmp_path / "on", "--kl", 0, "--set", "train.loss.kl_coefficient=0.1")
+    assert "KL not measured" not in on.stdout
+
+
+def test_a_drift_alarm_is_a_warning_and_part_of_its_row(monkeypatch, turntree, household, train, tmp_path) -> None:
+    """Every rollout of the later steps fails."""
+    judged = pivot_stage.resolve_verifier("household")
+    calls = {"count": 0}
+
+    class Souring:
+        name = judged.name
+
+        def judge(self, state, action):
+            calls["count"] += 1
+            verdict = judged.judge(state, action)
+            return verdict if calls["count"] < 80 else type(verdict)(0.0, "soured", verdict.kind)
+
+    monkeypatch.setattr(pivot_stage, "resolve_verifier", lambda source: Souring())
+    settings = ("--steps", 8, "--set", "train.drift.window=8", "--set", "train.states=8")
+    shown = train(tmp_path / "run", *settings)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    alarms = [(row["step"], alarm) for row in rows for alarm in row.get("drift_alarms", [])]
+    assert alarms
+    step, alarm = alarms[0]
+    assert f"warning: step {step}: {alarm['kind']!r} is accepted less often in training" in shown.stderr
+    assert alarm["now"] < alarm["start"]
