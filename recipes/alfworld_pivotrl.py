@@ -3,8 +3,8 @@
     python recipes/alfworld_pivotrl.py --games GAMES --base runs/alfworld/base --out runs/alfworld --seeds 0 1 2
     python recipes/alfworld_pivotrl.py --games GAMES --base runs/alfworld/base --out runs/alfworld --table
 
-GAMES is a folder with the packed files train, valid_seen and valid_unseen (docs/results/alfworld-pivotrl.md says how
-to make them, and the base policy). Every step leaves an artifact and is skipped where that is there, so an
+GAMES is the folder json_2.1.1 that `alfworld-download` leaves, or one of packed files (train.jsonl.xz, ...);
+docs/results/alfworld-pivotrl.md says how the base policy is made. Every step leaves an artifact and is skipped where that is there, so an
 interrupted run goes on where it stopped. `--arms` chooses; `--develop` plays training-room games instead of
 validation games, which is where the settings were chosen.
 """
@@ -69,11 +69,16 @@ FINE_TUNE = SFTConfig(epochs=3, optimizer=OptimizerConfig(learning_rate=3e-4))
 PLAY = EvaluateConfig(max_turns=30, samples=2)
 
 
+def games_of(options: argparse.Namespace, name: str, count: int) -> GamesConfig:
+    packed = options.games / f"{name}.jsonl.xz"
+    return GamesConfig(source=str(packed if packed.exists() else options.games / name), count=count)
+
+
 def traces(options: argparse.Namespace) -> Path:
     """Exploring expert play on the first training games, 20% stumbles."""
     path = options.out / "traces.jsonl"
     if not path.exists():
-        source = GamesConfig(source=str(options.games / "train.jsonl.xz"), count=options.train_games)
+        source = games_of(options, "train", options.train_games)
         household_traces.make_traces(HouseholdTracesConfig(games=source, slips=0.2, max_turns=30), path)
     return path
 
@@ -128,7 +133,7 @@ def play(options: argparse.Namespace, arm: str, seed: int) -> None:
         if path.exists():
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        source = GamesConfig(source=str(options.games / f"{name}.jsonl.xz"), count=count)
+        source = games_of(options, name, count)
         skills = PLAY.skills_per_kind if number == 0 else 0
         evaluate.evaluate(replace(PLAY, model=model, games=source, skills_per_kind=skills, seed=seed), path)
 
