@@ -1,0 +1,201 @@
+"""`turntree gate sweep | calibrate`: what a mid-rollout gate would have done to finished groups."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from turntree.cli.common import finish, json_option
+from turntree.core.errors import InputError
+
+REFUSED = 3  # exit code: the data were read, and support no operating point
+
+
+@click.group(short_help="What a mid-rollout gate would have cut.")
+def gate() -> None:
+    """Gates stop a group mid-rollout once its rollouts have converged on the same actions (Selective Rollout).
+
+    FILE is a rollout log of any framework that `turntree audit` reads, or a per-group feature table (CSV).
+    """
+
+
+def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        json_option,
+        click.option("--turn-separator", default=None, help="Regular expression between the turns of a log's text."),
+        click.option("--format", "form", default=None, help="Of the log, where it is not clear from its fields."),
+        click.option("--max-turns", default=None, type=int, help="The horizon; default: the longest rollout, CSV: 30."),
+        click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path)),
+    ):
+        command = option(command)
+    return command
+
+
+@gate.command(short_help="Table 1 of the paper, for thresholds of your choice.")
+@click.option("--turn", default=10, show_default=True, help="K, the turn at which the gate looks.")
+@click.option("--thresholds", default=".05,.08,.10,.12,.14,.18", show_default=True, help="Cut below these.")
+@click.option("--signal", default="prefix_edit_distance_mean", show_default=True, help="Any of the seven.")
+@click.option("--rule", type=click.Choice(["single", "or"]), default="single", show_default=True)
+@click.option("--termination", default=None, type=float, help="With --rule or: cut from this termination fraction on.")
+@_shared
+def sweep(
+    paths: tuple[Path, ...],
+    turn: int,
+    thresholds: str,
+    signal: str,
+    rule: Any,
+    termination: float | None,
+    max_turns: int | None,
+    form: str | None,
+    turn_separator: str | None,
+    json_path: str | None,
+) -> None:
+    """Groups cut, precision, recall and savings for every threshold, over all groups and over those still running.
+
+    \b
+    Example: turntree gate sweep rollouts.jsonl --turn 10 --thresholds .08,.12
+    """
+    from turntree.stages.gate import run_sweep
+
+    result = run_sweep(
+        paths,
+        turn=turn,
+        thresholds=_numbers(thresholds, "--thresholds"),
+        rule=rule,
+        termination=termination,
+        signal=signal,
+        max_turns=max_turns,
+        **_log_options(form, turn_separator),
+    )
+    finish(result, json_path, _table(result))
+
+
+@gate.command(short_help="The operating point that your rollouts support, if any.")
+@click.option("--floor", default=0.8, show_default=True, help="Precision that a gate must have.")
+@click.option("--confidence", default=0.95, show_default=True, help="Of the lower bound of precision.")
+@click.option(
+    "--budget", default=0.1, show_default=True, help="Mixed groups that several checkpoints may cut together."
+)
+@click.option("--turns", default=None, help="Where to look, e.g. 5,10,15; default: 1/6, 1/3, 1/2, 2/3 of the horizon.")
+@click.option("--resamples", default=1000, show_default=True, help="Of the bootstrap over tasks.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--out", default=None, type=click.Path(path_type=Path), help="Write a page with pictures here (HTML).")
+@_shared
+def calibrate(
+    paths: tuple[Path, ...],
+    floor: float,
+    confidence: float,
+    budget: float,
+    turns: str | None,
+    resamples: int,
+    seed: int,
+    out: Path | None,
+    max_turns: int | None,
+    form: str | None,
+    turn_separator: str | None,
+    json_path: str | None,
+) -> None:
+    """Sweep (signal, turn, threshold) and choose by the lower bound of precision among groups still running.
+
+    Ends with exit code 3 and the reason where the data support no operating point.
+
+    \b
+    Example: turntree gate calibrate rollouts.jsonl --floor 0.8 --out gate.html
+    """
+    from turntree.gates.calibrate import CalibrationConfig
+    from turntree.report.calibration import build_calibration_page
+    from turntree.stages.gate import run_calibration
+
+    try:
+        config = CalibrationConfig(floor=floor, confidence=confidence, budget=budget, resamples=resamples, seed=seed)
+    except ValueError as error:
+        raise InputError(str(error), hint="correct the option") from error
+    wanted = None if turns is None else [_turn(value) for value in _numbers(turns, "--turns")]
+    options = _log_options(form, turn_separator)
+    result, table = run_calibration(paths, config, turns=wanted, max_turns=max_turns, **options)
+    if out is not None:
+        build_calibration_page(result, table, out)
+    finish(result, json_path, [*_verdict(result), *([] if out is None else [str(out)])])
+    if result["refused"] is not None:
+        sys.exit(REFUSED)
+
+
+def _numbers(text: str, option: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise InputError(f"{text!r} is no list of numbers", field=option, hint="write e.g. .08,.12") from error
+
+
+def _turn(value: float) -> int:
+    if value < 1 or value != int(value):
+        raise InputError(f"{value:g} is no turn", field="--turns", hint="turns are whole numbers from 1 on")
+    return int(value)
+
+
+def _log_options(form: str | None, turn_separator: str | None) -> dict[str, Any]:
+    from turntree.logs.read import LogFormat
+    from turntree.logs.rows import ReadConfig
+
+    known = [each.value for each in LogFormat]
+    if form is not None and form not in known:
+        raise InputError(f"{form!r} is no format", field="--format", hint=f"use one of {', '.join(known)}")
+    return {
+        "form": None if form is None else LogFormat(form),
+        "config": ReadConfig(turn_separator=turn_separator),
+    }
+
+
+def _table(result: dict[str, Any]) -> list[str]:
+    lines = [
+        f"{result['groups']} groups, {result['zero_variance']} without variance; turn {result['turn']} of "
+        f"{result['max_turns']}; in brackets: of the groups still running then",
+        f"{'threshold':>9} {'cut':>10} {'TP':>10} {'FP':>8} {'precision':>15} {'recall':>7} "
+        f"{'safe':>15} {'raw':>15} L2",
+    ]
+    for row in result["rows"]:
+        live = row["actionable"]
+        lines.append(
+            f"{row['threshold']:>9g} {_both(row, live, 'cut'):>10} {_both(row, live, 'tp'):>10} "
+            f"{_both(row, live, 'fp'):>8} {_both(row, live, 'precision'):>15} {_percent(row['recall']):>7} "
+            f"{_both(row, live, 'safe'):>15} {_both(row, live, 'raw'):>15} {_percent(row['l2_preserved'])}"
+        )
+    return lines
+
+
+def _both(row: dict[str, Any], live: dict[str, Any], key: str) -> str:
+    shown = (str(value) if isinstance(value, int) else _percent(value) for value in (row[key], live[key]))
+    return "{} [{}]".format(*shown)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}%"
+
+
+def _verdict(result: dict[str, Any]) -> list[str]:
+    lines = [
+        f"{result['groups']} groups of {result['tasks']} tasks, {result['zero_variance_rate']:.1%} without variance; "
+        f"precision floor {result['floor']:g}, lower bounds at {result['confidence']:.0%} ({result['bound']})"
+    ]
+    for row in result["choices"]:
+        if row["turn"] is not None and row["scope"] == "actionable":
+            by = "by lower bound" if row["by"] == "lower_bound" else "by point precision"
+            what = row["reason"] if row["choice"] is None else _chosen(row["choice"])
+            lines.append(f"turn {row['turn']}, {row['signals']}, {by}: {what}")
+    if result["recommended"] is not None:
+        lines.append(f"recommended: {_chosen(result['recommended'])}")
+    else:
+        lines.append(f"refused: {result['refused']['reason']}")
+    return lines
+
+
+def _chosen(choice: dict[str, Any]) -> str:
+    live = choice["actionable"]
+    return (
+        f"{choice['rule']}: cuts {live['cut']} running groups, {live['tp']} truly, precision "
+        f"{_percent(live['precision'])} (lower bound {_percent(live['precision_low'])}), safe {_percent(live['safe'])}"
+    )

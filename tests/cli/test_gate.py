@@ -1,0 +1,116 @@
+"""`turntree gate` as a person runs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from turntree.cli.main import main
+
+
+@pytest.fixture
+def features(shared_data: Path) -> str:
+    return str(shared_data / "selective_rollout" / "hybrid_gate_features.csv")
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Twenty groups that fail in one way and twenty mixed ones that go different ways, four rollouts of six turns."""
+    lines = []
+    for index in range(40):
+        for sample in range(4):
+            actions = ["look"] * 6 if index % 2 else [f"go {sample}", "look", "take", f"use {sample}", "look", "look"]
+            reward = 0.0 if index % 2 else float(sample % 2)
+            lines.append({"group": f"g{index}", "reward": reward, "actions": actions})
+    path = tmp_path / "rollouts.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = 0
+    try:
+        main(["gate", *arguments])
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_the_sweep_prints_the_columns_of_table_1_and_nothing_but_json(capsys, features):
+    thresholds = ".05,.08,.10,.12,.14,.18"
+    code, out, _ = run(capsys, "sweep", features, "--turn", "10", "--thresholds", thresholds, "--json", "-")
+    rows = json.loads(out)["rows"]
+    assert code == 0 and [row["threshold"] for row in rows] == [0.05, 0.08, 0.10, 0.12, 0.14, 0.18]
+    assert [(row["cut"], row["tp"], row["fp"]) for row in rows][2:] == [
+        (20, 16, 4),
+        (21, 17, 4),
+        (24, 18, 6),
+        (25, 19, 6),
+    ]
+    assert {"precision", "recall", "safe", "raw", "l2_preserved"} <= set(rows[0])
+
+
+def test_the_or_rule_needs_its_fraction_and_the_fraction_its_rule(capsys, features):
+    both = ("sweep", features, "--thresholds", "0.12", "--rule", "or", "--termination", "0.9", "--json", "-")
+    assert json.loads(run(capsys, *both)[1])["rows"][0]["cut"] == 23
+    for lonely in (both[:6], (*both[:4], *both[6:8])):
+        code, _, err = run(capsys, *lonely)
+        assert code == 2 and "belong together" in err and err.count("\n") == 1
+
+
+def test_the_table_for_people_names_both_scopes(capsys, features):
+    code, out, _ = run(capsys, "sweep", features)
+    assert code == 0 and "21 [17]" in out and "81.0% [76.5%]" in out
+
+
+def test_calibrating_the_published_buffer_is_refused_with_the_reason_and_still_writes_everything(
+    capsys, features, tmp_path
+):
+    page = tmp_path / "gate.html"
+    code, out, err = run(
+        capsys, "calibrate", features, "--floor", "0.8", "--resamples", "20", "--out", str(page), "--json", "-"
+    )
+    result = json.loads(out)
+    assert code == 3
+    assert result["recommended"] is None and "support no operating point" in result["refused"]["reason"]
+    assert "refused:" in err
+    assert "No operating point is recommended" in page.read_text(encoding="utf-8")
+
+
+def test_a_log_of_rollouts_is_calibrated_like_a_table(capsys, log, tmp_path):
+    page = tmp_path / "gate.html"
+    options = ("--turns", "2,4", "--resamples", "20", "--out", str(page))
+    code, out, _ = run(capsys, "calibrate", str(log), *options, "--json", "-")
+    result = json.loads(out)
+    assert code == 0 and result["refused"] is None
+    assert result["recommended"]["turn"] == 2
+    assert result["recommended"]["saved"]["turns"]["safe"] == pytest.approx(20 * 4 * 4 / (40 * 4 * 6))
+    assert "tokens" in result["absent"] and result["read"]["groups"] == 40
+    assert "Recommended: " in page.read_text(encoding="utf-8")
+
+
+def test_a_log_is_swept_at_any_turn(capsys, log):
+    code, out, _ = run(capsys, "sweep", str(log), "--turn", "3", "--thresholds", "0.1", "--json", "-")
+    (row,) = json.loads(out)["rows"]
+    assert code == 0 and (row["cut"], row["tp"]) == (20, 20)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("sweep", "absent.csv"), "absent.csv: no such file"),
+        (("sweep", "{features}", "--turn", "5"), "has no signals at turn 5; use one of 10, 15, 20"),
+        (("sweep", "{features}", "--thresholds", "a,b"), "field '--thresholds': 'a,b' is no list of numbers"),
+        (("sweep", "{features}", "--signal", "x"), "does not have the signal 'x'"),
+        (("calibrate", "{features}", "--floor", "2"), "floor must be between 0 and 1"),
+        (("calibrate", "{features}", "--turns", "0"), "field '--turns': 0 is no turn"),
+        (("calibrate", "{log}", "--format", "csv"), "field '--format': 'csv' is no format"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(capsys, features, log, options, message):
+    code, out, err = run(capsys, *(option.format(features=features, log=log) for option in options))
+    assert code == 2 and out == ""
+    assert message in err and err.count("\n") == 1 and "Traceback" not in err
