@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from turntree.cli.common import configured, finish, json_option, set_option
+from turntree.core.errors import InputError
 
 MODEL_HELP = "A folder in Hugging Face format, or 'default' (the embedded tiny policy)."
 VERIFIER_HELP = "household, tool_call, strict, or module:function of your own."
@@ -59,10 +60,16 @@ def sft(
 @click.option("--verifier", default="household", show_default=True, help=VERIFIER_HELP)
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The profile to write (JSONL).")
 @click.option("--rollouts", default=16, show_default=True, help="K local rollouts of every candidate.")
+@click.option("--adaptive", is_flag=True, help="Stop a candidate early where K rollouts would select no differently.")
+@click.option("--threshold", default=0.6, show_default=True, help="lambda_diff, which --adaptive settles.")
 @click.option("--max-tokens", default=256, show_default=True, help="Longest completion; longer ones are cut.")
 @click.option("--split", default="train", show_default=True, help="Which traces ('' for all).")
 @click.option("--limit", default=0, show_default=True, help="Profile only the first so many candidates.")
+@click.option("--reuse", default=None, help="An earlier profile of this policy: what it holds is not sampled again.")
+@click.option("--endpoint", default=None, metavar="URL", help="Sample from a completions server that serves --model.")
+@click.option("--tokenizer", default=None, help="With --endpoint: a folder with the tokenizer of that model.")
 @click.option("--seed", default=0, show_default=True)
+@click.option("--overwrite", is_flag=True, help="Start anew where another profile was interrupted.")
 @set_option
 @json_option
 def profile(
@@ -71,39 +78,97 @@ def profile(
     verifier: str,
     out: Path,
     rollouts: int,
+    adaptive: bool,
+    threshold: float,
     max_tokens: int,
     split: str,
     limit: int,
+    reuse: str | None,
+    endpoint: str | None,
+    tokenizer: str | None,
     seed: int,
+    overwrite: bool,
     overrides: tuple[str, ...],
     json_path: str | None,
 ) -> None:
     """K local rollouts of the frozen policy at every assistant turn: which turns could teach?
 
+    A profile that was interrupted goes on when the same command is run again.
+
     \b
     Example: turntree profile --traces runs/traces.jsonl --out runs/profile.jsonl
+             turntree profile --traces runs/traces.jsonl --out runs/profile.jsonl --endpoint http://localhost:8000/v1
+             --model my-model --tokenizer models/my-model
     """
     from turntree.core.completion import Sampling
     from turntree.profiling.profile import ProfileConfig
+    from turntree.profiling.settle import AdaptiveConfig
     from turntree.stages.profile import ProfileStageConfig, run_profile
 
-    profiling = ProfileConfig(rollouts=rollouts, sampling=Sampling(max_tokens=max_tokens), seed=seed)
+    settled = AdaptiveConfig(threshold=threshold) if adaptive else None
+    profiling = ProfileConfig(rollouts=rollouts, sampling=Sampling(max_tokens=max_tokens), seed=seed, adaptive=settled)
     base = ProfileStageConfig(
-        traces=traces, model=model, verifier=verifier, split=split, limit=limit, profile=profiling
+        traces=traces,
+        model=model,
+        verifier=verifier,
+        split=split,
+        limit=limit,
+        reuse=reuse,
+        profile=profiling,
+        endpoint=_endpoint(endpoint, tokenizer),
     )
-    result = run_profile(configured(base, overrides), out)
-    faults = {key: result[key] for key in ("truncated", "gold_refused", "gold_unjudged") if result[key]}
+    result = run_profile(configured(base, overrides), out, overwrite=overwrite)
+    finish(result, json_path, _profile_lines(result, out))
+
+
+@click.command(short_help="Judge a profile anew: another verifier, the same samples.")
+@click.argument("profile", type=click.Path(path_type=Path))
+@click.option("--verifier", required=True, help=VERIFIER_HELP)
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The profile to write (JSONL).")
+@click.option("--traces", default=None, help="Where the traces are now, if not where the profile says.")
+@click.option("--overwrite", is_flag=True, help="Start anew where another re-scoring was interrupted.")
+@json_option
+def rescore(
+    profile: Path, verifier: str, out: Path, traces: str | None, overwrite: bool, json_path: str | None
+) -> None:
+    """Judge the samples of a profile with another verifier: what profiling with it would have found, for free.
+
+    \b
+    Example: turntree rescore runs/profile.jsonl --verifier my_rules:judge --out runs/rescored.jsonl
+    """
+    from turntree.stages.rescore import RescoreConfig, run_rescore
+
+    result = run_rescore(
+        RescoreConfig(profile=str(profile), verifier=verifier, traces=traces), out, overwrite=overwrite
+    )
+    finish(result, json_path, _profile_lines(result, out))
+
+
+def _endpoint(url: str | None, tokenizer: str | None) -> Any:
+    if url is None:
+        return None
+    if tokenizer is None:
+        raise InputError("is missing", field="--tokenizer", hint="--endpoint needs the tokenizer of the served model")
+    from turntree.engines.endpoint import EndpointConfig
+
+    return EndpointConfig(url=url, tokenizer=tokenizer)
+
+
+def _profile_lines(result: dict[str, Any], out: Path) -> list[str]:
+    faults = {key: result[key] for key in ("truncated", "faults", "gold_refused", "gold_unjudged") if result[key]}
     missed = "none acceptable" if result["miss_rate"] is None else f"{result['miss_rate']:.1%}"
     classes = ", ".join(f"{count} {name}" for name, count in sorted(result["classes"].items()))
-    finish(
-        result,
-        json_path,
-        [
-            f"{result['candidates']} candidates at lambda 0.6: {classes}",
-            f"exact matching would miss {missed} of the acceptable actions -> {out}",
-            *([f"look at this first: {faults}; not candidates: {result['skipped_turns']}"] if faults else []),
-        ],
-    )
+    lines = [
+        f"{result['candidates']} candidates at lambda {result['threshold']:g}: {classes}",
+        f"exact matching would miss {missed} of the acceptable actions -> {out}",
+    ]
+    if "adaptive" in result:
+        found = result["adaptive"]
+        lines.append(
+            f"{result['rollouts']:,} rollouts, {found['saved']:.1%} saved; {found['expected_disagreement']:.1%} of the "
+            f"candidates may be decided wrongly (audit: {found['audit_disagreed']} of {found['audited']})"
+        )
+    return [*lines, *([f"look at this first: {faults}; not candidates: {result['skipped_turns']}"] if faults else [])]
 
 
 @click.command(short_help="Keep the pivots of a profile.")

@@ -1,131 +1,136 @@
-"""Profile pivot candidates: K local rollouts of a frozen policy at every state (PivotRL, Eq. 4)."""
+"""Profile pivot candidates: K local rollouts of a frozen policy at every state (PivotRL, Eq. 4), or fewer where the
+first ones already say what a selection will do with it (`settle`)."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from turntree.core import seeds
 from turntree.core.completion import Sampling
-from turntree.core.cost import Cost
-from turntree.core.errors import InputError
-from turntree.core.protocols import Engine, Renderer, TurnState, TurnVerifier
-from turntree.core.tree import RolloutTree, StopReason
-from turntree.rollouts.local import render, sample_local, score_local
+from turntree.core.cost import NO_COST, Cost
+from turntree.core.errors import ConfigError
+from turntree.core.messages import Message
+from turntree.core.protocols import TurnState, TurnVerifier
+from turntree.profiling.rows import SCHEMA, CandidateProfile, Judgement, Stop
+from turntree.profiling.samples import Sample, Sampler
+from turntree.profiling.settle import AdaptiveConfig, Forecast, Prior, Settler
+from turntree.profiling.stored import StoredProfile
+from turntree.rollouts.local import Prompted
 
-SCHEMA = "turntree.profile/1"
+__all__ = ["SCHEMA", "Draft", "Judge", "ProfileConfig", "profile_wave"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileConfig:
-    """`rollouts` is the paper's K. `wave` states are sampled together (their number changes no result's meaning)."""
+    """`rollouts` is the paper's K; with `adaptive` it is the most that a candidate gets. `wave` candidates are sampled
+    together and written down together: what a killed profile has to do again."""
 
     rollouts: int = 16
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0, max_tokens=256))
     seed: int = 0
     wave: int = 32
+    adaptive: AdaptiveConfig | None = None
 
     def __post_init__(self) -> None:
-        if self.rollouts < 2 or self.wave < 1:
-            raise InputError("a profile needs at least 2 rollouts a state", field="rollouts", hint="the paper uses 16")
-
-
-@dataclass(frozen=True)
-class CandidateProfile:
-    """What K rollouts said about one candidate. A reward is None where the verifier could not judge."""
-
-    trace_id: str
-    turn: int
-    kind: str  # of the demonstrated action
-    rewards: tuple[float | None, ...]
-    strict: tuple[float | None, ...]
-    actions: tuple[str, ...]
-    truncated: int  # completions that were cut at max_tokens
-    gold: float | None  # the verdict on the demonstration itself: anything but 1 is a fault of the verifier
-    cost: Cost
+        if self.rollouts < 2:
+            raise ConfigError("must be at least 2", field="rollouts", hint="the paper uses 16")
+        if self.wave < 1:
+            raise ConfigError("must be at least 1", field="wave")
 
     @property
-    def id(self) -> str:
-        return f"{self.trace_id}#{self.turn}"
+    def looks(self) -> list[int]:
+        return [self.rollouts] if self.adaptive is None else self.adaptive.looks(self.rollouts)
+
+
+class Judge:
+    """The verifier, and beside it the exact-match rule by which the miss rate is measured."""
+
+    def __init__(self, verifier: TurnVerifier, strict: TurnVerifier, stored: StoredProfile | None = None) -> None:
+        self.verifier, self.strict, self._stored = verifier, strict, stored
+
+    def known(self, state: TurnState) -> dict[str, Judgement]:
+        """What is already known of the actions at a state, by `Sample.key`."""
+        return {} if self._stored is None else self._stored.judgements(state, self.verifier.name)
+
+    def __call__(self, state: TurnState, action: Message) -> Judgement:
+        return Judgement(self.verifier.judge(state, action).reward, self.strict.judge(state, action).reward)
+
+
+class Draft:
+    """A candidate whose rollouts are being drawn. Equal actions are judged once."""
+
+    def __init__(self, state: TurnState, judge: Judge) -> None:
+        self.state = state
+        self._judge = judge
+        self._samples: list[Sample] = []
+        self._known = judge.known(state)
+        self._first: tuple[int, Forecast] | None = None  # when and as what it could first have stopped
 
     @property
-    def scored(self) -> tuple[float, ...]:
-        return tuple(reward for reward in self.rewards if reward is not None)
+    def rewards(self) -> list[float | None]:
+        return [self._judgement(sample).reward for sample in self._samples]
 
-    @property
-    def reward_mean(self) -> float | None:
-        """Eq. 4, over the rollouts that were judged; None when none was."""
-        return sum(self.scored) / len(self.scored) if self.scored else None
+    def add(self, samples: Sequence[Sample]) -> None:
+        self._samples += samples
 
-    @property
-    def reward_var(self) -> float | None:
-        """Eq. 4: the population variance."""
-        mean = self.reward_mean
-        return None if mean is None else sum((r - mean) ** 2 for r in self.scored) / len(self.scored)
+    def look(self, settler: Settler) -> bool:
+        """Whether the rollouts so far settle the candidate."""
+        forecast = settler.settled(self.rewards)
+        if forecast is not None and self._first is None:
+            self._first = (len(self._samples), forecast)
+        return forecast is not None
 
-    def to_json(self) -> dict[str, Any]:
-        counted = Counter(zip(self.actions, self.rewards, self.strict, strict=True))
-        return {
-            "trace_id": self.trace_id,
-            "turn": self.turn,
-            "kind": self.kind,
-            "rollouts": len(self.rewards),
-            "successes": sum(reward == 1.0 for reward in self.rewards),
-            "unjudged": sum(reward is None for reward in self.rewards),
-            "truncated": self.truncated,
-            "gold": self.gold,
-            "reward_mean": self.reward_mean,
-            "reward_var": self.reward_var,
-            "actions": [
-                {"text": text, "reward": reward, "strict": strict, "count": count}
-                for (text, reward, strict), count in sorted(counted.items(), key=lambda item: (-item[1], item[0][0]))
-            ],
-            "cost": self.cost.counts(),
-        }
+    def finish(self, rollouts: int, cost: Cost | None = None) -> CandidateProfile:
+        """The profile of the candidate, of whom K = `rollouts` were allowed."""
+        count = len(self._samples)
+        stop, certainty, audit = Stop.COMPLETE, 1.0, None
+        if count < rollouts:
+            stop = Stop.OPEN if self._first is None else Stop.SETTLED
+            certainty = 0.0 if self._first is None else self._first[1].probability
+        elif self._first is not None and self._first[0] < rollouts:
+            stop, audit = Stop.AUDITED, {"rollouts": self._first[0], "forecast": self._first[1].kind.value}
+        verdict = self._judge.verifier.judge(self.state, self.state.demonstration)
+        return CandidateProfile(
+            state=self.state,
+            kind=verdict.kind,
+            gold=verdict.reward,
+            samples=tuple(self._samples),
+            judgements=tuple(self._judgement(sample) for sample in self._samples),
+            stop=stop,
+            certainty=certainty,
+            audit=audit,
+            cost=sum((sample.cost for sample in self._samples), NO_COST) if cost is None else cost,
+        )
 
-
-def profile(
-    states: Sequence[TurnState],
-    engine: Engine,
-    renderer: Renderer,
-    verifier: TurnVerifier,
-    strict: TurnVerifier,
-    config: ProfileConfig,
-) -> Iterator[CandidateProfile]:
-    """Yield the profile of every candidate, in order. `strict` is the exact-match rule beside which the miss rate
-    is measured. The rollouts of a candidate depend on its id and `config.seed`, not on the wave it lies in."""
-    for start in range(0, len(states), config.wave):
-        prompted = [render(state, renderer) for state in states[start : start + config.wave]]
-        trees = sample_local(prompted, engine, renderer, config.sampling, config.rollouts, config.seed)
-        for item, tree in zip(prompted, trees, strict=True):
-            yield _candidate(item.state, tree, verifier, strict)
+    def _judgement(self, sample: Sample) -> Judgement:
+        if sample.action is None:
+            return Judgement(None, None)
+        if sample.key not in self._known:
+            self._known[sample.key] = self._judge(self.state, sample.action)
+        return self._known[sample.key]
 
 
-def _candidate(state: TurnState, tree: RolloutTree, verifier: TurnVerifier, strict: TurnVerifier) -> CandidateProfile:
-    functional, exact = score_local(tree, state, verifier), score_local(tree, state, strict)
-    leaves = tree.leaves()
-    gold = verifier.judge(state, state.demonstration)
-    return CandidateProfile(
-        trace_id=state.trace_id,
-        turn=state.turn,
-        kind=gold.kind,
-        rewards=tuple(functional.of(leaf) for leaf in leaves),
-        strict=tuple(exact.of(leaf) for leaf in leaves),
-        actions=tuple(_text(tree[leaf].message) for leaf in leaves),
-        truncated=sum(tree.stop_reason(leaf) is StopReason.MAX_TOKENS for leaf in leaves),
-        gold=gold.reward,
-        cost=tree.cost,
-    )
+def profile_wave(
+    prompted: Sequence[Prompted], sampler: Sampler, judge: Judge, config: ProfileConfig, prior: Prior
+) -> list[CandidateProfile]:
+    """Profile the candidates of one wave. The rollouts of a candidate depend on its id and `config.seed`, not on the
+    wave; how many there are also depends on `prior`, which does not move meanwhile."""
+    settler = None if config.adaptive is None else Settler(config.adaptive, config.rollouts, prior)
+    drafts = [Draft(item.state, judge) for item in prompted]
+    drawing = list(zip(prompted, drafts, strict=True))
+    drawn = 0
+    for look in config.looks:
+        samples = sampler.draw([(item, range(drawn, look)) for item, _ in drawing])
+        for (_, draft), more in zip(drawing, samples, strict=True):
+            draft.add(more)
+        drawn = look
+        if settler is not None and look < config.rollouts:
+            settled = {id(draft) for _, draft in drawing if draft.look(settler)}
+            drawing = [(i, d) for i, d in drawing if id(d) not in settled or _audited(d.state, config)]
+    return [draft.finish(config.rollouts) for draft in drafts]
 
 
-def _text(message: Any) -> str:
-    calls = " ".join(f"{call.name}({call.arguments})" for call in message.tool_calls)
-    return " ".join(part for part in (message.content, calls) if part)
-
-
-def miss_rate(profiles: Sequence[CandidateProfile]) -> float | None:
-    """Pr[strict = 0 | functional = 1] over all rollouts (PivotRL, section 2); None when nothing was acceptable."""
-    pairs = [(r, s) for row in profiles for r, s in zip(row.rewards, row.strict, strict=True) if r == 1.0]
-    judged = [s for _, s in pairs if s is not None]
-    return sum(s == 0.0 for s in judged) / len(judged) if judged else None
+def _audited(state: TurnState, config: ProfileConfig) -> bool:
+    share = 0.0 if config.adaptive is None else config.adaptive.audit
+    return seeds.generator(config.seed, "audit", state.id).random() < share

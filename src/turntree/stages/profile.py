@@ -1,37 +1,59 @@
-"""`turntree profile`: traces and a frozen policy in, a profile of every candidate out."""
+"""`turntree profile`: traces and a frozen policy in, a profile of every candidate out.
+
+Traces are read one at a time and candidates profiled in waves of fixed membership, each of which is logged when it is
+done: memory does not grow with the candidates, and a killed profile goes on with the wave that it was in.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from turntree import __version__
 from turntree.core.config import to_mapping
 from turntree.core.cost import NO_COST
 from turntree.core.errors import ConfigError, InputError
-from turntree.core.protocols import TurnState
+from turntree.core.protocols import Renderer, TurnState
+from turntree.engines.endpoint import EndpointConfig, EndpointEngine
 from turntree.observe.files import file_hash, write_table
-from turntree.observe.run import progress
-from turntree.profiling.profile import SCHEMA, CandidateProfile, ProfileConfig, miss_rate, profile
-from turntree.profiling.select import classify
-from turntree.stages.policy import Device, Policy, load_policy
+from turntree.observe.run import notice, progress
+from turntree.observe.wave_log import WaveLog, open_log
+from turntree.profiling.profile import SCHEMA, Judge, ProfileConfig, profile_wave
+from turntree.profiling.samples import Answer, Sampler, one_by_one, together
+from turntree.profiling.settle import Prior
+from turntree.profiling.stored import StoredProfile
+from turntree.profiling.tally import Tally
+from turntree.rollouts.local import Prompted
+from turntree.stages.policy import Device, load_policy
 from turntree.stages.verifier import resolve_verifier
-from turntree.traces.candidates import candidates, count_skipped
-from turntree.traces.schema import read_traces
+from turntree.traces.candidates import candidates, skipped_turns
+from turntree.traces.schema import Trace, read_traces
 from turntree.verifiers.strict import StrictMatch
+
+Wave = dict[str, Any]  # {"rows": of the profile, "skipped": reasons with counts, "timing": seconds}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileStageConfig:
-    """`limit` profiles the first so many candidates only (0: all). `split` chooses the traces ("": all)."""
+    """`limit` profiles the first so many candidates only (0: all). `split` chooses the traces ("": all).
+
+    With `endpoint`, completions come from a server and `model` is the name it serves. `reuse` is an earlier profile
+    whose samples are taken over wherever this run would draw the same.
+    """
 
     traces: str
     model: str = "default"
     verifier: str = "household"
     split: str = "train"
     limit: int = 0
+    reuse: str | None = None
     profile: ProfileConfig = field(default_factory=ProfileConfig)
+    endpoint: EndpointConfig | None = None
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
@@ -39,70 +61,201 @@ class ProfileStageConfig:
             raise ConfigError("must not be negative", field="limit")
 
 
-def read_candidates(traces: str, split: str, limit: int = 0) -> tuple[list[TurnState], Counter[str]]:
-    """The candidates of a split and, by reason, the turns that are none. Raises `InputError` when nothing is left."""
-    found = [trace for trace in read_traces(traces) if split in ("", trace.split)]
-    states = [state for trace in found for state in candidates(trace)]
-    if not states:
+def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
+    """Write the profile table to `out`; returns its summary.
+
+    A run that was killed goes on where it was when it is started again, and ends with the same table but for
+    `timing`. Raises `InputError` where the interrupted run was another one, unless `overwrite`.
+    """
+    surveyed = survey(config.traces, config.split, config.limit)
+    verifier = resolve_verifier(config.verifier)
+    with _profiled(config) as policy:
+        made_from = {"policy_hash": policy.hash, "verifier": verifier.name, "traces_hash": surveyed.traces_hash}
+        stored = _stored(config, policy)
+        judge = Judge(verifier, StrictMatch(), stored)
+        sampler = Sampler(policy.answer, policy.renderer, config.profile.sampling, config.profile.seed, stored)
+        prior = Prior(config.profile.rollouts)
+
+        def profiled(states: Sequence[TurnState]) -> Wave:
+            prompted, skipped = _that_fit(states, policy, config)
+            found = profile_wave(prompted, sampler, judge, config.profile, prior)
+            timing = sum((candidate.cost for candidate in found), NO_COST).timing()
+            return {"rows": [one.to_json() for one in found], "skipped": dict(skipped), "timing": timing}
+
+        identity = {**_identity(config), **made_from}
+        with open_log(out.with_name(f"{out.name}.waves"), identity, overwrite=overwrite) as log:
+            states = stream_candidates(config.traces, config.split, config.limit)
+            work(
+                log, states, surveyed.candidates, config.profile.wave, profiled, lambda wave: prior.learn(wave["rows"])
+            )
+            header = {"schema": SCHEMA, "config": to_mapping(config), **made_from}
+            return write_profile(
+                log, header, Tally(config.profile.rollouts, config.profile.adaptive), surveyed.skipped, out
+            )
+
+
+# candidates
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a first pass over the traces found: how many candidates there are and, by reason, turns that are none."""
+
+    traces_hash: str
+    candidates: int
+    skipped: Counter[str]
+
+
+def survey(traces: str, split: str, limit: int = 0) -> Survey:
+    """Read all the traces once, so that what is wrong with them is known before anything is paid for. Raises
+    `InputError` where a line is malformed, a group lies in two splits, or the split holds no candidate."""
+    splits: dict[str, Any] = {}
+    found, skipped = 0, Counter[str]()
+    for trace in read_traces(traces):
+        if splits.setdefault(trace.group, trace.split) != trace.split:
+            problem = f"of trace {trace.id!r} is {trace.split!r}, but its group {trace.group!r} is also in"
+            hint = "give a group one split, or what is trained on is tested on"
+            raise InputError(f"{problem} {splits[trace.group]!r}", path=traces, field="split", hint=hint)
+        if _of_split(trace, split):
+            reasons = skipped_turns(trace)
+            found += len(trace.turn_positions) - len(reasons)
+            skipped.update(reasons.values())
+    if not found:
         raise InputError(
             f"holds no candidate in split {split!r}", path=traces, hint="choose another split, or --split '' for all"
         )
-    return (states[:limit] if limit else states), count_skipped(found)
+    return Survey(file_hash(Path(traces)), min(limit, found) if limit else found, skipped)
+
+
+def stream_candidates(traces: str, split: str, limit: int = 0) -> Iterator[TurnState]:
+    """The candidates of a split, in order of the file."""
+    states = (state for trace in read_traces(traces) if _of_split(trace, split) for state in candidates(trace))
+    return itertools.islice(states, limit or None)
+
+
+def read_candidates(traces: str, split: str, limit: int = 0) -> tuple[list[TurnState], Counter[str]]:
+    """The candidates of a split and, by reason, the turns that are none. Raises `InputError` when nothing is left."""
+    surveyed = survey(traces, split, limit)
+    return list(stream_candidates(traces, split, limit)), surveyed.skipped
+
+
+def _of_split(trace: Trace, split: str) -> bool:
+    return split in ("", trace.split)
+
+
+# who is profiled
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """The policy as the profile sees it; `hash` names its weights as far as they are known."""
+
+    renderer: Renderer
+    answer: Answer
+    max_context: int
+    hash: str
+
+
+@contextlib.contextmanager
+def _profiled(config: ProfileStageConfig) -> Iterator[Profiled]:
+    if config.endpoint is None:
+        policy = load_policy(config.model, config.device)
+        yield Profiled(policy.renderer, together(policy.engine), policy.engine.max_context, policy.hash)
+        return
+    from turntree.engines.checkpoint import load_tokenizer
+    from turntree.renderers.template import ChatRenderer
+
+    tokenizer = load_tokenizer(config.endpoint.tokenizer)
+    renderer = ChatRenderer(tokenizer)
+    with EndpointEngine(config.endpoint, config.model, tokenizer, renderer.stop_ids) as engine:
+        yield Profiled(renderer, one_by_one(engine), engine.max_context, engine.identity)
 
 
 def _that_fit(
-    states: list[TurnState], policy: Policy, config: ProfileStageConfig, skipped: Counter[str]
-) -> list[TurnState]:
-    """The states whose demonstration could have been sampled; the others are counted in `skipped`. Raises
-    `InputError` when none is left."""
+    states: Sequence[TurnState], policy: Profiled, config: ProfileStageConfig
+) -> tuple[list[Prompted], Counter[str]]:
+    """The states whose demonstration could have been sampled, rendered; the others are counted by reason."""
     longest = config.profile.sampling.max_tokens
-    kept: list[TurnState] = []
+    fitting: list[Prompted] = []
+    skipped = Counter[str]()
     for state in states:
         if len(policy.renderer.completion(state.demonstration)) > longest:
             skipped["demonstration_above_max_tokens"] += 1
-        elif len(policy.renderer.prompt(state.history, state.tools)) + longest > policy.engine.max_context:
+            continue
+        prompt = policy.renderer.prompt(state.history, state.tools)
+        if len(prompt) + longest > policy.max_context:
             skipped["prompt_above_context"] += 1
         else:
-            kept.append(state)
-    if not kept:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(skipped.items()))
-        raise InputError(f"holds no state that fits ({reasons})", path=config.traces, hint="raise --max-tokens")
-    return kept
+            fitting.append(Prompted(state, prompt))
+    return fitting, skipped
 
 
-def run_profile(config: ProfileStageConfig, out: Path) -> dict[str, Any]:
-    """Write the profile table to `out`; returns its summary."""
-    states, skipped = read_candidates(config.traces, config.split, config.limit)
-    policy = load_policy(config.model, config.device)
-    verifier = resolve_verifier(config.verifier)
-    states = _that_fit(states, policy, config, skipped)
-    rows: list[CandidateProfile] = list(
-        progress(
-            profile(states, policy.engine, policy.renderer, verifier, StrictMatch(), config.profile),
-            "profile",
-            total=len(states),
-        )
-    )
-    cost = sum((row.cost for row in rows), NO_COST)
-    table = [row.to_json() for row in rows]
-    summary = {
-        "candidates": len(rows),
-        "skipped_turns": dict(skipped),
-        "classes": dict(Counter(classify(row, 0.6) for row in table)),
-        "miss_rate": miss_rate(rows),
-        "truncated": sum(row.truncated for row in rows),
-        "gold_refused": sum(row.gold == 0.0 for row in rows),
-        "gold_unjudged": sum(row.gold is None for row in rows),
-        "cost": cost.counts(),
-    }
-    header = {
-        "schema": SCHEMA,
-        "config": to_mapping(config),
-        "policy_hash": policy.hash,
-        "verifier": verifier.name,
-        "traces_hash": file_hash(Path(config.traces)),
-        "summary": summary,
-        "timing": cost.timing(),
-    }
-    write_table(out, header, table)
+def _stored(config: ProfileStageConfig, policy: Profiled) -> StoredProfile | None:
+    if config.reuse is None:
+        return None
+    stored = StoredProfile(Path(config.reuse))
+    stored.check_draws(policy.hash, config.profile.sampling, config.profile.seed)
+    return stored
+
+
+def _identity(config: ProfileStageConfig) -> dict[str, Any]:
+    """Everything that decides what the waves hold; how a server is reached does not."""
+    settings = to_mapping(config)
+    if config.endpoint is not None:
+        settings["endpoint"] = {"tokenizer": config.endpoint.tokenizer, "max_context": config.endpoint.max_context}
+    reused = {} if config.reuse is None else {"reuse_hash": file_hash(Path(config.reuse))}
+    return {"config": settings, "version": __version__, **reused}
+
+
+# waves
+
+
+def work(
+    log: WaveLog,
+    states: Iterator[TurnState],
+    total: int,
+    size: int,
+    make: Callable[[Sequence[TurnState]], Wave],
+    learn: Callable[[Wave], object],
+) -> None:
+    """Do the waves that the log does not hold. `learn` sees every wave in order, those of a killed run included."""
+    for wave in log:
+        learn(wave)
+    done = min(log.finished * size, total)
+    if done:
+        notice(f"going on with an interrupted run: {done} of {total} candidates are there")
+    rest = itertools.islice(states, log.finished * size, None)
+    with progress((), "profile", total=total, initial=done) as bar:
+        try:
+            while members := list(itertools.islice(rest, size)):
+                wave = make(members)
+                log.append(wave)
+                learn(wave)
+                bar.update(len(members))
+        except KeyboardInterrupt:
+            notice(f"{bar.n:.0f} of {total} candidates are kept; run the same command again to go on")
+            raise
+
+
+def write_profile(
+    log: WaveLog, header: dict[str, Any], tally: Tally, skipped: Counter[str], out: Path
+) -> dict[str, Any]:
+    """The table of all waves with its summary; the log has then done its work. Raises `InputError` when no candidate
+    could be profiled."""
+    seconds = Counter[str](header.get("timing", {}))
+    reasons = Counter(skipped)
+    for wave in log:
+        reasons.update(wave["skipped"])
+        seconds.update(wave["timing"])
+        for row in wave["rows"]:
+            tally.add(row)
+    if not tally.candidates:
+        log.remove()
+        counted = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+        hint = "raise --max-tokens"
+        raise InputError(f"holds no state that fits ({counted})", path=header["config"]["traces"], hint=hint)
+    summary = tally.summary(reasons)
+    rows = (row for wave in log for row in wave["rows"])
+    write_table(out, {**header, "summary": summary, "timing": dict(seconds)}, rows)
+    log.remove()
     return {"path": str(out), **summary}

@@ -1,0 +1,155 @@
+"""A profiled candidate as a row of a profile, and what can be read back: its samples, so that a profile can be extended
+or judged anew without sampling."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from turntree.core.cost import Cost
+from turntree.core.errors import InputError
+from turntree.core.messages import Message
+from turntree.core.protocols import TurnState
+from turntree.observe.statistics import wilson
+from turntree.profiling.classes import moments
+from turntree.profiling.samples import Sample
+
+SCHEMA = "turntree.profile/1"
+
+Row = Mapping[str, Any]
+
+
+class Stop(StrEnum):
+    """Why a candidate has as many rollouts as it has."""
+
+    COMPLETE = "K reached"
+    SETTLED = "settled"
+    AUDITED = "audited"  # could have stopped, and was run to K to see whether it should have
+    OPEN = "open"  # judged anew, and no longer settled
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What both verifiers said about one action; None where one could not judge."""
+
+    reward: float | None
+    strict: float | None
+
+
+@dataclass(frozen=True)
+class CandidateProfile:
+    """What its rollouts said about one candidate; the sequences are in order of sample number."""
+
+    state: TurnState
+    kind: str  # of the demonstrated action
+    gold: float | None  # the verdict on the demonstration itself: anything but 1 is a fault of the verifier
+    samples: tuple[Sample, ...]
+    judgements: tuple[Judgement, ...]
+    stop: Stop
+    certainty: float  # that all K rollouts would lead a selection to the same decision
+    audit: Mapping[str, Any] | None
+    cost: Cost
+
+    def to_json(self) -> dict[str, Any]:
+        """The row of the candidate. `actions` are its distinct actions, frequent ones first; `samples` names the
+        action of every rollout in order (null: the engine failed); `low` and `high` are the Wilson interval of the
+        mean."""
+        state, rewards = self.state, [judgement.reward for judgement in self.judgements]
+        scored = [reward for reward in rewards if reward is not None]
+        mean, variance = moments(scored) or (None, None)
+        low, high = wilson(sum(scored), len(scored))
+        actions, samples = _actions(self.samples, self.judgements)
+        return {
+            "trace_id": state.trace_id,
+            "turn": state.turn,
+            "kind": self.kind,
+            "rollouts": len(rewards),
+            "stop": self.stop.value,
+            "certainty": self.certainty,
+            **({} if self.audit is None else {"audit": dict(self.audit)}),
+            "successes": sum(reward == 1.0 for reward in rewards),
+            "unjudged": sum(reward is None for reward in rewards),
+            "faults": sum(sample.action is None for sample in self.samples),
+            "truncated": sum(sample.truncated for sample in self.samples),
+            "gold": self.gold,
+            "reward_mean": mean,
+            "reward_var": variance,
+            "low": low,
+            "high": high,
+            "demonstrated": action_text(state.demonstration),
+            "state": state_hash(state),
+            "reference": reference_hash(state),
+            "actions": actions,
+            "samples": samples,
+            "cost": self.cost.counts(),
+        }
+
+
+def samples_of(row: Row) -> list[Sample]:
+    """The samples in a row, by number; their cost is that of the row. Raises `InputError` for a row that lacks them."""
+    if "samples" not in row:
+        raise InputError("holds no samples (an older version made it)", field="samples", hint="profile again")
+    actions = [Sample(_message(action), action.get("truncated", False)) for action in row["actions"]]
+    return [Sample(None) if index is None else actions[index] for index in row["samples"]]
+
+
+def judgements_of(row: Row) -> dict[str, Judgement]:
+    """What the verifiers said about the actions in a row, by `Sample.key`."""
+    samples = (Sample(_message(action), action.get("truncated", False)) for action in row["actions"])
+    pairs = zip(samples, row["actions"], strict=True)
+    return {sample.key: Judgement(action["reward"], action["strict"]) for sample, action in pairs}
+
+
+def state_hash(state: TurnState) -> str:
+    """What the policy sees there: the same history and tools have the same name."""
+    return _digest([[message.to_chat() for message in state.history], list(state.tools)])
+
+
+def reference_hash(state: TurnState) -> str:
+    """What a verifier compares with there: the demonstration, and how the environment is rebuilt."""
+    return _digest([state.demonstration.to_chat(), state.environment])
+
+
+def action_text(message: Message) -> str:
+    """An action in one line for people, and its name where equal actions are counted: call ids, which are drawn at
+    random, and the order of arguments do not matter."""
+    calls = " ".join(f"{call.name}({json.dumps(call.arguments, sort_keys=True)})" for call in message.tool_calls)
+    return " ".join(part for part in (message.content.strip(), calls) if part)
+
+
+def _actions(
+    samples: Sequence[Sample], judgements: Sequence[Judgement]
+) -> tuple[list[dict[str, Any]], list[int | None]]:
+    counted: dict[str, dict[str, Any]] = {}
+    for sample, judgement in zip(samples, judgements, strict=True):
+        if sample.action is None:
+            continue
+        entry = counted.setdefault(sample.key, _entry(sample.action, sample.truncated))
+        entry |= {"reward": judgement.reward, "strict": judgement.strict, "count": entry["count"] + 1}
+    order = sorted(counted, key=lambda key: (-counted[key]["count"], counted[key]["text"], key))
+    places = {key: place for place, key in enumerate(order)}
+    named = [None if sample.action is None else places[sample.key] for sample in samples]
+    return [counted[key] for key in order], named
+
+
+def _entry(action: Message, truncated: bool) -> dict[str, Any]:
+    """The text says it all unless there are calls; then the whole message is kept beside it."""
+    text = " ".join(
+        part for part in (action.content, " ".join(f"{c.name}({c.arguments})" for c in action.tool_calls)) if part
+    )
+    entry: dict[str, Any] = {"text": text, "reward": None, "strict": None, "count": 0}
+    if action.tool_calls:
+        entry["message"] = action.to_chat()
+    return entry | ({"truncated": True} if truncated else {})
+
+
+def _message(action: Row) -> Message:
+    return Message.from_chat(action["message"]) if "message" in action else Message("assistant", action["text"])
+
+
+def _digest(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=8).hexdigest()

@@ -1,0 +1,103 @@
+"""The samples of a profile: numbered actions at a state, from an engine or from an earlier profile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from turntree.core.completion import Finished, GenerationRequest, Sampling
+from turntree.core.cost import NO_COST, Cost
+from turntree.core.errors import TurntreeError
+from turntree.core.messages import Message
+from turntree.core.protocols import Engine, Renderer, StreamingEngine, TurnState
+from turntree.rollouts.local import Prompted, local_request
+
+_AN_OUTAGE = 8  # so many requests that all fail are no chance; fewer may be one state that the engine refuses
+
+Answer = Callable[[Sequence[GenerationRequest]], Sequence[Finished]]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One local rollout as a profile keeps it. `action` is None where the engine failed: censored, never a reward."""
+
+    action: Message | None
+    truncated: bool = False  # cut at max_tokens
+    cost: Cost = NO_COST
+
+    @property
+    def key(self) -> str:
+        """Equal for equal actions with equal ends."""
+        chat = None if self.action is None else self.action.to_chat()
+        return json.dumps([chat, self.truncated], sort_keys=True)
+
+
+class Store(Protocol):
+    """What is already known of a state: its samples by number, each exactly what the engine would draw again."""
+
+    def samples(self, state: TurnState) -> Sequence[Sample]: ...
+
+
+def together(engine: Engine) -> Answer:
+    """Requests answered as one wave; a failure of the engine is a failure of the run."""
+
+    def answer(requests: Sequence[GenerationRequest]) -> list[Finished]:
+        completions = engine.generate(requests)
+        return [Finished(ticket=ticket, completion=completion) for ticket, completion in enumerate(completions)]
+
+    return answer
+
+
+def one_by_one(engine: StreamingEngine) -> Answer:
+    """Requests answered as they come; a fault of one is an answer of its own, a fault of all is an outage."""
+
+    def answer(requests: Sequence[GenerationRequest]) -> list[Finished]:
+        tickets = [engine.submit(request) for request in requests]
+        finished: dict[int, Finished] = {}
+        while len(finished) < len(tickets):
+            finished.update((done.ticket, done) for done in engine.poll())
+        faults = [done.fault for done in finished.values() if done.fault is not None]
+        if len(faults) == len(tickets) >= _AN_OUTAGE:
+            raise TurntreeError(f"all {len(faults)} requests failed ({faults[0]}); run the command again to go on")
+        return [finished[ticket] for ticket in tickets]
+
+    return answer
+
+
+class Sampler:
+    """Draws samples by number. Sample k of a state is the same whatever was drawn before it or beside it, so that a
+    profile with fewer rollouts holds the first samples of one with more."""
+
+    def __init__(
+        self, answer: Answer, renderer: Renderer, sampling: Sampling, seed: int, store: Store | None = None
+    ) -> None:
+        self._answer, self._renderer, self._sampling, self._seed, self._store = answer, renderer, sampling, seed, store
+
+    def draw(self, wanted: Sequence[tuple[Prompted, range]]) -> list[list[Sample]]:
+        """For every (state, sample numbers) its samples; all that are not in the store go to the engine at once."""
+        held = [self._held(item.state) for item, _ in wanted]
+        missing = [
+            local_request(item, self._sampling, seed=self._seed, sample=number)
+            for (item, numbers), known in zip(wanted, held, strict=True)
+            for number in numbers
+            if number not in known
+        ]
+        fresh = iter(self._answer(missing) if missing else ())
+        return [
+            [known[number] if number in known else self._read(next(fresh)) for number in numbers]
+            for (_, numbers), known in zip(wanted, held, strict=True)
+        ]
+
+    def _held(self, state: TurnState) -> dict[int, Sample]:
+        if self._store is None:
+            return {}
+        samples = enumerate(self._store.samples(state))
+        return {number: sample for number, sample in samples if sample.action is not None}
+
+    def _read(self, finished: Finished) -> Sample:
+        completion = finished.completion
+        if completion is None:
+            return Sample(None)
+        return Sample(self._renderer.parse(completion.token_ids), completion.finish == "length", completion.cost)

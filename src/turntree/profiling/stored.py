@@ -1,0 +1,73 @@
+"""A finished profile as a store of samples and verdicts: to extend it, or to judge it anew, without sampling."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from turntree.core.completion import Sampling
+from turntree.core.config import to_mapping
+from turntree.core.errors import InputError
+from turntree.core.protocols import TurnState
+from turntree.observe.files import parse_line, stream_table
+from turntree.profiling.rows import SCHEMA, Judgement, Row, judgements_of, reference_hash, samples_of, state_hash
+from turntree.profiling.samples import Sample
+
+
+class StoredProfile:
+    """The rows of a profile by candidate. Only their places in the file are held in memory.
+
+    A row answers for a state whose id, history and tools are those that were profiled: then its samples are what the
+    same policy would draw again with the same sampling and seed (`check_draws`).
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.header = stream_table(path, SCHEMA)[0]
+        self._places: dict[tuple[str, int], int] = {}
+        self._offsets = array("Q")
+        with path.open("rb") as handle:
+            offset = len(handle.readline())
+            for number, line in enumerate(handle, start=2):
+                row = parse_line(line.decode("utf-8"), path, number)
+                self._places[row["trace_id"], row["turn"]] = len(self._offsets)
+                self._offsets.append(offset)
+                offset += len(line)
+        self._read = lru_cache(maxsize=256)(self._read_place)
+
+    def check_draws(self, policy_hash: str, sampling: Sampling, seed: int) -> None:
+        """Raise `InputError` unless this policy would draw the stored samples again."""
+        made = self.header["config"]["profile"]
+        found = {"policy": self.header["policy_hash"], "sampling": made["sampling"], "seed": made["seed"]}
+        wanted: dict[str, Any] = {"policy": policy_hash, "sampling": to_mapping(sampling), "seed": seed}
+        for key, value in wanted.items():
+            if found[key] != value:
+                hint = "its samples are not those that this run would draw: use the same, or leave --reuse out"
+                raise InputError(f"was made with {found[key]!r}, not {value!r}", path=self.path, field=key, hint=hint)
+
+    def row(self, state: TurnState) -> Row | None:
+        """The row of a state, unless its history or tools were others."""
+        place = self._places.get((state.trace_id, state.turn))
+        row = None if place is None else self._read(place)
+        return row if row is not None and row.get("state") == state_hash(state) else None
+
+    def samples(self, state: TurnState) -> Sequence[Sample]:
+        """The samples of a state in order; none where it was not profiled."""
+        row = self.row(state)
+        return () if row is None else samples_of(row)
+
+    def judgements(self, state: TurnState, verifier: str) -> dict[str, Judgement]:
+        """What `verifier` (and the strict rule) said at a state; nothing where another one judged there, or beside
+        another demonstration."""
+        row = self.row(state)
+        if row is None or self.header["verifier"] != verifier or row["reference"] != reference_hash(state):
+            return {}
+        return judgements_of(row)
+
+    def _read_place(self, place: int) -> Mapping[str, Any]:
+        with self.path.open("rb") as handle:
+            handle.seek(self._offsets[place])
+            return parse_line(handle.readline().decode("utf-8"), self.path, place + 2)

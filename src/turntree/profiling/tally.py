@@ -1,0 +1,73 @@
+"""What a profile found, added up row by row: its summary, in memory that does not grow with the candidates."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from turntree.profiling.classes import class_of_moments
+from turntree.profiling.rows import Stop
+from turntree.profiling.settle import AdaptiveConfig, way_of
+
+Row = Mapping[str, Any]
+
+
+class Tally:
+    """Counts over the rows of a profile. The classes are those at lambda = `threshold`."""
+
+    def __init__(self, rollouts: int, adaptive: AdaptiveConfig | None, threshold: float = 0.6) -> None:
+        self.threshold = threshold if adaptive is None else adaptive.threshold
+        self._rollouts, self._adaptive = rollouts, adaptive
+        self._classes: Counter[str] = Counter()
+        self._stops: Counter[str] = Counter()
+        self._sums: Counter[str] = Counter()
+        self._cost: Counter[str] = Counter()
+        self._doubt = 0.0
+
+    def add(self, row: Row) -> None:
+        moments = None if row["reward_mean"] is None else (row["reward_mean"], row["reward_var"])
+        self._classes[class_of_moments(moments, self.threshold).value] += 1
+        self._stops[row["stop"]] += 1
+        self._sums.update({key: row[key] for key in ("rollouts", "truncated", "unjudged", "faults")})
+        self._sums.update(candidates=1, gold_refused=row["gold"] == 0.0, gold_unjudged=row["gold"] is None)
+        self._doubt += 1 - row["certainty"]
+        for action in row["actions"]:
+            if action["reward"] == 1.0 and action["strict"] is not None:
+                self._sums.update(accepted=action["count"], missed=action["count"] * (action["strict"] == 0.0))
+        if self._adaptive is not None and row["stop"] == Stop.AUDITED:
+            self._audit(row, self._adaptive)
+        self._cost.update(row["cost"])
+
+    def _audit(self, row: Row, config: AdaptiveConfig) -> None:
+        rewards = [a["reward"] for a in row["actions"] if a["reward"] is not None for _ in range(a["count"])]
+        agreed = way_of(rewards, config) == row["audit"]["forecast"]
+        self._sums.update(audited=1, audit_disagreed=not agreed)
+
+    @property
+    def candidates(self) -> int:
+        return self._sums["candidates"]
+
+    def summary(self, skipped: Mapping[str, int]) -> dict[str, Any]:
+        """`miss_rate` is Pr[strict = 0 | functional = 1] over all rollouts (PivotRL, section 2); None when nothing
+        was acceptable."""
+        sums, accepted = self._sums, self._sums["accepted"]
+        summary: dict[str, Any] = {
+            "candidates": sums["candidates"],
+            "skipped_turns": dict(sorted(skipped.items())),
+            "threshold": self.threshold,
+            "classes": dict(sorted(self._classes.items())),
+            "rollouts": sums["rollouts"],
+            "stops": dict(sorted(self._stops.items())),
+            "miss_rate": sums["missed"] / accepted if accepted else None,
+            **{key: sums[key] for key in ("truncated", "unjudged", "faults", "gold_refused", "gold_unjudged")},
+            "cost": dict(self._cost),
+        }
+        if self._adaptive is not None:
+            summary["adaptive"] = {
+                "saved": 1 - sums["rollouts"] / (sums["candidates"] * self._rollouts),
+                "expected_disagreement": self._doubt / sums["candidates"],
+                "audited": sums["audited"],
+                "audit_disagreed": sums["audit_disagreed"],
+            }
+        return summary

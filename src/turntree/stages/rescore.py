@@ -1,0 +1,74 @@
+"""`turntree rescore`: a profile and a changed verifier in, the profile under that verifier out. Nothing is sampled."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from turntree import __version__
+from turntree.core.config import from_mapping, to_mapping
+from turntree.core.cost import Cost
+from turntree.core.errors import InputError
+from turntree.core.protocols import TurnState
+from turntree.observe.files import file_hash
+from turntree.observe.wave_log import open_log
+from turntree.profiling.profile import SCHEMA, Draft, Judge
+from turntree.profiling.rows import samples_of
+from turntree.profiling.settle import Prior, Settler
+from turntree.profiling.stored import StoredProfile
+from turntree.profiling.tally import Tally
+from turntree.stages.profile import ProfileStageConfig, Wave, stream_candidates, survey, work, write_profile
+from turntree.stages.verifier import resolve_verifier
+from turntree.verifiers.strict import StrictMatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class RescoreConfig:
+    """`traces` says where the traces are now, if not where the profile says."""
+
+    profile: str
+    verifier: str
+    traces: str | None = None
+
+
+def run_rescore(config: RescoreConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
+    """Write to `out` what a profile of the same samples under `config.verifier` is, and return its summary.
+
+    The costs are those of the samples. Of an adaptive profile, candidates that the new verdicts leave uncertain are
+    marked "open"; `turntree profile --adaptive --reuse` settles them. Raises `InputError` when the traces are not those
+    that were profiled.
+    """
+    stored = StoredProfile(Path(config.profile))
+    made = from_mapping(ProfileStageConfig, stored.header["config"], path=config.profile)
+    made = replace(made, verifier=config.verifier, traces=config.traces or made.traces)
+    surveyed = survey(made.traces, made.split, made.limit)
+    if surveyed.traces_hash != stored.header["traces_hash"]:
+        raise InputError("is not the file that was profiled", path=made.traces, hint="name it with --traces")
+    verifier = resolve_verifier(config.verifier)
+    judge = Judge(verifier, StrictMatch())
+    rollouts, adaptive = made.profile.rollouts, made.profile.adaptive
+    settler = None if adaptive is None else Settler(replace(adaptive, confidence=1.0), rollouts, Prior(rollouts))
+
+    def judged(states: Sequence[TurnState]) -> Wave:
+        rows: list[dict[str, Any]] = []
+        for state in states:
+            row = stored.row(state)
+            if row is not None:
+                draft = Draft(state, judge)
+                draft.add(samples_of(row))
+                if settler is not None and row["rollouts"] < rollouts:
+                    draft.look(settler)
+                rows.append(draft.finish(rollouts, Cost(**row["cost"])).to_json())
+        return {"rows": rows, "skipped": {}, "timing": {}}
+
+    made_from = {**{key: stored.header[key] for key in ("policy_hash", "traces_hash")}, "verifier": verifier.name}
+    header = {"schema": SCHEMA, "config": to_mapping(made), **made_from, "timing": stored.header["timing"]}
+    identity = {"config": to_mapping(config), "version": __version__, "profile": file_hash(stored.path), **made_from}
+    skipped = stored.header["summary"]["skipped_turns"]
+    with open_log(out.with_name(f"{out.name}.waves"), identity, overwrite=overwrite) as log:
+        states = stream_candidates(made.traces, made.split, made.limit)
+        work(log, states, surveyed.candidates, made.profile.wave, judged, lambda wave: None)
+        return write_profile(log, header, Tally(rollouts, adaptive), Counter(skipped), out)
