@@ -4,9 +4,9 @@
     python recipes/alfworld_pivotrl.py --games GAMES --base runs/alfworld/base --out runs/alfworld --table
 
 GAMES is the folder json_2.1.1 that `alfworld-download` leaves, or one of packed files (train.jsonl.xz, ...);
-docs/results/alfworld-pivotrl.md says how the base policy is made. Every step leaves an artifact and is skipped where that is there, so an
-interrupted run goes on where it stopped. `--arms` chooses; `--develop` plays training-room games instead of
-validation games, which is where the settings were chosen.
+docs/results/alfworld-pivotrl.md says how the base policy is made. Every step leaves an artifact and is skipped where
+that is there, so an interrupted run goes on where it stopped. `--arms` chooses; `--develop` plays training-room games
+instead of validation games, which is where the settings were chosen.
 """
 
 from __future__ import annotations
