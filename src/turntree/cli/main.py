@@ -12,7 +12,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import click
 
 from turntree import __version__
-from turntree.cli import gate, online, pipeline, results, traces
+from turntree.cli import audit, gate, online, pipeline, results, traces
 from turntree.core.errors import TurntreeError
 
 
@@ -35,6 +35,7 @@ pipeline.train.add_command(online.online)
 cli.add_command(online.experiment)
 cli.add_command(results.evaluate)
 cli.add_command(gate.gate)
+cli.add_command(audit.audit)
 cli.add_command(results.report)
 cli.add_command(results.quickstart)
 

@@ -1,0 +1,70 @@
+"""`audit`: a stream of logged groups in, every figure of the report out; what the log cannot tell is null, with why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from turntree.auditing import tasks, waste
+from turntree.auditing.comparison import NO_ITERATIONS, AuditConfig, compare
+from turntree.auditing.played import CHARACTERS, TOKENS, TURNS, Played, play
+from turntree.core.errors import InputError
+from turntree.logs.groups import LoggedGroup
+
+SCHEMA = "turntree.audit/1"
+ASSUMPTIONS = (
+    "A group has zero variance when its scored rewards differ by at most 1e-8; groups with fewer than two scored "
+    "rollouts are censored and enter no rate.",
+    "Outcomes are those of the log: a policy trained on other groups would have given others.",
+    "Unfiltered training is taken to train on every scored rollout, those of zero-variance groups too.",
+    "GRESO is replayed with its authors' settings, over 20 seeds, asking only about iterations before the present one.",
+    "Pivot selection takes whole tasks as states, because a log has no rollouts from inside its episodes: the first "
+    "scored group of a task is its profile; only tasks that were mixed there, with a mean below lambda, are played "
+    "again.",
+    "The gate is measured on the groups that it was chosen on; cross-validation guards its precision, not its savings.",
+    "Savings in generation are turns and tokens not generated; prompt and observation tokens are not in rollout logs.",
+)
+
+
+def audit(groups: Iterable[LoggedGroup], config: AuditConfig) -> dict[str, Any]:
+    """All figures as a JSON value. Raises `InputError` where no group has two scored rollouts."""
+    played = play(groups, success=config.success)
+    if not played.scored_N.any():
+        raise InputError(
+            f"none of the {len(played.groups)} groups has two scored rollouts",
+            hint="an audit compares rollouts of one prompt; log several of each",
+        )
+    result = {
+        "schema": SCHEMA,
+        "counts": waste.counts(played),
+        **waste.overall(played),
+        "cost": waste.cost(played),
+        "over_time": waste.over_time(played),
+        "by_task_type": waste.by_task_type(played),
+        "dilution": waste.dilution(played),
+        **compare(played, config),
+        "tasks": tasks.never_teaching(played, config.epochs),
+        "histories": tasks.histories(played),
+        "group_size": tasks.group_sizes(played),
+        "assumptions": list(ASSUMPTIONS),
+    }
+    result["absent"] |= _absent(played)
+    return {"headline": headline(result), **result}
+
+
+def headline(result: dict[str, Any]) -> str:
+    """The sentence that the report begins with."""
+    told = f"{result['zero_variance_rate']:.0%} of your groups bought no gradient"
+    words = {TOKENS: "generated tokens", TURNS: "turns", CHARACTERS: "generated text"}
+    unit = next((unit for unit in (TOKENS, CHARACTERS, TURNS) if unit in result["cost"]), None)
+    share = None if unit is None else result["cost"][unit]["zero_variance_share"]
+    return f"{told}." if unit is None or share is None else f"{told}; they cost {share:.0%} of the {words[unit]}."
+
+
+def _absent(played: Played) -> dict[str, str]:
+    reasons = dict(played.absent)
+    if not played.has_iterations:
+        reasons["over_time"] = NO_ITERATIONS
+    if TOKENS in played.absent:
+        reasons["dilution.by_token"] = played.absent[TOKENS]
+    return reasons

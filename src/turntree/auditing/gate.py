@@ -1,0 +1,84 @@
+"""A gate on logged groups: which it would have stopped, and what they spent after its turn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from turntree.auditing.played import TOKENS, TURNS, Played
+from turntree.auditing.remedies import GateCuts
+from turntree.core.protocols import GroupProgress
+from turntree.gates.calibrate import CalibrationConfig, calibrate
+from turntree.gates.divergence import PrefixDivergenceGate
+from turntree.gates.signals import SIGNALS
+from turntree.gates.table import table_from_groups
+from turntree.logs.groups import LoggedGroup, LoggedRollout
+
+PAPER_GATE = PrefixDivergenceGate()
+LATEST = 2000  # groups that a gate is calibrated on: those of the latest policy, and as many as can be had in seconds
+
+
+def recommend(played: Played, floor: float) -> tuple[PrefixDivergenceGate | None, dict[str, Any] | str]:
+    """The gate that the latest groups of the log support, with what calibration measured; else None and why."""
+    latest = [group for group, known in zip(played.groups, played.scored_N, strict=True) if known][-LATEST:]
+    config = CalibrationConfig(floor=floor, repeats=5, resamples=200)
+    calibrated = calibrate(table_from_groups(latest, source="the log"), config)
+    chosen = calibrated["recommended"]
+    if chosen is None:
+        return None, calibrated["refused"]["reason"]
+    gate = PrefixDivergenceGate(
+        turn=chosen["turn"],
+        threshold=chosen["threshold"],
+        termination=chosen["termination"],
+        signal=SIGNALS[chosen["signal"]],
+    )
+    kept = ("rule", "signal", "turn", "threshold", "termination", "actionable", "saved", "intervals")
+    told = {key: chosen[key] for key in kept}
+    return gate, {**told, "groups": len(latest), "floor": floor, "confidence": config.confidence}
+
+
+def cuts(played: Played, gate: PrefixDivergenceGate) -> GateCuts:
+    """Ask the gate about every group as it was after `gate.turn` turns. Censored and forked rollouts are not shown to
+    it (the former were not there, the latter share their prefix), but what they spent later is saved too."""
+    horizon = max(len(rollout.actions) for group in played.groups for rollout in group.rollouts)
+    cut = [_is_cut(group, gate, horizon) for group in played.groups]
+    units = [unit for unit in (TOKENS, TURNS) if unit in played.spent]
+    if any(r.turn_tokens is None for group in played.groups for r in group.rollouts):
+        units = [TURNS]
+    after = {unit: np.array([_after(group, gate.turn, unit) for group in played.groups]) for unit in units}
+    return GateCuts(turn=gate.turn, cut_N=np.array(cut, dtype=bool), after=after)
+
+
+def _is_cut(group: LoggedGroup, gate: PrefixDivergenceGate, horizon: int) -> bool:
+    shown = [rollout for rollout in group.rollouts if rollout.reward is not None and not rollout.forked]
+    decision = gate.decide(progress_at(group, shown, gate.turn, horizon)) if len(shown) > 1 else None
+    return decision is not None and decision.cut
+
+
+def progress_at(group: LoggedGroup, rollouts: list[LoggedRollout], turn: int, horizon: int) -> GroupProgress:
+    """What a gate would have seen of the group when its unfinished rollouts had completed `turn` turns."""
+    return GroupProgress(
+        task_id=group.task,
+        max_turns=horizon,
+        actions=tuple(rollout.actions[:turn] for rollout in rollouts),
+        observations=tuple((rollout.observations or ())[:turn] for rollout in rollouts),
+        finished=tuple(len(rollout.actions) <= turn for rollout in rollouts),
+        progress=(None,) * len(rollouts),
+    )
+
+
+def _after(group: LoggedGroup, turn: int, unit: str) -> int:
+    if unit == TURNS:
+        return sum(max(0, len(rollout.actions) - turn) for rollout in group.rollouts)
+    return sum(sum((rollout.turn_tokens or ())[turn:]) for rollout in group.rollouts)
+
+
+def describe(gate: PrefixDivergenceGate) -> dict[str, Any]:
+    """The gate in plain values."""
+    return {
+        "turn": gate.turn,
+        "threshold": gate.threshold,
+        "signal": gate.signal.__name__,
+        "termination": gate.termination,
+    }

@@ -1,0 +1,106 @@
+"""Where the budget went: groups without a gradient, overall, over time, and in the loss."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turntree.auditing.played import TOKENS, Played
+from turntree.core.outcome import GroupOutcome
+from turntree.observe.statistics import wilson
+
+
+def counts(played: Played) -> dict[str, Any]:
+    """Groups by outcome and rollouts by whether they were scored; both add up."""
+    rollouts = [rollout for group in played.groups for rollout in group.rollouts]
+    censored = [rollout for rollout in rollouts if rollout.reward is None]
+    outcomes = Counter(played.outcomes)
+    return {
+        "groups": len(played.groups),
+        **{outcome.value: outcomes[outcome] for outcome in GroupOutcome},
+        "rollouts": len(rollouts),
+        "censored_rollouts": len(censored),
+        "censored_by_reason": dict(sorted(Counter(r.stop or "no reward" for r in censored).items())),
+        "tasks": len({group.task for group in played.groups}),
+        "group_sizes": dict(sorted(Counter(len(group.rollouts) for group in played.groups).items())),
+    }
+
+
+def rate(zero_variance: int, scored: int) -> dict[str, Any]:
+    """The share of scored groups with zero variance, with its 95% Wilson interval; None without a scored group."""
+    low, high = wilson(zero_variance, scored)
+    share = zero_variance / scored if scored else None
+    return {"zero_variance_rate": share, "low": low, "high": high, "zero_variance": zero_variance, "scored": scored}
+
+
+def overall(played: Played) -> dict[str, Any]:
+    return rate(int(played.zero_variance_N.sum()), int(played.scored_N.sum()))
+
+
+def cost(played: Played) -> dict[str, Any]:
+    """For every unit that the log knows: spent in all, by the outcome of the group, and on zero-variance groups."""
+    masks = {one: np.array([outcome is one for outcome in played.outcomes], dtype=bool) for one in GroupOutcome}
+    return {
+        unit: {
+            "total": int(spent.sum()),
+            **{outcome.value: int(spent[mask].sum()) for outcome, mask in masks.items()},
+            "zero_variance": int(spent[played.zero_variance_N].sum()),
+            "zero_variance_share": _share(spent[played.zero_variance_N].sum(), spent.sum()),
+        }
+        for unit, spent in played.spent.items()
+    }
+
+
+def over_time(played: Played) -> list[dict[str, Any]] | None:
+    """One row an iteration; None where the log has no iterations."""
+    if not played.has_iterations:
+        return None
+    iterations = np.array([group.iteration for group in played.groups])
+    return [_row(played, iterations == one) | {"iteration": int(one)} for one in np.unique(iterations)]
+
+
+def _row(played: Played, here: NDArray[np.bool_]) -> dict[str, Any]:
+    flat = played.zero_variance_N & here
+    outcomes = Counter(outcome for outcome, inside in zip(played.outcomes, here, strict=True) if inside)
+    spent = {unit: _share(values[flat].sum(), values[here].sum()) for unit, values in played.spent.items()}
+    return {
+        **rate(int(flat.sum()), int((played.scored_N & here).sum())),
+        **{outcome.value: outcomes[outcome] for outcome in GroupOutcome},
+        "spent_share": spent,
+    }
+
+
+def dilution(played: Played) -> dict[str, Any]:
+    """The share of the loss that is zero: by group, by rollout and by token of the scored rollouts.
+
+    A loss that is a mean over all of them shrinks its gradient by 1 - dilution; `amplification` is what leaving the
+    zero-variance groups out of that mean would do, 1 / (1 - dilution). A loss with a constant normaliser does not move.
+    """
+    scored, flat = played.scored_N, played.zero_variance_N
+    sizes = np.array([len(group.scored) for group in played.groups], dtype=np.int64)
+    shares = {
+        "by_group": _share(flat.sum(), scored.sum()),
+        "by_rollout": _share(sizes[flat].sum(), sizes[scored].sum()),
+        "by_token": _share(played.trained[TOKENS][flat].sum(), played.trained[TOKENS][scored].sum())
+        if TOKENS in played.trained
+        else None,
+    }
+    return {
+        **shares,
+        "amplification": {key: None if s is None or s == 1 else 1 / (1 - s) for key, s in shares.items()},
+    }
+
+
+def by_task_type(played: Played) -> dict[str, Any]:
+    """The rate of every task type, where the log has them."""
+    types = sorted({group.task_type for group in played.groups if group.task_type is not None})
+    return {
+        kind: _row(played, np.array([group.task_type == kind for group in played.groups], dtype=bool)) for kind in types
+    }
+
+
+def _share(part: Any, whole: Any) -> float | None:
+    return float(part) / float(whole) if whole else None
