@@ -24,7 +24,7 @@ WORDS = [RENDERER.completion(Message("assistant", word)) for word in ("left", "r
 def test_ten_iterations_of_every_kind_of_fault_come_to_an_end_and_account_for_every_group(tmp_path: Path) -> None:
     scripted = ScriptedEngine(lambda prompt, seed: WORDS[seed % 3], RENDERER.stop_ids, vocab_size=len(TOKENIZER))
     engine = FailingEngine(scripted, rate=0.1, seed=4)
-    plan = FaultPlan(seed=4, killed=0.02, hanging=0.004, garbage=0.02, raising=0.02, tally=str(tmp_path))
+    plan = FaultPlan(seed=4, killed=0.012, hanging=0.006, garbage=0.02, raising=0.02, tally=str(tmp_path))
     tasks = [Faulty(Corridor(f"task {number}", 1 + number % 3), plan) for number in range(4)]
     config = SchedulerConfig(
         episodes=EpisodeConfig(sampling=Sampling(max_tokens=16)), group_size=4, max_live_rollouts=10, max_retries=1

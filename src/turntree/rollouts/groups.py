@@ -92,8 +92,8 @@ class Group:
     # what a gate sees
 
     def reached(self, turn: int) -> bool:
-        """Whether every rollout has been started, and has played `turn` turns or ended before."""
-        return self.started == self.size and all(
+        """Whether every rollout has played `turn` turns or ended before."""
+        return all(
             (sample,) in self.endings or ((sample,) in self.rollouts and self.rollouts[(sample,)].turns >= turn)
             for sample in range(self.size)
         )
