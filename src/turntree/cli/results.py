@@ -66,6 +66,48 @@ def evaluate(
     finish(result, json_path, lines)
 
 
+@click.command(short_help="What the policy kept outside its domain, by lm-eval.")
+@click.option("--model", required=True, help=MODEL_HELP)
+@click.option("--base", default="default", show_default=True, help="The policy before post-training.")
+@click.option("--tasks", required=True, metavar="NAME,...", help="lm-eval's names, e.g. hellaswag,arc_easy,ifeval.")
+@click.option("--include", default=None, metavar="FOLDER", help="YAML files of tasks of your own.")
+@click.option("--limit", default=0, show_default=True, help="Ask only the first so many questions of each (0: all).")
+@click.option("--chat", is_flag=True, help="Render the questions with the chat template.")
+@click.option("--out", default=None, type=click.Path(path_type=Path), help="Write the comparison here (JSON).")
+@click.option("--seed", default=0, show_default=True)
+@set_option
+@json_option
+def retention(
+    model: str,
+    base: str,
+    tasks: str,
+    include: str | None,
+    limit: int,
+    chat: bool,
+    out: Path | None,
+    seed: int,
+    overrides: tuple[str, ...],
+    json_path: str | None,
+) -> None:
+    """Base against post-trained policy on tasks of EleutherAI's lm-eval (pip install 'turntree[lm-eval]').
+
+    \b
+    Example: turntree retention --model runs/pivotrl/model --base models/my-model --tasks hellaswag,arc_easy
+    """
+    from turntree.stages.retention import RetentionConfig, run_retention
+
+    names = tuple(name for name in tasks.split(",") if name)
+    config = RetentionConfig(model=model, base=base, tasks=names, include=include, limit=limit, chat=chat, seed=seed)
+    result = run_retention(configured(config, overrides), out)
+    lines = [f"{'task':30s} {'metric':20s} {'base':>8s} {'policy':>8s}   change"]
+    for row in result["tasks"]:
+        interval = "" if row["low"] is None else f" [{row['low']:+.4f}, {row['high']:+.4f}] of {row['questions']}"
+        named = row["metric"] if row["filter"] == "none" else f"{row['metric']} ({row['filter']})"
+        numbers = f"{row['base']:8.4f} {row['policy']:8.4f}  {row['change']:+.4f}"
+        lines.append(f"{row['task']:30s} {named:20s} {numbers}{interval}")
+    finish(result, json_path, lines)
+
+
 @click.command(short_help="One static page of a run directory.")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--out", default=None, type=click.Path(path_type=Path), help="Default: RUN/report.html.")

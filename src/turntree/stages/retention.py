@@ -1,0 +1,190 @@
+"""`turntree retention`: what post-training took from (or gave to) a policy outside its domain, by EleutherAI's lm-eval.
+
+Both policies answer the same questions, so changes are paired question by question.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from turntree.core.config import to_mapping
+from turntree.core.errors import ConfigError, InputError, TurntreeError
+from turntree.observe.files import write_json
+from turntree.observe.statistics import Z95
+from turntree.stages.policy import Device, load_policy
+
+SCHEMA = "turntree.retention/1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetentionConfig:
+    """`tasks` are names of lm-eval, or of YAML files in the folder `include`. `limit` asks the first so many questions
+    of each (0: all), `shots` overrides the tasks' own number of examples. `chat` renders questions with the chat
+    template: right for a policy that was only ever spoken to in turns."""
+
+    model: str
+    tasks: tuple[str, ...]
+    base: str = "default"
+    include: str | None = None
+    limit: int = 0
+    shots: int | None = None
+    chat: bool = False
+    batch: int = 8
+    seed: int = 0
+    device: Device = field(default_factory=Device)
+
+    def __post_init__(self) -> None:
+        if not self.tasks or self.limit < 0 or self.batch < 1:
+            raise ConfigError("at least one task, limit >= 0 and batch >= 1 are needed", field="tasks")
+
+
+def run_retention(config: RetentionConfig, out: Path | None = None) -> dict[str, Any]:
+    """Evaluate the base and the policy; a row for each task and metric. Raises `InputError` in one line where lm-eval
+    is not installed, does not know a task or cannot get its data."""
+    manager = _tasks(config)
+    base_hash, base = _measure(config.base, config, manager)
+    policy_hash, policy = _measure(config.model, config, manager)
+    result = {
+        "schema": SCHEMA,
+        "config": to_mapping(config),
+        "base_hash": base_hash,
+        "policy_hash": policy_hash,
+        "lm_eval": base["lm_eval_version"],
+        "tasks": compare(base, policy),
+    }
+    if out is not None:
+        write_json(out, result)
+    return result
+
+
+def compare(base: Mapping[str, Any], policy: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One row for each task (or group of tasks) and metric of two results of `lm_eval.simple_evaluate`. Where both
+    hold a number for every question, the change has a 95% interval (normal, paired); elsewhere it has none."""
+    rows: list[dict[str, Any]] = []
+    for task, figures in base["results"].items():
+        for key, value in figures.items():
+            metric, _, kind = key.partition(",")
+            if not isinstance(value, int | float) or not kind or metric.endswith("_stderr"):
+                continue
+            other = policy["results"][task][key]
+            pairs = _pairs(base, policy, task, metric, kind)
+            low, high = _interval([after - before for before, after in pairs])
+            rows.append(
+                {
+                    "task": task,
+                    "metric": metric,
+                    "filter": kind,
+                    "base": value,
+                    "policy": other,
+                    "change": other - value,
+                    "low": low,
+                    "high": high,
+                    "questions": len(pairs),
+                    "higher_is_better": base.get("higher_is_better", {}).get(task, {}).get(metric),
+                }
+            )
+    return rows
+
+
+def _pairs(
+    base: Mapping[str, Any], policy: Mapping[str, Any], task: str, metric: str, kind: str
+) -> list[tuple[float, float]]:
+    """The two numbers of every question; empty for groups, and for metrics that are no mean over questions."""
+    before, after = (_by_question(found, task, metric, kind) for found in (base, policy))
+    if not before or before.keys() != after.keys():
+        return []
+    mean = statistics.fmean(before.values())
+    if not math.isclose(mean, base["results"][task][f"{metric},{kind}"], abs_tol=1e-9):
+        return []
+    return [(value, after[question]) for question, value in before.items()]
+
+
+def _by_question(found: Mapping[str, Any], task: str, metric: str, kind: str) -> dict[int, float]:
+    samples = (sample for sample in found["samples"].get(task, ()) if sample["filter"] == kind)
+    values = {sample["doc_id"]: sample.get(metric) for sample in samples}
+    if not all(isinstance(value, int | float) for value in values.values()):
+        return {}
+    return {question: float(value) for question, value in values.items()}
+
+
+def _interval(changes: Sequence[float]) -> tuple[float | None, float | None]:
+    if len(changes) < 2:
+        return None, None
+    mean, half = statistics.fmean(changes), Z95 * statistics.stdev(changes) / math.sqrt(len(changes))
+    return mean - half, mean + half
+
+
+def _tasks(config: RetentionConfig) -> Any:
+    """lm-eval's index of tasks, with every wanted task loaded once: its data are here, or this is the error."""
+    try:
+        import lm_eval.models.huggingface  # noqa: F401 - the backend is an extra of lm-eval's own
+        from lm_eval.tasks import TaskManager
+    except ModuleNotFoundError as error:
+        problem = f"retention needs lm-eval and its backend ({error})"
+        raise InputError(problem, hint="pip install 'turntree[lm-eval]'") from error
+    if config.include is not None and not Path(config.include).is_dir():
+        raise InputError("is no folder", path=config.include, hint="name the folder of the tasks' YAML files")
+    with _on_standard_error():
+        manager = TaskManager(include_path=config.include, include_defaults=False)
+        if not set(config.tasks) <= set(manager.all_tasks):
+            manager = TaskManager(include_path=config.include)  # some ten thousand files
+        unknown = [task for task in config.tasks if task not in manager.all_tasks]
+        if unknown:
+            raise InputError(f"lm-eval knows no task {unknown[0]!r}", field="tasks", hint="see 'lm-eval ls tasks'")
+        try:
+            manager.load(list(config.tasks))
+        except Exception as error:  # the boundary to data sets and their scripts
+            problem = f"a task cannot be loaded ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+            raise InputError(problem, field="tasks", hint="its data must be on this machine or within reach") from error
+    return manager
+
+
+def _measure(source: str, config: RetentionConfig, manager: Any) -> tuple[str, Any]:
+    """The hash of a policy and what `lm_eval.simple_evaluate` says about it."""
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
+
+    backend: Any = HFLM
+    evaluate: Any = lm_eval.simple_evaluate  # decorators hide both signatures
+    policy = load_policy(source, config.device)
+    with _on_standard_error():
+        wrapped = backend(
+            pretrained=policy.model, tokenizer=policy.tokenizer, device=config.device.name, batch_size=config.batch
+        )
+        found = evaluate(
+            wrapped,
+            tasks=list(config.tasks),
+            task_manager=manager,
+            num_fewshot=config.shots,
+            limit=config.limit or None,
+            apply_chat_template=config.chat,
+            bootstrap_iters=0,
+            random_seed=config.seed,
+            numpy_random_seed=config.seed,
+            torch_random_seed=config.seed,
+            fewshot_random_seed=config.seed,
+        )
+    if found is None:
+        raise TurntreeError("lm-eval returned nothing: this is not the first process of its group")
+    return policy.hash, found
+
+
+@contextlib.contextmanager
+def _on_standard_error():
+    """Standard output carries results only, and lm-eval has much to say."""
+    logger = logging.getLogger("lm_eval")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        logger.setLevel(level)
