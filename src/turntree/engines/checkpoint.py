@@ -1,4 +1,5 @@
-"""Policies on disk: ordinary checkpoint folders (config.json, safetensors, tokenizer with its chat template)."""
+"""Policies on disk: ordinary checkpoint folders (config.json, safetensors, tokenizer with its chat template), and
+PEFT's adapter folders, which name the folder of their base."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from turntree.core.errors import ConfigError, InputError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+_ADAPTER, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json")
 _GET_FOLDER = "give the folder of a checkpoint on this machine (config.json, *.safetensors, tokenizer.json)"
 
@@ -27,10 +29,13 @@ _GET_FOLDER = "give the folder of a checkpoint on this machine (config.json, *.s
 def load_model(path: str | Path, *, dtype: str = "float32", device: str = "cpu") -> PreTrainedModel:
     """The causal language model in folder `path`, in eval mode, with every weight taken from the folder.
 
-    `dtype` is "float32", "bfloat16" or "auto" (as saved). Raises `InputError` in one line for a folder that is
+    A folder that PEFT wrote gives the base that it names, with the trainable adapter in place. `dtype` is "float32",
+    "bfloat16" or "auto" (as saved); adapters are float32. Raises `InputError` in one line for a folder that is
     missing, incomplete, unreadable, or does not hold exactly the weights of its config.
     """
     folder = _checked_folder(path)
+    if (folder / _ADAPTER).is_file():
+        return _load_adapted(folder, dtype=dtype, device=device)
     if dtype not in (*_DTYPES, "auto"):
         raise ConfigError(f"{dtype!r} is not allowed", field="dtype", hint="use float32, bfloat16 or auto")
     if not (folder / "config.json").is_file():
@@ -64,6 +69,50 @@ def load_model(path: str | Path, *, dtype: str = "float32", device: str = "cpu")
         raise ConfigError(f"cannot put the model on {device!r} ({_line(error)})", field="device") from error
 
 
+def merged(folder: str | Path, *, dtype: str = "float32", device: str = "cpu") -> PreTrainedModel:
+    """The base of the adapter in `folder` with the adapter added into its weights: an ordinary model."""
+    from peft import PeftModel
+
+    path = _checked_folder(folder)
+    base = load_model(_base_of(path), dtype=dtype, device=device)
+    return cast(Any, PeftModel.from_pretrained(cast(Any, base), str(path))).merge_and_unload().eval()
+
+
+def _load_adapted(folder: Path, *, dtype: str, device: str) -> PreTrainedModel:
+    base = _base_of(folder)
+    model = load_model(base, dtype=dtype, device=device)
+    try:
+        with _quiet():
+            found = model.load_adapter(str(folder), is_trainable=True)
+    except Exception as error:  # the boundary to foreign files and foreign code
+        raise InputError(f"cannot be loaded as an adapter of {base} ({_line(error)})", path=folder) from error
+    if wrong := sorted(str(key) for keys in (found.missing_keys, found.mismatched_keys) for key in keys):
+        raise InputError(f"does not fit {base}: {len(wrong)} weights differ, among them {wrong[0]}", path=folder)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    return model.eval()
+
+
+def _base_of(folder: Path) -> str:
+    """The folder of the model that the adapter in `folder` belongs to."""
+    config = folder / _ADAPTER
+    try:
+        base = str(json.loads(config.read_text())["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"cannot be read as an adapter's ({_line(error)})", path=config) from error
+    if not (folder / _ADAPTER_WEIGHTS).is_file():
+        raise InputError(f"has no {_ADAPTER_WEIGHTS}", path=folder, hint="save the adapter again, as safetensors")
+    if not (Path(base) / "config.json").is_file():
+        raise InputError(
+            f"{base!r} is not the folder of a model here",
+            path=config,
+            field="base_model_name_or_path",
+            hint="name the folder of the base that the adapter was trained on",
+        )
+    return base
+
+
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer in folder `path`. Raises `InputError` when it is missing or has no chat template."""
     folder = _checked_folder(path)
@@ -88,7 +137,8 @@ def save_model(
 ) -> Path:
     """Write a checkpoint folder that `load_model` and `load_tokenizer` read back, and return it.
 
-    `dtype` ("float32" or "bfloat16") converts the weights on the way to disk; the model itself is left as it is.
+    Of a model with an adapter only the adapter is written, in PEFT's format; `merged` makes a whole model of it.
+    `dtype` ("float32" or "bfloat16") converts whole models on the way to disk; the model itself is left as it is.
     A reader sees the old folder or the new one, never a mixture: files are written beside it and renamed over.
     """
     if dtype is not None and dtype not in _DTYPES:
@@ -124,6 +174,9 @@ def policy_hash(model: PreTrainedModel) -> str:
 
 
 def _write_weights(model: PreTrainedModel, folder: Path, dtype: str | None) -> None:
+    if getattr(model, "_hf_peft_config_loaded", False):
+        _write_adapter(model, folder)
+        return
     if dtype is None or model.dtype == _DTYPES[dtype]:
         model.save_pretrained(folder)
         return
@@ -135,6 +188,15 @@ def _write_weights(model: PreTrainedModel, folder: Path, dtype: str | None) -> N
     config = json.loads((folder / "config.json").read_text())
     config["dtype"] = dtype
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def _write_adapter(model: PreTrainedModel, folder: Path) -> None:
+    """PEFT writes a set of module names in an order of the day; the same adapter shall be the same file."""
+    model.save_pretrained(folder)
+    config = json.loads((folder / _ADAPTER).read_text())
+    config["target_modules"] = sorted(config["target_modules"])
+    config["base_model_name_or_path"] = str(Path(config["base_model_name_or_path"]).resolve())
+    (folder / _ADAPTER).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def _replace(fresh: Path, target: Path) -> None:

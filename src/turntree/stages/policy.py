@@ -12,6 +12,9 @@ from turntree.core.errors import ConfigError
 from turntree.engines.checkpoint import load_model, load_tokenizer, policy_hash
 from turntree.engines.hf import HFEngine
 from turntree.renderers.template import ChatRenderer
+from turntree.training.attention import set_tree_attention
+from turntree.training.forward import set_checkpointing
+from turntree.training.lora import LoRAConfig, Reference, add_adapter, frozen_reference
 
 EMBEDDED = Path(__file__).resolve().parents[1] / "models" / "household_tiny"
 
@@ -24,6 +27,9 @@ class Device:
     name: str = "cpu"
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
     threads: int = 1
+    attention: Literal["sdpa", "flex_attention"] = "sdpa"  # over packed trees; FlexAttention on CUDA only
+    gradient_checkpointing: bool = False
+    lora: LoRAConfig | None = None  # train a fresh adapter instead of the weights
 
     def __post_init__(self) -> None:
         if self.threads < 1:
@@ -31,16 +37,19 @@ class Device:
 
     def check_trainable(self) -> None:
         """Raise `ConfigError` unless the weights can hold a small update: near 0.02 a bfloat16 weight moves in steps
-        of 1e-4, so that AdamW at the usual learning rates changes nothing."""
-        if self.dtype != "float32":
+        of 1e-4, so that AdamW at the usual learning rates changes nothing. Adapters are float32 whatever the base."""
+        if self.dtype != "float32" and self.lora is None:
             raise ConfigError(
-                f"{self.dtype!r} weights round small updates away", field="device.dtype", hint="train in float32"
+                f"{self.dtype!r} weights round small updates away",
+                field="device.dtype",
+                hint="train in float32, or an adapter (device.lora)",
             )
 
 
 @dataclass(frozen=True)
 class Policy:
-    """`hash` names the exact weights: a profile records it, training refuses another."""
+    """`hash` names the exact weights: a profile records it, training refuses another. A fresh adapter changes nothing
+    yet and is not in it."""
 
     source: str
     model: PreTrainedModel
@@ -48,6 +57,11 @@ class Policy:
     renderer: ChatRenderer
     engine: HFEngine
     hash: str
+
+    def reference(self) -> Reference:
+        """The policy to stay near, for the KL term: with an adapter its base, at no memory; otherwise a frozen copy of
+        the weights as they are now, so ask before training starts."""
+        return frozen_reference(self.model)
 
 
 def resolve(source: str) -> Path:
@@ -63,5 +77,12 @@ def load_policy(source: str, device: Device) -> Policy:
     folder = resolve(source)
     tokenizer = load_tokenizer(folder)
     model = load_model(folder, dtype=device.dtype, device=device.name)
+    weights = policy_hash(model)
+    if device.lora is not None:
+        add_adapter(model, device.lora)
     renderer = ChatRenderer(tokenizer)
-    return Policy(source, model, tokenizer, renderer, HFEngine(model, renderer.stop_ids), policy_hash(model))
+    engine = HFEngine(model, renderer.stop_ids)
+    set_tree_attention(model, device.attention)
+    if device.gradient_checkpointing:
+        set_checkpointing(model)
+    return Policy(source, model, tokenizer, renderer, engine, weights)

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from transformers import PreTrainedModel
 
+from turntree.core import seeds
 from turntree.core.errors import ConfigError, InputError
 
 
@@ -20,6 +22,7 @@ class LoRAConfig:
     rank: int = 16
     alpha: int = 32
     targets: tuple[str, ...] = ("all-linear",)
+    seed: int = 0  # of the random half of the adapter; the other half begins at zero
 
     def __post_init__(self) -> None:
         if self.rank < 1 or self.alpha < 1:
@@ -76,7 +79,9 @@ def add_adapter(model: PreTrainedModel, config: LoRAConfig) -> None:
         r=config.rank, lora_alpha=config.alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM"
     )
     try:
-        model.add_adapter(settings)
+        with torch.random.fork_rng():
+            torch.manual_seed(seeds.derive(config.seed, "lora"))
+            model.add_adapter(settings)
     except ValueError as error:
         raise ConfigError(str(error).splitlines()[0][:200], field="lora.targets") from error
     for parameter in model.parameters():
