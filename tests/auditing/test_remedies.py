@@ -96,6 +96,13 @@ def test_pivot_selection_plays_again_only_what_was_mixed_and_hard_when_first_see
     assert kept.skipped_N.tolist()[-1]  # whose mean was above 0.6
 
 
+def test_a_skipped_group_without_two_rewards_saves_generation_only():
+    played = play([group("a", FAIL, 0), group("a", (None, 1.0), 1)])
+    found = estimate(played, Remedies(pivots=PivotRule()))
+    assert found["skipped"] == 1 and found["rollout_saved"]["turns"] == 4
+    assert found["training_saved"]["turns"] == 0 and found["zero_variance_avoided"] == 0
+
+
 class TestGate:
     def test_it_saves_what_came_after_its_turn_censored_rollouts_included(self):
         rollouts = tuple(
