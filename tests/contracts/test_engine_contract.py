@@ -16,6 +16,7 @@ from turntree.core.errors import InputError, TurntreeError
 from turntree.core.protocols import Engine, StreamingEngine
 from turntree.core.seeds import generator
 from turntree.engines.hf import HFEngine
+from turntree.engines.limits import EngineConfig
 from turntree.engines.requests import ContextOverflow
 from turntree.engines.scripted import ScriptedEngine
 
@@ -23,11 +24,11 @@ STOP = 9
 CONTEXT = 64
 
 
-def model_engine() -> Engine:
-    return HFEngine(tiny_model(), [STOP], max_context=CONTEXT)
+def model_engine() -> StreamingEngine:
+    return HFEngine(tiny_model(), [STOP], EngineConfig(max_context=CONTEXT))
 
 
-def scripted_engine() -> Engine:
+def scripted_engine() -> StreamingEngine:
     def answer(prompt: tuple[int, ...], seed: int) -> tuple[int, ...]:
         draw = generator(seed, *prompt)
         length = draw.randint(1, 8)
@@ -113,7 +114,7 @@ def test_a_prompt_that_is_empty_or_not_of_the_vocabulary_is_refused(
 # requests that come and go one by one
 
 
-@pytest.fixture(params=[scripted_engine])
+@pytest.fixture(params=[model_engine, scripted_engine])
 def streaming(request: pytest.FixtureRequest) -> StreamingEngine:
     return request.param()
 

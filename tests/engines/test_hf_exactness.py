@@ -12,6 +12,7 @@ from plain_model import ask, plain_statistics, prefilled, prompt, reused, worst_
 from tiny_models import tiny_model
 from turntree.core.errors import InputError, TurntreeError
 from turntree.engines.hf import HFEngine
+from turntree.engines.limits import EngineConfig
 
 STOPS = range(8, 16)  # 8 of 384 tokens: completions of different lengths
 EXACT = 1e-5
@@ -31,7 +32,7 @@ def test_siblings_share_a_prompt_and_stay_exact(model) -> None:
 
 def test_prompts_of_all_lengths_share_a_batch(model) -> None:
     requests = [ask(prompt(length, length), length, max_tokens=1 + length % 9) for length in range(1, 40)]
-    completions = HFEngine(model, STOPS, max_batch_rows=16, max_prefill_tokens=64).generate(requests)
+    completions = HFEngine(model, STOPS, EngineConfig(max_batch_rows=16, max_prefill_tokens=64)).generate(requests)
     assert worst_error(model, requests, completions) < EXACT
 
 
@@ -98,7 +99,7 @@ def test_rows_that_outlive_most_of_a_batch_twice_over_are_kept_exactly(model) ->
 def test_a_wave_wider_than_a_batch_and_a_row_wider_than_its_lanes_are_cut_exactly(model) -> None:
     requests = [ask(prompt(9, 4), seed, max_tokens=5, retain=True) for seed in range(75)]
     requests += [ask(prompt(30, seed), seed, max_tokens=5, retain=True) for seed in range(11)]
-    engine = HFEngine(model, STOPS, max_batch_rows=8)
+    engine = HFEngine(model, STOPS, EngineConfig(max_batch_rows=8))
     completions = engine.generate(requests)
     assert worst_error(model, requests, completions) < EXACT
     follow = [ask(r.prompt_ids + c.token_ids + (1, 2), 7) for r, c in zip(requests, completions, strict=True)]
@@ -120,7 +121,9 @@ def test_long_completions_of_siblings_move_to_rows_of_their_own(model) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_random_trees_of_requests_are_exact_whatever_is_kept_or_forgotten(model, seed: int) -> None:
     generator = random.Random(seed)
-    engine = HFEngine(model, STOPS, max_batch_rows=8, max_prefill_tokens=100, max_kept_tokens=(400, 10**6)[seed % 2])
+    engine = HFEngine(
+        model, STOPS, EngineConfig(max_batch_rows=8, max_prefill_tokens=100, max_kept_tokens=(400, 10**6)[seed % 2])
+    )
     sequences = [prompt(generator.randint(1, 50), k) for k in range(6)]
     for _ in range(5):
         requests = [
@@ -196,7 +199,7 @@ def test_a_model_with_a_short_window_is_refused_and_accepted_within_it() -> None
     model = MistralForCausalLM(config).eval()
     with pytest.raises(InputError, match="attends to the last 32 tokens only; use at most 32"):
         HFEngine(model, [1])
-    assert HFEngine(model, [1], max_context=32).max_context == 32
+    assert HFEngine(model, [1], EngineConfig(max_context=32)).max_context == 32
 
 
 def test_a_model_whose_positions_are_not_position_ids_is_refused() -> None:

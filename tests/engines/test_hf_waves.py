@@ -9,6 +9,7 @@ from plain_model import ask, prefilled, prompt, reused, worst_error
 from tiny_models import tiny_model
 from turntree.core.errors import TurntreeError
 from turntree.engines.hf import HFEngine
+from turntree.engines.limits import EngineConfig
 
 STOPS = range(8, 16)
 
@@ -19,7 +20,7 @@ def test_tokens_depend_on_the_request_and_not_on_its_neighbours() -> None:
     alone = HFEngine(model, STOPS).generate([request])[0]
     siblings = [ask(prompt(25, 1), seed, max_tokens=20) for seed in range(5)]
     strangers = [ask(prompt(length, length), length, max_tokens=3) for length in range(1, 30)]
-    engine = HFEngine(model, STOPS, max_batch_rows=16)
+    engine = HFEngine(model, STOPS, EngineConfig(max_batch_rows=16))
     assert engine.generate([*siblings, request, *strangers])[5].token_ids == alone.token_ids
     assert engine.generate([*strangers, request])[-1].token_ids == alone.token_ids
     engine.generate([ask(prompt(25, 1), 3, retain=True)])
@@ -44,7 +45,7 @@ def test_a_completion_ends_at_its_first_stop_token_or_at_its_limit() -> None:
 
 
 def test_a_completion_is_cut_where_the_context_ends() -> None:
-    engine = HFEngine(tiny_model(), [], max_context=20)
+    engine = HFEngine(tiny_model(), [], EngineConfig(max_context=20))
     (completion,) = engine.generate([ask(prompt(15, 1), max_tokens=50)])
     assert len(completion.token_ids) == 5
     assert completion.finish == "length"
@@ -107,7 +108,7 @@ def test_weights_that_change_without_notice_are_an_error() -> None:
 
 
 def test_kept_sequences_respect_their_bound_and_forget_the_oldest_first() -> None:
-    engine = HFEngine(tiny_model(), [], max_kept_tokens=200)
+    engine = HFEngine(tiny_model(), [], EngineConfig(max_kept_tokens=200))
     waves = [ask(prompt(50, wave), wave, max_tokens=4, retain=True) for wave in range(6)]
     for request in waves:
         engine.generate([request])

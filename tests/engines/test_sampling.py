@@ -37,7 +37,9 @@ def test_draws_are_uniform_and_independent_over_seeds_and_positions() -> None:
 def test_frequencies_are_the_tempered_probabilities() -> None:
     count, temperature = 20_000, 0.7
     logits = torch.tensor([0.0, 1.0, -1.0, 2.0, -30.0])
-    drawn = draw(logits.expand(count, -1), laws_of(count, temperature=temperature), torch.arange(count), 0)
+    drawn = draw(
+        logits.expand(count, -1), laws_of(count, temperature=temperature), torch.arange(count), torch.tensor(0)
+    )
     expected = (logits / temperature).softmax(-1)
     frequencies = torch.bincount(drawn.tokens, minlength=5) / count
     assert torch.allclose(frequencies, expected, atol=0.012)
@@ -47,7 +49,7 @@ def test_frequencies_are_the_tempered_probabilities() -> None:
 
 def test_greedy_takes_the_likeliest_with_its_untempered_probability() -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0]])
-    drawn = draw(logits, laws_of(1, temperature=0.0, top_k=1), torch.tensor([0]), 0)
+    drawn = draw(logits, laws_of(1, temperature=0.0, top_k=1), torch.tensor([0]), torch.tensor(0))
     assert drawn.tokens.tolist() == [1]
     assert drawn.logprobs.item() == pytest.approx(logits.log_softmax(-1)[0, 1].item())
     assert drawn.entropies.item() > 0.5, "of the full distribution, not of the greedy choice"
@@ -75,7 +77,7 @@ def test_top_k_keeps_the_likeliest_and_top_p_the_fewest_that_reach_the_mass() ->
 def test_truncated_statistics_are_those_of_the_renormalised_distribution() -> None:
     count = 200
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
-    drawn = draw(logits.expand(count, -1), laws_of(count, top_k=2), torch.arange(count), 0)
+    drawn = draw(logits.expand(count, -1), laws_of(count, top_k=2), torch.arange(count), torch.tensor(0))
     renormalised = torch.tensor([0.625, 0.375])
     assert set(drawn.tokens.tolist()) == {0, 1}
     assert torch.allclose(drawn.logprobs, renormalised.log()[drawn.tokens], atol=1e-6)
@@ -84,5 +86,5 @@ def test_truncated_statistics_are_those_of_the_renormalised_distribution() -> No
 
 def test_a_token_that_the_model_forbids_costs_no_entropy() -> None:
     logits = torch.tensor([[0.0, 0.0, float("-inf")]])
-    drawn = draw(logits, laws_of(1), torch.tensor([0]), 0)
+    drawn = draw(logits, laws_of(1), torch.tensor([0]), torch.tensor(0))
     assert drawn.entropies.item() == pytest.approx(np.log(2), abs=1e-6)

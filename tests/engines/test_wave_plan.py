@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from plain_model import ask
 
 from turntree.engines.cache import Block, RowCache
-from turntree.engines.kept import STRIDE, KeptSequences, Retained
+from turntree.engines.kept import STRIDE, KeptBlock, KeptSequences, Retained
 from turntree.engines.waves import Pool, Row, pools_of, rows_of
 
 prompts = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6).map(tuple), min_size=1, max_size=20)
@@ -43,16 +43,31 @@ def test_rows_hold_every_prompt_and_no_row_is_a_prefix_of_another(asked: list[tu
     assert not any(a is not b and b.ids[: len(a.ids)] == a.ids for a in rows for b in rows)
 
 
-@given(prompts, st.integers(1, 12), st.integers(1, 4))
-def test_pools_hold_every_row_once_in_grids_of_bounded_size(
-    asked: list[tuple[int, ...]], cells: int, max_lanes: int
-) -> None:
+@given(prompts)
+def test_pools_hold_every_row_once_and_rows_of_one_pool_are_alike(asked: list[tuple[int, ...]]) -> None:
+    asked += [ids * 40 for ids in asked[::2]]
     rows = rows_of([ask(ids) for ids in asked], lambda _: None)
-    pools = pools_of(rows, cells, max_lanes)
+    pools = pools_of(rows)
     assert sorted(row.ids for pool in pools for row in pool.rows) == sorted(row.ids for row in rows)
     for pool in pools:
-        width = min(max(row.lanes for row in pool.rows), max_lanes)
-        assert len(pool.rows) == 1 or width * sum(-(-row.lanes // max_lanes) for row in pool.rows) <= cells
+        lanes, lengths = [row.lanes for row in pool.rows], [len(row.ids) for row in pool.rows]
+        assert max(lanes) < 2 * min(lanes) or max(lanes) == min(lanes)
+        assert max(lengths) <= 2 * min(lengths) + 64
+
+
+def test_rows_that_extend_a_kept_sequence_go_on_in_place_unless_it_is_busy() -> None:
+    kept = KeptSequences(10**6)
+    block = KeptBlock(filled(3, 20), busy={1})
+    sequences = [tuple(range(100 * row, 100 * row + 20)) for row in range(3)]
+    kept.add(block, [Retained(row, ids, 20) for row, ids in enumerate(sequences)])
+    extended = [(*ids, 7) for ids in sequences] + [(*sequences[0], 8), (*sequences[2][:18], 9)]
+    in_place, copied = pools_of(rows_of([ask(ids) for ids in extended], kept.find))
+    assert (in_place.block, copied.block) == (block, None)
+    assert [(row.ids, place) for row, place in zip(in_place.rows, in_place.places, strict=True)] == [
+        (extended[3], 0),  # of two that extend one sequence the other is copied
+        (extended[2], 2),
+    ]
+    assert sorted(row.ids for row in copied.rows) == sorted([extended[0], extended[1], extended[4]])
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=30), st.integers(1, 100))
@@ -69,7 +84,7 @@ def test_the_longest_kept_prefix_is_found_to_the_token() -> None:
     kept = KeptSequences(10**6)
     trunk = tuple(range(2 * STRIDE))
     one, other = (*trunk, 100, 101, 102, 103), (*trunk, 100, 101, 200, 201, 202)
-    kept.add(filled(2, 40), [Retained(0, one, len(one)), Retained(1, other, len(other))])
+    kept.add(KeptBlock(filled(2, 40)), [Retained(0, one, len(one)), Retained(1, other, len(other))])
     found = [kept.find(ids) for ids in ((*one, 7), (*other, 7), (*trunk, 100, 9), (*trunk[:20], 9), (9, *trunk))]
     assert [(m.row, m.length) if m else None for m in found[:2]] == [(0, len(one)), (1, len(other))]
     assert [m.length if m else None for m in found] == [len(one), len(other), 2 * STRIDE + 1, 20, None]
@@ -82,7 +97,7 @@ def test_the_longest_kept_prefix_is_found_to_the_token() -> None:
 def test_a_mostly_dead_block_is_copied_down_and_its_matches_still_read_the_same() -> None:
     kept = KeptSequences(10**6)
     sequences = [tuple(range(100 * row, 100 * row + 20)) for row in range(4)]
-    kept.add(filled(4, 20), [Retained(row, ids, 20) for row, ids in enumerate(sequences)])
+    kept.add(KeptBlock(filled(4, 20)), [Retained(row, ids, 20) for row, ids in enumerate(sequences)])
     before = kept.find((*sequences[2], 1))
     assert before is not None
     for row in (0, 1, 3):
@@ -102,7 +117,7 @@ def test_the_bound_drops_whole_blocks_oldest_first() -> None:
     kept = KeptSequences(100)
     sequences = [tuple(range(100 * k, 100 * k + 40)) for k in range(3)]
     for ids in sequences:
-        kept.add(filled(1, 40), [Retained(0, ids, 40)])
+        kept.add(KeptBlock(filled(1, 40)), [Retained(0, ids, 40)])
         kept.settle()
     assert [kept.find((*ids, 1)) is not None for ids in sequences] == [False, True, True]
     assert kept.held_tokens == 80
@@ -113,7 +128,7 @@ def test_the_bound_drops_whole_blocks_oldest_first() -> None:
 def test_a_block_larger_than_the_bound_keeps_the_rows_that_fit() -> None:
     kept = KeptSequences(100)
     sequences = [tuple(range(100 * row, 100 * row + 20)) for row in range(8)]
-    kept.add(filled(8, 20), [Retained(row, ids, 20) for row, ids in enumerate(sequences)])
+    kept.add(KeptBlock(filled(8, 20)), [Retained(row, ids, 20) for row, ids in enumerate(sequences)])
     kept.settle()
     assert [kept.find((*ids, 1)) is not None for ids in sequences] == [False] * 3 + [True] * 5
     last = kept.find((*sequences[7], 1))
@@ -129,13 +144,36 @@ def test_rows_move_without_losing_a_slot() -> None:
     assert contents(cache, 2, 8)[6:] == [0, 0], "slots that were never written are zero, not garbage"
     picked = cache.select(torch.tensor([2, 0, 2]), 4)
     assert contents(picked, 0, 4) == contents(picked, 2, 4) == [2000, 2001, 2002, 2003]
-    gathered = cache.gather(torch.tensor([1, 0]), torch.tensor([[5, 0], [3, 3]]))
-    assert contents(gathered, 0, 2) == [1005, 1000]
-    assert contents(gathered, 1, 2) == [3, 3]
     target = filled(4, 10)
-    target.load(1, cache, [2, 0], 5)
+    target.load([1, 2], cache, [2, 0], 5)
     assert contents(target, 1, 6) == [2000, 2001, 2002, 2003, 2004, 1005]
     assert contents(target, 2, 2) == [0, 1]
-    target.store(torch.tensor([3, 1]), picked.select(torch.tensor([0, 1]), 4), 1, 3)
-    assert contents(target, 3, 4) == [3000, 2001, 2002, 3003]
-    assert contents(target, 1, 4) == [2000, 1, 2, 2003]
+    target.load([3, 0], cache, [1, 1], 2)
+    assert contents(target, 3, 3) == [*contents(target, 0, 2), 3002] == [1000, 1001, 3002]
+    keys = [torch.tensor([[-1.0, -2.0], [-3.0, -4.0]])[:, None, :, None]]
+    target.write(torch.tensor([3, 0]), torch.tensor([[2, 3], [2, target.trash]]), keys, keys)
+    assert contents(target, 3, 4) == [1000, 1001, -1, -2]
+    assert contents(target, 0, 4) == [1000, 1001, -3, 3]
+
+
+def test_a_busy_block_is_neither_moved_nor_forgotten() -> None:
+    kept = KeptSequences(30)
+    block = KeptBlock(filled(4, 20), busy={3})
+    kept.add(block, [Retained(0, tuple(range(20)), 20)])
+    before = block.cache
+    kept.settle()
+    assert block.cache is before
+    assert kept.held_tokens == 80
+    block.busy.clear()
+    kept.settle()
+    assert kept.held_tokens == 20
+
+
+def test_equal_sequences_are_kept_once() -> None:
+    kept = KeptSequences(10**6)
+    ids = tuple(range(20))
+    for _ in range(2):
+        kept.add(KeptBlock(filled(1, 20)), [Retained(0, ids, 20)])
+    kept.settle()
+    assert len(kept) == 1
+    assert kept.held_tokens == 20

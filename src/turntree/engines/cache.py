@@ -113,30 +113,37 @@ class RowCache(Cache):
             _copy_rows(origin[:, :, : copy.shown], rows, target[:, :, : copy.shown])
         return copy
 
-    def gather(self, rows_B: Tensor, slots_BS: Tensor) -> RowCache:
-        """A copy whose row b is the given slots of row `rows_B[b]`, in that order."""
-        rows, slots = slots_BS.shape
-        copy = RowCache(rows, _with_reserve(slots, self.device))
-        copy._adopt(self, slots)
-        for target, origin in copy._pairs(self):
-            target[:, :, :slots] = origin[rows_B[:, None], :, slots_BS].transpose(1, 2)
-        return copy
-
-    def load(self, first: int, source: RowCache, rows: Sequence[int], slots: int) -> None:
-        """Copy the first `slots` slots of rows of another cache into consecutive rows of this one."""
+    def load(self, places: Sequence[int], source: RowCache, rows: Sequence[int], slots: int) -> None:
+        """Copy the first `slots` slots of rows of another cache (repeats allowed) to rows of this one."""
         if not self._keys:
             self._adopt(source, 0)
+        self.ensure(slots)
         self._show(slots)
-        index = torch.tensor(rows, device=self.device)
+        index, first = torch.tensor(rows, device=self.device), places[0]
+        consecutive = list(places) == list(range(first, first + len(places)))
+        targets = torch.tensor(places, device=self.device)
         for target, origin in self._pairs(source):
-            _copy_rows(origin[:, :, :slots], index, target[first : first + len(rows), :, :slots])
+            if consecutive:
+                _copy_rows(origin[:, :, :slots], index, target[first : first + len(rows), :, :slots])
+            else:
+                target[targets, :, :slots] = origin[index, :, :slots]
 
-    def store(self, rows_B: Tensor, source: RowCache, first_slot: int, end_slot: int) -> None:
-        """Write slots of all rows of a selection back to the rows that it was selected from."""
-        self.ensure(end_slot)
-        self._show(end_slot)
-        for target, origin in self._pairs(source):
-            target[rows_B, :, first_slot:end_slot] = origin[:, :, first_slot:end_slot]
+    def write(self, rows_B: Tensor, slots_BQ: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        """Write the [B, H, Q, D] keys and values of every layer, each token to its slot. The caller has made room."""
+        where = (rows_B[:, None], slice(None), slots_BQ)
+        for held, states in ((self._keys, keys), (self._values, values)):
+            for layer, tensor in enumerate(states):
+                held[layer][where] = tensor.transpose(1, 2)
+
+    def reserve(self, slots: int) -> None:
+        """Make room for `slots` slots that will be written."""
+        self.ensure(slots)
+        self._show(slots)
+
+    def rows_of(self, layer: int, first: int, rows: int, slots: int) -> tuple[Tensor, Tensor]:
+        """Views [rows, H, slots, D] of the keys and values of consecutive rows."""
+        where = (slice(first, first + rows), slice(None), slice(slots))
+        return self._keys[layer][where], self._values[layer][where]
 
     def _adopt(self, source: RowCache, shown: int) -> None:
         """Make room for the layers of another cache; the caller fills the first `shown` slots."""

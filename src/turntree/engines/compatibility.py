@@ -51,7 +51,7 @@ def check_generation(model: PreTrainedModel, generate: Generate) -> None:
             _error(model, request, answer)
             for request, answer in zip(first + second, answers + generate(second), strict=True)
         ]
-    except (ValueError, IndexError, TypeError, RuntimeError) as error:
+    except (ValueError, IndexError, TypeError, RuntimeError, AttributeError) as error:
         raise InputError(
             f"{type(model).__name__} cannot be run with shared prefixes ({error})",
             hint="use a decoder with rotary or absolute positions and a standard cache",

@@ -1,232 +1,317 @@
-"""Decoding a grid: U rows of a cache, each continued by up to G requests (lanes) at once.
+"""Decoding that requests join and leave at any step.
 
-The keys and values of a prompt lie in its row once; each lane adds its own slots after them and its mask shows the
-slots of its own prompt and tokens only. For groups of siblings this saves both the copies of the prompt and most of
-the memory traffic of attention. With one lane a row is an ordinary left-aligned sequence.
+Every request in decoding is a *cell*: a place in tensors of fixed size. A step feeds the last token of all cells in
+one forward, whatever their lengths and prefixes, and draws the next one. Cells that leave make room at once; the
+tensors are closed up when a quarter of the places in use is empty.
 
-Shape suffixes: U rows, G lanes, R = U * G cells, S slots, N requests, T completion positions, V vocabulary.
+Shape suffixes: C places, R places in use, N requests, U rows, G lanes of a row, P prefix slots, T completion
+positions, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from turntree.engines.cache import Block, RowCache, hidden, prefix_mask
-from turntree.engines.sampling import Laws, draw
+from turntree.core.completion import GenerationRequest
+from turntree.engines.attention import DecodingCache, Group, Tails, shared_prefix_attention
+from turntree.engines.cache import RowCache
+from turntree.engines.kept import KeptBlock
+from turntree.engines.sampling import Laws, draw, truncates
+
+_MAX_LANE_RATIO = 2  # rows of one group have lanes of similar number
 
 
 @dataclass(frozen=True)
-class Lane:
-    """Request `request` continues the first `prompt_length` slots of its row."""
+class Prefix:
+    """A computed prompt in a row of a cache."""
 
-    request: int
-    prompt_length: int
+    cache: RowCache
+    row: int
+
+
+@dataclass(frozen=True)
+class Home:
+    """The row in which a sequence will be kept."""
+
+    block: KeptBlock
+    row: int
+
+
+@dataclass(eq=False)
+class Cell:
+    """One request in decoding: it continues the first `length` slots of a prefix with at most `limit` tokens."""
+
+    request: GenerationRequest
+    prefix: Prefix
+    limit: int
+    home: Home | None
+    place: int = field(default=-1, init=False)
+    born: int = field(default=0, init=False)  # the step before its first token was fed
+
+    @property
+    def length(self) -> int:
+        return len(self.request.prompt_ids)
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """What N requests drew (row N catches what idle cells write); `counts_N` tokens of each row are valid."""
+    """What a cell drew: token ids, log-probabilities and entropies."""
 
-    tokens_NT: Tensor
-    logprobs_NT: Tensor
-    entropies_NT: Tensor
-    counts_N: Tensor
+    tokens: list[int]
+    logprobs: list[float]
+    entropies: list[float]
+
+
+@dataclass
+class _State:
+    """Per place: what was drawn, and the law of it."""
+
+    tokens_CT: Tensor
+    logprobs_CT: Tensor
+    entropies_CT: Tensor
+    count_C: Tensor  # tokens drawn
+    length_C: Tensor  # of the prompt
+    limit_C: Tensor  # 0 marks an idle place
+    laws: Laws
 
     @classmethod
-    def empty(cls, requests: int, positions: int, device: torch.device) -> Sampled:
-        shape = (requests + 1, positions)
+    def empty(cls, places: int, positions: int, device: torch.device) -> _State:
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(*shape, dtype=dtype, device=device)
+
         return cls(
-            tokens_NT=torch.zeros(shape, dtype=torch.long, device=device),
-            logprobs_NT=torch.zeros(shape, device=device),
-            entropies_NT=torch.zeros(shape, device=device),
-            counts_N=torch.zeros(requests + 1, dtype=torch.long, device=device),
+            tokens_CT=zeros(places, positions, dtype=torch.long),
+            logprobs_CT=zeros(places, positions),
+            entropies_CT=zeros(places, positions),
+            count_C=zeros(places, dtype=torch.long),
+            length_C=zeros(places, dtype=torch.long),
+            limit_C=zeros(places, dtype=torch.long),
+            laws=Laws.idle(places, positions, device),
         )
 
+    def tensors(self) -> list[Tensor]:
+        drawn = [self.tokens_CT, self.logprobs_CT, self.entropies_CT, self.count_C, self.length_C, self.limit_C]
+        return drawn + self.laws.tensors()
 
-class Grid:
-    """The state of one grid: per cell its request, length so far and what it sees; per row its next free slot.
+    def grown(self, places: int, positions: int) -> _State:
+        """The same with room for more places or completion positions."""
+        wider = _State.empty(places, positions, self.count_C.device)
+        for new, old in zip(wider.tensors(), self.tensors(), strict=True):
+            new[tuple(map(slice, old.shape))] = old
+        return wider
 
-    An idle cell (padding, or a lane that is done) belongs to request `idle` and computes something harmless; a row
-    without lanes is left untouched. `retain_N` marks the requests whose sequences are handed over in `retained`:
-    (cache, [(row, request), ...]), left-aligned. The last token of a sequence is drawn but not fed: its keys and
-    values are not part of that.
-    """
 
-    def __init__(
-        self, model: PreTrainedModel, cache: RowCache, rows: Sequence[Sequence[Lane]], idle: int, retain_N: Tensor
-    ) -> None:
-        self._model, self._idle, self._retain_N = model, idle, retain_N
-        self._cache = self._base = cache  # a selection of the base's rows, where many of them are done
-        device, lanes = model.device, max(1, *map(len, rows))
-        cells = [[(lane.request, lane.prompt_length) for lane in row] for row in rows]
-        padded = [row + [(idle, 1)] * (lanes - len(row)) for row in cells]
-        self._request_UG, self._length_UG = torch.tensor(padded, device=device).permute(2, 0, 1)
-        self._active_UG = self._request_UG != idle
-        self._rows_U = torch.arange(len(rows), device=device)  # in the base
-        self._foreign_U = ~self._active_UG.any(1)
-        self._next_slot_U = self._length_UG.amax(1)
-        self._width = self._prompt_width = self._split = int(self._next_slot_U.max())
-        self._aligned = lanes == 1  # each row is one sequence, slot = position
-        self._mask_UGS = prefix_mask(self._length_UG, cache.slots, model.dtype)
-        self._departed: list[tuple[Tensor, Tensor, list[int]]] = []  # rows of the base, slots, requests
-        self.retained: list[tuple[RowCache, list[tuple[int, int]]]] = []
-        if self._aligned:
-            self._retain_rows()
+class Decoder:
+    """Up to `max_cells` cells over one model. `stop_ids` end a completion."""
 
-    @property
-    def request_R(self) -> Tensor:
-        return self._request_UG.flatten()
+    def __init__(self, model: PreTrainedModel, stop_ids: Collection[int], max_cells: int) -> None:
+        self._model, self._max_cells = model, max_cells
+        self._stops_V = torch.zeros(model.config.get_text_config().vocab_size, dtype=torch.bool, device=model.device)
+        self._stops_V[sorted(stop_ids)] = True
+        self._steps = 0
+        self.clear()
 
-    @property
-    def active_R(self) -> Tensor:
-        return self._active_UG.flatten()
+    def clear(self) -> None:
+        """Forget all cells and free their memory."""
+        self._cells: dict[int, Cell] = {}  # by place
+        self._state = _State.empty(0, 0, self._model.device)
+        self._tails = Tails()
+        self._groups: dict[RowCache, list[Group]] = {}
+        self._stale: dict[RowCache, None] = {}  # whose groups have to be formed again
 
-    @property
-    def crowded(self) -> bool:
-        """Lanes pass over so many slots of their siblings that rows of their own are cheaper."""
-        return not self._aligned and self._width > 5 * self._prompt_width + 512
+    def __len__(self) -> int:
+        return len(self._cells)
 
-    def finish(self, finished_R: Tensor) -> int:
-        """Mark cells that need no further token; how many remain."""
-        self._active_UG = self._active_UG & ~finished_R.view(self._active_UG.shape)
-        return int(self._active_UG.sum())
+    # coming and going
 
-    def feed(self, tokens_R: Tensor) -> Tensor:
-        """Append one token to every active cell; the logits [R, V] after it."""
-        rows, lanes = self._request_UG.shape
-        lane_G = torch.arange(lanes, device=tokens_R.device)
-        slots_UG = self._next_slot_U[:, None] + lane_G
-        self._width += lanes
-        self._reserve(self._width)
-        self._mask_UGS[torch.arange(rows, device=tokens_R.device)[:, None], lane_G, slots_UG] = 0
-        slots_UG = slots_UG.masked_fill(self._foreign_U[:, None], self._cache.trash)
-        rows_U = torch.arange(rows, device=tokens_R.device)
-        self._cache.expect(Block(rows_U, slots_UG, self._width, first=0))
-        logits = self._model(
-            input_ids=tokens_R.view(rows, lanes),
-            attention_mask=self._mask_UGS[:, None, :, : self._width],
-            position_ids=self._length_UG,
-            past_key_values=self._cache,
-            use_cache=True,
-        ).logits
-        self._next_slot_U = self._next_slot_U + lanes
-        self._length_UG = self._length_UG + self._active_UG.long()
-        return logits.flatten(0, 1)
+    def add(self, cells: Sequence[Cell], logits_NV: Tensor) -> list[Cell]:
+        """Take in cells with the logits after their prompts and draw their first tokens; returns those that are done
+        with it, in order of place. The caller removes them."""
+        free = (place for place in range(self._max_cells) if place not in self._cells)
+        for cell, place in zip(cells, free, strict=False):
+            cell.place, cell.born = place, self._steps
+            self._cells[place] = cell
+            self._stale[cell.prefix.cache] = None
+        self._write([cell.place for cell in cells], cells)
+        return self._draw(torch.tensor([cell.place for cell in cells], device=self._model.device), logits_NV)
 
-    def repack(self, tokens_R: Tensor) -> Tensor:
-        """Close ranks: fewer lanes where possible (free), fewer rows where most of them are idle (a copy), or a row
-        for every lane when it is crowded. Returns the tokens of the cells that remain."""
-        self._note_departures()
-        if self.crowded:
-            return self._separate(tokens_R)
-        active_U = self._active_UG.any(1)
-        lanes = int(self._active_UG.sum(1).max())
-        order_UG = self._active_UG.logical_not().byte().argsort(dim=1, stable=True)[:, :lanes]
-        keep_U = torch.arange(len(active_U), device=active_U.device)
-        if int(active_U.sum()) * 3 <= len(active_U):
-            keep_U = active_U.nonzero()[:, 0]
-            self._write_back()
-            self._split = int(self._next_slot_U[keep_U].min())
-            self._cache = self._cache.select(keep_U, self._width + 8 * lanes)
-            self._rows_U = self._rows_U[keep_U]
-        cells = (keep_U[:, None], order_UG[keep_U])
-        tokens_UG = tokens_R.view(self._request_UG.shape)[cells]
-        self._mask_UGS = self._mask_UGS[cells][..., : self._cache.slots]
-        self._length_UG, self._active_UG = self._length_UG[cells], self._active_UG[cells]
-        self._request_UG = self._request_UG[cells].masked_fill(~self._active_UG, self._idle)
-        self._next_slot_U, self._foreign_U = self._next_slot_U[keep_U], self._foreign_U[keep_U]
-        return tokens_UG.flatten()
-
-    def close(self) -> None:
-        """Hand over what is retained, once all cells are done."""
-        self._note_departures()
-        self._write_back()
-        self._hand_over()
-
-    def _note_departures(self) -> None:
-        """Remember where the finished sequences that leave the grid lie (an aligned grid knows from the start)."""
-        leaving_R = ~self.active_R & self._retain_N[self.request_R]
-        if self._aligned or not bool(leaving_R.any()):
+    def remove(self, cells: Sequence[Cell]) -> None:
+        """Forget cells, whether they are done or not. The last one takes all memory with it."""
+        for cell in cells:
+            del self._cells[cell.place]
+            self._stale[cell.prefix.cache] = None
+        if not self._cells:
+            self.clear()
             return
-        longest = int(self._length_UG.flatten()[leaving_R].max())
-        rows = self._rows_U[leaving_R.nonzero()[:, 0] // self._request_UG.shape[1]]
-        self._departed.append((rows, self._seen(leaving_R, longest), self.request_R[leaving_R].tolist()))
+        places = [cell.place for cell in cells]
+        self._state.limit_C[places] = self._state.count_C[places] = 0
+        self._set_flags()
 
-    def _hand_over(self) -> None:
-        """Gather the departed sequences of a shared grid, each into a row of its own."""
-        if not self._departed:
-            return
-        rows, slots, requests = zip(*self._departed, strict=True)
-        longest = max(s.shape[1] for s in slots)
-        slots_BS = torch.cat([pad(s, (0, longest - s.shape[1])) for s in slots])
-        pairs = list(enumerate(request for part in requests for request in part))
-        self.retained.append((self._base.gather(torch.cat(rows), slots_BS), pairs))
-        self._departed = []
+    def sampled(self, cells: Sequence[Cell]) -> list[Sampled]:
+        """What cells have drawn so far."""
+        places, longest = [cell.place for cell in cells], max(map(self.count, cells))
+        state = self._state
+        columns = (state.tokens_CT, state.logprobs_CT, state.entropies_CT)
+        rows = zip(*(column[places, :longest].tolist() for column in columns), strict=True)
+        return [Sampled(*(row[: self.count(cell)] for row in drawn)) for cell, drawn in zip(cells, rows, strict=True)]
 
-    def _retain_rows(self) -> None:
-        """The rows of an aligned grid are what is retained."""
-        retained = self._retain_N[self.request_R].nonzero()[:, 0]
-        pairs = list(zip(retained.tolist(), self.request_R[retained].tolist(), strict=True))
-        if pairs:
-            self.retained.append((self._base, pairs))
+    def count(self, cell: Cell) -> int:
+        """Tokens drawn by a cell so far; all but the last one were fed."""
+        return self._steps - cell.born + 1
 
-    def _write_back(self) -> None:
-        """Store what a selection of rows has added in the base."""
-        if self._cache is not self._base:
-            self._base.store(self._rows_U, self._cache, self._split, self._width)
+    def tails(self, cells: Sequence[Cell]) -> tuple[list[Tensor], list[Tensor]]:
+        """Keys and values [cells, K, T, D] per layer of the tokens that cells drew and fed."""
+        places = torch.tensor([cell.place for cell in cells], device=self._model.device)
+        return self._tails.of(places, max(map(self.count, cells)) - 1)
 
-    def _separate(self, tokens_R: Tensor) -> Tensor:
-        """Give every active cell a row of its own."""
-        self._write_back()
-        self._hand_over()
-        active_R = self.active_R
-        self._width = int(self._length_UG.flatten()[active_R].max())
-        slots_RS = self._seen(active_R, self._width)
-        self._cache = self._base = self._base.gather(
-            self._rows_U[active_R.nonzero()[:, 0] // self._request_UG.shape[1]], slots_RS
+    # a step
+
+    def step(self) -> list[Cell]:
+        """Feed the last token of every cell and draw the next one; returns the cells that are done, in order of
+        place. The caller removes them."""
+        width = max(map(self.count, self._cells.values()))
+        self._tails.reserve(max(self._cells) + 1, width)
+        self._close_up()
+        extent = max(self._cells) + 1
+        state, places_R = self._state, self._arange(extent)
+        fed_R = (state.count_C[:extent] - 1).clamp_min_(0)
+        cache = DecodingCache(self._current_groups(), self._tails, fed_R, width, self._hidden(fed_R, width))
+        with shared_prefix_attention(self._model):
+            logits_1RV = self._model(
+                input_ids=state.tokens_CT[places_R, fed_R][None],
+                position_ids=(state.length_C[:extent] + fed_R)[None],
+                past_key_values=cache,
+                use_cache=True,
+            ).logits
+        self._steps += 1
+        return self._draw(places_R, logits_1RV[0])
+
+    def _draw(self, places_N: Tensor, logits_NV: Tensor) -> list[Cell]:
+        state = self._state
+        position_N = state.count_C[places_N]
+        drawn = draw(logits_NV, state.laws, places_N, position_N)
+        state.tokens_CT[places_N, position_N] = drawn.tokens
+        state.logprobs_CT[places_N, position_N] = drawn.logprobs
+        state.entropies_CT[places_N, position_N] = drawn.entropies
+        limit_N = state.limit_C[places_N]
+        state.count_C[places_N] += limit_N > 0
+        done_N = (self._stops_V[drawn.tokens] | (position_N + 1 >= limit_N)) & (limit_N > 0)
+        return [self._cells[place] for place in places_N[done_N].tolist()]
+
+    def _hidden(self, fed_R: Tensor, width: int) -> Tensor | None:
+        """The tail slots beyond each cell's own."""
+        oldest, newest = (pick(cell.born for cell in self._cells.values()) for pick in (min, max))
+        if oldest == newest and len(self._cells) == len(fed_R):
+            return None
+        return self._arange(width) > fed_R[:, None]
+
+    def _arange(self, count: int) -> Tensor:
+        return torch.arange(count, device=self._model.device)
+
+    # places
+
+    def _write(self, places: list[int], cells: Sequence[Cell]) -> None:
+        """Set the state of the places of new cells."""
+        limits, state = [cell.limit for cell in cells], self._state
+        held, needed = state.tokens_CT.shape, (max(places) + 1, max(limits))
+        if needed[0] > held[0] or needed[1] > held[1]:
+            sizes = [have if have >= need else max(need, 2 * have) for have, need in zip(held, needed, strict=True)]
+            self._state = state = state.grown(*sizes)
+        device = self._model.device
+        state.count_C[places] = 0
+        state.length_C[places] = torch.tensor([cell.length for cell in cells], device=device)
+        state.limit_C[places] = torch.tensor(limits, device=device)
+        new = Laws.of([cell.request for cell in cells], limits, device)
+        for old, values in zip(state.laws.tensors(), new.tensors(), strict=True):
+            old[(places, *map(slice, values.shape[1:]))] = values
+        self._set_flags()
+
+    def _set_flags(self) -> None:
+        """Which work the draws of the present cells need."""
+        laws = [cell.request.sampling for cell in self._cells.values()]
+        self._state.laws = dataclasses.replace(
+            self._state.laws,
+            any_tempered=any(law.temperature not in (0, 1) for law in laws),
+            any_greedy=any(law.temperature == 0 for law in laws),
+            any_truncated=any(map(truncates, laws)),
         )
-        self._request_UG = self.request_R[active_R, None]
-        self._length_UG = self._length_UG.flatten()[active_R, None]
-        self._active_UG = torch.ones_like(self._request_UG, dtype=torch.bool)
-        self._rows_U = torch.arange(len(slots_RS), device=slots_RS.device)
-        self._foreign_U = torch.zeros_like(self._rows_U, dtype=torch.bool)
-        self._next_slot_U, self._aligned = self._length_UG[:, 0], True
-        self._mask_UGS = prefix_mask(self._length_UG, self._cache.slots, self._mask_UGS.dtype)
-        self._retain_rows()
-        return tokens_R[active_R]
 
-    def _seen(self, cell_R: Tensor, count: int) -> Tensor:
-        """The first `count` slots that each marked cell sees; slots are given out in order of position."""
-        hidden_RS = self._mask_UGS.flatten(0, 1)[cell_R] != 0
-        return hidden_RS.byte().argsort(dim=1, stable=True)[:, :count]
+    def _close_up(self) -> None:
+        """Move the last cells to empty places where these are many."""
+        extent, count = max(self._cells) + 1, len(self._cells)
+        if 4 * count > 3 * extent:
+            return
+        empty = [place for place in range(count) if place not in self._cells]
+        late = sorted(place for place in self._cells if place >= count)
+        origin, target = (torch.tensor(places, device=self._model.device) for places in (late, empty))
+        for tensor in self._state.tensors():
+            tensor[target] = tensor[origin]
+        self._state.limit_C[origin] = 0
+        self._tails.move(origin, target)
+        for old, new in zip(late, empty, strict=True):
+            cell = self._cells[new] = self._cells.pop(old)
+            cell.place = new
+            self._stale[cell.prefix.cache] = None
 
-    def _reserve(self, slots: int) -> None:
-        self._cache.ensure(slots)
-        missing = self._cache.slots - self._mask_UGS.shape[-1]
-        if missing > 0:
-            self._mask_UGS = pad(self._mask_UGS, (0, missing), value=hidden(self._mask_UGS.dtype))
+    # groups
+
+    def _current_groups(self) -> list[Group]:
+        """The cells by what they continue."""
+        if self._stale:
+            by_cache: dict[RowCache, dict[int, list[Cell]]] = {cache: {} for cache in self._stale}
+            for place in sorted(self._cells):
+                cell = self._cells[place]
+                if cell.prefix.cache in by_cache:
+                    by_cache[cell.prefix.cache].setdefault(cell.prefix.row, []).append(cell)
+            for cache, rows in by_cache.items():
+                self._groups.pop(cache, None)
+                if rows:
+                    self._groups[cache] = [_group(cache, run) for run in _runs(rows)]
+            self._stale.clear()
+        return [group for groups in self._groups.values() for group in groups]
 
 
-def decode(grid: Grid, logits_RV: Tensor, laws: Laws, stops_V: Tensor, sampled: Sampled) -> None:
-    """Sample from the logits after the prompts on, until every cell has drawn a stop token or its limit."""
-    for position in range(sampled.tokens_NT.shape[1]):
-        request_R = grid.request_R
-        drawn = draw(logits_RV, laws, request_R, position)
-        sampled.tokens_NT[request_R, position] = drawn.tokens
-        sampled.logprobs_NT[request_R, position] = drawn.logprobs
-        sampled.entropies_NT[request_R, position] = drawn.entropies
-        sampled.counts_N[request_R] += grid.active_R.long()
-        finished_R = stops_V[drawn.tokens] | (position + 1 >= laws.limit_N[request_R])
-        active, tokens_R = grid.finish(finished_R), drawn.tokens
-        if not active:
-            break
-        if active * 2 <= len(request_R) or grid.crowded:
-            tokens_R = grid.repack(tokens_R)
-        logits_RV = grid.feed(tokens_R)
-    grid.close()
+def _runs(rows: dict[int, list[Cell]]) -> Iterator[dict[int, list[Cell]]]:
+    """Rows that are computed together: side by side with at most one idle row between two (to pass over it costs as
+    much as to compute it), and with similar numbers of lanes."""
+    run: dict[int, list[Cell]] = {}
+    for row in sorted(rows):
+        if run:
+            few, many = sorted((len(rows[row]), len(next(iter(run.values())))))
+            if row - max(run) > 2 or many > _MAX_LANE_RATIO * few:
+                yield run
+                run = {}
+        run[row] = rows[row]
+    yield run
+
+
+def _group(cache: RowCache, rows: dict[int, list[Cell]]) -> Group:
+    first, last = min(rows), max(rows)
+    lanes = max(map(len, rows.values()))
+    cells = [cell for row in range(first, last + 1) for cell in _padded(rows.get(row, []), lanes)]
+    lengths = [cell.length if cell else 0 for cell in cells]
+    width = max(lengths)
+    device = cache.device
+    hidden_UGP = None
+    if min(length or width for length in lengths) < width:
+        lengths_UG = torch.tensor([length or width for length in lengths], device=device).view(-1, lanes)
+        hidden_UGP = torch.arange(width, device=device) >= lengths_UG[..., None]
+    return Group(
+        cache=cache,
+        first=first,
+        rows=last + 1 - first,
+        width=width,
+        cells_UG=torch.tensor([cell.place if cell else 0 for cell in cells], device=device).view(-1, lanes),
+        real_N=torch.tensor([k for k, cell in enumerate(cells) if cell], device=device),
+        hidden_UGP=hidden_UGP,
+    )
+
+
+def _padded(cells: list[Cell], lanes: int) -> list[Cell | None]:
+    return [*cells, *[None] * (lanes - len(cells))]

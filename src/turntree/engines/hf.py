@@ -1,44 +1,78 @@
-"""Sampling from a stock Transformers decoder, prefix by prefix.
+"""Sampling from a stock Transformers decoder, prefix by prefix, with requests that come and go.
 
-No position that the engine holds is computed again: equal prompts of a wave are prefilled once, prompts that are
-prefixes of others ride along, and sequences of earlier requests (`retain`) are extended where they end. The reported
-log-probabilities are those of a plain `model(input_ids)` call, to rounding.
+No position that the engine holds is computed again: equal prompts are prefilled once, prompts that are prefixes of
+others ride along, a sibling that comes late joins those in decoding, and sequences of earlier requests (`retain`) are
+extended where they end. All requests in decoding share one forward a step. The reported log-probabilities are those
+of a plain `model(input_ids)` call, to rounding.
 
-Shape suffixes: P distinct prompts, N requests, R cells of a grid, V vocabulary.
+Shape suffixes: P distinct prompts, N requests, V vocabulary.
 """
 
 from __future__ import annotations
 
+import math
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from turntree.core.completion import Completion, GenerationRequest
-from turntree.core.cost import Cost
+from turntree.core.completion import Completion, Finished, GenerationRequest
+from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import TurntreeError
-from turntree.engines.cache import RowCache
 from turntree.engines.compatibility import check_attention, check_generation
-from turntree.engines.decoding import Grid, Lane, Sampled, decode
-from turntree.engines.kept import KeptSequences, Retained
+from turntree.engines.decoding import Cell, Decoder, Home, Prefix
+from turntree.engines.kept import Entry, KeptBlock, KeptSequences
+from turntree.engines.limits import EngineConfig
 from turntree.engines.prefill import prefill
-from turntree.engines.requests import check_requests
-from turntree.engines.sampling import Laws
-from turntree.engines.waves import Pool, pools_of, rows_of
+from turntree.engines.requests import check_idle, check_requests, cost_of
+from turntree.engines.retention import bring_home, homes_of, vacate
+from turntree.engines.waves import Pool, Row, pools_of, rows_of
 
-_MAX_LANES = 32  # requests that decode side by side in one row
-_ROOM = 24  # decode positions allocated ahead
+_ROOM = 64  # slots set aside behind a prompt for what may follow it in place
+
+
+@dataclass(eq=False)
+class _Shared:
+    """A row that cells continue. `logits` [V] after each of its prompts let later siblings join without a forward."""
+
+    prefix: Prefix
+    block: KeptBlock
+    logits: dict[tuple[int, ...], Tensor]
+    extends: Entry | None  # the kept sequence that the row continues in place
+    cells: int = 0
+
+
+@dataclass(eq=False)
+class _Flight:
+    """A request in decoding. `prefilled` tokens of its prompt were computed for it, at the price of `seconds`."""
+
+    ticket: int
+    cell: Cell
+    shared: _Shared
+    prefilled: int
+    seconds: float
+    joined: float  # the engine's clock when decoding began
+
+
+@dataclass(frozen=True)
+class _Asked:
+    ticket: int
+    request: GenerationRequest
 
 
 class HFEngine:
-    """`core.protocols.Engine` over a model in this process, which may be trained between waves.
+    """`core.protocols.StreamingEngine` over a model in this process, which may be trained while nothing is in flight.
 
-    `stop_ids` end a completion (the stop token is part of it). `max_batch_rows` bounds the requests decoded at once,
-    `max_prefill_tokens` the padded tokens of one prefill call, `max_kept_tokens` the memory of kept sequences in
-    token slots. `pad_id` only fills padding, which nothing sees. `max_context` (default: the model's) bounds prompt
-    plus completion; a completion that reaches it ends with "length".
+    `stop_ids` end a completion (the stop token is part of it). `pad_id` only fills padding, which nothing sees.
+
+    Requests are admitted in order of submission, as soon as there is room for all that wait or for an eighth of
+    `max_batch_rows` (every admission interrupts those in decoding for a prefill). One thread drives the engine: work
+    is done inside `generate` and `poll`, and the same calls give the same bits.
 
     Raises `InputError` for a model whose keys and values cannot be shared by position (see `compatibility`).
     """
@@ -47,26 +81,27 @@ class HFEngine:
         self,
         model: PreTrainedModel,
         stop_ids: Collection[int],
+        config: EngineConfig | None = None,
         *,
-        max_batch_rows: int = 256,
         pad_id: int = 0,
         policy_version: int = 0,
-        max_context: int | None = None,
-        max_kept_tokens: int = 2**19,
-        max_prefill_tokens: int = 4096,
     ) -> None:
-        config = model.config.get_text_config()
-        self.max_context: int = config.max_position_embeddings
-        bounded = min(max_context or self.max_context, self.max_context)
+        self.config = config = config or EngineConfig()
+        own: int = model.config.get_text_config().max_position_embeddings
+        bounded = min(config.max_context or own, own)
         check_attention(model, bounded)
-        self.stop_ids = frozenset(stop_ids)
-        self._model, self._vocabulary, self._pad = model, config.vocab_size, pad_id
-        self._max_batch_rows, self._max_prefill_tokens = max_batch_rows, max_prefill_tokens
-        self._version = policy_version
-        self._kept = KeptSequences(max_kept_tokens)
-        self._kept_weights = 0
-        self._stops_V = torch.zeros(config.vocab_size, dtype=torch.bool, device=model.device)
-        self._stops_V[sorted(self.stop_ids)] = True
+        self.stop_ids, self.max_context = frozenset(stop_ids), own
+        self._model, self._pad, self._version = model, pad_id, policy_version
+        self._vocabulary: int = model.config.get_text_config().vocab_size
+        self._kept, self._kept_weights = KeptSequences(config.max_kept_tokens), 0
+        self._decoder = Decoder(model, stop_ids, config.max_batch_rows)
+        self._tickets = 0
+        self._queue: dict[int, GenerationRequest] = {}  # by ticket, in order
+        self._waiting: Counter[tuple[int, ...]] = Counter()  # prompts in the queue
+        self._flights: dict[Cell, _Flight] = {}
+        self._shared: dict[tuple[int, ...], _Shared] = {}  # by prompt
+        self._done: dict[int, Completion] = {}  # by ticket, until they are returned
+        self._clock = 0.0  # seconds of decoding that one request was charged, had it been there all the time
         with _evaluating(model):
             check_generation(model, self.generate)
         self._kept.clear()
@@ -81,158 +116,241 @@ class HFEngine:
         """Token slots that kept sequences occupy now."""
         return self._kept.held_tokens
 
+    @property
+    def in_flight(self) -> int:
+        return len(self._queue) + len(self._flights) + len(self._done)
+
     def weights_changed(self, policy_version: int) -> None:
+        """Raises `TurntreeError` while requests are in flight: a completion is sampled by one policy."""
+        check_idle(self.in_flight)
         self._version = policy_version
         self._kept.clear()
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
-        """Answer a wave, in order. Raises what `check_requests` raises before anything is computed, and
-        `TurntreeError` where the weights changed unannounced or the logits are not finite."""
+        """Answer a wave, in order; what else is in flight goes on beside it. Raises what `check_requests` raises
+        before anything is computed, and what `poll` raises."""
         check_requests(requests, vocab_size=self._vocabulary, max_context=self.max_context)
+        tickets = [self._enqueue(request) for request in requests]
+        with self._running():
+            while not all(ticket in self._done for ticket in tickets):
+                self._step()
+        return [self._done.pop(ticket) for ticket in tickets]
+
+    def submit(self, request: GenerationRequest) -> int:
+        check_requests([request], vocab_size=self._vocabulary, max_context=self.max_context)
+        return self._enqueue(request)
+
+    def cancel(self, ticket: int) -> Cost:
+        if ticket in self._done:
+            return self._done.pop(ticket).cost
+        if (request := self._queue.pop(ticket, None)) is not None:
+            self._waiting[request.prompt_ids] -= 1
+            if (shared := self._shared.get(request.prompt_ids)) is not None:
+                self._release(shared)
+            return NO_COST
+        flight = next((flight for flight in self._flights.values() if flight.ticket == ticket), None)
+        if flight is None:
+            return NO_COST
+        cost = self._cost(flight)
+        with torch.inference_mode():
+            self._leave([flight])
+        return cost
+
+    def poll(self, timeout: float | None = None) -> list[Finished]:
+        """Raises `TurntreeError` where the weights changed unannounced or the logits are not finite. After an error
+        nothing is in flight."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        with self._running():
+            while not self._done and (self._queue or self._flights):
+                self._step()
+                if time.monotonic() >= deadline:
+                    break
+        done, self._done = self._done, {}
+        return [Finished(ticket=ticket, completion=done[ticket]) for ticket in sorted(done)]
+
+    # a step
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Where the model is called. An error leaves nothing half done: it ends all that is in flight."""
         self._check_weights()
-        completions: dict[int, Completion] = {}
-        with _evaluating(self._model), torch.inference_mode():
-            rows = rows_of(requests, self._kept.find)
-            for pool in pools_of(rows, self._max_batch_rows, _MAX_LANES):
-                completions.update(self._run(pool, requests))
-                if pool.block is None:  # those that go on in place come first and must not be moved before
-                    self._kept.settle()
-        self._kept.settle()
-        return [completions[index] for index in range(len(requests))]
+        try:
+            with _evaluating(self._model), torch.inference_mode():
+                yield
+        except BaseException:
+            self._abandon()
+            raise
 
     def _check_weights(self) -> None:
-        """Kept keys and values belong to the weights that computed them."""
+        """Kept keys and values, and those in decoding, belong to the weights that computed them."""
         weights = _weights_stamp(self._model)
-        if len(self._kept) and weights != self._kept_weights:
+        if (len(self._kept) or self._flights) and weights != self._kept_weights:
+            self._abandon()
             raise TurntreeError("the weights changed behind the engine; call weights_changed after an update")
         self._kept_weights = weights
 
-    def _run(self, pool: Pool, requests: Sequence[GenerationRequest]) -> dict[int, Completion]:
-        """Prefill and decode one pool. Inside, its N requests are numbered from 0, in order of `pool.requests`."""
-        started = time.perf_counter()
-        asked = [requests[index] for index in pool.requests]
-        limits = [min(r.sampling.max_tokens, self.max_context - len(r.prompt_ids)) for r in asked]
-        laws = Laws.of(asked, limits, self._model.device)
-        sampled = Sampled.empty(len(asked), max(limits), self._model.device)
-        retain_N = torch.tensor([*(request.retain for request in asked), False], device=self._model.device)
+    def _step(self) -> None:
+        """Admit what there is room for, then draw one token for every request in decoding."""
+        self._admit()
+        if self._flights:
+            started, count = time.perf_counter(), len(self._flights)
+            done = self._decoder.step()
+            self._clock += (time.perf_counter() - started) / count
+            self._finish(done)
 
-        lanes = _lanes_of(pool)
-        room = min(max(limits), _ROOM) * min(_MAX_LANES, max(map(len, lanes)))
-        cache, logits_PV = prefill(self._model, pool, room=room, max_tokens=self._max_prefill_tokens, pad_id=self._pad)
+    def _enqueue(self, request: GenerationRequest) -> int:
+        ticket, self._tickets = self._tickets, self._tickets + 1
+        self._queue[ticket] = request
+        self._waiting[request.prompt_ids] += 1
+        return ticket
+
+    # admission
+
+    def _admit(self) -> None:
+        rows = self.config.max_batch_rows
+        room = rows - len(self._flights)
+        if room < min(len(self._queue), max(1, rows // 8)) or not self._queue:
+            return
+        admitted = [_Asked(ticket, request) for ticket, request in list(self._queue.items())[:room]]
+        joining = [asked for asked in admitted if asked.request.prompt_ids in self._shared]
+        starting = [asked for asked in admitted if asked.request.prompt_ids not in self._shared]
+        for asked in admitted:
+            del self._queue[asked.ticket]
+            self._waiting[asked.request.prompt_ids] -= 1
+        if joining:
+            self._join(joining)
+        for pool in pools_of(rows_of([asked.request for asked in starting], self._kept.find)):
+            self._start(pool, [starting[index] for index in pool.requests])
+
+    def _join(self, asked: Sequence[_Asked]) -> None:
+        """Let requests continue prompts that others are continuing already."""
+        shared = [self._shared[one.request.prompt_ids] for one in asked]
+        logits_NV = torch.stack([row.logits[one.request.prompt_ids] for one, row in zip(asked, shared, strict=True)])
+        homes = homes_of([one.request for one in asked], [None] * len(asked))
+        self._take_off(asked, shared, homes, [0] * len(asked), logits_NV, time.perf_counter())
+
+    def _start(self, pool: Pool, asked: Sequence[_Asked]) -> None:
+        """Prefill a pool and begin to decode its requests, given in order of `pool.requests`. The first request of a
+        row's longest prompt pays for its prefill; all others reuse."""
+        started = time.perf_counter()
+        tokens, pad = self.config.max_prefill_tokens, self._pad
+        cache, logits_PV = prefill(self._model, pool, room=_ROOM, max_tokens=tokens, pad_id=pad)
+        block = pool.block or KeptBlock(cache)
+        after = iter(logits_PV)
+        shared: list[_Shared] = []
+        rows: list[Home | None] = []
+        prefilled: list[int] = []
+        for place, row in zip(pool.places, pool.rows, strict=True):
+            mine = self._share(row, block, place, after)
+            for prompt in row.prompts:
+                shared += [mine] * len(prompt.requests)
+                rows += [Home(block, mine.prefix.row) if prompt is row.prompts[0] else None] * len(prompt.requests)
+            prefilled += [row.missing] + [0] * (row.lanes - 1)
         copies = torch.tensor([len(prompt.requests) for row in pool.rows for prompt in row.prompts])
         logits_NV = logits_PV.repeat_interleave(copies.to(logits_PV.device), dim=0)
-        logits_NV = torch.nn.functional.pad(logits_NV, (0, 0, 0, 1))  # a row for idle cells
-        retained: list[tuple[RowCache, list[tuple[int, int]]]] = []
-        for part, rows in _grids_of(pool, cache, lanes, self._max_batch_rows):
-            grid = Grid(self._model, part, rows, len(asked), retain_N)
-            decode(grid, logits_NV[grid.request_R], laws, self._stops_V, sampled)
-            retained.extend(grid.retained)
-        completions = self._completions(pool, asked, sampled, (time.perf_counter() - started) / len(asked))
-        self._keep(pool, asked, completions, retained)
-        return dict(zip(pool.requests, completions, strict=True))
+        homes = homes_of([one.request for one in asked], rows)
+        self._take_off(asked, shared, homes, prefilled, logits_NV, started)
 
-    # results
+    def _share(self, row: Row, block: KeptBlock, place: int, logits: Iterator[Tensor]) -> _Shared:
+        """Open a prefilled row to requests for its prompts."""
+        extends = row.match.entry if row.match is not None and row.match.entry.block is block else None
+        shared = _Shared(Prefix(block.cache, place), block, {p.ids: next(logits) for p in row.prompts}, extends)
+        block.busy.add(place)
+        self._shared.update(dict.fromkeys(shared.logits, shared))
+        return shared
 
-    def _completions(
-        self, pool: Pool, asked: Sequence[GenerationRequest], sampled: Sampled, seconds: float
-    ) -> list[Completion]:
-        """One completion per request of the pool. The first request of a row's longest prompt pays for its prefill;
-        all others reuse."""
-        prefilled = [
-            row.missing if prompt is row.prompts[0] and index == prompt.requests[0] else 0
-            for row in pool.rows
-            for prompt in row.prompts
-            for index in prompt.requests
-        ]
-        if not bool((sampled.logprobs_NT + sampled.entropies_NT).isfinite().all()):
-            raise TurntreeError("the policy's logits are not finite: it has diverged, or its dtype overflows")
-        columns = (sampled.tokens_NT, sampled.logprobs_NT, sampled.entropies_NT, sampled.counts_N)
-        completions: list[Completion] = []
-        for request, new, *answer in zip(asked, prefilled, *(c[:-1].tolist() for c in columns), strict=True):
-            tokens, logprobs, entropies, count = answer
-            completions.append(
-                Completion(
-                    token_ids=tuple(tokens[:count]),
-                    logprobs=tuple(logprobs[:count]),
-                    entropies=tuple(entropies[:count]),
-                    finish="stop" if tokens[count - 1] in self.stop_ids else "length",
-                    policy_version=self._version,
-                    cost=Cost(
-                        turns=1,
-                        decoded_tokens=count,
-                        prefilled_tokens=new,
-                        reused_tokens=len(request.prompt_ids) - new,
-                        engine_seconds=seconds,
-                    ),
-                )
-            )
-        return completions
-
-    def _keep(
+    def _take_off(
         self,
-        pool: Pool,
-        asked: Sequence[GenerationRequest],
-        completions: Sequence[Completion],
-        retained: Sequence[tuple[RowCache, list[tuple[int, int]]]],
+        asked: Sequence[_Asked],
+        shared: Sequence[_Shared],
+        homes: Sequence[Home | None],
+        prefilled: Sequence[int],
+        logits_NV: Tensor,
+        started: float,
     ) -> None:
-        """Hand retained sequences to the kept ones, and forget those that they contain whole."""
-        for cache, pairs in retained:
-            sequences = [(row, asked[n].prompt_ids + completions[n].token_ids) for row, n in pairs]
-            kept = [Retained(row, ids, len(ids) - 1) for row, ids in sequences]
-            if pool.block is None:
-                self._kept.add(cache, kept)
-            else:
-                self._kept.extend(pool.block, kept)
-        numbers = iter(range(len(asked)))
-        for row in pool.rows:
-            mine = [next(numbers) for _ in range(row.lanes)]
-            if row.match is not None and row.match.whole and any(asked[n].retain for n in mine):
-                self._kept.drop(row.match.entry)
+        """Begin to decode."""
+        cells: list[Cell] = []
+        for one, row, home, new in zip(asked, shared, homes, prefilled, strict=True):
+            limit = min(one.request.sampling.max_tokens, self.max_context - len(one.request.prompt_ids))
+            cells.append(Cell(one.request, row.prefix, limit, home))
+            self._flights[cells[-1]] = _Flight(one.ticket, cells[-1], row, new, 0.0, self._clock)
+            row.cells += 1
+        done = self._decoder.add(cells, logits_NV)
+        seconds = (time.perf_counter() - started) / len(cells)
+        for cell in cells:
+            self._flights[cell].seconds = seconds
+        self._finish(done)
+
+    # the end of a request
+
+    def _finish(self, cells: Sequence[Cell]) -> None:
+        if not cells:
+            return
+        flights = [self._flights[cell] for cell in cells]
+        drawn = self._decoder.sampled(cells)
+        for flight, sampled in zip(flights, drawn, strict=True):
+            if not math.isfinite(math.fsum(sampled.logprobs) + math.fsum(sampled.entropies)):
+                raise TurntreeError("the policy's logits are not finite: it has diverged, or its dtype overflows")
+            self._done[flight.ticket] = Completion(
+                token_ids=tuple(sampled.tokens),
+                logprobs=tuple(sampled.logprobs),
+                entropies=tuple(sampled.entropies),
+                finish="stop" if sampled.tokens[-1] in self.stop_ids else "length",
+                policy_version=self._version,
+                cost=self._cost(flight),
+            )
+        staying = [(cell, sampled.tokens) for cell, sampled in zip(cells, drawn, strict=True) if cell.home]
+        if staying:
+            bring_home(self._decoder, self._kept, *zip(*staying, strict=True))
+            for flight in flights:  # what a longer sequence in the same row contains is forgotten
+                if (entry := flight.shared.extends) and flight.cell.home == Home(entry.block, entry.row):
+                    self._kept.drop(entry)
+        self._leave(flights)
+
+    def _leave(self, flights: Sequence[_Flight]) -> None:
+        """Give back the places of requests that are done or cancelled, and all that nobody else needs."""
+        self._decoder.remove([flight.cell for flight in flights])
+        for flight in flights:
+            del self._flights[flight.cell]
+            flight.shared.cells -= 1
+            vacate(flight.cell)
+            self._release(flight.shared)
+        self._kept.settle()
+
+    def _release(self, shared: _Shared) -> None:
+        """Close a row that nobody continues, or waits to."""
+        if shared.cells or any(self._waiting[ids] for ids in shared.logits):
+            return
+        for ids in shared.logits:
+            self._shared.pop(ids, None)
+        shared.block.busy.discard(shared.prefix.row)
+
+    def _cost(self, flight: _Flight) -> Cost:
+        seconds = flight.seconds + self._clock - flight.joined
+        decoded = self._decoder.count(flight.cell)
+        return cost_of(flight.cell.request, decoded=decoded, prefilled=flight.prefilled, seconds=seconds)
+
+    def _abandon(self) -> None:
+        """Forget all that is in flight, and what it may have left half written."""
+        for holder in (self._queue, self._waiting, self._flights, self._shared, self._done):
+            holder.clear()
+        self._decoder.clear()
+        self._kept.clear()
 
 
 @contextmanager
 def _evaluating(model: PreTrainedModel) -> Iterator[None]:
     """Dropout off while sampling, whatever the trainer left."""
     training = model.training
-    model.eval()
+    if training:
+        model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        if training:
+            model.train()
 
 
 def _weights_stamp(model: PreTrainedModel) -> int:
     """Changes whenever autograd sees a parameter written in place (an optimizer step)."""
     return sum(p._version for p in model.parameters() if not p.is_inference())
-
-
-def _lanes_of(pool: Pool) -> list[list[Lane]]:
-    """Per row of the pool its lanes, with requests numbered in order."""
-    lanes: list[list[Lane]] = []
-    number = 0
-    for row in pool.rows:
-        lengths = [len(prompt.ids) for prompt in row.prompts for _ in prompt.requests]
-        lanes.append([Lane(number + k, length) for k, length in enumerate(lengths)])
-        number += len(lengths)
-    return lanes
-
-
-def _grids_of(
-    pool: Pool, cache: RowCache, lanes: Sequence[list[Lane]], max_cells: int
-) -> Iterator[tuple[RowCache, list[list[Lane]]]]:
-    """The grids of a pool: a cache and the lanes of each of its rows. Mostly there is one; a pool of more than
-    `max_cells` cells, or a row of more than `_MAX_LANES`, is cut into copies."""
-    if pool.block is not None:
-        by_place = {row.match.row: own for row, own in zip(pool.rows, lanes, strict=True) if row.match}
-        yield cache, [by_place.get(place, []) for place in range(cache.rows)]
-        return
-    parts = [
-        (index, row[k : k + _MAX_LANES]) for index, row in enumerate(lanes) for k in range(0, len(row), _MAX_LANES)
-    ]
-    size = max(1, max_cells // max(len(part) for _, part in parts))
-    if len(parts) == len(lanes) <= size:
-        yield cache, list(lanes)
-        return
-    for first in range(0, len(parts), size):
-        indices, rows = zip(*parts[first : first + size], strict=True)
-        yield cache.select(torch.tensor(indices, device=cache.device), cache.slots), list(rows)

@@ -22,10 +22,11 @@ _CANDIDATES = 64  # sequences compared when many agree up to the same stride; th
 
 @dataclass(eq=False)
 class KeptBlock:
-    """Kept rows that share tensors."""
+    """Kept rows that share tensors. `busy` rows are being written: the block stays as it is until they are done."""
 
     cache: RowCache
-    entries: list[Entry]
+    entries: list[Entry] = field(default_factory=list)
+    busy: set[int] = field(default_factory=set)
 
 
 @dataclass(eq=False)
@@ -73,6 +74,7 @@ class KeptSequences:
         self.max_tokens = max_tokens
         self._blocks: list[KeptBlock] = []  # oldest first
         self._index: dict[int, dict[Entry, None]] = {}  # by hash, oldest first
+        self._whole: dict[tuple[int, ...], Entry] = {}
 
     def __len__(self) -> int:
         return sum(len(block.entries) for block in self._blocks)
@@ -95,15 +97,14 @@ class KeptSequences:
                 return Match(entry, entry.block.cache, entry.row, length) if length else None
         return None
 
-    def add(self, cache: RowCache, rows: Sequence[Retained]) -> None:
-        """Keep rows of a cache that is handed over: the caller writes to it no more."""
-        self.extend(KeptBlock(cache, []), rows)
-
-    def extend(self, block: KeptBlock, rows: Sequence[Retained]) -> None:
-        """Keep more sequences in the rows of a block, which becomes the newest. Equal ones are kept once."""
-        for kept in {kept.ids: kept for kept in rows}.values():
+    def add(self, block: KeptBlock, rows: Sequence[Retained]) -> None:
+        """Keep more sequences in the rows of a block, which becomes the newest. Of equal ones the newest is kept."""
+        for kept in rows:
+            if (equal := self._whole.get(kept.ids)) is not None:
+                self.drop(equal)
             entry = Entry(kept.ids, kept.length, kept.row, block, _chain(kept.ids[: kept.length]))
             block.entries.append(entry)
+            self._whole[kept.ids] = entry
             for hashed in entry.hashes:
                 self._index.setdefault(hashed, {})[entry] = None
         self._blocks = [other for other in self._blocks if other is not block] + [block]
@@ -115,13 +116,17 @@ class KeptSequences:
             self._unlist(entry)
 
     def settle(self) -> None:
-        """Free blocks without entries, copy the living rows out of blocks that are mostly dead, respect the bound."""
+        """Free blocks without entries, copy the living rows out of blocks that are mostly dead, respect the bound.
+        Blocks with busy rows are left alone."""
         self._blocks = [block for block in self._blocks if block.entries]
         for block in self._blocks:
-            if 2 * len({entry.row for entry in block.entries}) <= block.cache.rows:
+            if not block.busy and 2 * len({entry.row for entry in block.entries}) <= block.cache.rows:
                 _copy_down(block)
         while self.held_tokens > self.max_tokens:
-            self._evict(self._blocks[0])
+            oldest = next((block for block in self._blocks if not block.busy), None)
+            if oldest is None:
+                return
+            self._evict(oldest)
 
     def _evict(self, oldest: KeptBlock) -> None:
         """Drop the oldest block; of the only one, keep the rows that fit, so that a bound that is a little too small
@@ -137,8 +142,10 @@ class KeptSequences:
     def clear(self) -> None:
         self._blocks.clear()
         self._index.clear()
+        self._whole.clear()
 
     def _unlist(self, entry: Entry) -> None:
+        del self._whole[entry.ids]
         for hashed in entry.hashes:
             self._index[hashed].pop(entry)
             if not self._index[hashed]:

@@ -24,25 +24,24 @@ def prefill(model: PreTrainedModel, pool: Pool, *, room: int, max_tokens: int, p
     """
     slots = max(len(row.ids) for row in pool.rows) + room
     if pool.block is None:
-        cache, places = RowCache(len(pool.rows), slots), list(range(len(pool.rows)))
+        cache = RowCache(len(pool.rows), slots)
         _load_kept(cache, pool.rows)
     else:
-        cache, places = pool.block.cache, [row.match.row for row in pool.rows if row.match]
+        cache = pool.block.cache
         cache.ensure(slots)
-    parts = pool.micro_batches(max_tokens)
+    places, parts = pool.places, pool.micro_batches(max_tokens)
     return cache, torch.cat([_prefill_rows(model, cache, places[p], pool.rows[p], pad_id) for p in parts])
 
 
 def _load_kept(cache: RowCache, rows: Sequence[Row]) -> None:
     """Copy the reused part of every row; rows of one source are side by side."""
-    first = 0
-    for _, group in itertools.groupby(rows, key=lambda row: row.match and id(row.match.cache)):
-        matches = [row.match for row in group]
-        found = [match for match in matches if match is not None]
+    numbered = list(enumerate(rows))
+    for _, group in itertools.groupby(numbered, key=lambda item: item[1].match and id(item[1].match.cache)):
+        found = [(place, row.match) for place, row in group if row.match is not None]
         if found:
-            longest = max(match.length for match in found)
-            cache.load(first, found[0].cache, [match.row for match in found], longest)
-        first += len(matches)
+            places, matches = zip(*found, strict=True)
+            longest = max(match.length for match in matches)
+            cache.load(places, matches[0].cache, [match.row for match in matches], longest)
 
 
 def _prefill_rows(

@@ -3,7 +3,7 @@
 Every draw of a request is a function of its seed and the token's position in the completion: the uniforms are drawn
 ahead from a counter-based generator keyed by the seed, and turned into tokens by inverting the distribution function.
 
-Shape suffixes: N requests, T completion positions, V vocabulary.
+Shape suffixes: N requests, R rows of logits, T completion positions, V vocabulary, K chunks of it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turntree.core.completion import GenerationRequest
+from turntree.core.completion import GenerationRequest, Sampling
+
+_CHUNK = 256  # tokens of the vocabulary whose mass is summed before the search
 
 
 def uniforms(seed: int, count: int) -> np.ndarray:
@@ -23,74 +25,117 @@ def uniforms(seed: int, count: int) -> np.ndarray:
     return np.random.Generator(np.random.Philox(key=seed % 2**64)).random(count, dtype=np.float32)
 
 
+def truncates(sampling: Sampling) -> bool:
+    """Whether top-k or top-p changes the distribution."""
+    return sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k > 0)
+
+
 @dataclass(frozen=True)
 class Laws:
-    """The sampling laws of N requests as tensors, plus one harmless last row that padding points to."""
+    """The sampling laws of N requests as tensors. The flags say which work their draws need."""
 
     temperature_N: Tensor  # 1 where greedy
     greedy_N: Tensor
     top_p_N: Tensor
     top_k_N: Tensor
-    limit_N: Tensor  # tokens at most
     uniform_NT: Tensor
-    truncates: bool
+    any_tempered: bool
+    any_greedy: bool
+    any_truncated: bool
 
     @classmethod
     def of(cls, requests: Sequence[GenerationRequest], limits: Sequence[int], device: torch.device) -> Laws:
+        """The laws of requests that sample at most `limits` tokens."""
         laws = [request.sampling for request in requests]
-        uniform_NT = np.zeros((len(laws) + 1, max(limits)), dtype=np.float32)
-        for row, request, limit in zip(uniform_NT, requests, limits, strict=False):
+        uniform_NT = np.zeros((len(laws), max(limits)), dtype=np.float32)
+        for row, request, limit in zip(uniform_NT, requests, limits, strict=True):
             if request.sampling.temperature > 0:
                 row[:limit] = uniforms(request.seed, limit)
-
-        def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
-            return torch.tensor(values, dtype=dtype).to(device)
-
         return cls(
-            temperature_N=column([law.temperature or 1.0 for law in laws] + [1.0], torch.float32),
-            greedy_N=column([law.temperature == 0 for law in laws] + [True], torch.bool),
-            top_p_N=column([law.top_p for law in laws] + [1.0], torch.float32),
-            top_k_N=column([law.top_k for law in laws] + [0], torch.long),
-            limit_N=column([*limits, 0], torch.long),
+            temperature_N=torch.tensor([law.temperature or 1.0 for law in laws], device=device),
+            greedy_N=torch.tensor([law.temperature == 0 for law in laws], device=device),
+            top_p_N=torch.tensor([law.top_p for law in laws], dtype=torch.float32, device=device),
+            top_k_N=torch.tensor([law.top_k for law in laws], device=device),
             uniform_NT=torch.from_numpy(uniform_NT).to(device),
-            truncates=any(law.temperature > 0 and (law.top_p < 1 or law.top_k) for law in laws),
+            any_tempered=any(law.temperature not in (0, 1) for law in laws),
+            any_greedy=any(law.temperature == 0 for law in laws),
+            any_truncated=any(map(truncates, laws)),
         )
+
+    @classmethod
+    def idle(cls, requests: int, positions: int, device: torch.device) -> Laws:
+        """Room for the laws of so many requests."""
+        return cls(
+            temperature_N=torch.ones(requests, device=device),
+            greedy_N=torch.zeros(requests, dtype=torch.bool, device=device),
+            top_p_N=torch.ones(requests, device=device),
+            top_k_N=torch.zeros(requests, dtype=torch.long, device=device),
+            uniform_NT=torch.zeros(requests, positions, device=device),
+            any_tempered=False,
+            any_greedy=False,
+            any_truncated=False,
+        )
+
+    def tensors(self) -> list[Tensor]:
+        return [self.temperature_N, self.greedy_N, self.top_p_N, self.top_k_N, self.uniform_NT]
 
 
 @dataclass(frozen=True)
 class Draw:
-    """One sampled token per row, its log-probability and the entropy of its distribution (nats), each [rows]."""
+    """One sampled token per row, its log-probability and the entropy of its distribution (nats), each [R]."""
 
     tokens: Tensor
     logprobs: Tensor
     entropies: Tensor
 
 
-def draw(logits_RV: Tensor, laws: Laws, request_R: Tensor, position: int) -> Draw:
-    """Sample completion position `position` of the requests `request_R` from their next-token logits.
+def draw(logits_RV: Tensor, laws: Laws, request_R: Tensor, position_R: Tensor) -> Draw:
+    """Sample completion position `position_R[r]` of request `request_R[r]` from its next-token logits.
 
     Statistics are float32 over the full vocabulary: of softmax(logits / temperature), at temperature 1 for greedy
     rows. Where top-k or top-p truncates, they are those of the truncated, renormalised distribution.
     """
-    logits_RV = logits_RV.float() / laws.temperature_N[request_R, None]
+    logits_RV = logits_RV.float()
     greedy_R = laws.greedy_N[request_R]
-    if laws.truncates:
+    if laws.any_tempered:
+        logits_RV = logits_RV / laws.temperature_N[request_R, None]
+    if laws.any_truncated:
         kept_RV = nucleus(logits_RV, laws.top_p_N[request_R], laws.top_k_N[request_R])
         logits_RV = logits_RV.masked_fill(~(kept_RV | greedy_R[:, None]), float("-inf"))
-    logprobs_RV = torch.log_softmax(logits_RV, dim=-1)
-    probs_RV = logprobs_RV.exp()
-    tokens_R = torch.where(greedy_R, logits_RV.argmax(-1), invert(probs_RV, laws.uniform_NT[request_R, position]))
-    entropies_R = -(probs_RV * logprobs_RV.clamp_min(torch.finfo(torch.float32).min)).sum(-1)  # 0 log 0 = 0
-    return Draw(tokens_R, logprobs_RV.gather(-1, tokens_R[:, None])[:, 0], entropies_R)
+    # Few passes over [R, V]: at small models they cost as much as the output layer. The clamp makes 0 log 0 = 0.
+    shifted_RV = (logits_RV - logits_RV.amax(-1, keepdim=True)).clamp_(min=-1e4)
+    mass_RV = shifted_RV.exp()
+    total_R = mass_RV.sum(-1)
+    tokens_R = invert(mass_RV, laws.uniform_NT[request_R, position_R])
+    if laws.any_greedy:
+        tokens_R = torch.where(greedy_R, logits_RV.argmax(-1), tokens_R)
+    logprobs_R = shifted_RV.gather(-1, tokens_R[:, None])[:, 0] - total_R.log()
+    entropies_R = total_R.log() - torch.linalg.vecdot(mass_RV, shifted_RV) / total_R
+    return Draw(tokens_R, logprobs_R.clamp_max(0.0), entropies_R.clamp_min(0.0))
 
 
-def invert(probs_RV: Tensor, uniform_R: Tensor) -> Tensor:
-    """The token whose slice of the distribution function holds the uniform; never one of probability zero."""
-    cumulative_RV = probs_RV.cumsum(-1)
-    total_R1 = cumulative_RV[:, -1:]
-    # below the total even after rounding, so that the search ends at a token with mass
-    below_R1 = torch.minimum(uniform_R[:, None] * total_R1, torch.nextafter(total_R1, torch.zeros_like(total_R1)))
-    return torch.searchsorted(cumulative_RV, below_R1, right=True)[:, 0].clamp_max(probs_RV.shape[-1] - 1)
+def invert(mass_RV: Tensor, uniform_R: Tensor) -> Tensor:
+    """The token whose slice of the distribution function holds the uniform; never one of mass zero. `mass_RV` need
+    not sum to one. Searched in two steps, chunk and token, so that one sum over the vocabulary does."""
+    size = mass_RV.shape[-1]
+    whole = size - size % _CHUNK
+    chunks_RK = mass_RV[:, :whole].unflatten(1, (-1, _CHUNK)).sum(-1)
+    if whole < size:
+        chunks_RK = torch.cat([chunks_RK, mass_RV[:, whole:].sum(-1, keepdim=True)], dim=1)
+    cumulative_RK = chunks_RK.cumsum(-1)
+    chunk_R1 = _search(cumulative_RK, uniform_R[:, None] * cumulative_RK[:, -1:])
+    before_R1 = (cumulative_RK - chunks_RK).gather(1, chunk_R1)
+    token_RC = chunk_R1 * _CHUNK + torch.arange(_CHUNK, device=mass_RV.device)
+    inside_RC = mass_RV.gather(1, token_RC.clamp_max(size - 1)).masked_fill_(token_RC >= size, 0.0).cumsum(-1)
+    wanted_R1 = uniform_R[:, None] * cumulative_RK[:, -1:] - before_R1
+    return (chunk_R1 * _CHUNK + _search(inside_RC, wanted_R1.clamp_min(0.0)))[:, 0].clamp_max(size - 1)
+
+
+def _search(cumulative_RK: Tensor, wanted_R1: Tensor) -> Tensor:
+    """The first entry above the wanted value, which is kept below the total even after rounding: the entry has mass."""
+    total_R1 = cumulative_RK[:, -1:]
+    below_R1 = torch.minimum(wanted_R1, torch.nextafter(total_R1, torch.zeros_like(total_R1)))
+    return torch.searchsorted(cumulative_RK, below_R1, right=True).clamp_max(cumulative_RK.shape[1] - 1)
 
 
 def nucleus(logits_RV: Tensor, top_p_R: Tensor, top_k_R: Tensor) -> Tensor:

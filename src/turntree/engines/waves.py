@@ -59,6 +59,12 @@ class Pool:
         """The requests of the pool, by row, then prompt."""
         return [index for row in self.rows for prompt in row.prompts for index in prompt.requests]
 
+    @property
+    def places(self) -> list[int]:
+        """Where each row lies, or will lie, in its cache."""
+        matched = [row.match.row for row in self.rows if row.match]
+        return list(range(len(self.rows))) if self.block is None else matched
+
     def micro_batches(self, max_tokens: int) -> Iterator[slice]:
         """Consecutive rows whose padded block has at most `max_tokens` tokens, and little more padding than tokens."""
         first, widest, real = 0, 0, 0
@@ -87,38 +93,33 @@ def rows_of(requests: Sequence[GenerationRequest], find: Callable[[tuple[int, ..
     return rows
 
 
-def pools_of(rows: Sequence[Row], max_batch_rows: int, max_lanes: int) -> list[Pool]:
-    """First the pools that go on in place: conversations that extend most rows of a kept block need no copy of it.
-    Then the other rows, of similar shape together, in grids of about `max_batch_rows` lanes."""
-    claims: dict[KeptBlock, dict[int, Row]] = {}
+def pools_of(rows: Sequence[Row]) -> list[Pool]:
+    """First the rows that go on in place, where their kept sequence lies (nothing of it is copied); then the others,
+    those of similar shape together."""
+    in_place: dict[KeptBlock, dict[int, Row]] = {}
     others: list[Row] = []
     for row in rows:
-        claimed = claims.setdefault(row.match.entry.block, {}) if row.match else {}
-        if row.match and row.match.whole and row.lanes == 1 and row.match.row not in claimed:
-            claimed[row.match.row] = row
+        block = row.match.entry.block if row.match else None
+        if row.match and block and row.match.whole and row.match.row not in block.busy | in_place.get(block, {}).keys():
+            in_place.setdefault(block, {})[row.match.row] = row
         else:
             others.append(row)
-    pools: list[Pool] = []
-    for block, claimed in claims.items():
-        if 2 * len(claimed) > block.cache.rows and block.cache.rows <= max_batch_rows:
-            pools.append(Pool(tuple(sorted(claimed.values(), key=_by_missing)), block))
-        else:
-            others.extend(claimed.values())
-    return pools + _packed(others, max_batch_rows, max_lanes)
+    pools = [Pool(tuple(sorted(mine.values(), key=_by_missing)), block) for block, mine in in_place.items()]
+    return pools + [Pool(tuple(_by_source(group))) for group in _similar(others)]
 
 
-def _packed(rows: Sequence[Row], max_batch_rows: int, max_lanes: int) -> list[Pool]:
-    groups: list[list[Row]] = []
-    cells = 0
-    for row in sorted(rows, key=lambda row: (-row.lanes, len(row.ids), row.ids)):
-        width = min(groups[-1][0].lanes, max_lanes) if groups else 0  # the widest row of a group comes first
-        taken = -(-row.lanes // max_lanes) * width
-        if not groups or cells + taken > max_batch_rows:
-            groups.append([])
-            cells, taken = 0, -(-row.lanes // max_lanes) * min(row.lanes, max_lanes)
-        groups[-1].append(row)
-        cells += taken
-    return [Pool(tuple(_by_source(group))) for group in groups]
+def _similar(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """Rows whose numbers of lanes and lengths are within a factor of two: little padding in memory and attention."""
+    group: list[Row] = []
+    for row in sorted(rows, key=lambda row: (-row.lanes.bit_length(), -len(row.ids), row.ids)):
+        if group and (
+            row.lanes.bit_length() < group[0].lanes.bit_length() or 2 * len(row.ids) + 64 < len(group[0].ids)
+        ):
+            yield group
+            group = []
+        group.append(row)
+    if group:
+        yield group
 
 
 def _by_source(rows: Sequence[Row]) -> list[Row]:

@@ -1,0 +1,29 @@
+"""How much an engine may take on at once. Without torch, so that configurations can be read without it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from turntree.core.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """The limits of `HFEngine`. The defaults suit models of up to a few hundred million parameters.
+
+    `max_batch_rows` bounds the requests decoded at once, `max_prefill_tokens` the padded tokens of one prefill call,
+    `max_kept_tokens` the memory of kept sequences in token slots, `max_context` (default: the model's) prompt plus
+    completion in tokens; a completion that reaches it ends with "length".
+    """
+
+    max_batch_rows: int = 256
+    max_prefill_tokens: int = 4096
+    max_kept_tokens: int = 2**19
+    max_context: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch_rows", "max_prefill_tokens", "max_context"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ConfigError(f"{value} is too small", field=name, hint="use at least 1")
+        if self.max_kept_tokens < 0:
+            raise ConfigError(f"{self.max_kept_tokens} is negative", field="max_kept_tokens", hint="0 keeps nothing")
