@@ -23,10 +23,11 @@ def edit_distance_bounds(group: GroupProgress, turn: int, reached: int) -> tuple
     size = len(group.actions)
     if size < 2:
         return 0.0, 0.0
-    now, padded = edit_distances(prefixes(group, reached)), edit_distances(prefixes(group, turn))
-    ended = np.array(group.finished)
-    known = ended[:, None] & ended[None, :] | np.eye(size, dtype=bool)
-    low = np.where(known, padded, now)
-    high = np.where(known, padded, now + turn - reached)
+    low = edit_distances(prefixes(group, reached))
+    high = low + (turn - reached) * (1 - np.eye(size, dtype=np.int64))
+    ended = np.flatnonzero(group.finished)
+    if len(ended) > 1:
+        padded = prefixes(group, turn)
+        low[np.ix_(ended, ended)] = high[np.ix_(ended, ended)] = edit_distances([padded[index] for index in ended])
     pairs = size * (size - 1) * turn
     return int(low.sum()) / pairs, int(high.sum()) / pairs
