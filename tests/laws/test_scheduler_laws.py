@@ -269,7 +269,7 @@ def test_the_same_seed_gives_the_same_trees_whatever_the_interleaving(
 @settings(max_examples=30)
 @given(WORLDS, WEATHERS)
 def test_the_trees_cost_what_the_engine_charged(world: World, weather: Weather) -> None:
-    played = play(world, weather)
+    played = play(replace(world, gate="hunch"), weather)
     assert sum((group.tree.cost for group in played.groups), NO_COST).counts() == {
         **played.engine.charged.counts(),
         "tool_calls": sum(group.tree.cost.tool_calls for group in played.groups),

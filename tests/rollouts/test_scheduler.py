@@ -132,10 +132,6 @@ class CutAt:
         return GateDecision(cut=not self.audited, reason="enough", numbers=numbers, final=True, audited=self.audited)
 
 
-def slow_after_the_first_turn(request: GenerationRequest) -> int:
-    return 1 if turns_asked(request) < 2 else 1000
-
-
 def test_a_cut_cancels_what_is_in_flight_and_the_next_task_takes_its_places() -> None:
     def latency(request: GenerationRequest) -> int:
         """One rollout of each group is at its second turn for ages; the other takes its time over the first."""
@@ -153,11 +149,8 @@ def test_a_cut_cancels_what_is_in_flight_and_the_next_task_takes_its_places() ->
 
 
 def test_a_cut_group_holds_the_turns_that_were_judged_and_pays_for_those_that_ran_ahead() -> None:
-    def latency(request: GenerationRequest) -> int:
-        return 12 if turns_asked(request) == 0 and request.seed % 2 else 1
-
-    seed = next(seed for seed in range(99) if {first % 2 for first in first_seeds(seed)} == {0, 1})
-    group = only(list(Scheduler(engine(latency), RENDERER, config(), gate=CutAt(1)).run(corridors(4), seed=seed)))
+    run = Scheduler(engine(one_slow_start), RENDERER, config(), gate=CutAt(1))
+    group = only(list(run.run(corridors(4), seed=seed_of_one_slow_start())))
     assert group.cut == 1
     assert [node.turn for node in group.tree if node.sampled] == [1, 1]
     assert endings(group) == [("gated", None, "the group was cut at turn 1")] * 2
@@ -181,6 +174,39 @@ def first_seeds(seed: int) -> list[int]:
 
     list(Scheduler(engine(note), RENDERER, config()).run(corridors(1), seed=seed))
     return seen
+
+
+def one_slow_start(request: GenerationRequest) -> int:
+    return 9 if turns_asked(request) == 0 and request.seed % 2 else 1
+
+
+def seed_of_one_slow_start() -> int:
+    return next(seed for seed in range(99) if {first % 2 for first in first_seeds(seed)} == {0, 1})
+
+
+def test_a_generation_that_a_cut_cancels_is_charged_to_its_rollout() -> None:
+    def latency(request: GenerationRequest) -> int:
+        return one_slow_start(request) if turns_asked(request) == 0 else 20
+
+    slow = engine(latency)
+    run = Scheduler(slow, RENDERER, config(), gate=CutAt(1)).run(corridors(4), seed=seed_of_one_slow_start())
+    group = only(list(run))
+    cancelled = max((group.tree[leaf].cost for leaf in group.tree.leaves()), key=lambda cost: cost.turns)
+    assert cancelled.turns == 1
+    assert cancelled.tool_calls == 0
+    assert cancelled.decoded_tokens in range(1, len(WORDS[0]))
+    assert cancelled.prefilled_tokens + cancelled.reused_tokens > len(group.tree[0].token_ids)
+
+
+def test_a_fault_after_the_turn_of_the_cut_is_cut_like_all_that_came_after_it() -> None:
+    def fault(request: GenerationRequest) -> str | None:
+        return "out of memory" if turns_asked(request) else None
+
+    broken = engine(one_slow_start, fault=fault)
+    run = Scheduler(broken, RENDERER, config(max_retries=0), gate=CutAt(1)).run(
+        corridors(4), seed=seed_of_one_slow_start()
+    )
+    assert endings(only(list(run))) == [("gated", None, "the group was cut at turn 1")] * 2
 
 
 def test_a_rollout_that_had_ended_keeps_its_ending_and_loses_its_reward() -> None:
