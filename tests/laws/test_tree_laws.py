@@ -227,6 +227,9 @@ def test_the_fan_out_of_a_prompt_is_no_fork_and_a_refill_is_marked_where_it_star
     ends = [tree.add(seen, NodeKind.COMPLETION, (t,), logprobs=(0.0,)).id for t in (6, 7)]
     assert tree.starts() == (first, second, third) and tree.refills() == {third}
     assert tree.branch_points() == (seen,) and tree.biased_forks() == ()
+    for history in (None, first, seen):
+        tree.record(Decision("brancher", seen, "fork", "torn after the tool result", saw=history))
+        assert tree.biased_forks() == ()
     tree.record(Decision("brancher", seen, "fork", "the incumbent was torn", saw=ends[0]))
     assert tree.biased_forks() == (seen,)
 
