@@ -103,3 +103,47 @@ def test_the_preview_counts_what_each_lambda_keeps():
 def test_impossible_settings_are_refused(bad):
     with pytest.raises(ConfigError):
         SelectConfig(**bad)
+
+
+def at(state: str, action: str, number: int = 0, trace: str = "t", kind: str = "take") -> dict:
+    return {**row(4, kind=kind, turn=number, trace=trace), "state": state, "demonstrated": action}
+
+
+def test_one_of_equal_demonstrations_at_equal_states_is_kept():
+    candidates = [at("s", "take cup 1", trace=name) for name in "abc"] + [at("s", "open box 1"), at("r", "take cup 1")]
+    selection = select(candidates, SelectConfig())
+    assert selection.counts == {"pivot": 3, "pivot that is a duplicate": 2}
+    assert len(selection.rows) == 3
+    assert len(select(candidates, SelectConfig(per_duplicate=0)).rows) == 5
+
+
+def test_no_action_and_no_trajectory_fills_the_set():
+    candidates = [at(f"s{i}", "look", i, trace=f"t{i % 3}") for i in range(12)] + [at("r", "take cup 1", 99)]
+    assert select(candidates, SelectConfig(per_action=5)).counts == {"pivot": 6, "pivot over its action's limit": 7}
+    selection = select(candidates, SelectConfig(per_trajectory=2))
+    assert selection.counts == {"pivot": 7, "pivot over its trajectory's limit": 6}
+    assert max([r["trace_id"] for r in selection.rows].count(name) for name in ("t", "t0", "t1", "t2")) == 2
+
+
+def test_a_quota_is_a_number_and_a_star_stands_for_every_other_kind():
+    sizes = {"go": 9, "take": 8, "open": 7}
+    candidates = [row(4, kind=kind, turn=i) for kind, size in sizes.items() for i in range(size)]
+    selection = select(candidates, SelectConfig(quota={"go": 5, "*": 2}))
+    kinds = [r["kind"] for r in selection.rows]
+    assert {kind: kinds.count(kind) for kind in sizes} == {"go": 5, "take": 2, "open": 2}
+    assert selection.counts == {"pivot": 9, "pivot over its kind's quota": 15}
+    assert selection == select(candidates, SelectConfig(quota={"go": 5, "*": 2}))
+    assert [r["kind"] for r in select(candidates, SelectConfig(quota={"go": 0})).rows].count("go") == 0
+
+
+@given(
+    st.lists(st.builds(at, st.sampled_from("xy"), st.sampled_from("ab"), st.integers(0, 9), st.sampled_from("tu"))),
+    st.integers(0, 3),
+    st.integers(0, 3),
+    st.integers(0, 3),
+)
+def test_whatever_is_dropped_is_counted_once(candidates, duplicates, trajectory, action):
+    config = SelectConfig(per_duplicate=duplicates, per_trajectory=trajectory, per_action=action, quota={"*": 5})
+    selection = select(candidates, config)
+    assert sum(selection.counts.values()) == len(candidates)
+    assert selection.counts.get("pivot", 0) == len(selection.rows) <= 5

@@ -178,6 +178,10 @@ def _profile_lines(result: dict[str, Any], out: Path) -> list[str]:
 @click.option("--rule", type=click.Choice(["pivots", "random"]), default="pivots", show_default=True)
 @click.option("--anchor-share", default=0.0, show_default=True, help="Share of mastered turns kept in the mix.")
 @click.option("--max-per-kind", default=1.0, show_default=True, help="Largest share of one action kind among pivots.")
+@click.option("--quota", multiple=True, metavar="KIND=N", help="Most pivots of one action kind ('*': of any other).")
+@click.option("--per-trajectory", default=0, help="Most pivots of one trace (0: no limit).")
+@click.option("--per-action", default=0, help="Most pivots that demonstrate the same action (0: no limit).")
+@click.option("--per-duplicate", default=1, show_default=True, help="... at the same state.")
 @click.option("--seed", default=0, show_default=True)
 @json_option
 def select(
@@ -187,6 +191,10 @@ def select(
     rule: Any,
     anchor_share: float,
     max_per_kind: float,
+    quota: tuple[str, ...],
+    per_trajectory: int,
+    per_action: int,
+    per_duplicate: int,
     seed: int,
     json_path: str | None,
 ) -> None:
@@ -199,12 +207,27 @@ def select(
     from turntree.stages.select import run_select
 
     config = SelectConfig(
-        rule=rule, threshold=threshold, anchor_share=anchor_share, max_per_kind=max_per_kind, seed=seed
+        rule=rule,
+        threshold=threshold,
+        anchor_share=anchor_share,
+        max_per_kind=max_per_kind,
+        quota=dict(map(_quota, quota)),
+        per_trajectory=per_trajectory,
+        per_action=per_action,
+        per_duplicate=per_duplicate,
+        seed=seed,
     )
     result = run_select(profile, config, out)
     lines = [f"lambda {row['threshold']:.2f}: {row['pivots']:5d} pivots  {row['kinds']}" for row in result["preview"]]
     lines.append(f"selected {result['selected']} {result['roles']} -> {out}; of all candidates: {result['classes']}")
     finish(result, json_path, lines)
+
+
+def _quota(text: str) -> tuple[str, int]:
+    kind, _, number = text.rpartition("=")
+    if not kind or not number.isdecimal():
+        raise InputError(f"{text!r} is no quota", field="--quota", hint="write KIND=N, as in take=200 or '*=50'")
+    return kind, int(number)
 
 
 @click.group(short_help="Reinforcement learning at the pivots.")

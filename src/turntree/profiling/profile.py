@@ -121,7 +121,7 @@ def profile_wave(
     drawing = list(zip(prompted, drafts, strict=True))
     drawn = 0
     for look in config.looks:
-        samples = sampler.draw([(item, range(drawn, look)) for item, _ in drawing])
+        samples = sampler.draw([(item, range(drawn, look)) for item, _ in drawing], again=look < config.rollouts)
         for (_, draft), more in zip(drawing, samples, strict=True):
             draft.add(more)
         drawn = look

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from turntree.core.completion import Finished, GenerationRequest, Sampling
@@ -75,11 +75,15 @@ class Sampler:
     ) -> None:
         self._answer, self._renderer, self._sampling, self._seed, self._store = answer, renderer, sampling, seed, store
 
-    def draw(self, wanted: Sequence[tuple[Prompted, range]]) -> list[list[Sample]]:
-        """For every (state, sample numbers) its samples; all that are not in the store go to the engine at once."""
+    def draw(self, wanted: Sequence[tuple[Prompted, range]], *, again: bool = False) -> list[list[Sample]]:
+        """For every (state, sample numbers) its samples; all that are not in the store go to the engine at once.
+        `again`: more of these states may be asked for, so one sample of each should keep its prompt computed."""
         held = [self._held(item.state) for item, _ in wanted]
         missing = [
-            local_request(item, self._sampling, seed=self._seed, sample=number)
+            replace(
+                local_request(item, self._sampling, seed=self._seed, sample=number),
+                retain=again and number == numbers.start == 0,
+            )
             for (item, numbers), known in zip(wanted, held, strict=True)
             for number in numbers
             if number not in known

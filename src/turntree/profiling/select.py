@@ -8,12 +8,13 @@ mix, where its KL term and the rare failure hold it in place.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from turntree.core import seeds
 from turntree.core.errors import ConfigError
+from turntree.profiling.classes import class_of_moments
 
 SCHEMA = "turntree.pivots/1"
 Row = Mapping[str, Any]  # a row of a profile (schema turntree.profile/1)
@@ -23,13 +24,21 @@ Row = Mapping[str, Any]  # a row of a profile (schema turntree.profile/1)
 class SelectConfig:
     """`pivots`: variance > 0 and mean < `threshold` (lambda_diff). `random`: as many candidates, drawn blindly.
 
+    What thins out the pivots, in this order; what is dropped is chosen by seed and counted (0, or nothing: no limit):
+    `per_duplicate` of equal demonstrated actions at equal states, `per_trajectory` of one trace, `per_action` with
+    equal demonstrated actions anywhere, `quota` of one action kind (number by kind; "*" is every kind not named), and
+    `max_per_kind`, the largest share of one action kind among the pivots.
+
     `anchor_share` of the selected set are mastered turns (mean >= threshold), spread evenly over action kinds.
-    `max_per_kind` caps the share of one action kind among the pivots (1.0: no cap).
     """
 
     rule: Literal["pivots", "random"] = "pivots"
     threshold: float = 0.6
     anchor_share: float = 0.0
+    per_duplicate: int = 1
+    per_trajectory: int = 0
+    per_action: int = 0
+    quota: dict[str, int] = field(default_factory=dict[str, int])
     max_per_kind: float = 1.0
     seed: int = 0
 
@@ -38,6 +47,12 @@ class SelectConfig:
             raise ConfigError("is outside (0, 1]", field="threshold", hint="the paper keeps reward means below 0.6")
         if not 0 <= self.anchor_share < 1 or not 0 < self.max_per_kind <= 1:
             raise ConfigError("is outside its range", field="anchor_share", hint="0 <= share < 1")
+        for name in ("per_duplicate", "per_trajectory", "per_action"):
+            if getattr(self, name) < 0:
+                raise ConfigError("must not be negative", field=name, hint="0 means no limit")
+        for kind, number in self.quota.items():
+            if number < 0:
+                raise ConfigError("must not be negative", field=f"quota.{kind}", hint="0 drops the kind")
 
 
 @dataclass(frozen=True)
@@ -60,11 +75,8 @@ def is_pivot(row: Row, threshold: float) -> bool:
 
 def classify(row: Row, threshold: float) -> str:
     """Why a candidate is a pivot or not; the classes partition the candidates."""
-    if row["reward_mean"] is None:
-        return "unjudged"
-    if not is_mixed(row):
-        return "all succeed" if row["reward_mean"] > 0 else "all fail"
-    return "pivot" if row["reward_mean"] < threshold else "mixed but easy"
+    moments = None if row["reward_mean"] is None else (row["reward_mean"], row["reward_var"])
+    return class_of_moments(moments, threshold).value
 
 
 def select(rows: Sequence[Row], config: SelectConfig) -> Selection:
@@ -72,7 +84,7 @@ def select(rows: Sequence[Row], config: SelectConfig) -> Selection:
     classes = [classify(row, config.threshold) for row in rows]
     pivots = [row for row, kind in zip(rows, classes, strict=True) if kind == "pivot"]
     counts = Counter(classes)
-    chosen = _capped(pivots, config, counts)
+    chosen = _capped(_thinned(pivots, config, counts), config, counts)
     mastered = [row for row, kind in zip(rows, classes, strict=True) if kind in ("all succeed", "mixed but easy")]
     wanted = round(len(chosen) * config.anchor_share / (1 - config.anchor_share))
     anchors = _spread(mastered, wanted, config.seed)
@@ -84,6 +96,42 @@ def select(rows: Sequence[Row], config: SelectConfig) -> Selection:
         return Selection(tuple(_marked(row, "random") for row in drawn), blind)
     selected = [_marked(row, "pivot") for row in chosen] + [_marked(row, "anchor") for row in anchors]
     return Selection(tuple(selected), counts)
+
+
+def _thinned(pivots: list[Row], config: SelectConfig, counts: Counter[str]) -> list[Row]:
+    """The pivots within the absolute limits, in order; every other one is counted under the limit that it exceeds."""
+
+    def duplicate(row: Row) -> Hashable:
+        return (row["state"], row["demonstrated"]) if "state" in row else id(row)
+
+    def action(row: Row) -> Hashable:
+        return row.get("demonstrated", id(row))
+
+    quota, others = config.quota, config.quota.get("*")
+    limits: list[tuple[str, Callable[[Row], Hashable], Callable[[Row], int | None]]] = [
+        ("pivot that is a duplicate", duplicate, lambda _: config.per_duplicate or None),
+        ("pivot over its trajectory's limit", lambda row: row["trace_id"], lambda _: config.per_trajectory or None),
+        ("pivot over its action's limit", action, lambda _: config.per_action or None),
+        ("pivot over its kind's quota", lambda row: row["kind"], lambda row: quota.get(row["kind"], others)),
+    ]
+    for reason, key, limit in limits:
+        groups: dict[Hashable, list[Row]] = defaultdict(list)
+        for row in pivots:
+            groups[key(row)].append(row)
+        rng = seeds.generator(config.seed, reason)
+        kept: set[int] = set()
+        for group in groups.values():
+            most = limit(group[0])
+            kept |= {id(row) for row in (group if most is None or len(group) <= most else rng.sample(group, most))}
+        _count_dropped(counts, reason, len(pivots) - len(kept))
+        pivots = [row for row in pivots if id(row) in kept]
+    return pivots
+
+
+def _count_dropped(counts: Counter[str], reason: str, dropped: int) -> None:
+    if dropped:
+        counts["pivot"] -= dropped
+        counts[reason] += dropped
 
 
 def _capped(pivots: list[Row], config: SelectConfig, counts: Counter[str]) -> list[Row]:
@@ -109,10 +157,7 @@ def _capped(pivots: list[Row], config: SelectConfig, counts: Counter[str]) -> li
     for kind in sorted(by_kind):
         group = by_kind[kind]
         kept |= {id(row) for row in (rng.sample(group, limit) if len(group) > limit else group)}
-    dropped = len(pivots) - len(kept)
-    if dropped:
-        counts["pivot"] -= dropped
-        counts["pivot over its kind's cap"] += dropped
+    _count_dropped(counts, "pivot over its kind's cap", len(pivots) - len(kept))
     return [row for row in pivots if id(row) in kept]
 
 

@@ -11,6 +11,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,7 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
         prior = Prior(config.profile.rollouts)
 
         def profiled(states: Sequence[TurnState]) -> Wave:
+            policy.forget()  # what a wave computes must not depend on the waves before it: a resumed run has none
             prompted, skipped = _that_fit(states, policy, config)
             found = profile_wave(prompted, sampler, judge, config.profile, prior)
             timing = sum((candidate.cost for candidate in found), NO_COST).timing()
@@ -152,6 +154,7 @@ class Profiled:
 
     renderer: Renderer
     answer: Answer
+    forget: Callable[[], None]  # drop every kept key and value
     max_context: int
     hash: str
 
@@ -160,7 +163,9 @@ class Profiled:
 def _profiled(config: ProfileStageConfig) -> Iterator[Profiled]:
     if config.endpoint is None:
         policy = load_policy(config.model, config.device)
-        yield Profiled(policy.renderer, together(policy.engine), policy.engine.max_context, policy.hash)
+        engine = policy.engine
+        forget = partial(engine.weights_changed, engine.policy_version)
+        yield Profiled(policy.renderer, together(engine), forget, engine.max_context, policy.hash)
         return
     from turntree.engines.checkpoint import load_tokenizer
     from turntree.renderers.template import ChatRenderer
@@ -168,7 +173,7 @@ def _profiled(config: ProfileStageConfig) -> Iterator[Profiled]:
     tokenizer = load_tokenizer(config.endpoint.tokenizer)
     renderer = ChatRenderer(tokenizer)
     with EndpointEngine(config.endpoint, config.model, tokenizer, renderer.stop_ids) as engine:
-        yield Profiled(renderer, one_by_one(engine), engine.max_context, engine.identity)
+        yield Profiled(renderer, one_by_one(engine), lambda: None, engine.max_context, engine.identity)
 
 
 def _that_fit(

@@ -7,16 +7,26 @@ from typing import Any
 
 from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
-from turntree.observe.files import read_table, write_table
+from turntree.observe.files import stream_table, write_table
 from turntree.profiling import profile as profiling
 from turntree.profiling.select import SCHEMA, SelectConfig, preview, select
 
+KEPT = ("trace_id", "turn", "kind", "reward_mean", "reward_var", "state", "demonstrated")
 THRESHOLDS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.01)
 
 
 def run_select(profile: Path, config: SelectConfig, out: Path) -> dict[str, Any]:
     """Write the selected states to `out`; returns the counts (they add up to the candidates) and the preview."""
-    header, rows = read_table(profile, profiling.SCHEMA)
+    header, stream = stream_table(profile, profiling.SCHEMA)
+    rows = [{key: row[key] for key in KEPT if key in row} for row in stream]  # the actions stay on disk
+    settled_at = _settled_at(header)
+    if settled_at is not None and settled_at != config.threshold:
+        raise InputError(
+            f"was made for lambda {settled_at:g}: its rollouts stopped where that was settled",
+            path=profile,
+            field="threshold",
+            hint=f"select with --threshold {settled_at:g}, or profile for {config.threshold:g} (see --reuse)",
+        )
     selection = select(rows, config)
     if not selection.rows:
         raise InputError(
@@ -29,7 +39,7 @@ def run_select(profile: Path, config: SelectConfig, out: Path) -> dict[str, Any]
         "roles": _count(row["role"] for row in selection.rows),
         "kinds": _count(row["kind"] for row in selection.rows),
         "classes": dict(selection.counts),
-        "preview": preview(rows, THRESHOLDS),
+        "preview": preview(rows, THRESHOLDS if settled_at is None else (settled_at,)),
     }
     kept = ("policy_hash", "verifier", "traces_hash")
     made_from = {
@@ -40,6 +50,12 @@ def run_select(profile: Path, config: SelectConfig, out: Path) -> dict[str, Any]
     }
     write_table(out, {"schema": SCHEMA, "config": to_mapping(config), **made_from, "summary": summary}, selection.rows)
     return {"path": str(out), **summary}
+
+
+def _settled_at(header: dict[str, Any]) -> float | None:
+    """The threshold that an adaptive profile was made for; None for one of fixed K, which serves them all."""
+    adaptive = header["config"].get("profile", {}).get("adaptive")
+    return None if adaptive is None else adaptive["threshold"]
 
 
 def _count(values: Any) -> dict[str, int]:

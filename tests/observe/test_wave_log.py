@@ -1,0 +1,64 @@
+"""A wave is in the log whole or not at all; a log belongs to one run and one process."""
+
+import pytest
+
+from turntree.core.errors import InputError
+from turntree.observe.wave_log import open_log
+
+IDENTITY = {"config": {"seed": 0, "profile": {"rollouts": 16}}, "policy": "abc"}
+
+
+def fill(path, waves):
+    with open_log(path, IDENTITY) as log:
+        for wave in waves:
+            log.append(wave)
+
+
+def test_waves_are_read_back_in_order_and_more_can_be_added(tmp_path):
+    path = tmp_path / "p.waves"
+    fill(path, [{"n": 0}, {"n": 1, "text": "\u2028 \ud800 ü"}])
+    with open_log(path, IDENTITY) as log:
+        assert log.finished == 2
+        log.append({"n": 2})
+        assert [wave["n"] for wave in log] == [0, 1, 2]
+        assert [wave.get("text") for wave in log][1] == "\u2028 \ud800 ü"
+
+
+def test_every_cut_leaves_only_whole_waves(tmp_path):
+    path = tmp_path / "p.waves"
+    fill(path, [{"n": n} for n in range(3)])
+    whole = path.read_bytes()
+    for size in range(len(whole) + 1):
+        path.write_bytes(whole[:size])
+        with open_log(path, IDENTITY) as log:
+            assert log.finished == max(0, whole[:size].count(b"\n") - 1)
+            log.append({"n": "next"})
+            assert [wave["n"] for wave in log] == [*range(log.finished - 1), "next"]
+
+
+def test_another_run_is_refused_and_what_differs_is_named(tmp_path):
+    path = tmp_path / "p.waves"
+    fill(path, [{"n": 0}])
+    other = {"config": {"seed": 0, "profile": {"rollouts": 8}}, "policy": "abc"}
+    with pytest.raises(InputError, match=r"differs in config\.profile\.rollouts \(16, not 8\); .*--overwrite") as caught:
+        with open_log(path, other):
+            pass
+    assert "\n" not in str(caught.value)
+    with open_log(path, other, overwrite=True) as log:
+        assert (log.finished, list(log)) == (0, [])
+
+
+def test_two_processes_do_not_share_a_log(tmp_path):
+    with open_log(tmp_path / "p.waves", IDENTITY):
+        with pytest.raises(InputError, match="in use by another process"):
+            with open_log(tmp_path / "p.waves", IDENTITY):
+                pass
+    fill(tmp_path / "p.waves", [{"n": 0}])
+
+
+def test_a_damaged_line_is_named(tmp_path):
+    path = tmp_path / "p.waves"
+    fill(path, [{"n": 0}])
+    path.write_bytes(path.read_bytes() + b"nonsense\n")
+    with open_log(path, IDENTITY) as log, pytest.raises(InputError, match=r"p\.waves:3: is not JSON"):
+        list(log)
