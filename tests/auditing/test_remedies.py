@@ -149,6 +149,16 @@ def test_a_gate_is_recommended_where_the_log_supports_one_and_refused_with_the_r
     assert "support no operating point" in refused["absent"]["gate"] == refused["gate"]["refused"]
 
 
+def test_a_gate_that_is_precise_because_hardly_a_group_teaches_is_not_recommended():
+    """With 90% of the groups flat, cutting every group has a precision of 90%."""
+    flat = [group(f"f{i}", FAIL * 2, 0, [LONG[k:] + LONG[:k] for k in range(4)]) for i in range(180)]
+    mixed = [group(f"m{i}", MIXED * 2, 0, [LONG[k:] + LONG[:k] for k in range(4)]) for i in range(20)]
+    found = audit([*flat, *mixed], AuditConfig())
+    assert found["gate"]["recommended"] is None
+    assert "would also cut 100% of the groups with a gradient, more than 10%" in found["gate"]["refused"]
+    assert audit([*flat, *mixed], AuditConfig(gate_may_lose=1.0))["gate"]["recommended"]["mixed_lost_share"] == 1.0
+
+
 def test_the_overlap_is_the_sum_of_the_parts_less_the_whole():
     log = [group("a", FAIL, i, LONG) for i in range(10)] + [group("b", MIXED, i, [LONG, LONG[::-1]]) for i in range(10)]
     found = audit(sorted(log, key=lambda one: one.iteration), AuditConfig())

@@ -20,12 +20,14 @@ NO_ITERATIONS = "the log does not say in which iteration a group was played"
 @dataclass(frozen=True, kw_only=True)
 class AuditConfig:
     """`epochs`: how often a task must have been seen before it may be said never to teach. `precision_floor`: the share
-    of zero-variance groups among those that a recommended gate cuts."""
+    of zero-variance groups among those that a recommended gate cuts; `gate_may_lose`: the largest share of the groups
+    with a gradient that it may cut."""
 
     epochs: int = 3
     success: float = SUCCESS_REWARD
     pivot_threshold: float = 0.6
     precision_floor: float = 0.8
+    gate_may_lose: float = 0.1
     greso: GresoConfig = field(default_factory=GresoConfig)
 
     def __post_init__(self) -> None:
@@ -39,7 +41,9 @@ def compare(played: Played, config: AuditConfig) -> dict[str, Any]:
     `together_with_pivots`, all four. None where the log lacks what it takes, and `absent` says what that is.
     `overlap`: what adding up DAPO, GRESO and the gate would count twice."""
     history, no_turns = _no_history(played), _no_turns(played)
-    gate, told = (None, no_turns) if no_turns else recommend(played, config.precision_floor)
+    gate, told = (
+        (None, no_turns) if no_turns else recommend(played, floor=config.precision_floor, may_lose=config.gate_may_lose)
+    )
     greso = None if history else replace(config.greso, success=config.success)
     pivots = None if history else PivotRule(threshold=config.pivot_threshold)
     online = Remedies(

@@ -8,6 +8,7 @@ import numpy as np
 
 from turntree.auditing.played import TOKENS, TURNS, Played
 from turntree.auditing.remedies import GateCuts
+from turntree.core.outcome import GroupOutcome, group_outcome
 from turntree.core.protocols import GroupProgress
 from turntree.gates.calibrate import CalibrationConfig, calibrate
 from turntree.gates.divergence import PrefixDivergenceGate
@@ -19,8 +20,14 @@ PAPER_GATE = PrefixDivergenceGate()
 LATEST = 2000  # groups that a gate is calibrated on: those of the latest policy, and as many as can be had in seconds
 
 
-def recommend(played: Played, floor: float) -> tuple[PrefixDivergenceGate | None, dict[str, Any] | str]:
-    """The gate that the latest groups of the log support, with what calibration measured; else None and why."""
+def recommend(
+    played: Played, *, floor: float, may_lose: float
+) -> tuple[PrefixDivergenceGate | None, dict[str, Any] | str]:
+    """The gate that the latest groups of the log support, with what calibration measured; else None and why.
+
+    Late in a run most groups have zero variance, and then even a gate that cuts nearly all of them is precise: so it
+    may also cut at most a share `may_lose` of the groups with a gradient.
+    """
     latest = [group for group, known in zip(played.groups, played.scored_N, strict=True) if known][-LATEST:]
     config = CalibrationConfig(floor=floor, repeats=5, resamples=200)
     calibrated = calibrate(table_from_groups(latest, source="the log"), config)
@@ -33,9 +40,27 @@ def recommend(played: Played, floor: float) -> tuple[PrefixDivergenceGate | None
         termination=chosen["termination"],
         signal=SIGNALS[chosen["signal"]],
     )
+    lost = _share_lost(latest, gate)
+    if lost > may_lose:
+        return None, (
+            f"{chosen['rule']} has the precision, but would also cut {lost:.0%} of the groups with a gradient, more "
+            f"than {may_lose:.0%}: where {calibrated['zero_variance_rate']:.0%} have none, precision asks little"
+        )
     kept = ("rule", "signal", "turn", "threshold", "termination", "actionable", "saved", "intervals")
     told = {key: chosen[key] for key in kept}
-    return gate, {**told, "groups": len(latest), "floor": floor, "confidence": config.confidence}
+    return gate, {
+        **told,
+        "mixed_lost_share": lost,
+        "groups": len(latest),
+        "floor": floor,
+        "confidence": config.confidence,
+    }
+
+
+def _share_lost(groups: list[LoggedGroup], gate: PrefixDivergenceGate) -> float:
+    mixed = [group for group in groups if group_outcome(group.rewards) is GroupOutcome.MIXED]
+    horizon = max(len(rollout.actions) for group in groups for rollout in group.rollouts)
+    return sum(_is_cut(group, gate, horizon) for group in mixed) / len(mixed) if mixed else 0.0
 
 
 def cuts(played: Played, gate: PrefixDivergenceGate) -> GateCuts:

@@ -16,8 +16,8 @@ REMEDIES = (
     ("gate", "Gate, calibrated on this log", "stops groups whose rollouts have converged"),
     ("gate_paper", "Gate, the paper’s setting", "stops at turn 10 below a mean distance of 0.12; not calibrated here"),
     ("pivots", "Pivot selection of tasks", "plays only tasks that were mixed and hard when first seen"),
-    ("together", "GRESO, gate and DAPO", "the first three on one budget, nothing counted twice"),
-    ("together_with_pivots", "All four", "pivot selection, then the three"),
+    ("together", "", "on one budget, nothing counted twice"),
+    ("together_with_pivots", "", "on one budget, nothing counted twice"),
 )
 PREFERRED = ("tokens", "characters", "turns")
 
@@ -60,7 +60,7 @@ def _unit_of_savings(result: dict[str, Any]) -> str | None:
 
 def _row(result: dict[str, Any], name: str, label: str, what: str, unit: str | None) -> dict[str, Any]:
     found = result["remedies"][name]
-    row: dict[str, Any] = {"name": name, "label": label, "what": what, "found": found}
+    row: dict[str, Any] = {"name": name, "label": label or _together(result, name), "what": what, "found": found}
     if found is None:
         absent = result["absent"]
         return {**row, "why": absent.get(name) or absent.get("pivots") or "unknown"}
@@ -70,6 +70,16 @@ def _row(result: dict[str, Any], name: str, label: str, what: str, unit: str | N
         "training": found["training_saved_share"].get(unit),
         "lost": found["mixed_lost_share"],
     }
+
+
+def _together(result: dict[str, Any], name: str) -> str:
+    """Which remedies the log supports together: `GRESO, gate and DAPO`."""
+    order = {"pivots": "pivots", "greso": "GRESO", "gate": "gate", "dapo": "DAPO"}
+    if name == "together":
+        del order["pivots"]
+    words = [word for key, word in order.items() if result["remedies"][key] is not None]
+    told = f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else f"{words[0]} alone"
+    return told[0].upper() + told[1:]
 
 
 def sentences(result: dict[str, Any]) -> list[str]:

@@ -132,7 +132,7 @@ def group_size(rows: Sequence[dict[str, Any]]) -> Chart:
         left.set(title="groups without a gradient (%)", ylim=(0, 1))
         percent_ticks(left, "y")
         right.set(title="groups with a gradient per 1,000 rollouts")
-        right.set_ylim(0, None)
+        right.set_ylim(0, 1.12 * max(row["mixed_groups_per_1000_rollouts"] for row in rows) or 1)
         for axes in (left, right):
             axes.set_xlabel("rollouts a group")
             axes.set_xticks(sizes[:: max(1, len(sizes) // 8)])
