@@ -66,29 +66,35 @@ def wanderer(state: State, rng: Any) -> str:
     return rng.choice([command for command in state.admissible() if command != "help"])
 
 
-@pytest.mark.parametrize("player", [explorer, wanderer], ids=["expert", "random"])
 @pytest.mark.parametrize("split", GAMES)
 def test_observations_admissible_commands_and_success_are_those_of_the_official_engine(
-    split: str, player: Any, shared_data: Path, tmp_path: Path
+    split: str, shared_data: Path, tmp_path: Path
 ) -> None:
     domain = (shared_data / "alfworld" / "alfred.pddl").read_text()
-    played = steps = 0
+    played = won = steps = 0
     for record in records(shared_data / "alfworld", split):
-        game = record.game()
-        ours, theirs = game.reset(), Official(record, tmp_path, domain)
-        rng = seeds.generator(0, "parity", player.__name__, game.id)
-        assert theirs.reset() == game.intro, game.id
-        for step in range(STEPS):
-            assert sorted(ours.admissible()) == theirs.admissible, (game.id, step)
-            try:
-                command = player(ours, rng)
-            except UnreachableGoal:
-                break
-            mine = ours.step(command)
-            assert (mine.observation, mine.won) == theirs.step(command), (game.id, step, command)
-            steps += 1
-            if mine.won:
-                break
+        game, theirs = record.game(), Official(record, tmp_path, domain)
+        for player in (explorer, wanderer):
+            ours, rng = game.reset(), seeds.generator(0, "parity", player.__name__, game.id)
+            assert theirs.reset() == game.intro, game.id
+            steps += play_both(ours, theirs, player, rng)
+            won += ours.won
         played += 1
-    print(f"{split}: {played} games, {steps} steps, no difference")
+    print(f"{split}: {played} games twice, {steps} steps, {won} won, no difference")
     assert played == GAMES[split]
+    assert won > played / 4  # success was compared, not only failure
+
+
+def play_both(ours: State, theirs: Official, player: Any, rng: Any) -> int:
+    """The same commands in both; the number of steps."""
+    for step in range(STEPS):
+        assert sorted(ours.admissible()) == theirs.admissible, (ours.game.id, step)
+        try:
+            command = player(ours, rng)
+        except UnreachableGoal:  # the wanderer's room, or a task that asks for more than there is
+            return step
+        mine = ours.step(command)
+        assert (mine.observation, mine.won) == theirs.step(command), (ours.game.id, step, command)
+        if mine.won:
+            return step + 1
+    return STEPS
