@@ -118,7 +118,7 @@ def experiment() -> None:
     """Comparisons over seeds. An interrupted experiment goes on where it stopped; finished runs are not run again."""
 
 
-def _online_defaults(iterations: int, groups: int, difficulty: str, **settings: Any) -> TrainOnlineConfig:
+def _online_defaults(iterations: int, groups: int, difficulty: str, check_every: int, **loss: Any) -> TrainOnlineConfig:
     """What both experiments start from, vetted for the embedded policy. Temperature 0.5: at 1 so small a policy is
     so uncertain that its rollouts hardly ever converge, and a gate has nothing to do."""
     from turntree.core.completion import Sampling
@@ -137,9 +137,9 @@ def _online_defaults(iterations: int, groups: int, difficulty: str, **settings: 
         train=OnlineConfig(
             iterations=iterations,
             groups=groups,
-            check_every=8,
+            check_every=check_every,
             rollouts=SchedulerConfig(episodes=episodes, group_size=8, max_live_rollouts=8 * groups),
-            loss=LossConfig(kl_coefficient=0.02, temperature=0.5, **settings),
+            loss=LossConfig(kl_coefficient=0.02, temperature=0.5, **loss),
             optimizer=OptimizerConfig(learning_rate=2e-4, warmup_steps=3),
         ),
     )
@@ -179,7 +179,7 @@ def gate_experiment(
     from turntree.stages.experiment_gate import GateExperimentConfig, run_gate_experiment
 
     gate = GateConfig(checkpoints=(CheckpointConfig(turn=gate_turn, threshold=gate_threshold),))
-    online = _online_defaults(iterations, groups, difficulty, normalizer="constant", constant=constant)
+    online = _online_defaults(iterations, groups, difficulty, 8, normalizer="constant", constant=constant)
     base = replace(online, gate=gate)
     config = configured(GateExperimentConfig(online=base, seeds=_seeds(seeds)), overrides)
     summary = run_gate_experiment(config, out)
@@ -204,9 +204,9 @@ def _gate_lines(summary: dict[str, Any]) -> Iterator[str]:
 @experiment.command("cost", short_help="PivotRL against end-to-end GRPO, success over what was spent.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The experiment's folder.")
 @click.option("--seeds", default="0,1,2", show_default=True, help="Comma-separated.")
-@click.option("--iterations", default=40, show_default=True, help="Of the GRPO arm.")
+@click.option("--iterations", default=20, show_default=True, help="Of the GRPO arm.")
 @click.option("--steps", default=60, show_default=True, help="Of the PivotRL arm.")
-@click.option("--groups", default=16, show_default=True, help="Games an iteration of the GRPO arm.")
+@click.option("--groups", default=8, show_default=True, help="Games an iteration of the GRPO arm.")
 @click.option("--difficulty", default="easy", show_default=True)
 @set_option
 @json_option
@@ -242,7 +242,7 @@ def cost_experiment(
     )
     base = CostExperimentConfig(
         seeds=_seeds(seeds),
-        online=_online_defaults(iterations, groups, difficulty),
+        online=_online_defaults(iterations, groups, difficulty, 2),
         profile=ProfileConfig(sampling=command),
         train=pivot,
     )

@@ -33,7 +33,7 @@ GAMES_PER_SEED = 1000
 @dataclass(frozen=True, kw_only=True)
 class CostExperimentConfig:
     """`online` is the GRPO arm; its `games` are also those that the traces demonstrate. `held_out` games of the split
-    `dev` are played `train.check_every` steps of either arm apart, sampled at temperature 1."""
+    `dev` are played `train.check_every` steps of either arm apart, at the temperature of `train`."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
     online: TrainOnlineConfig = field(default_factory=TrainOnlineConfig)
@@ -100,7 +100,7 @@ def _grpo(config: CostExperimentConfig, seed: int, folder: Path) -> None:
         config.online,
         games=_games(config, seed),
         held_out=held_out,
-        held_out_temperature=1.0,
+        held_out_temperature=config.train.sampling.temperature,
         train=replace(config.online.train, seed=seed),
     )
     run_train_online(online, folder / "grpo")
