@@ -382,7 +382,6 @@ class _Run:
             self._cancel([place for place in self._places if place.group is group], "group", config.group_seconds)
             for sample in range(group.started, group.size):
                 group.endings[(sample,)] = _cancelled("group", config.group_seconds)
-            group.started = group.size
         for place in [*self._places]:
             if now - place.started < config.rollout_seconds:
                 break
@@ -397,11 +396,10 @@ class _Run:
             self._end(place, ending)
 
     def _patience(self) -> float:
-        """Seconds until something may have to be cancelled."""
-        config = self._config
-        ends = [place.started + config.rollout_seconds for place in self._places]
-        ends += [group.begun + config.group_seconds for group in self._groups]
-        return min(_LONGEST_WAIT, max(0.0, min(ends) - self._scheduler.clock()))
+        """Seconds until something may have to be cancelled: the oldest rollout, or the oldest group."""
+        rollout = next(iter(self._places)).started + self._config.rollout_seconds
+        group = next(iter(self._groups)).begun + self._config.group_seconds
+        return min(_LONGEST_WAIT, max(0.0, min(rollout, group) - self._scheduler.clock()))
 
 
 def _cancelled(what: str, limit: float) -> Ending:
