@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -10,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from turntree.advantages.credit import CreditRule
 from turntree.core.config import to_mapping
 from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
@@ -112,7 +110,7 @@ def _train(
     config: TrainPivotConfig,
 ) -> Trained:
     """Train from where the run stands to its end, and write what it made; the bill last."""
-    reference = copy.deepcopy(policy.model).requires_grad_(False)  # before a checkpoint is put into the model
+    reference = policy.reference()  # before a checkpoint is put into the model
     checkpoints, done = resume(run, config.checkpoints)
     with progress((), "train pivot", total=config.train.steps, initial=done) as bar:
 
@@ -134,7 +132,6 @@ def _train(
             config.train,
             log=log,
             check=check,
-            estimator=CreditRule(per_rollout=config.train.loss.per_rollout_credit),
             checkpoints=checkpoints,
         )
     save_model(policy.model, policy.tokenizer, run.model)

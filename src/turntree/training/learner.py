@@ -13,6 +13,7 @@ from turntree.core.labels import Credit
 from turntree.core.protocols import Engine
 from turntree.core.tree import RolloutTree
 from turntree.training.forward import with_reference_logprobs
+from turntree.training.lora import Reference
 from turntree.training.losses import LossConfig
 from turntree.training.optimizer import Optimizer
 from turntree.training.packing import pack
@@ -27,7 +28,7 @@ class Learner:
     """
 
     model: PreTrainedModel
-    reference: PreTrainedModel | None
+    reference: Reference | None
     optimizer: Optimizer
     engine: Engine
     loss: LossConfig

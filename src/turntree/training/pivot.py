@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from turntree.advantages.credit import soft_credit
+from turntree.advantages.config import CreditConfig
 from turntree.core import seeds
 from turntree.core.completion import Sampling
 from turntree.core.cost import NO_COST, Cost
@@ -24,11 +23,10 @@ from turntree.rollouts.local import Prompted, sample_local, score_local
 from turntree.training.checkpoints import Checkpoints
 from turntree.training.curriculum import Curriculum, CurriculumConfig, PivotRecord
 from turntree.training.drift import DriftConfig, DriftMonitor
-from turntree.training.forward import with_reference_logprobs
+from turntree.training.learner import Learner
+from turntree.training.lora import Reference
 from turntree.training.losses import LossConfig
 from turntree.training.optimizer import Optimizer, OptimizerConfig
-from turntree.training.packing import pack
-from turntree.training.update import update_step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +42,7 @@ class PivotConfig:
     check_every: int = 0
     seed: int = 0
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0, max_tokens=256))
+    credit: CreditConfig = field(default_factory=CreditConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
@@ -55,6 +54,7 @@ class PivotConfig:
         self.sampling.check_trainable()
         if self.sampling.temperature != self.loss.temperature:
             raise ConfigError("differs from sampling.temperature", field="loss.temperature", hint="make them equal")
+        self.loss.estimator(self.credit)  # refuses what does not go together
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ Check = Callable[[int], Checked]
 
 def train_pivot(
     model: PreTrainedModel,
-    reference: PreTrainedModel,
+    reference: Reference,
     engine: Engine,
     renderer: Renderer,
     pivots: Sequence[Pivot],
@@ -100,18 +100,21 @@ def train_pivot(
     *,
     log: Log,
     check: Check | None = None,
-    estimator: Estimator = soft_credit,
+    estimator: Estimator | None = None,
     checkpoints: Checkpoints | None = None,
 ) -> Trained:
     """Update `model` (which `engine` samples from) in place. `log` gets one row a step, `check(step)` adds held-out
-    figures to it. Ends early when every pivot has retired.
+    figures to it. `estimator` replaces that of `config.credit`. Ends early when every pivot has retired.
 
     Same seed, same weights, where the stage is single-threaded; and where `checkpoints` holds an earlier part of this
     run, it goes on from there to the same weights and rows.
     """
     if not pivots:
         raise InputError("there is no pivot to train on", hint="raise the threshold, or profile more candidates")
-    run = _Run(model, reference, engine, renderer, pivots, verifier, config, check, estimator)
+    optimizer = Optimizer(model.parameters(), config.optimizer, config.steps * config.updates)
+    learner = Learner(model, reference, optimizer, engine, config.loss, config.updates, config.max_tokens)
+    estimator = estimator or config.loss.estimator(config.credit)
+    run = _Run(learner, renderer, pivots, verifier, config, check, estimator)
     done = run.restore(checkpoints)
     if done == 0 and check is not None:
         log({"step": 0, **run.check(0)})
@@ -125,7 +128,7 @@ def train_pivot(
             row |= run.check(step)
         log(row | run.alarms())
         if checkpoints is not None and checkpoints.due(step):
-            checkpoints.save(step, model, run.optimizer, run.state())
+            checkpoints.save(step, model, optimizer, run.state())
     return Trained(run.cost, run.checks, run.curriculum.records)
 
 
@@ -152,9 +155,7 @@ class _Group:
 class _Run:
     """The state of a run between two steps, and the verbs of a step."""
 
-    model: PreTrainedModel
-    reference: PreTrainedModel
-    engine: Engine
+    learner: Learner
     renderer: Renderer
     pivots: Sequence[Pivot]
     verifier: TurnVerifier
@@ -165,10 +166,9 @@ class _Run:
     checks: Cost = NO_COST
 
     def __post_init__(self) -> None:
-        config = self.config
-        self.optimizer = Optimizer(self.model.parameters(), config.optimizer, config.steps * config.updates)
-        self.curriculum = Curriculum([pivot.role for pivot in self.pivots], config.curriculum, config.seed)
-        self.drift = DriftMonitor(config.drift, {pivot.kind for pivot in self.pivots})
+        self.engine = self.learner.engine
+        self.curriculum = Curriculum([pivot.role for pivot in self.pivots], self.config.curriculum, self.config.seed)
+        self.drift = DriftMonitor(self.config.drift, {pivot.kind for pivot in self.pivots})
         self._alarms: list[dict[str, Any]] = []
 
     def state(self) -> dict[str, Any]:
@@ -181,7 +181,7 @@ class _Run:
 
     def restore(self, checkpoints: Checkpoints | None) -> int:
         """The step after which this run goes on; 0 from the start."""
-        state = None if checkpoints is None else checkpoints.restore(self.model, self.optimizer)
+        state = None if checkpoints is None else checkpoints.restore(self.learner.model, self.learner.optimizer)
         if state is None:
             return 0
         self.cost, self.checks = Cost(**state["cost"]), Cost(**state["checks"])
@@ -227,19 +227,9 @@ class _Run:
 
     def update(self, groups: Sequence[_Group]) -> dict[str, Any]:
         """`config.updates` optimizer steps on the groups; metrics of the last."""
-        started = time.perf_counter()
-        config = self.config
         credits = [self.estimator(group.tree, group.rewards) for group in groups]
-        packed = pack([group.tree for group in groups], credits, max_tokens=config.max_tokens)
-        packed = [part.to(self.model.device) for part in packed]
-        if config.loss.kl_coefficient > 0 and config.loss.kl == "k2":
-            packed = with_reference_logprobs(self.reference, packed, temperature=config.loss.temperature)
-        metrics: dict[str, Any] = {}
-        for _ in range(config.updates):
-            metrics = dict(update_step(self.model, self.reference, self.optimizer, packed, config.loss))
-            self.cost += Cost(trained_tokens=int(metrics["trained_tokens"]))
-        self.engine.weights_changed(self.engine.policy_version + 1)
-        self.cost += Cost(training_seconds=time.perf_counter() - started)
+        metrics, cost = self.learner.learn([group.tree for group in groups], credits)
+        self.cost += cost
         return metrics
 
     def observe(self, step: int, drawn: Sequence[_Group], trained: Sequence[_Group]) -> dict[str, Any]:
