@@ -1,22 +1,31 @@
 """One update on the actions sampled at one state: packed against one row per rollout, side by side.
 
-    python benchmarks/update_step.py [--shape long|short] [--repeats 5] [--json PATH]
+    python benchmarks/update_step.py [--shape long|short|branched] [--repeats 5] [--json PATH]
 
-Both sides run the whole update, from packing to AdamW (no KL term), on the same tree and credit. The flat side is this
-library's own `flat_batches` with plain causal attention, at the fastest of several batch sizes.
+All sides take the whole step on the same tokens, advantages and old log-probabilities, without a KL term and without
+checkpointing: loss, gradient, clipping, AdamW. `flat` is this library's own `flat_batches`: one row per rollout with
+plain causal attention, the head at trained positions only, the same fused scores. `trl` (pip install turntree[bench],
+one-state shapes) is `GRPOTrainer.compute_loss` on prepared inputs and the trainer's own optimizer. Both run at the
+fastest of several batch sizes; packing is inside the clock of `packed` and `flat`, preparing TRL's inputs outside.
+
+With one thread the clock is the CPU time of the process, which other work on the machine disturbs less.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import json
 import math
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -24,27 +33,50 @@ import transformers
 from turntree.cli.common import finish
 from turntree.core.labels import Credit, NodeCredit
 from turntree.core.tree import NodeKind, RolloutTree
+from turntree.training.attention import set_tree_attention
 from turntree.training.losses import LossConfig, loss_normalizer
 from turntree.training.optimizer import OptimizerConfig, build_optimizer
 from turntree.training.packing import PackedBatch, flat_batches, pack
 from turntree.training.update import batch_loss, update_step
 
+if TYPE_CHECKING:
+    from trl_step import TRLStep
+
 LOSS = LossConfig(kl_coefficient=0.0)
 BATCH_ROWS = (1, 4, 16)  # of a flat batch
+GRADIENT_DRAWS = 3
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes in tokens. Width 256 is 5 M parameters at vocabulary 1000, 13 M at 32000."""
+    """Sizes in tokens. At every turn of `forks`, each trajectory becomes so many, which sample `action` tokens each and
+    then, but for the last turn, read `observation` tokens. Width 256 is 5 M parameters at vocabulary 1000, 13 M at
+    32000."""
 
     state: int
-    actions: int
+    forks: tuple[int, ...]
     action: int
+    observation: int = 0
     vocabularies: tuple[int, ...] = (1000, 32000)
     width: int = 256
 
+    @property
+    def rollouts(self) -> int:
+        return math.prod(self.forks)
 
-SHAPES = {"long": Shape(1024, 16, 32), "short": Shape(256, 16, 8), "quick": Shape(32, 4, 4, (50, 500), width=32)}
+    @property
+    def path(self) -> int:
+        """Tokens of one rollout."""
+        return self.state + len(self.forks) * self.action + (len(self.forks) - 1) * self.observation
+
+
+SHAPES = {
+    "long": Shape(1024, (16,), 32),
+    "short": Shape(256, (16,), 8),
+    "branched": Shape(512, (4, 2, 2), 32, observation=96),
+    "quick": Shape(32, (4,), 4, vocabularies=(50, 500), width=32),
+    "quick branched": Shape(32, (2, 2), 4, observation=4, vocabularies=(50, 500), width=32),
+}
 
 
 def random_qwen3(vocabulary: int, width: int) -> transformers.PreTrainedModel:
@@ -55,14 +87,16 @@ def random_qwen3(vocabulary: int, width: int) -> transformers.PreTrainedModel:
     return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes, **heads, tie_word_embeddings=True)).eval()
 
 
-def interleaved(sides: Sequence[Callable[[], object]], repeats: int) -> list[list[float]]:
+def interleaved(
+    sides: Sequence[Callable[[], object]], repeats: int, clock: Callable[[], float] = time.perf_counter
+) -> list[list[float]]:
     """Seconds of every side, `repeats` times in turn, so that a slow moment of the machine meets all of them."""
     taken: list[list[float]] = [[] for _ in sides]
     for repeat in range(repeats):
         for side, seconds in list(zip(sides, taken, strict=True))[:: -1 if repeat % 2 else 1]:
-            started = time.perf_counter()
+            started = clock()
             side()
-            seconds.append(time.perf_counter() - started)
+            seconds.append(clock() - started)
     return taken
 
 
@@ -72,17 +106,30 @@ def ratio(slow: Sequence[float], fast: Sequence[float], scale: float = 1.0) -> d
     return {"median": scale * statistics.median(slow) / statistics.median(fast), "low": min(pairs), "high": max(pairs)}
 
 
-def one_state(shape: Shape, vocabulary: int) -> tuple[RolloutTree, Credit]:
+def spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+
+def sampled_tree(shape: Shape, vocabulary: int, seed: int = 0) -> tuple[RolloutTree, Credit]:
     """Random actions with random advantages, sampled by a policy near the random model: ratios on both sides of 1."""
-    draw = random.Random(0)
-    tree, credits = RolloutTree("one state"), dict[int, NodeCredit]()
-    root = tree.add(None, NodeKind.PROMPT, tuple(draw.choices(range(vocabulary), k=shape.state)))
-    for advantage in [draw.gauss(0.0, 1.0) for _ in range(shape.actions)]:
-        tokens = tuple(draw.choices(range(vocabulary), k=shape.action))
-        logprobs = tuple(draw.gauss(-math.log(vocabulary), 0.1) for _ in tokens)
-        leaf = tree.add(root.id, NodeKind.COMPLETION, tokens, logprobs=logprobs).id
-        credits[leaf] = NodeCredit(positive=max(advantage, 0.0), negative=min(advantage, 0.0), multiplicity=1.0)
-    return tree, Credit(credits, shape.actions * shape.action, shape.actions, zero_variance=False)
+    draw = random.Random(seed)
+    tree, credits = RolloutTree("benchmark"), dict[int, NodeCredit]()
+    ends = [tree.add(None, NodeKind.PROMPT, tuple(draw.choices(range(vocabulary), k=shape.state))).id]
+    for turn, forks in enumerate(shape.forks):
+        below: list[int] = []
+        for parent in [end for end in ends for _ in range(forks)]:
+            tokens = tuple(draw.choices(range(vocabulary), k=shape.action))
+            logprobs = tuple(draw.gauss(-math.log(vocabulary), 0.1) for _ in tokens)
+            node = tree.add(parent, NodeKind.COMPLETION, tokens, logprobs=logprobs).id
+            advantage, leaves = draw.gauss(0.0, 1.0), math.prod(shape.forks[turn + 1 :])
+            credits[node] = NodeCredit(max(advantage, 0.0) * leaves, min(advantage, 0.0) * leaves, leaves)
+            if turn + 1 < len(shape.forks):
+                seen = tuple(draw.choices(range(vocabulary), k=shape.observation))
+                node = tree.add(node, NodeKind.OBSERVATION, seen).id
+            below.append(node)
+        ends = below
+    tokens = shape.rollouts * len(shape.forks) * shape.action
+    return tree, Credit(credits, tokens, shape.rollouts, zero_variance=False)
 
 
 def gradient(model: transformers.PreTrainedModel, batches: Sequence[PackedBatch]) -> torch.Tensor:
@@ -90,35 +137,104 @@ def gradient(model: transformers.PreTrainedModel, batches: Sequence[PackedBatch]
     model.zero_grad()
     for batch in batches:
         batch_loss(model, None, batch, LOSS, loss_normalizer(batches, LOSS))[0].backward()
+    return flat_gradient(model)
+
+
+def flat_gradient(model: torch.nn.Module) -> torch.Tensor:
     return torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None])
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+def peak_bytes(side: Callable[[], object]) -> int:
+    """The most that `side` holds at once beyond what it found, from every allocation of tensors that it makes."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        side()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(path))
+        events = [e for e in json.loads(path.read_text())["traceEvents"] if e.get("name") == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda e: e["ts"]):
+        held += event["args"]["Bytes"]
+        peak = max(peak, held)
+    return peak
+
+
+def trl_step(shape: Shape, vocabulary: int, folder: str) -> TRLStep | None:
+    """None for branched trees, and where the extra is not installed."""
+    if len(shape.forks) > 1 or importlib.util.find_spec("trl") is None:
+        return None
+    from trl_step import TRLStep  # noqa: PLC0415
+
+    return TRLStep(random_qwen3(vocabulary, shape.width), LOSS, OptimizerConfig(), folder)
 
 
 def measure(shape: Shape, vocabulary: int, repeats: int) -> dict[str, Any]:
     model = random_qwen3(vocabulary, shape.width)
-    tree, credit = one_state(shape, vocabulary)
+    set_tree_attention(model)
+    tree, credit = sampled_tree(shape, vocabulary)
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 
     def packed() -> list[PackedBatch]:
-        return pack([tree], [credit], max_tokens=shape.state + shape.actions * shape.action)
+        return pack([tree], [credit], max_tokens=shape.rollouts * shape.path)
 
     def flat(rows: int) -> list[PackedBatch]:
-        return flat_batches([tree], [credit], max_tokens=rows * (shape.state + shape.action))
+        return flat_batches([tree], [credit], max_tokens=rows * shape.path)
 
-    flat_gradient = gradient(model, flat(1))
-    error = float((gradient(model, packed()) - flat_gradient).norm() / flat_gradient.norm())
-    update = partial(update_step, model, None, build_optimizer(model, OptimizerConfig()), config=LOSS)
-    flat_sides = [lambda rows=rows: update(flat(rows)) for rows in BATCH_ROWS]
-    trials = interleaved(flat_sides, 1)
-    fastest = trials.index(min(trials))
-    ours, theirs = interleaved([lambda: update(packed()), flat_sides[fastest]], repeats)
+    def fastest(sides: Sequence[Callable[[], object]]) -> int:
+        trials = interleaved(sides, 1, clock)
+        return trials.index(min(trials))
+
+    with tempfile.TemporaryDirectory() as folder:
+        trl = trl_step(shape, vocabulary, folder)
+        errors, trl_errors = gradient_errors(model, trl, shape, vocabulary)
+        update = partial(update_step, model, None, build_optimizer(model, OptimizerConfig()), config=LOSS)
+        flat_sides = [partial(lambda rows: update(flat(rows)), rows) for rows in BATCH_ROWS]
+        rows = fastest(flat_sides)
+        sides = [lambda: update(packed()), flat_sides[rows]]
+        trl_rows = None
+        if trl is not None:
+            trl_sides = [partial(trl.step, trl.prepare(tree, credit, rows)) for rows in BATCH_ROWS]
+            trl_rows = fastest(trl_sides)
+            sides.append(trl_sides[trl_rows])
+        ours, *others = interleaved(sides, repeats, clock)
+        memory = [peak_bytes(side) for side in sides]
+    rho = packed()[0].stats.rho
     return {
         "name": f"vocabulary_{vocabulary}",
-        "rho": (rho := packed()[0].stats.rho),
-        "speedup_flat": ratio(theirs, ours),
-        "share_of_rho": ratio(theirs, ours, 1 / rho),
-        "gradient_error": error,
-        "seconds": {"packed": statistics.median(ours), "flat": statistics.median(theirs)},
-        "flat_batch_rows": BATCH_ROWS[fastest],
+        "rho": spread([rho]),
+        "speedup_flat": ratio(others[0], ours),
+        "share_of_rho": ratio(others[0], ours, 1 / rho),
+        "speedup_trl": ratio(others[1], ours) if trl is not None else None,
+        "gradient_error": spread(errors),
+        "gradient_error_trl": spread(trl_errors) if trl is not None else None,
+        "memory_ratio": spread([memory[1] / memory[0]]),
+        "memory_ratio_trl": spread([memory[2] / memory[0]]) if trl is not None else None,
+        "seconds": dict(zip(("packed", "flat", "trl"), map(statistics.median, (ours, *others)), strict=False)),
+        "peak_bytes": dict(zip(("packed", "flat", "trl"), memory, strict=False)),
+        "batch_rows": {"flat": BATCH_ROWS[rows], "trl": None if trl_rows is None else BATCH_ROWS[trl_rows]},
     }
+
+
+def gradient_errors(
+    model: transformers.PreTrainedModel, trl: TRLStep | None, shape: Shape, vocabulary: int
+) -> tuple[list[float], list[float]]:
+    """Relative error of the packed gradient against the flat one, and against TRL's, on several trees."""
+    against_flat, against_trl = [], []
+    for seed in range(GRADIENT_DRAWS):
+        tree, credit = sampled_tree(shape, vocabulary, seed)
+        found = gradient(model, pack([tree], [credit], max_tokens=shape.rollouts * shape.path))
+        expected = gradient(model, flat_batches([tree], [credit], max_tokens=4 * shape.path))
+        against_flat.append(error(found, expected))
+        if trl is not None:
+            trl.backward(trl.prepare(tree, credit, 4))
+            against_trl.append(error(found, flat_gradient(trl.model)))
+            trl.model.zero_grad()
+    model.zero_grad()
+    return against_flat, against_trl
 
 
 def arguments_of(parser: argparse.ArgumentParser, repeats: int) -> argparse.Namespace:
@@ -133,16 +249,25 @@ def arguments_of(parser: argparse.ArgumentParser, repeats: int) -> argparse.Name
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="One update, packed against one row per rollout.")
-    parser.add_argument("--shape", choices=SHAPES, default="long", help="long: 16 x 32 on 1024; short: 16 x 8 on 256")
+    shapes = [name for name in SHAPES if "quick" not in name]
+    parser.add_argument("--shape", choices=shapes, default="long", help="16 x 32 on 1024; 16 x 8 on 256; a tree")
     arguments = arguments_of(parser, repeats=5)
-    shape = SHAPES["quick" if arguments.quick else arguments.shape]
+    quick = "quick branched" if arguments.shape == "branched" else "quick"
+    shape = SHAPES[quick if arguments.quick else arguments.shape]
     cases = [measure(shape, vocabulary, arguments.repeats) for vocabulary in shape.vocabularies]
+    result = {"shape": vars(shape), "threads": torch.get_num_threads(), "repeats": arguments.repeats, "cases": cases}
+    finish(result, arguments.json, [line(case) for case in cases])
+
+
+def line(case: dict[str, Any]) -> str:
     text = (
         "{name}: {speedup_flat[median]:.2f} times flat [{speedup_flat[low]:.2f}, {speedup_flat[high]:.2f}], "
-        "{share_of_rho[median]:.0%} of rho {rho:.2f}; gradient error {gradient_error:.1e}"
+        "{share_of_rho[median]:.0%} of rho {rho[median]:.2f}; gradient error {gradient_error[high]:.1e}; "
+        "memory {memory_ratio[median]:.2f} times less"
     )
-    result = {"shape": vars(shape), "threads": torch.get_num_threads(), "cases": cases}
-    finish(result, arguments.json, [text.format(**case) for case in cases])
+    if case["speedup_trl"] is not None:
+        text += "; {speedup_trl[median]:.2f} times TRL [{speedup_trl[low]:.2f}, {speedup_trl[high]:.2f}]"
+    return text.format(**case)
 
 
 if __name__ == "__main__":
