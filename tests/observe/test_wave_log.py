@@ -40,20 +40,23 @@ def test_another_run_is_refused_and_what_differs_is_named(tmp_path):
     path = tmp_path / "p.waves"
     fill(path, [{"n": 0}])
     other = {"config": {"seed": 0, "profile": {"rollouts": 8}}, "policy": "abc"}
-    with pytest.raises(InputError, match=r"differs in config\.profile\.rollouts \(16, not 8\); .*--overwrite") as caught:
-        with open_log(path, other):
-            pass
+    expected = r"differs in config\.profile\.rollouts \(16, not 8\); .*--overwrite"
+    with pytest.raises(InputError, match=expected) as caught, open_log(path, other):
+        pass
     assert "\n" not in str(caught.value)
     with open_log(path, other, overwrite=True) as log:
         assert (log.finished, list(log)) == (0, [])
 
 
 def test_two_processes_do_not_share_a_log(tmp_path):
-    with open_log(tmp_path / "p.waves", IDENTITY):
-        with pytest.raises(InputError, match="in use by another process"):
-            with open_log(tmp_path / "p.waves", IDENTITY):
-                pass
-    fill(tmp_path / "p.waves", [{"n": 0}])
+    path = tmp_path / "p.waves"
+    with (
+        open_log(path, IDENTITY),
+        pytest.raises(InputError, match="in use by another process"),
+        open_log(path, IDENTITY),
+    ):
+        pass
+    fill(path, [{"n": 0}])
 
 
 def test_a_damaged_line_is_named(tmp_path):

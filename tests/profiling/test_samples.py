@@ -99,7 +99,7 @@ def test_a_fault_is_censored_and_counted():
 
 
 def test_an_outage_stops_the_run():
-    with pytest.raises(TurntreeError, match="all 96 requests failed .gone.*run the command again"):
+    with pytest.raises(TurntreeError, match=r"all 96 requests failed \(gone\); run the command again"):
         profiled(config(), answer=one_by_one(engine(fault=lambda request: "gone")))
 
 
