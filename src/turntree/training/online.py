@@ -18,11 +18,12 @@ from turntree.advantages.config import CreditConfig
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.outcome import GroupOutcome, group_outcome
-from turntree.core.protocols import Environment, Gate, Renderer, StreamingEngine
+from turntree.core.protocols import Environment, Gate, GateDecision, Renderer, StreamingEngine
 from turntree.core.tree import StopReason
 from turntree.environments.pool import EnvironmentPool
 from turntree.filters.dapo import DapoFilter
 from turntree.filters.greso import Greso, GresoConfig
+from turntree.gates.monitor import GateMonitor
 from turntree.rollouts.groups import GrownGroup
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 from turntree.training.checkpoints import Checkpoints
@@ -136,6 +137,8 @@ class _Run:
         self.stream = TaskStream(parts.tasks, config.seed, Greso(config.greso) if config.greso else None)
         self.credit = config.credit.rule(config.loss.normalizer, per_rollout=config.loss.per_rollout_credit)
         self.savings = SavingsLedger()
+        self.monitor = GateMonitor()
+        self._judged: list[tuple[GateDecision, bool | None]] = []  # all that the monitor was told
         self.cost, self.checks = NO_COST, NO_COST
         self._skipped: Counter[str] = Counter()
 
@@ -145,6 +148,7 @@ class _Run:
             "checks": dataclasses.asdict(self.checks),
             "stream": self.stream.state(),
             "savings": self.savings.state(),
+            "judged": [[dataclasses.asdict(decision), zero] for decision, zero in self._judged],
         }
 
     def restore(self, checkpoints: Checkpoints | None) -> int:
@@ -155,6 +159,8 @@ class _Run:
         self.cost, self.checks = Cost(**state["cost"]), Cost(**state["checks"])
         self.stream.restore(state["stream"])
         self.savings.restore(state["savings"])
+        for decision, zero in state["judged"]:
+            self._judge(GateDecision(**decision), zero)
         self._engine.weights_changed(self._engine.policy_version + state["step"])
         return state["step"]
 
@@ -180,7 +186,15 @@ class _Run:
             self.savings.came_back(group)
             if self.stream.greso:
                 self.stream.greso.record(group.tree.task_id, _rewards(group))
+            if group.decision is not None:
+                outcome = group_outcome(_rewards(group))
+                known = outcome is not GroupOutcome.CENSORED
+                self._judge(group.decision, outcome.zero_variance if known else None)
         return groups
+
+    def _judge(self, decision: GateDecision, zero_variance: bool | None) -> None:
+        self.monitor.record(decision, zero_variance)
+        self._judged.append((decision, zero_variance))
 
     def _kept(self, groups: Sequence[GrownGroup]) -> list[GrownGroup]:
         """Those that the update learns from: whole groups with at least two rewards, and with DAPO different ones."""
@@ -221,6 +235,7 @@ class _Run:
             **{f"groups_{outcome.value}": outcomes[outcome] for outcome in GroupOutcome},
             "groups_cut": cut,
             "groups_audited": sum(group.decision is not None and group.decision.audited for group in groups),
+            **self._gate_figures(),
             "prompts_skipped": dict(self._skipped),
             "zero_variance_share": zero / whole if whole else None,
             "predicted_amplification": 1.0 if constant or not whole else (whole + cut) / whole,
@@ -234,6 +249,13 @@ class _Run:
                 "saved": self.savings.seconds(),
             },
         }
+
+    def _gate_figures(self) -> dict[str, Any]:
+        """The gate's precision over the run, from the would-be cuts that were let go on; nothing without any."""
+        precision = self.monitor.precision()
+        if not precision.audits:
+            return {}
+        return {"gate_precision": dataclasses.asdict(precision), "gate_alarm": self.monitor.alarm}
 
     def check(self, iteration: int) -> dict[str, Any]:
         """Held-out figures, where the caller measures any."""
