@@ -1,0 +1,151 @@
+"""What a step of PivotRL draws, replaces, trains on and reports, with a tiny random policy."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from tiny_models import tiny_model, tiny_tokenizer
+from turntree.core.completion import Sampling
+from turntree.core.errors import ConfigError, InputError
+from turntree.core.messages import Message
+from turntree.core.protocols import TurnState
+from turntree.core.verdict import Verdict
+from turntree.engines.hf import HFEngine
+from turntree.renderers.template import ChatRenderer
+from turntree.rollouts.local import render
+from turntree.training.curriculum import CurriculumConfig
+from turntree.training.pivot import Checked, Pivot, PivotConfig, train_pivot
+
+GROUP = 4
+
+
+class ByTrace:
+    """Rewards by the name of the trace; of "mixed" ones every second judgement is right."""
+
+    name = "by-trace"
+
+    def __init__(self):
+        self.judged = []
+
+    def judge(self, state, action):
+        self.judged.append((state.trace_id, action.content))
+        rewards = {"dead": 0.0, "solved": 1.0, "broken": None}
+        reward = rewards.get(state.trace_id.split("-")[0], float(len(self.judged) % 2))
+        return Verdict(reward, "as the test says", "say")
+
+
+@pytest.fixture(scope="module")
+def renderer():
+    return ChatRenderer(tiny_tokenizer())
+
+
+@pytest.fixture
+def train(renderer):
+    """Train on pivots of the given names ("anchor:" in front of a name gives that role); rows and result."""
+
+    def command(names, *, check=None, **settings):
+        model = tiny_model()
+        reference = tiny_model().requires_grad_(False)
+        verifier = ByTrace()
+        pivots = []
+        for index, name in enumerate(names):
+            role, _, trace = name.rpartition(":")
+            state = TurnState(f"{trace}-{index}", 0, (Message("user", f"say {index}"),), Message("assistant", "yes"))
+            pivots.append(Pivot(render(state, renderer), "say", role or "pivot"))
+        config = PivotConfig(
+            **{"steps": 1, "states": 4, "group_size": GROUP, "sampling": Sampling(max_tokens=6), **settings}
+        )
+        rows = []
+        engine = HFEngine(model, renderer.stop_ids)
+        trained = train_pivot(
+            model, reference, engine, renderer, pivots, verifier, config, log=rows.append, check=check
+        )
+        return SimpleNamespace(rows=rows, trained=trained, judged=verifier.judged, engine=engine)
+
+    return command
+
+
+def test_every_group_drawn_is_trained_on_by_default(train) -> None:
+    (row,) = train(["dead", "dead", "mixed", "mixed"]).rows
+    assert row["trees"] == 4
+    assert row["mixed_groups"] == row["mixed_groups_trained"] == 0.5
+    assert row["replaced_groups"] == row["replaced_turns"] == 0
+
+
+def test_groups_without_variance_are_replaced_and_the_bill_says_so(train) -> None:
+    """All eight pivots are drawn: the first wave takes four, later ones as many as are missing."""
+    (row,) = train(["dead"] * 4 + ["mixed"] * 4, curriculum=CurriculumConfig(replacement_rounds=8)).rows
+    assert row["trees"] == 4
+    assert row["mixed_groups_trained"] == 1.0 > row["mixed_groups"]
+    assert row["replaced_groups"] > 0
+    assert row["replaced_turns"] == GROUP * row["replaced_groups"]
+    assert row["turns"] == GROUP * (4 + row["replaced_groups"])
+
+
+def test_reward_metrics_cover_what_was_replaced(train) -> None:
+    """Those of the groups that remain would say how often a group that was chosen for its failures fails."""
+    (row,) = train(["dead"] * 4 + ["mixed"] * 4, curriculum=CurriculumConfig(replacement_rounds=8)).rows
+    drawn = 4 + row["replaced_groups"]
+    assert row["reward_mean"] == pytest.approx(0.5 * round(row["mixed_groups"] * drawn) / drawn)
+
+
+def test_where_nothing_teaches_the_rounds_end_and_the_step_is_whole(train) -> None:
+    done = train(["dead"] * 3, curriculum=CurriculumConfig(replacement_rounds=2))
+    (row,) = done.rows
+    assert row["turns"] == 3 * 4 * GROUP
+    assert row["trees"] == 4 and row["mixed_groups_trained"] == 0.0
+    assert row["replaced_groups"] == 8
+
+
+def test_a_wave_of_replacements_has_draws_of_its_own(train) -> None:
+    done = train(["dead"], states=1, curriculum=CurriculumConfig(replacement_rounds=3))
+    said = [text for _, text in done.judged]
+    waves = done.rows[0]["turns"] // GROUP
+    assert waves == 4
+    assert len(set(said)) > GROUP  # the first wave again and again would say four things
+
+
+def test_anchors_are_not_replaced(train) -> None:
+    (row,) = train(["anchor:solved"] * 4, curriculum=CurriculumConfig(replacement_rounds=3)).rows
+    assert row["replaced_groups"] == 0 and row["turns"] == 4 * GROUP
+
+
+def test_groups_whose_verifier_failed_are_replaced_like_others(train) -> None:
+    names = ["broken"] * 4 + ["mixed"] * 4
+    (row,) = train(names, curriculum=CurriculumConfig(replacement_rounds=8)).rows
+    assert row["mixed_groups_trained"] == 1.0
+    assert row["censored"] == GROUP * row["replaced_groups"] > 0
+
+
+def test_training_ends_when_every_pivot_has_retired_with_its_last_check(train) -> None:
+    done = train(
+        ["solved"] * 4,
+        steps=9,
+        curriculum=CurriculumConfig(retire_after=2),
+        check=lambda step: Checked({"checked": step}),
+    )
+    assert [(row["step"], row.get("checked")) for row in done.rows] == [(0, 0), (1, None), (2, 2)]
+    assert done.rows[-1]["retired_pivots"] == 4 and done.rows[-1]["live_pivots"] == 0
+    assert [record.retired_at for record in done.trained.records] == [2] * 4
+
+
+def test_records_say_how_every_pivot_fared(train) -> None:
+    done = train(["dead", "solved", "mixed", "broken"], steps=2)
+    assert [record.pass_rate for record in done.trained.records] == [0.0, 1.0, 0.5, None]
+    assert [record.visits for record in done.trained.records] == [2, 2, 2, 0]
+
+
+def test_what_checks_cost_is_kept_apart(train) -> None:
+    from turntree.core.cost import Cost
+
+    done = train(["mixed"] * 4, steps=2, check=lambda step: Checked({}, Cost(turns=100)))
+    assert done.trained.checks.turns == 200
+    assert done.trained.cost.turns == done.rows[-1]["turns"] == 2 * 4 * GROUP
+
+
+def test_no_pivots_and_impossible_settings_are_refused(train) -> None:
+    with pytest.raises(InputError, match="no pivot"):
+        train([])
+    for wrong in ({"group_size": 1}, {"sampling": Sampling(temperature=0.5, max_tokens=6)}):
+        with pytest.raises(ConfigError):
+            train(["mixed"], **wrong)
