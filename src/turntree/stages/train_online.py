@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -89,8 +88,7 @@ def _train(
     run: RunDirectory, policy: Policy, tasks: Sequence[HouseholdEnvironment], config: TrainOnlineConfig
 ) -> TrainedOnline:
     """Train from where the run stands to its end, and write what it made; the bill last."""
-    needs_reference = config.train.loss.kl_coefficient > 0
-    reference = copy.deepcopy(policy.model).requires_grad_(False) if needs_reference else None
+    reference = policy.reference() if config.train.loss.kl_coefficient > 0 else None  # before a checkpoint is loaded
     checkpoints, done = resume(run, config.checkpoints)
     rewind(run.path, done)
     parts = Parts(policy.model, reference, policy.engine, policy.renderer, tasks, config.build_gate())

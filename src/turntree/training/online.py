@@ -28,6 +28,7 @@ from turntree.rollouts.groups import GrownGroup
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 from turntree.training.checkpoints import Checkpoints
 from turntree.training.learner import Learner
+from turntree.training.lora import Reference
 from turntree.training.losses import LossConfig
 from turntree.training.optimizer import Optimizer, OptimizerConfig
 from turntree.training.prompts import TaskStream
@@ -61,7 +62,7 @@ class OnlineConfig:
         sampling.check_trainable()
         if sampling.temperature != self.loss.temperature:
             raise ConfigError("differs from the sampling temperature", field="loss.temperature", hint="make them equal")
-        self.credit.rule(self.loss.normalizer, per_rollout=self.loss.per_rollout_credit)  # refuses what does not fit
+        self.loss.estimator(self.credit)  # refuses what does not fit
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Parts:
     """What a run plays with. `model` is what `engine` samples from; `gate` and `pool` are the scheduler's."""
 
     model: PreTrainedModel
-    reference: PreTrainedModel | None
+    reference: Reference | None
     engine: StreamingEngine
     renderer: Renderer
     tasks: Sequence[Environment]
@@ -135,7 +136,7 @@ class _Run:
         )
         self.scheduler = Scheduler(parts.engine, parts.renderer, config.rollouts, pool=parts.pool, gate=parts.gate)
         self.stream = TaskStream(parts.tasks, config.seed, Greso(config.greso) if config.greso else None)
-        self.credit = config.credit.rule(config.loss.normalizer, per_rollout=config.loss.per_rollout_credit)
+        self.credit = config.loss.estimator(config.credit)
         self.savings = SavingsLedger()
         self.monitor = GateMonitor()
         self._judged: list[tuple[GateDecision, bool | None]] = []  # all that the monitor was told

@@ -249,6 +249,8 @@ class _Run:
             "replaced_turns": sum(group.tree.cost.turns for group in drawn if id(group) not in kept),
             **self.curriculum.metrics(),
             "turns": self.cost.turns,
+            "spent": self.cost.counts(),
+            "timing": {"seconds": self.cost.seconds},
         }
 
     def check(self, step: int) -> dict[str, Any]:

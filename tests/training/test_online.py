@@ -1,0 +1,194 @@
+"""End-to-end GRPO: what an iteration learns from, what it leaves out, and that a killed run goes on exactly."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fault_drill import Corridor, FailingEngine, FaultPlan, Faulty
+from tiny_models import tiny_model, tiny_tokenizer
+from turntree.core.completion import Sampling
+from turntree.core.cost import Cost
+from turntree.core.messages import Message
+from turntree.core.protocols import GateDecision, GroupProgress, Observation
+from turntree.engines.hf import HFEngine
+from turntree.environments.processes import ProcessPool, ProcessPoolConfig
+from turntree.filters.dapo import DapoFilter
+from turntree.filters.greso import GresoConfig
+from turntree.renderers.template import ChatRenderer
+from turntree.rollouts.live import EpisodeConfig
+from turntree.rollouts.scheduler import SchedulerConfig
+from turntree.training.checkpoints import CheckpointConfig, Checkpoints
+from turntree.training.learner import Learner
+from turntree.training.online import OnlineConfig, Parts, train_online
+from turntree.training.optimizer import OptimizerConfig
+
+RENDERER = ChatRenderer(tiny_tokenizer())
+ROLLOUTS = SchedulerConfig(
+    episodes=EpisodeConfig(sampling=Sampling(max_tokens=8)), group_size=4, max_live_rollouts=8, max_retries=1
+)
+
+
+class Even(Corridor):
+    """A success when the number of characters said is even: chance, for a random policy."""
+
+    def step(self, action: Message) -> Observation:
+        told = super().step(action)
+        success = len("".join(self.said)) % 2 == 0
+        return Observation(told.messages, told.done, success if told.done else None)
+
+    def fork(self) -> Even:
+        twin = Even(self.task_id, self.length)
+        twin.said = list(self.said)
+        return twin
+
+
+class Hopeless(Corridor):
+    def step(self, action: Message) -> Observation:
+        told = super().step(action)
+        return Observation(told.messages, told.done, False if told.done else None)
+
+    def fork(self) -> Hopeless:
+        return Hopeless(self.task_id, self.length)
+
+
+class CutAll:
+    def decide(self, group: GroupProgress) -> GateDecision | None:
+        return GateDecision(cut=not all(group.finished), reason="all are", numbers={}, final=True)
+
+
+def corridors(kind: type[Corridor] = Even, count: int = 6) -> list[Corridor]:
+    return [kind(f"task {number}", 1 + number % 3) for number in range(count)]
+
+
+def parts(tasks: Any = None, **others: Any) -> Parts:
+    model = tiny_model(seed=1)
+    reference = copy.deepcopy(model).requires_grad_(False)
+    tasks = corridors() if tasks is None else tasks
+    return Parts(model, reference, HFEngine(model, RENDERER.stop_ids), RENDERER, tasks, **others)
+
+
+def config(**settings: Any) -> OnlineConfig:
+    given = {"iterations": 3, "groups": 3, "rollouts": ROLLOUTS, "optimizer": OptimizerConfig(learning_rate=1e-3)}
+    return OnlineConfig(**{**given, **settings})
+
+
+def weights(run: Parts) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in run.model.state_dict().items()}
+
+
+def test_an_iteration_plays_its_groups_and_learns_from_all_that_were_scored() -> None:
+    run, rows, kept = parts(), [], []
+    before = weights(run)
+    train_online(run, config(), log=rows.append, keep=lambda iteration, groups: kept.append((iteration, len(groups))))
+    assert kept == [(1, 3), (2, 3), (3, 3)]
+    assert [row["trained_groups"] for row in rows] == [3, 3, 3]
+    assert all(sum(row["stops"].values()) == 12 for row in rows)
+    assert any(not torch.equal(value, before[name]) for name, value in weights(run).items())
+
+
+def test_a_cut_group_is_never_learned_from_and_saves_nothing_that_was_never_seen() -> None:
+    run, rows = parts(corridors(count=3), gate=CutAll()), []
+    before = weights(run)
+    train_online(run, config(), log=rows.append)
+    longer = [task for task in run.tasks if task.length > 1]  # type: ignore[attr-defined]
+    assert rows[0]["groups_cut"] == len(longer) == 2
+    assert rows[0]["trained_groups"] == 1
+    run, rows = parts(longer, gate=CutAll()), []
+    train_online(run, config(groups=2), log=rows.append)
+    assert [row["trained_groups"] for row in rows] == [0, 0, 0]
+    assert all(torch.equal(value, before[name]) for name, value in weights(run).items())
+    assert rows[-1]["saved"]["gate"]["turns"] == 0, "no rollout has ever gone on from there, so nothing is claimed"
+
+
+def test_groups_without_variance_are_dropped_by_dapo_and_their_prompts_skipped_by_greso() -> None:
+    run, rows = parts(corridors(Hopeless, 3)), []
+    greso = GresoConfig(easy_exploration=0.05, hard_exploration=0.05)
+    train_online(run, config(iterations=6, dapo=DapoFilter(), greso=greso), log=rows.append)
+    assert [row["trained_groups"] for row in rows] == [0] * 6
+    assert rows[0]["prompts_skipped"] == {}
+    assert sum(sum(row["prompts_skipped"].values()) for row in rows) > 5
+    saved = rows[-1]["saved"]
+    assert saved["dapo"]["trained_tokens"] > 0
+    assert saved["dapo"]["turns"] == 0, "DAPO looks after the rollouts: they were paid for"
+    assert saved["greso"]["turns"] > 0
+
+
+def test_a_refill_replaces_dropped_groups_up_to_its_cap() -> None:
+    run, rows = parts(corridors(Hopeless, 3)), []
+    train_online(run, config(iterations=1, dapo=DapoFilter(refill_cap=1.0)), log=rows.append)
+    assert rows[0]["groups"] == 6
+
+
+def check(iteration: int) -> tuple[dict[str, Any], Cost]:
+    return {"checked": iteration}, Cost(turns=1)
+
+
+def without_timing(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key != "timing"} for row in rows]
+
+
+@pytest.mark.parametrize("stop", [1, 2, 4])
+def test_a_run_that_was_killed_goes_on_to_the_same_weights_and_rows(stop: int, tmp_path: Path) -> None:
+    settings = config(iterations=5, greso=GresoConfig(), dapo=DapoFilter())
+    calm, calm_rows = parts(), []
+    train_online(calm, settings, log=calm_rows.append, check=check)
+
+    rows: list[dict[str, Any]] = []
+    checkpoints = Checkpoints(tmp_path / "checkpoints", CheckpointConfig(every=1))
+
+    def killed(row: dict[str, Any]) -> None:
+        if row["step"] == stop + 1:
+            raise KeyboardInterrupt
+        rows.append(json.loads(json.dumps(row)))
+
+    with pytest.raises(KeyboardInterrupt):
+        train_online(parts(), settings, log=killed, check=check, checkpoints=checkpoints)
+    again = parts()
+    train_online(again, settings, log=rows.append, check=check, checkpoints=checkpoints)
+    assert without_timing(json.loads(json.dumps(rows))) == without_timing(json.loads(json.dumps(calm_rows)))
+    assert all(torch.equal(value, weights(calm)[name]) for name, value in weights(again).items())
+
+
+def test_faults_at_random_end_no_run_lose_no_group_and_reach_no_loss(tmp_path: Path, monkeypatch: Any) -> None:
+    """Workers killed, hanging and answering garbage, engine calls failing, through ten iterations of training."""
+    learned: list[tuple[Any, Any]] = []
+    learn = Learner.learn
+
+    def watched(self: Learner, trees: Any, credits: Any) -> Any:
+        learned.extend(zip(trees, credits, strict=True))
+        return learn(self, trees, credits)
+
+    monkeypatch.setattr(Learner, "learn", watched)
+    plan = FaultPlan(seed=4, killed=0.01, hanging=0.005, garbage=0.02, raising=0.02, tally=str(tmp_path))
+    tasks = [Faulty(task, plan) for task in corridors(count=4)]
+    run = parts(tasks)
+    engine = FailingEngine(run.engine, rate=0.1, seed=4)
+    rows: list[dict[str, Any]] = []
+    rewards: dict[int, Any] = {}
+    kept: Counter[int] = Counter()
+
+    def keep(iteration: int, groups: Any) -> None:
+        kept[iteration] += len(groups)
+        rewards.update({id(group.tree): group for group in groups})
+
+    with ProcessPool(ProcessPoolConfig(workers=2, step_seconds=1.0)) as pool:
+        run = Parts(run.model, run.reference, engine, RENDERER, tasks, pool=pool)
+        train_online(run, config(iterations=10, groups=4), log=rows.append, keep=keep)
+    assert kept == dict.fromkeys(range(1, 11), 4)
+    stops: Counter[str] = sum((Counter(row["stops"]) for row in rows), Counter())
+    assert stops.total() == 10 * 4 * 4
+    assert stops["environment_error"] and stops["engine_error"] and engine.failed
+    assert learned
+    for tree, credit in learned:
+        scored = rewards[id(tree)].rewards.scored()
+        honest = {node.id for leaf in scored for node in tree.path(leaf) if node.sampled and node.token_ids}
+        assert set(credit.nodes) == honest, "credit reaches the rollouts that were scored, and only them"
+        assert credit.censored == len(tree.leaves()) - len(scored)
+    assert sum(credit.censored for _, credit in learned), "some group was learned from although a rollout was lost"
