@@ -12,6 +12,7 @@ from turntree.cli.common import configured, finish, json_option, set_option
 from turntree.cli.pipeline import MODEL_HELP
 
 if TYPE_CHECKING:
+    from turntree.rollouts.live import EpisodeConfig
     from turntree.stages.train_online import TrainOnlineConfig
 
 
@@ -118,11 +119,10 @@ def experiment() -> None:
     """Comparisons over seeds. An interrupted experiment goes on where it stopped; finished runs are not run again."""
 
 
-def _online_defaults(iterations: int, groups: int, difficulty: str, check_every: int, **loss: Any) -> TrainOnlineConfig:
-    """What both experiments start from, vetted for the embedded policy. Temperature 0.5: at 1 so small a policy is
-    so uncertain that its rollouts hardly ever converge, and a gate has nothing to do."""
-    from turntree.core.completion import Sampling
-    from turntree.rollouts.live import EpisodeConfig
+def _online_arm(
+    iterations: int, groups: int, difficulty: str, check_every: int, episodes: EpisodeConfig, rate: float, loss: Any
+) -> TrainOnlineConfig:
+    """GRPO on generated games, as far as both experiments agree; `loss` are its settings beside the KL term."""
     from turntree.rollouts.scheduler import SchedulerConfig
     from turntree.stages.tasks import GamesConfig
     from turntree.stages.train_online import TrainOnlineConfig
@@ -130,7 +130,6 @@ def _online_defaults(iterations: int, groups: int, difficulty: str, check_every:
     from turntree.training.online import OnlineConfig
     from turntree.training.optimizer import OptimizerConfig
 
-    episodes = EpisodeConfig(max_turns=24, sampling=Sampling(temperature=0.5, max_tokens=24))
     return TrainOnlineConfig(
         games=GamesConfig(split="train", count=400, difficulty=difficulty),
         held_out=GamesConfig(split="dev", count=100, difficulty=difficulty),
@@ -139,8 +138,8 @@ def _online_defaults(iterations: int, groups: int, difficulty: str, check_every:
             groups=groups,
             check_every=check_every,
             rollouts=SchedulerConfig(episodes=episodes, group_size=8, max_live_rollouts=8 * groups),
-            loss=LossConfig(kl_coefficient=0.02, temperature=0.5, **loss),
-            optimizer=OptimizerConfig(learning_rate=2e-4, warmup_steps=3),
+            loss=LossConfig(kl_coefficient=0.02, temperature=episodes.sampling.temperature, **loss),
+            optimizer=OptimizerConfig(learning_rate=rate, warmup_steps=3),
         ),
     )
 
@@ -175,11 +174,16 @@ def gate_experiment(
     """
     from dataclasses import replace
 
+    from turntree.core.completion import Sampling
     from turntree.gates.config import CheckpointConfig, GateConfig
+    from turntree.rollouts.live import EpisodeConfig
     from turntree.stages.experiment_gate import GateExperimentConfig, run_gate_experiment
 
     gate = GateConfig(checkpoints=(CheckpointConfig(turn=gate_turn, threshold=gate_threshold),))
-    online = _online_defaults(iterations, groups, difficulty, 8, normalizer="constant", constant=constant)
+    # temperature 0.5: at 1 so small a policy is so uncertain that its rollouts hardly ever converge
+    episodes = EpisodeConfig(max_turns=24, sampling=Sampling(temperature=0.5, max_tokens=24))
+    normalizer = {"normalizer": "constant", "constant": constant}
+    online = _online_arm(iterations, groups, difficulty, 8, episodes, 2e-4, normalizer)
     base = replace(online, gate=gate)
     config = configured(GateExperimentConfig(online=base, seeds=_seeds(seeds)), overrides)
     summary = run_gate_experiment(config, out)
@@ -227,22 +231,24 @@ def cost_experiment(
     """
     from turntree.core.completion import Sampling
     from turntree.profiling.profile import ProfileConfig
+    from turntree.rollouts.live import EpisodeConfig
     from turntree.stages.experiment_cost import CostExperimentConfig, run_cost_experiment
     from turntree.training.losses import LossConfig
     from turntree.training.optimizer import OptimizerConfig
     from turntree.training.pivot import PivotConfig
 
-    command = Sampling(temperature=0.5, max_tokens=24)
+    command = Sampling(temperature=1.0, max_tokens=24)
+    episodes = EpisodeConfig(max_turns=16, sampling=command)
     pivot = PivotConfig(
         steps=steps,
         check_every=5,
         sampling=command,
-        loss=LossConfig(kl_coefficient=0.02, temperature=0.5),
+        loss=LossConfig(kl_coefficient=0.02),
         optimizer=OptimizerConfig(learning_rate=5e-4, warmup_steps=3),
     )
     base = CostExperimentConfig(
         seeds=_seeds(seeds),
-        online=_online_defaults(iterations, groups, difficulty, 2),
+        online=_online_arm(iterations, groups, difficulty, 2, episodes, 5e-4, {}),
         profile=ProfileConfig(sampling=command),
         train=pivot,
     )
