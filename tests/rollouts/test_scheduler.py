@@ -115,6 +115,23 @@ def test_a_configuration_that_cannot_work_is_refused(wrong: dict[str, int]) -> N
         config(**wrong)
 
 
+def test_a_completion_that_was_cut_short_is_closed_by_what_follows_it() -> None:
+    short = EpisodeConfig(max_turns=4, sampling=Sampling(max_tokens=2))
+    words = ScriptedEngine(
+        lambda prompt, seed: (WORDS[0][0], WORDS[1][0]) if seed % 2 else (WORDS[0][0], WORDS[0][-1]),
+        RENDERER.stop_ids,
+        vocab_size=len(TOKENIZER),
+    )
+    group = only(list(Scheduler(words, RENDERER, config(episodes=short)).run(corridors(4), seed=0)))
+    ends = {
+        (node.token_ids[-1] in RENDERER.stop_ids, group.tree[child].token_ids[0] in RENDERER.stop_ids)
+        for node in group.tree
+        if node.sampled
+        for child in group.tree.children(node.id)
+    }
+    assert ends == {(True, False), (False, True)}
+
+
 # gates
 
 
