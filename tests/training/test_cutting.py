@@ -106,3 +106,13 @@ def test_a_budget_below_the_longest_path_names_the_tree_and_the_number() -> None
         pack([tree], [credit], max_tokens=30)
     assert [b.stats.cut_trees for b in pack([tree], [credit], max_tokens=31)] == [1, 0]
     assert [b.stats.cut_trees for b in pack([tree], [credit], max_tokens=32)] == [0]
+
+
+def test_an_action_that_begins_in_one_part_belongs_whole_to_the_part_where_it_ends() -> None:
+    tree = RolloutTree("twins")
+    root = tree.add(None, NodeKind.PROMPT, (1,)).id
+    leaves = [add_completion(tree, root, action) for action in ((5, 6), (5, 7))]
+    credit = Credit({leaf: NodeCredit(1.0, 0.0, 1.0) for leaf in leaves}, 4, 2, False)
+    first, second = pack([tree], [credit], max_tokens=3)
+    assert (first.tokens_BL.tolist(), second.tokens_BL.tolist()) == ([[1, 5, 6]], [[1, 5, 7]])
+    assert first.target_S[first.slot_T].tolist() == [5, 6] and second.target_S[second.slot_T].tolist() == [5, 7]
