@@ -1,12 +1,22 @@
 """Sampling with statistics: `HFEngine` against `generate` of Transformers, side by side.
 
-    python benchmarks/generate.py [--vocabulary 32000] [--repeats 3] [--json PATH]
+    python benchmarks/generate.py [--vocabulary 32000] [--repeats 7] [--clock cpu] [--json PATH]
 
-Both sides sample at temperature 1 and end with three numbers for every new token: its id, its log-probability and the
-entropy of the full distribution. `HFEngine` returns them; `generate` returns the logits of every step, from which
-they are computed here, inside the clock. It is measured twice: as it is (every turn prefills every sequence), and
-with its cache managed by hand, as its documentation shows: the prompt is prefilled once and repeated, and the cache
-carried from turn to turn. That needs sequences of equal length, which these cases happen to have.
+All sides sample at temperature 1 and end with three numbers for every new token: its id, its log-probability and the
+entropy of the full distribution. `HFEngine` returns them; for `generate` a logits processor computes them step by
+step, which is cheaper than `output_logits` (that holds the logits of every step). The sides of a case:
+
+- siblings: `generate` of the prompt repeated, which prefills every copy ("plain"), and with its cache managed by hand,
+  as its documentation shows: the prompt prefilled once, then repeated ("reuse").
+- conversation: four conversations in step. "reuse": the cache carried from turn to turn. "plain": every turn prefills
+  all of it.
+- unequal: 16 callers, each with four requests of unequal lengths in a row, the next submitted when the last is
+  answered. The engine serves them as they come. "plain": `generate` on left-padded batches of 16, the next when all
+  are done, up to the longest limit of the batch. "waves": the engine, in the same batches.
+
+`speedup` is against the first baseline of the case, with the lowest and highest ratio of `--repeats` interleaved pairs
+(of seven pairs, a 98% interval of the median); `beside` are the others, with fewer repeats. `--clock cpu` counts the
+seconds of this process: on a machine shared with others the wall clock times their work, too.
 """
 
 from __future__ import annotations
@@ -14,12 +24,13 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, LogitsProcessor, PreTrainedModel
 from update_step import arguments_of, interleaved, random_qwen3, ratio
 
 from turntree.cli.common import finish
@@ -27,9 +38,13 @@ from turntree.core.completion import Completion, GenerationRequest, Sampling
 from turntree.core.seeds import derive
 from turntree.engines.hf import HFEngine
 
+BESIDE = 3  # repeats of the sides that are reported beside the first baseline
+Clock = Callable[[], float]
+Answers = list[list[list[float]]]  # per call of generate: ids, log-probabilities, entropies, each [sequences, new]
+
 
 @dataclass(frozen=True)
-class Case:
+class Turns:
     """`sequences` conversations from one prompt: `turns` times `new` sampled tokens, then `observed` given ones."""
 
     name: str
@@ -39,25 +54,84 @@ class Case:
     turns: int = 1
     observed: int = 0
 
-    def tokens(self, vocabulary: int, turn: int) -> tuple[int, ...]:
+    def given(self, vocabulary: int, turn: int) -> tuple[int, ...]:
         """The prompt (turn 0), or what is observed after turn `turn`."""
-        draw = random.Random(turn)
-        return tuple(draw.randrange(vocabulary) for _ in range(self.observed if turn else self.prompt))
+        return tokens(turn, self.observed if turn else self.prompt, vocabulary)
+
+    @property
+    def sampled(self) -> int:
+        return self.sequences * self.turns * self.new
+
+    def sides(self, model: PreTrainedModel, engine: HFEngine) -> dict[str, Callable[[], object]]:
+        vocabulary = model.config.vocab_size
+        baselines: dict[str, Callable[[], object]] = {
+            "plain": lambda: with_generate(model, self, vocabulary, reuse=False),
+            "reuse": lambda: with_generate(model, self, vocabulary, reuse=True),
+        }
+        first = "plain" if self.turns == 1 else "reuse"
+        return {"engine": lambda: with_engine(engine, self, vocabulary), first: baselines.pop(first), **baselines}
+
+
+@dataclass(frozen=True)
+class Callers:
+    """`callers` who ask `requests` times each, one after the other, with prompts and limits of unequal length."""
+
+    name: str
+    callers: int
+    requests: int
+    longest_prompt: int
+    longest_answer: int
+
+    def asked(self, vocabulary: int, caller: int, index: int) -> GenerationRequest:
+        key = derive(0, caller, index)
+        draw = random.Random(key)
+        prompt = tokens(key, draw.randint(self.longest_prompt // 8, self.longest_prompt), vocabulary)
+        limit = round(self.longest_answer * 16 ** -draw.random())  # most are short
+        return GenerationRequest(prompt_ids=prompt, sampling=Sampling(max_tokens=limit), seed=key)
+
+    @property
+    def sampled(self) -> int:
+        pairs = [(caller, index) for caller in range(self.callers) for index in range(self.requests)]
+        return sum(self.asked(2, *pair).sampling.max_tokens for pair in pairs)
+
+    def sides(self, model: PreTrainedModel, engine: HFEngine) -> dict[str, Callable[[], object]]:
+        vocabulary = model.config.vocab_size
+        batches = [
+            [self.asked(vocabulary, caller, index) for caller in range(self.callers)] for index in range(self.requests)
+        ]
+        return {
+            "engine": lambda: as_they_come(engine, self, vocabulary),
+            "plain": lambda: [padded_generate(model, batch) for batch in batches],
+            "waves": lambda: [engine.generate(batch) for batch in batches],
+        }
 
 
 CASES = (
-    Case("siblings_8", sequences=8, prompt=1024, new=64),
-    Case("siblings_64", sequences=64, prompt=1024, new=64),
-    Case("conversation_30_turns", sequences=4, prompt=256, new=16, turns=30, observed=32),
+    Turns("siblings_8", sequences=8, prompt=1024, new=64),
+    Turns("siblings_64", sequences=64, prompt=1024, new=64),
+    Turns("conversation_30_turns", sequences=4, prompt=256, new=16, turns=30, observed=32),
+    Callers("unequal_16", callers=16, requests=4, longest_prompt=512, longest_answer=128),
 )
-QUICK = (Case("siblings_4", 4, 32, 4), Case("conversation_3_turns", 2, 16, 4, turns=3, observed=8))
+QUICK = (
+    Turns("siblings_4", 4, 32, 4),
+    Turns("conversation_3_turns", 2, 16, 4, turns=3, observed=8),
+    Callers("unequal_3", callers=3, requests=2, longest_prompt=16, longest_answer=8),
+)
 
 
-def with_engine(engine: HFEngine, case: Case, vocabulary: int) -> list[list[Completion]]:
+def tokens(seed: int, count: int, vocabulary: int) -> tuple[int, ...]:
+    draw = random.Random(seed)
+    return tuple(draw.randrange(vocabulary) for _ in range(count))
+
+
+# the engine
+
+
+def with_engine(engine: HFEngine, case: Turns, vocabulary: int) -> list[list[Completion]]:
     """The completions of every turn. The engine starts with nothing kept."""
     engine.weights_changed(0)
     sampling = Sampling(max_tokens=case.new)
-    histories = [case.tokens(vocabulary, 0)] * case.sequences
+    histories = [case.given(vocabulary, 0)] * case.sequences
     turns: list[list[Completion]] = []
     for turn in range(1, case.turns + 1):
         requests = [
@@ -65,83 +139,141 @@ def with_engine(engine: HFEngine, case: Case, vocabulary: int) -> list[list[Comp
             for i, ids in enumerate(histories)
         ]
         turns.append(engine.generate(requests))
-        observed = case.tokens(vocabulary, turn)
+        observed = case.given(vocabulary, turn)
         histories = [ids + said.token_ids + observed for ids, said in zip(histories, turns[-1], strict=True)]
     return turns
 
 
+def as_they_come(engine: HFEngine, case: Callers, vocabulary: int) -> list[Completion]:
+    """Every caller submits its next request when its last one is answered."""
+    waiting = {engine.submit(case.asked(vocabulary, caller, 0)): (caller, 0) for caller in range(case.callers)}
+    answers: list[Completion] = []
+    while waiting:
+        for end in engine.poll():
+            caller, index = waiting.pop(end.ticket)
+            assert end.completion is not None
+            answers.append(end.completion)
+            if index + 1 < case.requests:
+                waiting[engine.submit(case.asked(vocabulary, caller, index + 1))] = (caller, index + 1)
+    return answers
+
+
+# Transformers
+
+
+class Statistics(LogitsProcessor):
+    """Records the log-probability of every sampled token and the entropy of its distribution, in nats."""
+
+    def __init__(self) -> None:
+        self.logprobs: list[torch.Tensor] = []
+        self.entropies: list[torch.Tensor] = []
+        self._last_NV: torch.Tensor | None = None
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.look_up(input_ids)
+        self._last_NV = scores.float().log_softmax(-1)
+        self.entropies.append(-(self._last_NV.exp() * self._last_NV).sum(-1))
+        return scores
+
+    def look_up(self, sequences: torch.Tensor) -> None:
+        """A token is known one step after its distribution."""
+        if self._last_NV is not None:
+            self.logprobs.append(self._last_NV.gather(1, sequences[:, -1:])[:, 0])
+
+
+def sampled_with(model: PreTrainedModel, ids: torch.Tensor, new: int, **how: Any) -> tuple[torch.Tensor, list[Any]]:
+    """All sequences, and of the `new` tokens the ids, log-probabilities and entropies as lists [sequences, new]."""
+    statistics = Statistics()
+    settings = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "pad_token_id": 0}
+    sequences = model.generate(ids, max_new_tokens=new, logits_processor=[statistics], **settings, **how)
+    statistics.look_up(sequences)
+    columns = (statistics.logprobs, statistics.entropies)
+    return sequences, [sequences[:, -new:].tolist(), *(torch.stack(column, 1).tolist() for column in columns)]
+
+
 @torch.inference_mode()
-def with_generate(model: PreTrainedModel, case: Case, vocabulary: int, *, reuse: bool) -> list[list[list[Any]]]:
-    """Per turn the tokens, log-probabilities and entropies, each as lists [sequences][new]."""
-    ids = torch.tensor([case.tokens(vocabulary, 0)])
+def with_generate(model: PreTrainedModel, case: Turns, vocabulary: int, *, reuse: bool) -> Answers:
+    ids = torch.tensor([case.given(vocabulary, 0)])
     cache = None
     if reuse:
         cache = DynamicCache(config=model.config)
         model(input_ids=ids[:, :-1], past_key_values=cache, logits_to_keep=1)
         cache.batch_repeat_interleave(case.sequences)
     ids = ids.repeat(case.sequences, 1)
-    turns: list[list[list[Any]]] = []
+    turns: Answers = []
     for turn in range(1, case.turns + 1):
-        answer = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            past_key_values=cache,
-            max_new_tokens=case.new,
-            do_sample=True,
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
-            output_logits=True,
-            return_dict_in_generate=True,
+        sequences, answer = sampled_with(
+            model, ids, case.new, attention_mask=torch.ones_like(ids), past_key_values=cache
         )
-        sampled = answer.sequences[:, -case.new :]
-        steps = [scored(logits_NV, sampled[:, t]) for t, logits_NV in enumerate(answer.logits)]
-        turns.append([sampled.tolist(), *(torch.stack(column, 1).tolist() for column in zip(*steps, strict=True))])
-        observed = torch.tensor([case.tokens(vocabulary, turn)], dtype=torch.long).repeat(case.sequences, 1)
-        ids = torch.cat([answer.sequences, observed], 1)
+        turns.append(answer)
+        observed = torch.tensor([case.given(vocabulary, turn)], dtype=torch.long).repeat(case.sequences, 1)
+        ids = torch.cat([sequences, observed], 1)
     return turns
 
 
-def scored(logits_NV: torch.Tensor, tokens_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities and entropies of one step, in nats."""
-    logprobs_NV = logits_NV.float().log_softmax(-1)
-    return logprobs_NV.gather(1, tokens_N[:, None])[:, 0], -(logprobs_NV.exp() * logprobs_NV).sum(-1)
+@torch.inference_mode()
+def padded_generate(model: PreTrainedModel, batch: Sequence[GenerationRequest]) -> list[Any]:
+    """One batch, padded on the left, until the longest limit; what is beyond a shorter limit is thrown away."""
+    longest = max(len(request.prompt_ids) for request in batch)
+    padding = [longest - len(request.prompt_ids) for request in batch]
+    ids = torch.tensor([(0,) * pad + request.prompt_ids for pad, request in zip(padding, batch, strict=True)])
+    mask = (torch.arange(longest) >= torch.tensor(padding)[:, None]).long()
+    limits = [request.sampling.max_tokens for request in batch]
+    _, answer = sampled_with(model, ids, max(limits), attention_mask=mask)
+    return [[row[:limit] for row, limit in zip(column, limits, strict=True)] for column in answer]
 
 
-def measure(model: PreTrainedModel, case: Case, repeats: int) -> dict[str, Any]:
-    vocabulary = model.config.vocab_size
+# ratios
+
+
+def measure(model: PreTrainedModel, case: Turns | Callers, repeats: int, clock: Clock) -> dict[str, Any]:
     engine = HFEngine(model, stop_ids=())  # nothing stops: all sides sample the same number of tokens
-    sides: list[Callable[[], object]] = [
-        lambda: with_engine(engine, case, vocabulary),
-        lambda: with_generate(model, case, vocabulary, reuse=False),
-        lambda: with_generate(model, case, vocabulary, reuse=True),
-    ]
-    interleaved(sides, 1)  # warm up
-    ours, plain, reusing = interleaved(sides, repeats)
-    against, by_hand = ratio(plain, ours), ratio(reusing, ours)
+    sides = case.sides(model, engine)
+    timed = list(sides.values())
+    taken = dict(zip(sides, interleaved(timed, min(repeats, BESIDE), clock), strict=True))
+    for name, more in zip(sides, interleaved(timed[:2], max(0, repeats - BESIDE), clock), strict=False):
+        taken[name] += more
+    ours = taken.pop("engine")
+    against = {name: ratio(theirs, ours[: len(theirs)]) for name, theirs in taken.items()}
+    baseline = next(iter(against))
+    main = against.pop(baseline)
     return {
         "name": case.name,
-        "speedup": against["median"],
-        "low": against["low"],
-        "high": against["high"],
-        "speedup_by_hand": by_hand,
-        "tokens_per_second": case.sequences * case.turns * case.new / statistics.median(ours),
+        "baseline": baseline,
+        "speedup": main["median"],
+        "low": main["low"],
+        "high": main["high"],
+        "beside": against,
+        "tokens_per_second": case.sampled / statistics.median(ours),
     }
+
+
+def described(row: dict[str, Any]) -> str:
+    beside = "".join(
+        f", {{median:.2f}} times {name} [{{low:.2f}}, {{high:.2f}}]".format(**found)
+        for name, found in row["beside"].items()
+    )
+    return (
+        "{name}: {speedup:.2f} times {baseline} [{low:.2f}, {high:.2f}]".format(**row)
+        + f"{beside}; {row['tokens_per_second']:.0f} tokens a second"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="HFEngine against generate of Transformers.")
     parser.add_argument("--vocabulary", type=int, default=32000, help="the larger, the more work all sides share")
-    arguments = arguments_of(parser, repeats=3)
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: seconds of this process only")
+    parser.add_argument("--cases", nargs="+", choices=[case.name for case in CASES], help="only these")
+    arguments = arguments_of(parser, repeats=7)
+    clock = time.perf_counter if arguments.clock == "wall" else time.process_time
     width, vocabulary, cases = (32, 500, QUICK) if arguments.quick else (256, arguments.vocabulary, CASES)
     model = random_qwen3(vocabulary, width)
-    rows = [measure(model, case, arguments.repeats) for case in cases]
-    lines = [
-        "{name}: {speedup:.2f} times generate [{low:.2f}, {high:.2f}], {speedup_by_hand[median]:.2f} times with its "
-        "cache managed by hand; {tokens_per_second:.0f} tokens a second".format(**row)
-        for row in rows
-    ]
-    finish({"vocabulary": vocabulary, "threads": torch.get_num_threads(), "cases": rows}, arguments.json, lines)
+    chosen = [case for case in cases if not arguments.cases or case.name in arguments.cases]
+    for case in QUICK:  # warm up
+        measure(model, case, 1, clock)
+    rows = [measure(model, case, arguments.repeats, clock) for case in chosen]
+    setting = {"vocabulary": vocabulary, "threads": torch.get_num_threads(), "clock": arguments.clock}
+    finish(setting | {"repeats": arguments.repeats, "cases": rows}, arguments.json, [described(row) for row in rows])
 
 
 if __name__ == "__main__":

@@ -42,10 +42,12 @@ def test_updates_have_the_same_gradient_and_rho_counts_tokens(shape: str):
             assert shape == "long" and 0 < case["gradient_error_trl"]["high"] < 1e-4
 
 
-def test_sampling_is_timed_for_siblings_and_for_a_conversation():
+def test_sampling_is_timed_for_siblings_a_conversation_and_callers_out_of_step():
     found = cases("generate.py")
-    assert [case["name"] for case in found] == ["siblings_4", "conversation_3_turns"]
+    assert [case["name"] for case in found] == ["siblings_4", "conversation_3_turns", "unequal_3"]
+    assert [case["baseline"] for case in found] == ["plain", "reuse", "plain"]
+    assert [list(case["beside"]) for case in found] == [["reuse"], ["plain"], ["waves"]]
     for case in found:
         assert 0 < case["low"] <= case["speedup"] <= case["high"]
-        assert 0 < case["speedup_by_hand"]["low"] <= case["speedup_by_hand"]["high"]
+        assert all(0 < beside["low"] <= beside["high"] for beside in case["beside"].values())
         assert case["tokens_per_second"] > 0

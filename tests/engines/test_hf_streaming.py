@@ -113,7 +113,7 @@ def test_a_sibling_that_comes_late_joins_without_a_prefill_and_is_kept_too() -> 
 
 def test_a_prompt_is_computed_once_for_siblings_that_wait_for_a_place() -> None:
     engine = HFEngine(tiny_model(), STOPS, EngineConfig(max_batch_rows=4))
-    completions = engine.generate([ask(prompt(30, 1), seed, max_tokens=1 + seed % 5) for seed in range(30)])
+    completions = engine.generate([ask(prompt(30, 1), seed, max_tokens=2) for seed in range(10)])
     assert prefilled(completions) == 30
 
 
@@ -137,7 +137,7 @@ def test_a_cancelled_request_makes_room_at_once_and_costs_what_it_drew() -> None
 
 
 def test_when_all_are_cancelled_no_keys_and_values_are_left() -> None:
-    engine = HFEngine(tiny_model(), [])
+    engine = HFEngine(tiny_model(), [], EngineConfig(max_batch_rows=6))
     gc.collect()
     before = sum(type(thing) is RowCache for thing in gc.get_objects())
     tickets = [engine.submit(ask(prompt(20, seed % 3), seed, max_tokens=50, retain=True)) for seed in range(9)]
