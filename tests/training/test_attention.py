@@ -53,6 +53,7 @@ def visible(blocks, batch: PackedBatch) -> torch.Tensor:
         for block in found:
             keys = torch.cat([torch.arange(a, b) for a, b in block.keys])
             queries = torch.arange(block.start, block.end)
+            assert block.mask_QK is not None or block.keys == ((block.start, block.end),)
             mask = (keys <= queries[:, None]) if block.mask_QK is None else block.mask_QK == 0
             seen[row, queries[:, None], keys] = mask
     return seen
