@@ -71,7 +71,7 @@ class ProcessPool:
 
     @property
     def in_flight(self) -> int:
-        return self._unanswered + len(self._answers)
+        return self._unanswered
 
     def open(self, environment: Environment) -> Session:
         """Raises `InputError` for an environment that cannot be pickled."""
@@ -92,9 +92,9 @@ class ProcessPool:
         seat = self._seats.pop(session)
         worker, pending = seat.worker, seat.pending
         worker.sessions -= 1
-        self._answers = [answer for answer in self._answers if answer.session is not session]
         seat.closed = True
         if seat.number in worker.held:
+            worker.held.remove(seat.number)
             worker.forget.append(seat.number)
         if pending is None:
             return 0
@@ -139,7 +139,6 @@ class ProcessPool:
             worker.limit = _START_SECONDS
         call = Call(pending.seat.number, pending.action, rebuild, worker.forget)
         worker.since, worker.forget = time.monotonic(), []
-        worker.held.difference_update(call.forget)
         try:
             worker.pipe.send(call)
         except OSError:  # it died since its last call: that call is not to blame
@@ -172,9 +171,7 @@ class ProcessPool:
         seat, session = pending.seat, pending.seat.session
         worker.held.discard(seat.number)
         if reply.observation is not None:
-            worker.held.add(seat.number)
-            if seat.closed:
-                worker.forget.append(seat.number)
+            (worker.forget.append if seat.closed else worker.held.add)(seat.number)
         if seat.closed:
             return
         if reply.observation is not None:
