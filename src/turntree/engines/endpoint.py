@@ -12,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import dataclasses
+import json
 import math
 import os
 import threading
 import time
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from turntree.core.completion import Completion, Finished, GenerationRequest
@@ -36,7 +38,7 @@ _SEED_BITS = 2**31 - 1  # what every server takes
 class EndpointConfig:
     """`url` is the base of the API ("http://host:8000/v1"); a key, where one is needed, is OPENAI_API_KEY.
 
-    `tokenizer` is a local folder with the tokenizer of the served model. `max_context` 0: what the tokenizer says.
+    `tokenizer` is a local folder with the tokenizer of the served model. `max_context` 0: what that folder says.
     A request is tried again up to `retries` times, with growing pauses, each time for `timeout` seconds at most.
     """
 
@@ -73,7 +75,7 @@ class EndpointEngine:
         self.stop_ids = frozenset(stop_ids)
         self.identity = f"endpoint:{model}"
         self.exact = True
-        self.max_context = config.max_context or _context_of(tokenizer)
+        self.max_context = config.max_context or _context_of(tokenizer, Path(config.tokenizer))
         self._config, self._model, self._tokenizer, self._vocabulary = config, model, tokenizer, len(tokenizer)
         self._version, self._next = 0, 0
         self._open: dict[int, concurrent.futures.Future[Completion]] = {}
@@ -275,11 +277,14 @@ def _unreported(vocabulary: int) -> tuple[float, float]:
     return 0.0, math.log(vocabulary) / 2
 
 
-def _context_of(tokenizer: PreTrainedTokenizerBase) -> int:
+def _context_of(tokenizer: PreTrainedTokenizerBase, folder: Path) -> int:
+    """What the tokenizer says, else what a model's configuration beside it says."""
     length = int(min(tokenizer.model_max_length, _UNKNOWN_LENGTH))
+    if length == _UNKNOWN_LENGTH and (folder / "config.json").is_file():
+        length = int(json.loads((folder / "config.json").read_text()).get("max_position_embeddings", _UNKNOWN_LENGTH))
     if length == _UNKNOWN_LENGTH:
         raise ConfigError(
-            "the tokenizer does not say how long the context is",
+            "neither the tokenizer nor a config.json beside it says how long the context is",
             field="endpoint.max_context",
             hint="give what the server holds, e.g. --set endpoint.max_context=32768",
         )

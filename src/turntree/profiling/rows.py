@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -73,7 +74,7 @@ class CandidateProfile:
             **({} if self.audit is None else {"audit": dict(self.audit)}),
             "successes": sum(reward == 1.0 for reward in rewards),
             "unjudged": sum(reward is None for reward in rewards),
-            "faults": sum(sample.action is None for sample in self.samples),
+            "faults": dict(Counter(sample.fault for sample in self.samples if sample.action is None)),
             "truncated": sum(sample.truncated for sample in self.samples),
             "gold": self.gold,
             "reward_mean": mean,
@@ -94,7 +95,8 @@ def samples_of(row: Row) -> list[Sample]:
     if "samples" not in row:
         raise InputError("holds no samples (an older version made it)", field="samples", hint="profile again")
     actions = [Sample(_message(action), action.get("truncated", False)) for action in row["actions"]]
-    return [Sample(None) if index is None else actions[index] for index in row["samples"]]
+    faults = iter([reason for reason, count in row["faults"].items() for _ in range(count)])
+    return [Sample(None, fault=next(faults)) if index is None else actions[index] for index in row["samples"]]
 
 
 def judgements_of(row: Row) -> dict[str, Judgement]:

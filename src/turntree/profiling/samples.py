@@ -26,6 +26,7 @@ class Sample:
     action: Message | None
     truncated: bool = False  # cut at max_tokens
     cost: Cost = NO_COST
+    fault: str = ""  # why there is no action
 
     @property
     def key(self) -> str:
@@ -103,5 +104,5 @@ class Sampler:
     def _read(self, finished: Finished) -> Sample:
         completion = finished.completion
         if completion is None:
-            return Sample(None)
+            return Sample(None, fault=finished.fault or "")
         return Sample(self._renderer.parse(completion.token_ids), completion.finish == "length", completion.cost)

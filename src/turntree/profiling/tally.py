@@ -12,6 +12,8 @@ from turntree.profiling.settle import AdaptiveConfig, way_of
 
 Row = Mapping[str, Any]
 
+_REASONS = 20  # different faults told apart; messages of a server may be endless
+
 
 class Tally:
     """Counts over the rows of a profile. The classes are those at lambda = `threshold`."""
@@ -23,13 +25,17 @@ class Tally:
         self._stops: Counter[str] = Counter()
         self._sums: Counter[str] = Counter()
         self._cost: Counter[str] = Counter()
+        self._faults: Counter[str] = Counter()
         self._doubt = 0.0
 
     def add(self, row: Row) -> None:
         moments = None if row["reward_mean"] is None else (row["reward_mean"], row["reward_var"])
         self._classes[class_of_moments(moments, self.threshold).value] += 1
         self._stops[row["stop"]] += 1
-        self._sums.update({key: row[key] for key in ("rollouts", "truncated", "unjudged", "faults")})
+        self._sums.update({key: row[key] for key in ("rollouts", "truncated", "unjudged")})
+        for reason, count in row["faults"].items():
+            known = reason in self._faults or len(self._faults) < _REASONS
+            self._faults[reason if known else "other"] += count
         self._sums.update(candidates=1, gold_refused=row["gold"] == 0.0, gold_unjudged=row["gold"] is None)
         self._doubt += 1 - row["certainty"]
         for action in row["actions"]:
@@ -60,7 +66,8 @@ class Tally:
             "rollouts": sums["rollouts"],
             "stops": dict(sorted(self._stops.items())),
             "miss_rate": sums["missed"] / accepted if accepted else None,
-            **{key: sums[key] for key in ("truncated", "unjudged", "faults", "gold_refused", "gold_unjudged")},
+            **{key: sums[key] for key in ("truncated", "unjudged", "gold_refused", "gold_unjudged")},
+            "faults": dict(self._faults),
             "cost": dict(self._cost),
         }
         if self._adaptive is not None:

@@ -1,0 +1,76 @@
+"""A completions server of the standard library, for tests: what it answers comes from a function of the request.
+
+>>> from completions_server import serve
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Answer = Callable[[dict[str, Any]], dict[str, Any] | int]  # the body of a response, or an HTTP status
+
+
+@dataclass
+class Server:
+    """`asked` are the bodies of all requests; `busiest` is how many were open at once."""
+
+    url: str
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    busiest: int = 0
+
+
+class _Http(ThreadingHTTPServer):
+    request_queue_size = 128  # the default of 5 turns connections away that come at once
+
+
+@contextlib.contextmanager
+def serve(answer: Answer) -> Iterator[Server]:
+    lock, now = threading.Lock(), [0]
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            with lock:
+                server.asked.append({"path": self.path, **request})
+                now[0] += 1
+                server.busiest = max(server.busiest, now[0])
+            found = answer(request)
+            with lock:
+                now[0] -= 1
+            status, value = (200, found) if isinstance(found, dict) else (found, {"error": {"message": "refused"}})
+            body = json.dumps(value).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            return None
+
+    http = _Http(("127.0.0.1", 0), Handler)
+    server = Server(f"http://127.0.0.1:{http.server_address[1]}/v1")
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server
+    finally:
+        http.shutdown()
+        thread.join()
+        http.server_close()
+
+
+def completion(
+    text: str, logprobs: dict[str, Any] | None = None, reason: str = "stop", **choice: Any
+) -> dict[str, Any]:
+    """The body of an answer with one choice."""
+    only = {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": reason, **choice}
+    return {"id": "1", "object": "text_completion", "created": 0, "model": "m", "choices": [only]}

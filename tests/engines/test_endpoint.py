@@ -1,0 +1,168 @@
+"""The endpoint engine against a server on this machine: token ids in, token ids out, faults that are faults."""
+
+import math
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from completions_server import completion, serve
+from tiny_models import tiny_tokenizer
+from turntree.core.completion import GenerationRequest, Sampling
+from turntree.core.errors import ConfigError, InputError, TurntreeError
+from turntree.engines.endpoint import EndpointConfig, EndpointEngine, entropy_bounds
+
+TOKENIZER = tiny_tokenizer()
+STOP = TOKENIZER.eos_token_id
+LN2 = math.log(2)
+
+
+def engine(server, **settings):
+    config = EndpointConfig(url=server.url, tokenizer="unused", **{"max_context": 64, "retries": 0, **settings})
+    return EndpointEngine(config, "served", TOKENIZER, {STOP})
+
+
+def request(seed=0, prompt=(5, 6, 7), **sampling):
+    return GenerationRequest(prompt_ids=prompt, sampling=Sampling(**{"max_tokens": 8, **sampling}), seed=seed)
+
+
+def logprobs(names, values, top=None):
+    return {"tokens": names, "token_logprobs": values, "top_logprobs": top, "text_offset": []}
+
+
+def test_the_prompt_goes_out_and_the_answer_comes_back_in_token_ids():
+    top = [{"a": -LN2, "b": -LN2}, {"a": 0.0}]
+    answer = completion("ab", logprobs(["x", "y"], [-LN2, 0.0], top), token_ids=[40, STOP])
+    with serve(lambda asked: answer) as server, engine(server) as remote:
+        (found,) = remote.generate([request(seed=2**40 + 3, temperature=0.7)])
+    assert (found.token_ids, found.finish) == ((40, STOP), "stop")
+    assert found.logprobs == (-LN2, 0.0)
+    assert found.entropies == pytest.approx((LN2, 0.0))
+    assert remote.exact
+    (asked,) = server.asked
+    assert asked["path"] == "/v1/completions"
+    assert (asked["prompt"], asked["max_tokens"], asked["temperature"]) == ([5, 6, 7], 8, 0.7)
+    assert (asked["seed"], asked["stop_token_ids"], asked["model"]) == (3, [STOP], "served")
+    assert (found.cost.turns, found.cost.prefilled_tokens, found.cost.decoded_tokens) == (1, 3, 2)
+
+
+def test_token_names_are_read_as_ids():
+    answer = completion("", logprobs(["token_id:40", "token_id:41"], [-1.0, -2.0]), "length")
+    with serve(lambda asked: answer) as server, engine(server) as remote:
+        (found,) = remote.generate([request()])
+    assert (found.token_ids, found.finish, found.logprobs) == ((40, 41), "length", (-1.0, -2.0))
+    assert remote.exact
+    assert found.entropies[0] == pytest.approx(math.log(len(TOKENIZER)) / 2)
+
+
+def test_a_server_that_returns_text_only_is_read_and_called_inexact():
+    with serve(lambda asked: completion("go to the drawer 1")) as server, engine(server, max_context=256) as remote:
+        (found,) = remote.generate([request()])
+    assert found.token_ids == (*TOKENIZER.encode("go to the drawer 1"), STOP)
+    assert not remote.exact
+    assert set(found.logprobs) == {0.0}
+
+
+def test_what_follows_a_stop_token_is_not_part_of_the_answer():
+    answer = completion("", None, "length", token_ids=[40, STOP, 41, 42])
+    with serve(lambda asked: answer) as server, engine(server) as remote:
+        (found,) = remote.generate([request()])
+    assert (found.token_ids, found.finish) == ((40, STOP), "stop")
+
+
+def test_answers_are_polled_once_each_whatever_order_they_come_in():
+    def slow_first(asked):
+        time.sleep(0.2 if asked["prompt"] == [1] else 0.0)
+        return completion("", None, token_ids=[asked["prompt"][0] + 20, STOP])
+
+    with serve(slow_first) as server, engine(server, concurrency=4) as remote:
+        tickets = [remote.submit(request(prompt=(k,))) for k in range(1, 9)]
+        found = []
+        while remote.in_flight:
+            found += remote.poll()
+        assert remote.poll() == []
+    assert sorted(done.ticket for done in found) == tickets
+    assert found[-1].ticket == tickets[0]
+    assert all(done.completion.token_ids[0] == done.ticket - tickets[0] + 21 for done in found)
+    assert 1 < server.busiest <= 4
+
+
+def test_a_cancelled_request_is_never_returned():
+    def answer(asked):
+        time.sleep(0.1)
+        return completion("", None, token_ids=[40, STOP])
+
+    with serve(answer) as server, engine(server, concurrency=1) as remote:
+        first, second = remote.submit(request()), remote.submit(request())
+        remote.cancel(first)
+        assert remote.in_flight == 1
+        assert [done.ticket for done in remote.poll()] == [second]
+
+
+def test_a_request_that_fails_is_a_fault_of_its_own():
+    def answer(asked):
+        return 500 if asked["prompt"] == [1] else completion("", None, token_ids=[40, STOP])
+
+    with serve(answer) as server, engine(server) as remote:
+        bad, good = remote.submit(request(prompt=(1,))), remote.submit(request(prompt=(2,)))
+        found = {}
+        while remote.in_flight:
+            found.update((done.ticket, done) for done in remote.poll())
+        assert found[good].fault is None
+        assert "500" in found[bad].fault and "\n" not in found[bad].fault
+        with pytest.raises(TurntreeError, match=r"127\.0\.0\.1.*500"):
+            remote.generate([request(prompt=(2,)), request(prompt=(1,))])
+
+
+def test_a_failure_is_tried_again_and_only_so_often():
+    failures = {"left": 1}
+
+    def flaky(asked):
+        failures["left"] -= 1
+        return 503 if failures["left"] >= 0 else completion("", None, token_ids=[40, STOP])
+
+    with serve(flaky) as server, engine(server, retries=1) as remote:
+        assert remote.generate([request()])[0].token_ids == (40, STOP)
+        assert len(server.asked) == 2
+
+
+def test_a_server_that_does_not_answer_in_time_is_a_fault():
+    def asleep(asked):
+        time.sleep(0.5)
+        return completion("")
+
+    with serve(asleep) as server, engine(server, timeout=0.1) as remote:
+        remote.submit(request())
+        (done,) = remote.poll()
+    assert "Timeout" in done.fault
+
+
+def test_an_ending_without_a_name_is_a_fault():
+    with serve(lambda asked: completion("x", None, "content_filter")) as server, engine(server) as remote:
+        remote.submit(request())
+        assert "content_filter" in remote.poll()[0].fault
+
+
+def test_requests_that_no_engine_takes_are_refused_before_they_are_sent():
+    with serve(lambda asked: completion("")) as server, engine(server) as remote:
+        with pytest.raises(InputError, match="the context holds 64"):
+            remote.submit(request(prompt=(5,) * 64))
+        assert server.asked == []
+
+
+@pytest.mark.parametrize("bad", [{"url": "localhost:80"}, {"timeout": 0.0}, {"concurrency": 0}, {"top_logprobs": 0}])
+def test_impossible_settings_are_refused(bad):
+    with pytest.raises(ConfigError):
+        EndpointConfig(**{"url": "http://x/v1", "tokenizer": "t", **bad})
+
+
+@given(st.lists(st.floats(0.001, 1.0), min_size=3, max_size=40), st.integers(1, 40))
+def test_the_entropy_lies_within_its_bounds(weights, count):
+    total = math.fsum(weights)
+    probabilities = sorted((w / total for w in weights), reverse=True)
+    entropy = -math.fsum(p * math.log(p) for p in probabilities)
+    low, high = entropy_bounds([math.log(p) for p in probabilities[:count]], len(weights))
+    assert low - 1e-6 <= entropy <= high + 1e-6
+    if count >= len(weights):
+        assert high - low < 1e-6
