@@ -214,3 +214,13 @@ def test_an_error_leaves_nothing_in_flight_and_the_engine_usable() -> None:
 def test_impossible_limits_are_refused_by_name(limit: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=next(iter(limit))):
         EngineConfig(**limit)
+
+
+def test_what_siblings_leave_behind_respects_the_bound_once_they_are_done() -> None:
+    engine = HFEngine(tiny_model(), [], EngineConfig(max_kept_tokens=130))
+    requests = [ask(prompt(50, 1), seed, max_tokens=2 + seed, retain=True) for seed in range(4)]
+    tickets = [engine.submit(request) for request in requests]
+    engine.poll()
+    engine.cancel(tickets[2])
+    drain(engine)
+    assert 0 < engine.kept_tokens <= 130

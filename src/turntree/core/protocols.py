@@ -42,6 +42,7 @@ class StreamingEngine(Engine, Protocol):
     Laws (contract suite): every submitted ticket that is not cancelled is returned by `poll` exactly once; a
     completion is the one that `generate` gives for the same request, whatever else is in flight; requests are
     admitted in the order of submission; a cancelled ticket frees its place at once and is never returned.
+    `weights_changed` raises `TurntreeError` while anything is in flight: a completion is sampled by one policy.
     """
 
     @property
