@@ -38,6 +38,7 @@ lint: install  ## Style, types and floors
 bench: install  ## Speed, side by side, as ratios
 	$(BIN)/python benchmarks/update_step.py
 	$(BIN)/python benchmarks/generate.py
+	$(BIN)/python benchmarks/gate.py
 
 clean:  ## Remove everything that was made
 	rm -rf $(VENV) runs build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,6 +1,7 @@
 """The shape of the code: floors, free imports, bounded files and functions."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ LIGHT = (
     "advantages.credit",
 )
 LIGHT += ("traces.chat", "rollouts.local", "rollouts.episodes", "profiling.profile", "report.html", "engines.scripted")
+LIGHT += ("rollouts.scheduler", "environments.processes", "gates.calibrate", "filters.greso", "logs.read", "auditing.audit")
 
 
 def test_the_floors_hold():
@@ -43,9 +45,11 @@ def test_no_file_and_no_function_grows_beyond_its_cap(path):
             assert node.end_lineno - node.lineno <= 80, f"{node.name} at line {node.lineno}"
 
 
-def test_nothing_pickles_and_nothing_trusts_remote_code():
+def test_nothing_pickles_to_disk_and_nothing_trusts_remote_code():
+    """Only the worker pool pickles, and only through the pipe to a worker of its own."""
     for path in SOURCES:
         text = path.read_text()
-        assert "pickle" not in text.replace("unpickled", ""), path
+        assert not re.search(r"pickle\.(dump|load|Pickler|Unpickler)\b", text), path
+        assert path.parent.name == "environments" or "import pickle" not in text, path
         assert "trust_remote_code=True" not in text, path
         assert "torch.load" not in text, path
