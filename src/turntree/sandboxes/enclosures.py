@@ -1,0 +1,110 @@
+"""The two ways to confine a guest: bubblewrap's namespaces, and Landlock where there is no bubblewrap."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from pathlib import Path
+from typing import Any
+
+from turntree.core.errors import InputError
+from turntree.sandboxes.host import Interpreter
+from turntree.sandboxes.limits import Language, SandboxConfig
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_GUEST_ROOT = "/run/guest"
+_SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_SYSTEM_FILES = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime")
+
+
+class Bubblewrap:
+    """Namespaces of its own for everything (no network, no other process, a file system of /usr read-only and a small
+    scratch in memory).
+
+    As root, no user namespace is made: bubblewrap keeps three capabilities with which the guest takes an unused user
+    id, and loses them all by that, before it runs anything. Inside a user namespace root's programs would still be
+    the host's root to the kernel, which exempts them from the limit on processes. Others get a user namespace.
+    """
+
+    name = "bubblewrap"
+    languages: frozenset[Language] = frozenset({"python", "shell"})
+
+    def __init__(self, program: str | None = None) -> None:
+        found = program or shutil.which("bwrap")
+        if found is None:
+            raise InputError("not installed")
+        self._program = found
+
+    def settings(self, config: SandboxConfig, interpreter: Interpreter) -> dict[str, Any]:
+        # an id of its own for every box: limits on processes are counted by user
+        uid = 2**20 + secrets.randbelow(2**30) if os.geteuid() == 0 else None
+        return {"uid": uid, "landlock": None, "alone": True, "folder": "/tmp"}
+
+    def package_root(self) -> str:
+        return _GUEST_ROOT
+
+    def command(self, config: SandboxConfig, interpreter: Interpreter) -> list[str]:
+        namespaces = ["ipc", "pid", "net", "uts", "cgroup-try"]
+        identity = ["--cap-drop", "ALL"]
+        if os.geteuid() == 0:
+            for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"):
+                identity += ["--cap-add", capability]
+        else:
+            namespaces.append("user")
+            identity += ["--uid", "1000", "--gid", "1000"]
+        code = f"{_GUEST_ROOT}/turntree/sandboxes"
+        return [
+            self._program, "--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "box",
+            *(f"--unshare-{kind}" for kind in namespaces), *identity,
+            "--ro-bind", "/usr", "/usr", *_system(),
+            *_read_only({interpreter.prefix: interpreter.prefix} if interpreter.prefix != "/usr" else {}),
+            *_read_only({package: package for package in config.packages}),
+            *_read_only({str(_PACKAGE / "sandboxes"): code}),
+            "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev",
+            "--size", str(config.limits.disk_bytes), "--tmpfs", "/tmp", "--remount-ro", "/", "--chdir", "/tmp",
+        ]  # fmt: skip
+
+
+def _system() -> list[str]:
+    """What a distribution keeps beside /usr: links into it, or folders of their own."""
+    options: list[str] = []
+    for path in _SYSTEM:
+        if os.path.islink(path):
+            options += ["--symlink", os.readlink(path), path]
+        elif os.path.isdir(path):
+            options += ["--ro-bind", path, path]
+    for path in _SYSTEM_FILES:
+        options += ["--ro-bind-try", path, path]
+    return options
+
+
+def _read_only(folders: dict[str, str]) -> list[str]:
+    """Bound folders whose parents may be entered by anyone (bubblewrap would copy the mode of the host's)."""
+    options: list[str] = []
+    for source, target in folders.items():
+        for parent in reversed(Path(target).parents[:-1]):
+            if parent != Path("/usr") and Path("/usr") not in parent.parents:
+                options += ["--perms", "0755", "--dir", str(parent)]
+        options += ["--ro-bind", source, target]
+    return options
+
+
+class Landlock:
+    """Files denied by Landlock (Linux 6.2 or later), everything else by a system-call filter. Needs no package and no
+    privilege, but what lies around a program is then the host: programs may start no process, signal nobody and write
+    no file, which leaves shell commands out."""
+
+    name = "Landlock"
+    languages: frozenset[Language] = frozenset({"python"})
+
+    def settings(self, config: SandboxConfig, interpreter: Interpreter) -> dict[str, Any]:
+        readable = ["/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/dev/urandom", "/dev/zero"]
+        readable += [interpreter.prefix, *config.packages]
+        return {"uid": None, "landlock": readable, "alone": False, "folder": "/usr"}
+
+    def package_root(self) -> str:
+        return str(_PACKAGE.parent)
+
+    def command(self, config: SandboxConfig, interpreter: Interpreter) -> list[str]:
+        return []

@@ -1,0 +1,246 @@
+"""One program in a process of its own: started ahead of need, fed through a pipe, read with caps, ended for sure."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import linecache
+import os
+import random
+import resource
+import select
+import signal
+import sys
+import time
+import traceback
+from dataclasses import dataclass, field
+from typing import Any
+
+from turntree.sandboxes.guest import kernel
+
+FLOOD_BYTES = 16 * 2**20  # a program that writes more than this is not going to stop
+_CHUNK = 65536
+_NAME = "<program>"
+_VALUE, _SOURCE = 3, 4  # descriptors in the program's process, beside the standard three
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What each program's process is held to; `alone` says that nothing but the box shares its process space."""
+
+    memory_bytes: int
+    file_bytes: int
+    open_files: int
+    output_bytes: int
+    alone: bool
+
+
+@dataclass
+class Stream:
+    """The head of what a program writes to one descriptor, and how much it was."""
+
+    descriptor: int
+    limit: int
+    head: bytearray = field(default_factory=bytearray)
+    written: int = 0
+
+    def read(self) -> bool:
+        """Take in what is there; False at the end."""
+        try:
+            chunk = os.read(self.descriptor, _CHUNK)
+        except BlockingIOError:
+            return True
+        self.written += len(chunk)
+        self.head += chunk[: self.limit - len(self.head)]
+        return bool(chunk)
+
+    def drain(self) -> None:
+        """What a dead program left in the pipe."""
+        while (before := self.written) < FLOOD_BYTES and self.read() and self.written > before:
+            pass
+
+    @property
+    def text(self) -> str:
+        return self.head.decode("utf-8", errors="replace")
+
+
+class Program:
+    """A process forked from the warm interpreter that waits for its source. Nothing it does is seen by the next one."""
+
+    def __init__(self, bounds: Bounds, system_calls: kernel.SystemCallFilter, channel: int) -> None:
+        pipes = [os.pipe() for _ in range(4)]
+        (source, self._source), *outputs = pipes
+        parent = os.getpid()
+        self.process = os.fork()
+        if self.process == 0:
+            writers = [write for _, write in outputs]
+            try:
+                _become_program(parent, source, writers, channel, bounds, system_calls)
+            finally:
+                os._exit(127)
+        os.close(source)
+        for read, write in outputs:
+            os.close(write)
+            os.set_blocking(read, False)
+        self._alone, self._channel = bounds.alone, channel
+        self._streams = [Stream(read, bounds.output_bytes) for read, _ in outputs]
+        self._exited = os.pidfd_open(self.process)
+
+    def run(self, language: str, source: str, seconds: float) -> dict[str, Any]:
+        """Feed it, read it, end it. The reply of the protocol."""
+        started = time.monotonic()
+        deadline = started + seconds
+        timed_out, flooded = self._watch((language[0] + source).encode("utf-8", "replace"), deadline)
+        self._end()
+        _, status = os.waitpid(self.process, 0)
+        for stream in self._streams:
+            stream.drain()
+            os.close(stream.descriptor)
+        os.close(self._exited)
+        out, err, value = self._streams
+        code = os.waitstatus_to_exitcode(status)
+        return {
+            "stdout": out.text,
+            "stderr": err.text,
+            "value": value.text if value.written else None,
+            "truncated": any(stream.written > stream.limit for stream in self._streams),
+            "timed_out": timed_out,
+            "exit_code": None if timed_out or flooded else code,
+            "seconds": time.monotonic() - started,
+        }
+
+    def _watch(self, source: bytes, deadline: float) -> tuple[bool, bool]:
+        """Until it exits, its time is over (first), or it floods (second)."""
+        os.set_blocking(self._source, False)
+        readers = {stream.descriptor: stream for stream in self._streams}
+        poller = select.poll()
+        poller.register(self._channel, 0)  # only that it was hung up
+        for descriptor in (self._exited, *readers):
+            poller.register(descriptor, select.POLLIN)
+        source = self._feed(source, poller)
+        while (left := deadline - time.monotonic()) > 0:
+            for descriptor, _ in poller.poll(left * 1000 + 1):
+                if descriptor == self._channel:
+                    os._exit(0)  # nobody waits for the answer: the box ends, and the program with it
+                if descriptor == self._exited:
+                    self._stop_feeding(poller)
+                    return False, False
+                if descriptor == self._source:
+                    source = self._feed(source, poller)
+                elif not readers[descriptor].read():
+                    poller.unregister(descriptor)
+                elif readers[descriptor].written > FLOOD_BYTES:
+                    self._stop_feeding(poller)
+                    return False, True
+        self._stop_feeding(poller)
+        return True, False
+
+    def _feed(self, source: bytes, poller: select.poll) -> bytes:
+        """Write what the pipe takes; close it after the last byte."""
+        try:
+            source = source[os.write(self._source, source) :]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            source = b""
+        if source:
+            poller.register(self._source, select.POLLOUT)
+        else:
+            self._stop_feeding(poller)
+        return source
+
+    def _stop_feeding(self, poller: select.poll) -> None:
+        if self._source >= 0:
+            with contextlib.suppress(KeyError):
+                poller.unregister(self._source)
+            os.close(self._source)
+            self._source = -1
+
+    def _end(self) -> None:
+        """Kill it and, in a process space of our own, all that it started: the guest is process 1 there, which a
+        signal to everyone spares, and which inherits every orphan."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1 if self._alone else self.process, signal.SIGKILL)
+
+
+def reap() -> None:
+    """Wait for the orphans that were killed."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
+
+
+def _become_program(
+    parent: int, source: int, writers: list[int], channel: int, bounds: Bounds, system_calls: kernel.SystemCallFilter
+) -> None:
+    """The child: limits first, then nothing but its pipes, then the program."""
+    kernel.die_with_parent()
+    if os.getppid() != parent:
+        return
+    os.close(channel)
+    os.setpgid(0, 0)
+    given = [os.open("/dev/null", os.O_RDONLY), *writers, source]
+    high = [os.dup2(descriptor, 20 + i, inheritable=False) for i, descriptor in enumerate(given)]
+    for target, descriptor in enumerate(high):
+        os.dup2(descriptor, target, inheritable=target < _VALUE)
+    os.closerange(_SOURCE + 1, bounds.open_files + 64)
+    for kind, limit in (
+        (resource.RLIMIT_AS, bounds.memory_bytes),
+        (resource.RLIMIT_FSIZE, bounds.file_bytes),
+        (resource.RLIMIT_NOFILE, bounds.open_files),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+    ):
+        resource.setrlimit(kind, (limit, limit))
+    system_calls.apply()
+    random.seed(0)  # what a program answers depends on its source only (a fork of its own seeds it anew)
+    text = _read_all(_SOURCE).decode()
+    os.close(_SOURCE)
+    if text[:1] == "s":
+        os.execv("/bin/sh", ["sh", "-c", text[1:]])
+    os._exit(_run_python(text[1:]))
+
+
+def _read_all(descriptor: int) -> bytes:
+    chunks: list[bytes] = []
+    while chunk := os.read(descriptor, _CHUNK):
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _run_python(source: str) -> int:
+    """Execute a program in a fresh `__main__`; its exit code. A last line that is an expression is the value."""
+    code = 0
+    try:
+        _execute(source)
+    except SystemExit as leaving:
+        code = _code_of(leaving)
+    except BaseException as error:
+        shown = error.__traceback__
+        while shown is not None and shown.tb_frame.f_code.co_filename != _NAME:
+            shown = shown.tb_next
+        linecache.cache[_NAME] = (len(source), None, source.splitlines(keepends=True), _NAME)
+        traceback.print_exception(type(error), error, shown)
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # it may have closed or replaced them
+            stream.flush()
+    return code
+
+
+def _execute(source: str) -> None:
+    tree = ast.parse(source, _NAME)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    space: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
+    exec(compile(tree, _NAME, "exec"), space)
+    if isinstance(last, ast.Expr):
+        value = eval(compile(ast.Expression(last.value), _NAME, "eval"), space)
+        if value is not None:
+            os.write(_VALUE, repr(value).encode("utf-8", "replace"))
+
+
+def _code_of(leaving: SystemExit) -> int:
+    if leaving.code is None or isinstance(leaving.code, int):
+        return (leaving.code or 0) & 0xFF
+    print(leaving.code, file=sys.stderr)
+    return 1

@@ -1,0 +1,63 @@
+"""What one execution may use, and what it gave."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from turntree.core.errors import ConfigError
+
+Language = Literal["python", "shell"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Bounds of one execution. `seconds` is wall-clock; memory is address space per process (so a box may use up to
+    `processes` times as much); `disk_bytes` is the whole scratch folder; `output_bytes` is kept of each stream."""
+
+    seconds: float = 10.0
+    memory_bytes: int = 512 * 2**20
+    processes: int = 16  # threads included
+    disk_bytes: int = 32 * 2**20
+    open_files: int = 64
+    output_bytes: int = 16 * 2**10
+
+    def __post_init__(self) -> None:
+        if min(self.seconds, self.memory_bytes, self.processes, self.disk_bytes, self.output_bytes) <= 0:
+            raise ConfigError(f"impossible limits {self}", hint="every limit must be positive")
+        if self.open_files < 16:
+            raise ConfigError("is too small for an interpreter", field="open_files", hint="use 16 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxConfig:
+    """`boxes` is how many executions may run at once. `packages` are folders of importable packages that programs may
+    read (say, the site-packages that hold sympy); `preload` names modules imported once, before any program runs."""
+
+    limits: Limits = Limits()
+    boxes: int = 2
+    packages: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ("math", "cmath", "json", "re", "itertools", "collections", "fractions", "datetime")
+
+    def __post_init__(self) -> None:
+        if self.boxes < 1:
+            raise ConfigError(f"{self.boxes} boxes can run nothing", field="boxes", hint="use 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """What became of one program. `value` is the repr of a last line that is an expression (Python only; None when
+    there is none or it is None); a negative `exit_code` is the signal that ended it, and None says that it was ended
+    for its time or its flood of output."""
+
+    stdout: str
+    stderr: str
+    value: str | None
+    truncated: bool  # more was written than `output_bytes`
+    timed_out: bool
+    exit_code: int | None
+    seconds: float
+
+    @property
+    def failed(self) -> bool:
+        return self.exit_code != 0

@@ -1,0 +1,169 @@
+"""The sandbox that callers use: probed before it is trusted, several boxes at work, a lost one replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from turntree.core.errors import InputError, TurntreeError
+from turntree.sandboxes.enclosures import Bubblewrap, Landlock
+from turntree.sandboxes.host import Box, Enclosure, Interpreter, SandboxLost
+from turntree.sandboxes.limits import Execution, Language, SandboxConfig
+
+_WAYS: tuple[Callable[[], Enclosure], ...] = (Bubblewrap, Landlock)
+_PROBE = """
+import os, socket
+allowed = []
+def attempt(name, act):
+    try:
+        act()
+    except (OSError, MemoryError):
+        return
+    allowed.append(name)
+attempt("read a file outside", lambda: open({secret!r}).read())
+attempt("write a file outside", lambda: open({outside!r}, "w"))
+attempt("write to /usr", lambda: open("/usr/probe", "w"))
+attempt("reach the network", lambda: socket.create_connection(("127.0.0.1", {port}), timeout=1))
+attempt("trace the guest", lambda: os.open("/proc/%d/mem" % os.getppid(), os.O_RDONLY))
+if {host} > 64:  # a number that cannot be one of the box's own processes
+    attempt("signal the host", lambda: os.kill({host}, 0))
+attempt("exceed the memory limit", lambda: bytearray({memory}))
+allowed
+"""
+
+
+class Sandbox:
+    """Runs model-written programs, `config.boxes` at once; any number of threads may call `run`.
+
+    Every program has a process of its own, forked from a warm interpreter: nothing that it defines, patches, writes
+    or leaves running is seen by another one, and the same program is answered the same (hash and random seeds are
+    fixed). Use it as a context manager, or `close` it.
+    """
+
+    def __init__(self, config: SandboxConfig | None = None, *, enclosure: Enclosure | None = None) -> None:
+        """Probes `enclosure`, or else bubblewrap and then Landlock. Raises `InputError` when nothing here contains a
+        program: there is no way to run one unsandboxed."""
+        self.config = config if config is not None else SandboxConfig()
+        self._enclosure, self._interpreter, first = _chosen(self.config, enclosure)
+        self.lost = 0  # boxes that died under a program, each replaced
+        self._boxes: queue.LifoQueue[Box | None] = queue.LifoQueue()
+        for box in (*(None,) * (self.config.boxes - 1), first):
+            self._boxes.put(box)
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def name(self) -> str:
+        return self._enclosure.name
+
+    @property
+    def languages(self) -> frozenset[Language]:
+        return self._enclosure.languages
+
+    def run(self, source: str, *, language: Language = "python", seconds: float | None = None) -> Execution:
+        """Run a program, for at most `seconds` (default: the limit). Blocks while every box is busy.
+
+        Raises `InputError` for a language that this machine's sandbox cannot contain, and `SandboxLost` when a second
+        box died under the program as the first one did.
+        """
+        if language not in self.languages:
+            raise InputError(f"{self.name} cannot contain {language} programs", hint="install bubblewrap (bwrap)")
+        limit = self.config.limits.seconds if seconds is None else seconds
+        with self._box() as held:
+            try:
+                return held.run(language, source, limit)
+            except SandboxLost:
+                self.lost += 1
+            return held.run(language, source, limit)
+
+    def close(self) -> None:
+        """Kill every box. Programs must not be running."""
+        for _ in range(self.config.boxes):
+            box = self._boxes.get()
+            if box is not None:
+                box.close()
+
+    @contextlib.contextmanager
+    def _box(self) -> Iterator[_Held]:
+        held = _Held(self._boxes.get(), lambda: Box(self._enclosure, self._interpreter, self.config))
+        try:
+            yield held
+        finally:
+            self._boxes.put(held.box)
+
+
+class _Held:
+    """The place of one box, which may be empty."""
+
+    def __init__(self, box: Box | None, start: Callable[[], Box]) -> None:
+        self.box, self._start = box, start
+
+    def run(self, language: Language, source: str, seconds: float) -> Execution:
+        box = self.box if self.box is not None else self._start()
+        self.box, again = None, False
+        try:
+            execution, again = box.run(language, source, seconds)
+        finally:
+            if again:
+                self.box = box
+            else:
+                box.close()
+        return execution
+
+
+def _chosen(config: SandboxConfig, enclosure: Enclosure | None) -> tuple[Enclosure, Interpreter, Box]:
+    """The first enclosure and interpreter that pass the probe, with the box that did."""
+    reasons: list[str] = []
+    for way in _WAYS if enclosure is None else (lambda: enclosure,):
+        try:
+            found = way()
+        except InputError as error:
+            reasons.append(f"{way.__name__.lower()}: {error}")
+            continue
+        for interpreter in Interpreter.candidates():
+            try:
+                return found, interpreter, probed(found, interpreter, config)
+            except (TurntreeError, OSError) as error:
+                reasons.append(f"{found.name} with {interpreter.program}: {error}")
+    raise InputError(
+        f"this machine offers no sandbox for model-written programs ({'; '.join(reasons)})",
+        hint="install bubblewrap (bwrap) and allow it to make namespaces, or use Linux 6.2 or later with Landlock",
+    )
+
+
+def probed(enclosure: Enclosure, interpreter: Interpreter, config: SandboxConfig) -> Box:
+    """A box that was attacked and held. Raises `SandboxLost` with what it let through."""
+    box = Box(enclosure, interpreter, config)
+    try:
+        _attack(box, config)
+    except BaseException:
+        box.close()
+        raise
+    return box
+
+
+def _attack(box: Box, config: SandboxConfig) -> None:
+    with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as server:
+        os.chmod(folder, 0o777)  # anybody's: only the enclosure keeps a program out
+        secret = Path(folder, "secret")
+        secret.write_text("secret")
+        outside = Path(folder, "outside")
+        program = _PROBE.format(
+            secret=str(secret),
+            outside=str(outside),
+            port=server.getsockname()[1],
+            host=os.getpid(),
+            memory=config.limits.memory_bytes,
+        )
+        execution, _ = box.run("python", program, min(10.0, config.limits.seconds))
+        if execution.value != "[]" or outside.exists():
+            raise SandboxLost(f"the probe was not contained: {execution.value or execution.stderr.strip()[-200:]}")

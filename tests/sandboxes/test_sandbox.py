@@ -1,0 +1,241 @@
+"""What a sandbox answers, and that there is none without one."""
+
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from hostile import CONFIG
+from turntree.core.errors import ConfigError, InputError
+from turntree.sandboxes import sandbox as module
+from turntree.sandboxes.enclosures import Bubblewrap, Landlock
+from turntree.sandboxes.host import Box, Interpreter, SandboxLost
+from turntree.sandboxes.limits import Limits, SandboxConfig
+from turntree.sandboxes.sandbox import Sandbox, probed
+
+
+def test_a_program_is_answered_with_its_output_and_the_value_of_its_last_line(sandbox):
+    done = sandbox.run("import sys\nx = 20\nprint('out')\nprint('err', file=sys.stderr)\nx * 2 + 2")
+    assert (done.stdout, done.stderr, done.value, done.exit_code) == ("out\n", "err\n", "42", 0)
+    assert not done.failed and not done.truncated and not done.timed_out
+
+
+@pytest.mark.parametrize("source", ["x = 1", "None", "", "def f(): return 3", "print('a')"])
+def test_a_program_without_a_last_expression_has_no_value(sandbox, source):
+    assert sandbox.run(source).value is None
+
+
+def test_an_error_shows_the_line_of_the_program_and_nothing_of_ours(sandbox):
+    done = sandbox.run("def f():\n    return 1 / 0\n\nf()")
+    assert done.failed and done.exit_code == 1 and done.value is None
+    assert "return 1 / 0" in done.stderr and "line 4" in done.stderr and "ZeroDivisionError" in done.stderr
+    assert "turntree" not in done.stderr and "eval" not in done.stderr
+
+
+@pytest.mark.parametrize(("source", "code"), [("raise SystemExit", 0), ("import sys; sys.exit(3)", 3), ("exit(2)", 1)])
+def test_an_exit_code_is_the_programs(sandbox, source, code):
+    assert sandbox.run(source).exit_code == code
+
+
+def test_a_signal_is_a_negative_exit_code(sandbox):
+    assert sandbox.run("import ctypes; ctypes.string_at(0)").exit_code == -11
+
+
+def test_what_was_said_before_the_time_limit_is_kept(sandbox):
+    done = sandbox.run("import time\nprint('early')\ntime.sleep(99)", seconds=0.4)
+    assert done.timed_out and done.exit_code is None and done.failed
+    assert done.stdout == "early\n" and 0.4 <= done.seconds < 5
+
+
+def test_long_output_is_cut_at_its_head_and_said_to_be(sandbox):
+    done = sandbox.run("print('ab' * 5000)")
+    assert done.truncated and done.exit_code == 0
+    assert done.stdout == "ab" * (sandbox.config.limits.output_bytes // 2)
+
+
+def test_nothing_of_a_program_is_seen_by_the_next(sandbox):
+    sandbox.run("import math, builtins\nmath.pi = 3\nbuiltins.secret = 1\nleft = 1")
+    assert sandbox.run("import math\nmath.pi > 3, 'left' in globals(), 'secret' in dir(__builtins__)").value == (
+        "(True, False, False)"
+    )
+
+
+def test_files_of_a_program_are_not_seen_by_the_next(shell_sandbox):
+    assert shell_sandbox.run("open('kept', 'w').write('x')\nimport os; os.listdir('.')").value == "['kept']"
+    assert shell_sandbox.run("import os; os.listdir('.')").value == "[]"
+    assert shell_sandbox.run("echo a > b; cat b; ls", language="shell").stdout == "a\nb\n"
+
+
+def test_the_same_program_is_answered_the_same_even_by_another_box(sandbox):
+    source = "import random\nrandom.random(), list({'a', 'b', 'c', 'd'}), hash('x')"
+    first = sandbox.run(source).value
+    assert first == sandbox.run(source).value
+    with Sandbox(CONFIG, enclosure=sandbox._enclosure) as other:
+        assert other.run(source).value == first
+
+
+def test_a_large_program_arrives_whole(sandbox):
+    assert sandbox.run("x = '" + "a" * 300_000 + "'\nlen(x)").value == "300000"
+
+
+def test_text_survives_both_ways(sandbox):
+    assert sandbox.run("print('größe ∑ 漢字 \\U0001f600')").stdout == "größe ∑ 漢字 \U0001f600\n"
+
+
+def test_a_command_has_output_and_exit_code(shell_sandbox):
+    done = shell_sandbox.run("echo out; echo err >&2; seq 3 | tail -1; exit 4", language="shell")
+    assert (done.stdout, done.stderr, done.exit_code, done.value) == ("out\n3\n", "err\n", 4, None)
+
+
+def test_programs_have_no_privileges_and_a_filter_on_system_calls(shell_sandbox):
+    status = shell_sandbox.run("print(open('/proc/self/status').read().split('Mems')[0][-1500:])").stdout
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    for kind in ("CapInh", "CapPrm", "CapEff", "CapAmb"):
+        assert int(fields[kind], 16) == 0, kind
+    assert fields["NoNewPrivs"].strip() == "1" and fields["Seccomp"].strip() == "2"
+    assert "0" not in fields["Uid"].split()
+
+
+def test_many_threads_share_the_boxes():
+    config = SandboxConfig(boxes=2, limits=CONFIG.limits)
+    answers: dict[int, str | None] = {}
+    with Sandbox(config) as sandbox:
+        threads = [
+            threading.Thread(target=lambda i=i: answers.update({i: sandbox.run(f"{i} * {i}").value})) for i in range(12)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert answers == {i: str(i * i) for i in range(12)}
+
+
+def test_a_box_that_dies_is_replaced_and_the_program_run_again():
+    with Sandbox(CONFIG) as sandbox:
+        box = sandbox._boxes.get()
+        box._link.shutdown(socket.SHUT_RDWR)
+        sandbox._boxes.put(box)
+        assert sandbox.run("1 + 1").value == "2"
+        assert sandbox.lost == 1
+
+
+def test_a_guest_that_does_not_answer_is_given_up_in_time(monkeypatch):
+    monkeypatch.setattr("turntree.sandboxes.host._GRACE_SECONDS", 0.3)
+    with Sandbox(CONFIG) as sandbox:
+        monkeypatch.setattr(Box, "_line", lambda box, deadline: time.sleep(max(0.0, deadline - time.monotonic())))
+        done = sandbox.run("1 + 1", seconds=0.2)
+        assert done.timed_out and done.seconds < 5
+        monkeypatch.undo()
+        assert sandbox.run("1 + 1").value == "2"
+
+
+def guests() -> set[str]:
+    return set(subprocess.run(["pgrep", "-f", "sandboxes.guest.serve"], capture_output=True, text=True).stdout.split())
+
+
+def gone(processes: set[str]) -> bool:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and guests() & processes:
+        time.sleep(0.05)
+    return not guests() & processes
+
+
+@pytest.mark.parametrize("way", ["Bubblewrap", "Landlock"])
+def test_boxes_end_with_the_process_that_made_them_even_in_the_middle_of_a_program(way, sandbox):
+    if sandbox.name.lower() != way.lower():
+        pytest.skip("the other one's turn")
+    before = guests()
+    code = "import os, threading, time\nfrom turntree.sandboxes import sandbox, enclosures\n"
+    code += f"s = sandbox.Sandbox(enclosure=enclosures.{way}())\n"
+    code += "threading.Thread(target=s.run, args=('import time; time.sleep(600)',), kwargs={'seconds': 600}).start()\n"
+    code += "time.sleep(0.3)\nprint(flush=True)\ntime.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        started = guests() - before
+        process.kill()
+    assert started and gone(started)
+
+
+def test_a_closed_sandbox_leaves_no_process(sandbox):
+    before = guests()
+    other = Sandbox(CONFIG, enclosure=sandbox._enclosure)
+    started = guests() - before
+    other.close()
+    assert started and not guests() & started
+
+
+def test_landlock_cannot_contain_commands_and_says_so():
+    try:
+        sandbox = Sandbox(CONFIG, enclosure=Landlock())
+    except InputError as error:
+        pytest.skip(str(error))
+    with sandbox, pytest.raises(InputError, match="cannot contain shell programs; install bubblewrap"):
+        sandbox.run("echo x", language="shell")
+
+
+def test_without_bubblewrap_landlock_is_used(monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    try:
+        sandbox = Sandbox(CONFIG)
+    except InputError as error:
+        pytest.skip(str(error))
+    with sandbox:
+        assert sandbox.name == "Landlock"
+
+
+class Nothing:
+    """An enclosure that encloses nothing: what a broken bubblewrap or an old kernel would be."""
+
+    name, languages = "nothing", frozenset({"python"})
+
+    def settings(self, config, interpreter):
+        return {"uid": None, "landlock": None, "alone": False, "folder": "/usr"}
+
+    def package_root(self):
+        return Landlock().package_root()
+
+    def command(self, config, interpreter):
+        return []
+
+
+def test_what_does_not_contain_the_probe_is_refused_in_one_line():
+    with pytest.raises(InputError) as refused:
+        Sandbox(CONFIG, enclosure=Nothing())
+    text = str(refused.value)
+    assert "no sandbox for model-written programs" in text and "read a file outside" in text
+    assert "install bubblewrap" in text and "\n" not in text
+
+
+def test_a_machine_that_offers_nothing_is_refused_with_every_reason(monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr(module, "_WAYS", (Bubblewrap, Nothing))
+    with pytest.raises(InputError, match=r"bubblewrap: not installed; nothing with .*not contained"):
+        Sandbox(CONFIG)
+
+
+def test_the_probe_finds_a_folder_of_the_host_in_bubblewrap(monkeypatch):
+    if shutil.which("bwrap") is None:
+        pytest.skip("no bubblewrap here")
+
+    class Leaky(Bubblewrap):
+        def command(self, config, interpreter):
+            options = super().command(config, interpreter)
+            start = options.index("--proc")
+            shared = ["--perms", "0755", "--dir", "/var", "--bind", "/var/tmp", "/var/tmp"]
+            return [*options[:start], *shared, *options[start:]]
+
+    monkeypatch.setattr("tempfile.tempdir", "/var/tmp")
+    with pytest.raises(SandboxLost, match="'read a file outside', 'write a file outside'"):
+        probed(Leaky(), Interpreter.candidates()[0], CONFIG)
+
+
+def test_impossible_limits_are_refused():
+    with pytest.raises(ConfigError, match="every limit must be positive"):
+        Limits(seconds=0)
+    with pytest.raises(ConfigError, match="use 1 or more"):
+        SandboxConfig(boxes=0)
