@@ -17,6 +17,7 @@ from turntree.core.protocols import Environment, Observation
 from turntree.environments.inline import InlinePool
 from turntree.environments.pool import Answer, EnvironmentPool, Session
 from turntree.environments.processes import ProcessPool, ProcessPoolConfig
+from turntree.tools.pool import ThreadPool
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +26,18 @@ def workers() -> Iterator[ProcessPool]:
         yield pool
 
 
-@pytest.fixture(params=["in this process", "in worker processes"])
+@pytest.fixture(scope="module")
+def threads() -> Iterator[ThreadPool]:
+    with ThreadPool(threads=4) as pool:
+        yield pool
+
+
+@pytest.fixture(params=["in this process", "in threads", "in worker processes"])
 def pool(request: pytest.FixtureRequest) -> Iterator[EnvironmentPool]:
-    pool = InlinePool() if request.param == "in this process" else request.getfixturevalue("workers")
+    if request.param == "in this process":
+        pool = InlinePool()
+    else:
+        pool = request.getfixturevalue("threads" if request.param == "in threads" else "workers")
     yield pool
     assert pool.in_flight == 0
     assert pool.poll() == []

@@ -8,8 +8,8 @@ import threading
 import time
 
 import pytest
-
 from hostile import CONFIG
+
 from turntree.core.errors import ConfigError, InputError
 from turntree.sandboxes import sandbox as module
 from turntree.sandboxes.enclosures import Bubblewrap, Landlock

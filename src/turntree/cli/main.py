@@ -12,7 +12,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import click
 
 from turntree import __version__
-from turntree.cli import audit, gate, online, pipeline, results, traces
+from turntree.cli import audit, gate, index, online, pipeline, results, traces
 from turntree.core.errors import TurntreeError
 
 
@@ -37,6 +37,7 @@ cli.add_command(results.evaluate)
 cli.add_command(results.retention)
 cli.add_command(gate.gate)
 cli.add_command(audit.audit)
+cli.add_command(index.index)
 cli.add_command(results.report)
 cli.add_command(results.quickstart)
 

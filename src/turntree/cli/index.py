@@ -1,0 +1,30 @@
+"""`turntree index`: search indexes over documents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from turntree.cli.common import finish, json_option
+
+
+@click.group(short_help="Make a search index of documents.")
+def index() -> None:
+    """Search indexes for the `search` tool."""
+
+
+@index.command("build", short_help="Index a corpus (JSONL, text files, or a folder).")
+@click.argument("documents", type=click.Path(path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The index file to write.")
+@json_option
+def build(documents: Path, out: Path, json_path: str | None) -> None:
+    """Index DOCUMENTS: JSONL rows (`text`, optional `id` and `title`), text files, or a folder of both.
+
+    \b
+    Example: turntree index build corpus.jsonl --out runs/index.db
+    """
+    from turntree.stages.index import make_index
+
+    result = make_index(documents, out)
+    finish(result, json_path, [f"{result['documents']} documents (hash {result['hash']}) -> {out}"])

@@ -1,0 +1,75 @@
+"""The tools that come with turntree: `search` over a local index, `python` and `shell` in the sandbox."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from turntree.sandboxes.limits import Execution, Language
+from turntree.sandboxes.sandbox import Sandbox
+from turntree.tools.search import SearchIndex
+from turntree.tools.tool import ToolOutput, ToolSpec
+
+
+def _one_string(name: str, description: str) -> dict[str, Any]:
+    parameters = {name: {"type": "string", "description": description}}
+    return {"type": "object", "properties": parameters, "required": [name], "additionalProperties": False}
+
+
+class SearchTool:
+    """The best documents for a query, numbered, each with its title."""
+
+    pure = True
+
+    def __init__(self, index: SearchIndex, *, count: int = 5, passage_chars: int = 1000) -> None:
+        self.spec = ToolSpec(
+            "search", "Search the documents for words of a query.", _one_string("query", "What to look for.")
+        )
+        self.version = f"{index.hash} {count} {passage_chars}"
+        self._index, self._count, self._passage_chars = index, count, passage_chars
+
+    def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolOutput:
+        found = self._index.search(arguments["query"], self._count)
+        shown = [
+            f"[{rank}] {document.title}\n"
+            + (document.text if len(document.text) <= self._passage_chars else document.snippet)
+            for rank, document in enumerate(found, start=1)
+        ]
+        return ToolOutput("\n\n".join(shown) or "no document holds any of these words")
+
+
+class SandboxTool:
+    """`python` (the last line, if an expression, is shown as its value) or `shell`; every call starts afresh."""
+
+    pure = True
+
+    def __init__(self, sandbox: Sandbox, *, language: Language = "python") -> None:
+        told: dict[Language, tuple[str, str, str]] = {
+            "python": ("Run a Python program. Every call starts afresh.", "code", "The program."),
+            "shell": ("Run a shell command. Every call starts afresh.", "command", "The command."),
+        }
+        description, self._argument, meaning = told[language]
+        self.spec = ToolSpec(language, description, _one_string(self._argument, meaning))
+        self.version = repr(sorted(dataclasses.asdict(sandbox.config).items()))
+        self._sandbox = sandbox
+        self._language: Language = language
+
+    def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolOutput:
+        limit = self._sandbox.config.limits.seconds
+        execution = self._sandbox.run(arguments[self._argument], language=self._language)
+        return ToolOutput(described(execution, limit), final=not execution.timed_out)
+
+
+def described(execution: Execution, limit: float) -> str:
+    """An execution as a policy reads it."""
+    parts = [execution.stdout.rstrip("\n"), execution.value or "", execution.stderr.rstrip("\n")]
+    if execution.truncated:
+        parts.append("[output cut]")
+    if execution.timed_out:
+        parts.append(f"[stopped after {limit:g} s]")
+    elif execution.exit_code is None:
+        parts.append("[stopped: too much output]")
+    elif execution.failed and not execution.stderr:
+        parts.append(f"[exit code {execution.exit_code}]")
+    return "\n".join(part for part in parts if part) or "[no output]"

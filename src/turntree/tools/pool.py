@@ -1,0 +1,86 @@
+"""Environments stepped in threads: for those that wait for tools, and share one `ToolRuntime`."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from turntree.core.messages import Message
+from turntree.core.protocols import Environment
+from turntree.environments.inline import InlinePool
+from turntree.environments.pool import Answer, Session
+
+
+class ThreadPool:
+    """`EnvironmentPool` whose calls run in `threads` threads of this process, so that a slow tool keeps only its own
+    session waiting and the engine works on.
+
+    For environments whose calls return by themselves, as those of a `ToolRuntime` do: a thread cannot be killed. A
+    fork is made by replay when it is first used, which a cache of tool calls makes cheap.
+    """
+
+    def __init__(self, threads: int = 64) -> None:
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="environment")
+        self._homes: dict[Session, InlinePool] = {}  # each session alone, so that threads share nothing
+        self._calls: dict[Session, int] = {}  # unanswered: how many steps are made for it (0: a `reset`)
+        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+
+    def __enter__(self) -> ThreadPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shut_down()
+
+    def shut_down(self) -> None:
+        """Without waiting for calls that are under way."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._calls)
+
+    def open(self, environment: Environment) -> Session:
+        return self._home(Session(environment))
+
+    def fork(self, session: Session) -> Session:
+        return self._home(Session(session.environment, list(session.actions), list(session.answers)))
+
+    def reset(self, session: Session) -> None:
+        self._submit(session, lambda home: home.reset(session), steps=0)
+
+    def step(self, session: Session, action: Message) -> None:
+        self._submit(session, lambda home: home.step(session, action), steps=1)
+
+    def poll(self, timeout: float | None = None) -> list[Answer]:
+        until = None if timeout is None else time.monotonic() + timeout
+        found: list[Answer] = []
+        while self._calls and (not found or not self._answers.empty()):
+            left = None if until is None else max(0.0, until - time.monotonic())
+            try:
+                answer = self._answers.get(timeout=left)
+            except queue.Empty:
+                break
+            if self._calls.pop(answer.session, None) is not None:  # else it was closed meanwhile
+                found.append(answer)
+        return found
+
+    def close(self, session: Session) -> int:
+        del self._homes[session]
+        return self._calls.pop(session, 0)  # it is not called back: what it does in its thread is done and counted
+
+    def _home(self, session: Session) -> Session:
+        self._homes[session] = InlinePool()
+        return session
+
+    def _submit(self, session: Session, ask: Callable[[InlinePool], None], steps: int) -> None:
+        home = self._homes[session]
+
+        def work() -> None:
+            ask(home)
+            for answer in home.poll():
+                self._answers.put(answer)
+
+        self._calls[session] = steps
+        self._executor.submit(work)

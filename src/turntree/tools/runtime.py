@@ -1,0 +1,182 @@
+"""Tool calls as a run makes them: each distinct one executed once, in bounded time, and counted."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+
+from turntree.core.errors import ConfigError
+from turntree.core.messages import ToolCall
+from turntree.tools.ledger import ToolCounts, ToolLedger
+from turntree.tools.tool import Tool, ToolOutput, ToolResult, ToolSource, ToolStatus
+
+_UNKNOWN = "(unknown)"  # where the ledger counts calls of tools that do not exist: a policy may make up any name
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolRuntimeConfig:
+    """`seconds` bounds one execution, `retries` follow a failed one (of pure tools), each after twice the pause of the
+    one before. `concurrent` executions at most run at once. `output_chars` caps what the policy is told."""
+
+    seconds: float = 30.0
+    retries: int = 2
+    pause_seconds: float = 0.1
+    concurrent: int = 64
+    output_chars: int = 8000
+    cached_answers: int = 100_000
+
+    def __post_init__(self) -> None:
+        if self.seconds <= 0 or min(self.retries, self.pause_seconds, self.cached_answers) < 0:
+            raise ConfigError(f"impossible tool runtime {self}", hint="seconds > 0, nothing negative")
+        if min(self.concurrent, self.output_chars) < 1:
+            raise ConfigError(f"impossible tool runtime {self}", hint="concurrent and output_chars >= 1")
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """How a call ended, for all who wait for it."""
+
+    text: str
+    failed: bool
+    final: bool
+
+
+class ToolRuntime:
+    """Calls tools for any number of threads at once.
+
+    Laws (tests/tools/test_runtime.py): calls of a pure tool with equal arguments execute once, however many are made
+    and whenever; a slow call delays its own callers only; `call` returns within the time limits whatever a tool does;
+    a failure is a typed result, shared with those who wait for it and never kept.
+    """
+
+    def __init__(self, tools: Iterable[Tool], config: ToolRuntimeConfig | None = None) -> None:
+        self.config = config if config is not None else ToolRuntimeConfig()
+        self.ledger = ToolLedger()
+        self._tools: dict[str, Tool] = {}
+        for tool in tools:
+            if tool.spec.name in self._tools:
+                raise ConfigError(f"two tools are named {tool.spec.name!r}", hint="name each tool once")
+            Draft202012Validator.check_schema(tool.spec.parameters)
+            self._tools[tool.spec.name] = tool
+        self._slots = threading.BoundedSemaphore(self.config.concurrent)
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, _Ended] = OrderedDict()  # least recently used first
+        self._under_way: dict[str, Future[_Ended]] = {}
+
+    @property
+    def schemas(self) -> tuple[dict[str, Any], ...]:
+        """The tools as `Environment.tools` shows them."""
+        return tuple(tool.spec.to_chat() for tool in self._tools.values())
+
+    def call(self, call: ToolCall) -> ToolResult:
+        """Answer one call, waiting for it. Never raises for what a policy or a tool does."""
+        started = time.perf_counter()
+        tool = self._tools.get(call.name)
+        mistake = self._mistake(tool, call)
+        if tool is None or mistake is not None:
+            self.ledger.add(call.name if tool else _UNKNOWN, ToolCounts(calls=1, refused=1))
+            return ToolResult(text=mistake or "", status=ToolStatus.REFUSED, source=ToolSource.NOTHING)
+        if tool.pure:
+            ended, source = self._shared(tool, call.arguments)
+        else:
+            self.ledger.add(call.name, ToolCounts(calls=1, misses=1))
+            ended, source = self._execute(tool, call.arguments, retries=0), ToolSource.FRESH
+        status = ToolStatus.FAILED if ended.failed else ToolStatus.ANSWERED
+        return ToolResult(text=ended.text, status=status, source=source, seconds=time.perf_counter() - started)
+
+    def _mistake(self, tool: Tool | None, call: ToolCall) -> str | None:
+        if tool is None:
+            return f"error: there is no tool {call.name!r}; use one of {', '.join(sorted(self._tools))}"
+        error = best_match(Draft202012Validator(tool.spec.parameters).iter_errors(call.arguments))
+        return None if error is None else self._capped(call.name, f"error: wrong arguments: {error.message}")
+
+    def _shared(self, tool: Tool, arguments: Mapping[str, Any]) -> tuple[_Ended, ToolSource]:
+        """The kept answer, or that of the call under way, or that of this call, which others may then join."""
+        name, key = tool.spec.name, _key(tool, arguments)
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is not None:
+                self._kept.move_to_end(key)
+                self.ledger.add(name, ToolCounts(calls=1, hits=1))
+                return kept, ToolSource.HIT
+            waiting = self._under_way.get(key)
+            future = self._under_way.setdefault(key, Future())
+        if waiting is not None:
+            self.ledger.add(name, ToolCounts(calls=1, joined=1))
+            return waiting.result(), ToolSource.JOINED
+        self.ledger.add(name, ToolCounts(calls=1, misses=1))
+        ended = _Ended("the caller was interrupted", failed=True, final=False)
+        try:
+            ended = self._execute(tool, arguments, retries=self.config.retries)
+        finally:
+            with self._lock:
+                del self._under_way[key]
+                if ended.final:
+                    self._kept[key] = ended
+                    if len(self._kept) > self.config.cached_answers:
+                        self._kept.popitem(last=False)
+            future.set_result(ended)
+        return ended, ToolSource.FRESH
+
+    def _execute(self, tool: Tool, arguments: Mapping[str, Any], retries: int) -> _Ended:
+        reasons: list[str] = []
+        for attempt in range(retries + 1):
+            if attempt:
+                time.sleep(self.config.pause_seconds * 2 ** (attempt - 1))
+                self.ledger.add(tool.spec.name, ToolCounts(retries=1))
+            output = self._attempt(tool, arguments)
+            if isinstance(output, ToolOutput):
+                return _Ended(self._capped(tool.spec.name, output.text), failed=False, final=output.final)
+            reasons.append(output)
+        self.ledger.add(tool.spec.name, ToolCounts(failures=1))
+        tried = f" ({len(reasons)} times)" if len(reasons) > 1 else ""
+        return _Ended(f"{tool.spec.name}: {reasons[-1]}{tried}", failed=True, final=False)
+
+    def _attempt(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolOutput | str:
+        """The output, or why there is none. A thread of its own makes the limit real: a tool that does not return is
+        left behind, and its place given to others."""
+        answer: Future[ToolOutput] = Future()
+
+        def work() -> None:
+            try:
+                answer.set_result(tool.call(arguments, self.config.seconds))
+            except BaseException as error:  # the boundary to foreign code
+                answer.set_exception(error)
+
+        with self._slots:
+            started = time.perf_counter()
+            threading.Thread(target=work, name=f"tool {tool.spec.name}", daemon=True).start()
+            counted = ToolCounts()
+            try:
+                return answer.result(self.config.seconds)
+            except BaseException as error:
+                if not answer.done():
+                    if not isinstance(error, TimeoutError):
+                        raise  # an interrupt of the caller, not of the tool
+                    counted = ToolCounts(abandoned=1)
+                    return f"no answer within {self.config.seconds:g} s"
+                return " ".join(f"{type(error).__name__}: {error}".split())[:500]
+            finally:
+                spent = ToolCounts(seconds=time.perf_counter() - started)
+                self.ledger.add(tool.spec.name, counted + spent)
+
+    def _capped(self, name: str, text: str) -> str:
+        left_out = len(text) - self.config.output_chars
+        if left_out <= 0:
+            return text
+        self.ledger.add(name, ToolCounts(truncated=1))
+        return f"{text[: self.config.output_chars]}\n[{left_out} more characters]"
+
+
+def _key(tool: Tool, arguments: Mapping[str, Any]) -> str:
+    """Equal for equal calls, whatever the order of the arguments. JSON tells 1 from 1.0 and true."""
+    return json.dumps([tool.spec.name, tool.version, arguments], sort_keys=True, separators=(",", ":"))

@@ -1,0 +1,90 @@
+"""What a tool is, and what a call of one comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+from turntree.core.errors import TurntreeError
+
+
+@dataclass(frozen=True)
+class ToolSpec:
+    """`parameters` is the JSON schema of the arguments object."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+
+    def to_chat(self) -> dict[str, Any]:
+        """The shape that chat templates and `Environment.tools` use."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True)
+class ToolOutput:
+    """`final` False: it may come out otherwise another time (a time limit was hit), so it is not kept."""
+
+    text: str
+    final: bool = True
+
+
+class Tool(Protocol):
+    """Something a policy may call. `call` may be made from any thread, several at a time."""
+
+    @property
+    def spec(self) -> ToolSpec: ...
+
+    @property
+    def version(self) -> str:
+        """Whatever else the answer depends on (the hash of an index, the limits of a sandbox)."""
+        ...
+
+    @property
+    def pure(self) -> bool:
+        """Same arguments, same answer, no effects: may be cached, shared and tried again. Else a call is made once."""
+        ...
+
+    def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolOutput:
+        """Answer within about `seconds`; raise whatever kept it from answering. What a policy got wrong is an answer,
+        not an exception."""
+        ...
+
+
+class ToolStatus(StrEnum):
+    ANSWERED = "answered"
+    REFUSED = "refused"  # the policy's mistake (no such tool, wrong arguments): it is told, nothing is executed
+    FAILED = "failed"  # nobody's mistake that the policy could have avoided: the rollout is censored
+
+
+class ToolSource(StrEnum):
+    """What a call cost. Only `FRESH` executed something."""
+
+    FRESH = "fresh"
+    HIT = "hit"  # answered before
+    JOINED = "joined"  # the same call was under way; it waited for that answer
+    NOTHING = "nothing"  # refused
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolResult:
+    """`text` is what the policy is told; of a failure, the reason. `seconds` is how long the caller waited."""
+
+    text: str
+    status: ToolStatus
+    source: ToolSource
+    seconds: float = 0.0
+
+    def observation(self) -> str:
+        """The text, for the conversation. Raises `ToolFailed` for a failure: an environment lets it pass, its pool
+        answers a fault, and the rollout is censored instead of punished."""
+        if self.status is ToolStatus.FAILED:
+            raise ToolFailed(self.text)
+        return self.text
+
+
+class ToolFailed(TurntreeError):
+    """A tool did not answer, after every retry."""

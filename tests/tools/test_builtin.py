@@ -1,0 +1,88 @@
+"""The shipped tools, as a policy meets them."""
+
+import pytest
+
+from turntree.core.errors import InputError
+from turntree.core.messages import ToolCall
+from turntree.sandboxes.host import SandboxLost
+from turntree.sandboxes.limits import Execution, Limits, SandboxConfig
+from turntree.sandboxes.sandbox import Sandbox
+from turntree.tools.builtin import SandboxTool, SearchTool, described
+from turntree.tools.documents import Document
+from turntree.tools.runtime import ToolRuntime, ToolRuntimeConfig
+from turntree.tools.search import SearchIndex, build_index
+from turntree.tools.tool import ToolSource, ToolStatus
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    try:
+        opened = Sandbox(SandboxConfig(boxes=1, limits=Limits(seconds=20.0)))
+    except InputError as error:
+        pytest.skip(f"no sandbox here: {error}")
+    yield opened
+    opened.close()
+
+
+def test_python_shows_output_value_and_errors_and_is_cached(sandbox):
+    tools = ToolRuntime([SandboxTool(sandbox)])
+    asked = ToolCall("python", {"code": "print('a')\n6 * 7"})
+    assert tools.call(asked).text == "a\n42"
+    assert tools.call(asked).source is ToolSource.HIT
+    assert "ZeroDivisionError" in tools.call(ToolCall("python", {"code": "1 / 0"})).text
+    assert tools.call(ToolCall("python", {"code": "x = 1"})).text == "[no output]"
+    assert tools.call(ToolCall("python", {"source": "1"})).status is ToolStatus.REFUSED
+
+
+def test_search_shows_numbered_passages(tmp_path):
+    build_index([Document("a", "Paris", "The capital."), Document("b", "Lyon", "city " * 500)], tmp_path / "i.db")
+    with SearchIndex(tmp_path / "i.db") as index:
+        tools = ToolRuntime([SearchTool(index, passage_chars=400)])
+        assert tools.call(ToolCall("search", {"query": "capital?"})).text == "[1] Paris\nThe capital."
+        assert len(tools.call(ToolCall("search", {"query": "city"})).text) < 500
+        assert tools.call(ToolCall("search", {"query": "nowhere"})).text == "no document holds any of these words"
+
+
+def ended(**more):
+    whole = {"stdout": "", "stderr": "", "value": None, "truncated": False, "timed_out": False, "exit_code": 0}
+    return Execution(**{**whole, "seconds": 0.1, **more})
+
+
+@pytest.mark.parametrize(
+    ("execution", "text"),
+    [
+        (ended(stdout="a\n", value="1", stderr="w\n"), "a\n1\nw"),
+        (ended(stdout="a\n", timed_out=True, exit_code=None), "a\n[stopped after 2 s]"),
+        (ended(stdout="aa", truncated=True, exit_code=None), "aa\n[output cut]\n[stopped: too much output]"),
+        (ended(exit_code=-11), "[exit code -11]"),
+        (ended(exit_code=1, stderr="Error"), "Error"),
+    ],
+)
+def test_every_ending_is_told(execution, text):
+    assert described(execution, 2.0) == text
+
+
+class Unlucky:
+    """A sandbox whose boxes die, or whose programs take too long."""
+
+    config, languages = SandboxConfig(), frozenset({"python"})
+
+    def __init__(self, error=None):
+        self.error, self.runs = error, 0
+
+    def run(self, source, *, language):
+        self.runs += 1
+        if self.error is not None:
+            raise self.error
+        return ended(timed_out=True, exit_code=None)
+
+
+def test_a_lost_box_censors_and_a_time_limit_is_told_but_not_kept():
+    call = ToolCall("python", {"code": "1"})
+    config = ToolRuntimeConfig(retries=1, pause_seconds=0.0)
+    lost = ToolRuntime([SandboxTool(Unlucky(SandboxLost("the box died")))], config).call(call)
+    assert lost.status is ToolStatus.FAILED and "the box died (2 times)" in lost.text
+    slow = Unlucky()
+    tools = ToolRuntime([SandboxTool(slow)], config)
+    assert [tools.call(call).text for _ in range(2)] == ["[stopped after 10 s]"] * 2
+    assert slow.runs == 2
