@@ -172,6 +172,29 @@ class Corridor:
         return twin
 
 
+class Even(Corridor):
+    """A success when the number of characters said is even: chance, for a random policy."""
+
+    def step(self, action: Message) -> Observation:
+        told = super().step(action)
+        success = len("".join(self.said)) % 2 == 0
+        return Observation(told.messages, told.done, success if told.done else None)
+
+    def fork(self) -> Even:
+        twin = Even(self.task_id, self.length)
+        twin.said = list(self.said)
+        return twin
+
+
+class Hopeless(Corridor):
+    def step(self, action: Message) -> Observation:
+        told = super().step(action)
+        return Observation(told.messages, told.done, False if told.done else None)
+
+    def fork(self) -> Hopeless:
+        return Hopeless(self.task_id, self.length)
+
+
 def _append(path: Path) -> int:
     """Add one byte to a file, whichever process does; how many it had before."""
     handle = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY)

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from fault_drill import Corridor, FailingEngine, FaultPlan, Faulty
+from fault_drill import Corridor, Even, FailingEngine, FaultPlan, Faulty, Hopeless
 from tiny_models import tiny_model, tiny_tokenizer
 from turntree.core.completion import Sampling
 from turntree.core.cost import Cost
-from turntree.core.messages import Message
-from turntree.core.protocols import GateDecision, GroupProgress, Observation
+from turntree.core.protocols import GateDecision, GroupProgress
 from turntree.engines.hf import HFEngine
 from turntree.environments.processes import ProcessPool, ProcessPoolConfig
 from turntree.filters.dapo import DapoFilter
@@ -33,29 +32,6 @@ RENDERER = ChatRenderer(tiny_tokenizer())
 ROLLOUTS = SchedulerConfig(
     episodes=EpisodeConfig(sampling=Sampling(max_tokens=8)), group_size=4, max_live_rollouts=8, max_retries=1
 )
-
-
-class Even(Corridor):
-    """A success when the number of characters said is even: chance, for a random policy."""
-
-    def step(self, action: Message) -> Observation:
-        told = super().step(action)
-        success = len("".join(self.said)) % 2 == 0
-        return Observation(told.messages, told.done, success if told.done else None)
-
-    def fork(self) -> Even:
-        twin = Even(self.task_id, self.length)
-        twin.said = list(self.said)
-        return twin
-
-
-class Hopeless(Corridor):
-    def step(self, action: Message) -> Observation:
-        told = super().step(action)
-        return Observation(told.messages, told.done, False if told.done else None)
-
-    def fork(self) -> Hopeless:
-        return Hopeless(self.task_id, self.length)
 
 
 class CutAll:
