@@ -38,9 +38,13 @@ from turntree.training.sft import SFTConfig
 
 COMMAND = Sampling(temperature=1.0, max_tokens=24)
 SELECTIONS = {
-    "pivots": SelectConfig(threshold=0.6),  # the paper's filter
-    "balanced": SelectConfig(threshold=1.0, max_per_kind=0.25),  # every mixed turn, no kind above a quarter
-    "random": SelectConfig(threshold=1.0, max_per_kind=0.25, rule="random"),  # as many as `balanced`, drawn blindly
+    "pivots": SelectConfig(threshold=0.6, per_duplicate=0),  # the paper's filter
+    "balanced": SelectConfig(
+        threshold=1.0, max_per_kind=0.25, per_duplicate=0
+    ),  # every mixed turn, no kind above a quarter
+    "random": SelectConfig(
+        threshold=1.0, max_per_kind=0.25, per_duplicate=0, rule="random"
+    ),  # as many as `balanced`, drawn blindly
 }
 # arm -> (selection, verifier; None: the functional one of the profile)
 ARMS = {

@@ -18,7 +18,9 @@ from typing import Any
 from turntree.core.errors import InputError
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["turntree.stages.sft", "turntree.stages.train_pivot", "killed_runs"])
+SERVER.set_forkserver_preload(
+    ["turntree.stages.sft", "turntree.stages.train_pivot", "pytest", "tiny_models", "killed_runs"]
+)
 OPERATIONS = ("open", "os.rename", "os.mkdir", "os.rmdir", "os.remove")
 
 Stage = Callable[[Path], Any]
@@ -78,7 +80,13 @@ def _work(stage: Stage, out: Path, operation: int) -> None:
 
 
 def _contents(path: Path) -> Any:
-    return _timeless(json.loads(path.read_text())) if path.suffix == ".json" else path.read_bytes()
+    match path.suffix:
+        case ".json":
+            return _timeless(json.loads(path.read_text()))
+        case ".jsonl":
+            return [_timeless(json.loads(line)) for line in path.read_text().splitlines()]
+        case _:
+            return path.read_bytes()
 
 
 def _timeless(value: Any) -> Any:

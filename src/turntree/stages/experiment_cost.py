@@ -40,7 +40,7 @@ class CostExperimentConfig:
     traces: HouseholdTracesConfig = field(default_factory=lambda: HouseholdTracesConfig(slips=0.2))
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     candidates: int = 5000
-    select: SelectConfig = field(default_factory=lambda: SelectConfig(threshold=1.0, max_per_kind=0.4))
+    select: SelectConfig = field(default_factory=lambda: SelectConfig(threshold=1.0, max_per_kind=0.4, per_duplicate=0))
     train: PivotConfig = field(default_factory=PivotConfig)
     held_out: int = 200
 

@@ -58,7 +58,7 @@ class QuickstartConfig:
     sft: SFTConfig = field(default_factory=lambda: SFTConfig(epochs=3, optimizer=OptimizerConfig(learning_rate=3e-4)))
     profile: ProfileConfig = field(default_factory=lambda: ProfileConfig(sampling=COMMAND))
     limit: int = 5000
-    select: SelectConfig = field(default_factory=lambda: SelectConfig(threshold=1.0, max_per_kind=0.4))
+    select: SelectConfig = field(default_factory=lambda: SelectConfig(threshold=1.0, max_per_kind=0.4, per_duplicate=0))
     train: PivotConfig = field(
         default_factory=lambda: PivotConfig(
             steps=60,
