@@ -19,7 +19,8 @@ LIGHT = (
     "advantages.credit",
 )
 LIGHT += ("traces.chat", "rollouts.local", "rollouts.episodes", "profiling.profile", "report.html", "engines.scripted")
-LIGHT += ("rollouts.scheduler", "environments.processes", "gates.calibrate", "filters.greso", "logs.read", "auditing.audit")
+LIGHT += ("rollouts.scheduler", "environments.processes", "gates.calibrate", "filters.greso", "logs.read")
+LIGHT += ("auditing.audit",)
 
 
 def test_the_floors_hold():
