@@ -100,6 +100,16 @@ def test_programs_have_no_privileges_and_a_filter_on_system_calls(shell_sandbox)
     assert "0" not in fields["Uid"].split()
 
 
+def test_processes_are_bounded_and_the_next_program_has_all_of_them_again(shell_sandbox):
+    source = (
+        "import os, time\nn = 0\ntry:\n    while n < 100:\n        if os.fork() == 0: time.sleep(99)\n        n += 1\n"
+    )
+    source += "except OSError: pass\nn"
+    limit = shell_sandbox.config.limits.processes
+    counts = [int(shell_sandbox.run(source, seconds=30.0).value or -1) for _ in range(2)]
+    assert counts[0] == counts[1] and limit - 2 <= counts[0] <= limit
+
+
 def test_many_threads_share_the_boxes():
     config = SandboxConfig(boxes=2, limits=CONFIG.limits)
     answers: dict[int, str | None] = {}

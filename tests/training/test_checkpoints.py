@@ -1,7 +1,11 @@
 """Checkpoints hold everything that a next step depends on, whole or not at all."""
 
+import itertools
+import shutil
+
 import pytest
 import torch
+from killed_runs import killed_at
 
 from tiny_models import tiny_model
 from turntree.core.errors import ConfigError, InputError
@@ -71,14 +75,42 @@ def test_the_newest_few_are_kept_and_the_newest_is_restored(tmp_path) -> None:
     assert checkpoints.latest() == 11
 
 
-def test_a_folder_half_written_or_half_removed_is_no_checkpoint(tmp_path) -> None:
+def test_a_folder_half_written_is_no_checkpoint(tmp_path) -> None:
     checkpoints = Checkpoints(tmp_path, CheckpointConfig())
     checkpoints.save(1, *trained(1), {})
-    for leftover in (".step-00000002.partial", ".step-00000000.old"):
+    for leftover in (".step-00000002.partial", ".step-00000005.partial"):
         (tmp_path / leftover).mkdir()
     assert checkpoints.latest() == 1
     checkpoints.save(2, *trained(1), {})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
+
+
+def save_next(folder):
+    """Go on from the newest checkpoint by one step, and save that."""
+    model, optimizer = trained(0)
+    checkpoints = Checkpoints(folder, CheckpointConfig(keep=1))
+    state = checkpoints.restore(model, optimizer) or {"step": 0}
+    go_on(model, optimizer, 1)
+    checkpoints.save(state["step"] + 1, model, optimizer, {})
+
+
+def test_a_process_killed_before_any_file_operation_of_a_save_leaves_a_whole_checkpoint(tmp_path) -> None:
+    """The one before or the one that was being saved, and the next save goes through."""
+    after = {step: trained(step)[0] for step in (1, 2, 3)}
+    save_next(tmp_path / "before")
+    found = []
+    for operation in itertools.count(1):
+        folder = shutil.copytree(tmp_path / "before", tmp_path / str(operation))
+        killed = killed_at(operation, save_next, folder)
+        model, optimizer = trained(0)
+        found.append(Checkpoints(folder, CheckpointConfig()).restore(model, optimizer)["step"])
+        assert_equal(model, after[found[-1]])
+        save_next(folder)
+        Checkpoints(folder, CheckpointConfig()).restore(model, optimizer)
+        assert_equal(model, after[found[-1] + 1])
+        if not killed:
+            break
+    assert found == sorted(found) and set(found) == {1, 2} and len(found) > 10
 
 
 def test_there_is_no_pickle(tmp_path) -> None:

@@ -59,7 +59,7 @@ class Checkpoints:
 
     def save(self, step: int, model: Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
         """Write the checkpoint of `step` and remove the oldest beyond `keep`. `state` is plain JSON."""
-        for leftover in self.folder.glob(".step-*"):  # of a process that was killed while it wrote or removed
+        for leftover in self.folder.glob(".step-*"):  # of a process that was killed while it wrote
             shutil.rmtree(leftover)
         partial = self.folder / f".step-{step:08d}.partial"
         partial.mkdir(parents=True)
@@ -71,7 +71,7 @@ class Checkpoints:
         partial.rename(self._path(step))
         _flush(self.folder)
         for old in sorted(self._steps())[: -self.config.keep]:
-            self._remove(old)
+            shutil.rmtree(self._path(old))
 
     def restore(self, model: Module, optimizer: Optimizer) -> dict[str, Any] | None:
         """Put the newest checkpoint into `model` and `optimizer` and return its state; None where there is none.
@@ -94,11 +94,6 @@ class Checkpoints:
 
     def _steps(self) -> list[int]:
         return [int(path.name.removeprefix("step-")) for path in self.folder.glob("step-*")]
-
-    def _remove(self, step: int) -> None:
-        """Hidden first, so that a folder half removed is never taken for a checkpoint."""
-        hidden = self._path(step).rename(self.folder / f".step-{step:08d}.old")
-        shutil.rmtree(hidden)
 
 
 def resume(run: RunDirectory, config: CheckpointConfig) -> tuple[Checkpoints, int]:
