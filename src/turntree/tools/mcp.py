@@ -1,0 +1,88 @@
+"""Tools of any MCP server, through the official SDK (`pip install 'turntree[mcp]'`)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from turntree.core.errors import InputError
+from turntree.tools.tool import ToolOutput, ToolSpec
+
+if TYPE_CHECKING:
+    from anyio.from_thread import BlockingPortal
+    from mcp import Client
+    from mcp.types import CallToolResult
+
+
+class McpServer:
+    """A connection to one server, and its tools for a `ToolRuntime`. Use it as a context manager.
+
+    `server` is a URL (streamable HTTP) or the command line of a server that talks over its standard streams. Only the
+    tools named in `pure` are cached, shared and tried again: the protocol does not tell which ones have no effects.
+    """
+
+    def __init__(self, server: str | Sequence[str], *, pure: Collection[str] = ()) -> None:
+        self._server, self._pure = server, frozenset(pure)
+        self._stack = contextlib.ExitStack()
+        self.tools: tuple[McpTool, ...] = ()
+
+    def __enter__(self) -> McpServer:
+        """Raises `InputError` when the SDK is not installed, the server does not answer, or `pure` names no tool."""
+        try:
+            from anyio.from_thread import start_blocking_portal
+            from mcp import Client, StdioServerParameters
+        except ImportError as error:
+            raise InputError("the MCP SDK is not installed", hint="pip install 'turntree[mcp]'") from error
+        address = self._server
+        if not isinstance(address, str):
+            address = StdioServerParameters(command=address[0], args=list(address[1:]))
+        try:
+            portal = self._stack.enter_context(start_blocking_portal())
+            client = self._stack.enter_context(portal.wrap_async_context_manager(Client(address)))
+            self.tools = tuple(self._listed(portal, client))
+        except Exception as error:  # whatever a foreign server and the transports below it raise
+            self._stack.close()
+            raise InputError(f"the MCP server {self._server!r} does not answer ({error})") from error
+        if unknown := sorted(self._pure - {tool.spec.name for tool in self.tools}):
+            self._stack.close()
+            raise InputError(f"the MCP server has no tool {unknown[0]!r}", field="pure")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _listed(self, portal: BlockingPortal, client: Client) -> list[McpTool]:
+        tools: list[McpTool] = []
+        cursor: str | None = None
+        while True:
+            page = portal.call(lambda after=cursor: client.list_tools(cursor=after))
+            for tool in page.tools:
+                spec = ToolSpec(tool.name, tool.description or "", tool.input_schema)
+                tools.append(McpTool(portal, client, spec, pure=tool.name in self._pure))
+            cursor = page.next_cursor
+            if cursor is None:
+                return tools
+
+
+class McpTool:
+    """One tool of a connected server."""
+
+    def __init__(self, portal: BlockingPortal, client: Client, spec: ToolSpec, *, pure: bool) -> None:
+        self.spec, self.pure = spec, pure
+        server = client.server_info
+        self.version = f"{server.name} {server.version}" if server is not None else ""
+        self._portal, self._client = portal, client
+
+    def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolOutput:
+        """What the tool calls an error of its own is an answer (which is not kept); one of the protocol is raised."""
+        return _output(
+            self._portal.call(
+                lambda: self._client.call_tool(self.spec.name, dict(arguments), read_timeout_seconds=seconds)
+            )
+        )
+
+
+def _output(result: CallToolResult) -> ToolOutput:
+    parts = [part.text if part.type == "text" else f"[{part.type}, not shown]" for part in result.content]
+    return ToolOutput("\n".join(parts) or "[no output]", final=not result.is_error)

@@ -1,0 +1,54 @@
+"""Tools of an MCP server, through the official SDK and its standard-stream transport."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from turntree.core.errors import InputError
+from turntree.core.messages import ToolCall
+from turntree.tools.mcp import McpServer
+from turntree.tools.runtime import ToolRuntime, ToolRuntimeConfig
+from turntree.tools.tool import ToolSource, ToolStatus
+
+pytest.importorskip("mcp")
+COMMAND = [sys.executable, str(Path(__file__).with_name("mcp_server.py"))]
+
+
+@pytest.fixture(scope="module")
+def server():
+    with McpServer(COMMAND, pure=["add"]) as opened:
+        yield opened
+
+
+def test_its_tools_are_called_checked_and_cached_as_any_other(server):
+    tools = ToolRuntime(server.tools)
+    assert [schema["function"]["name"] for schema in tools.schemas] == ["add", "fail", "sleep"]
+    assert tools.schemas[0]["function"]["description"] == "Add two numbers."
+    call = ToolCall("add", {"a": 2, "b": 3})
+    assert [tools.call(call).source for _ in range(2)] == [ToolSource.FRESH, ToolSource.HIT]
+    assert tools.call(call).text == "5"
+    assert tools.call(ToolCall("add", {"a": "two", "b": 3})).status is ToolStatus.REFUSED
+
+
+def test_an_error_of_the_tool_is_told(server):
+    tools = ToolRuntime(server.tools)
+    told = [tools.call(ToolCall("fail", {"text": "no such thing"})) for _ in range(2)]
+    assert told[0].status is ToolStatus.ANSWERED and "no such thing" in told[0].text
+    assert told[1].source is ToolSource.FRESH
+
+
+def test_a_slow_tool_is_a_failure_and_the_server_is_of_use_afterwards(server):
+    tools = ToolRuntime(server.tools, ToolRuntimeConfig(seconds=0.3))
+    assert tools.call(ToolCall("sleep", {"seconds": 1.0})).status is ToolStatus.FAILED
+    assert ToolRuntime(server.tools).call(ToolCall("add", {"a": 1, "b": 1})).text == "2"
+
+
+def test_a_server_that_does_not_come_up_is_refused_in_one_line():
+    with pytest.raises(InputError, match="does not answer"), McpServer(["/bin/false"]):
+        pass
+
+
+def test_a_pure_tool_that_is_not_there_is_refused():
+    with pytest.raises(InputError, match="has no tool 'subtract'"), McpServer(COMMAND, pure=["subtract"]):
+        pass
