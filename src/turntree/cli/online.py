@@ -194,7 +194,7 @@ def _gate_lines(summary: dict[str, Any]) -> Iterator[str]:
     for arm, totals in summary["arms"].items():
         yield (
             f"{arm:7s} held-out success {totals['held_out_success']:.1%}, {sum(totals['turns']):,} turns, "
-            f"{totals['groups_cut']} of {totals['groups']} groups cut, gradient norm {totals['grad_norm']:.3f}"
+            f"{totals['groups_cut']} of {totals['groups']} groups cut"
         )
     for arm, row in summary["differences"].items():
         saved, success = row["saved"]["turns"], row["held_out_difference"]

@@ -147,7 +147,7 @@ def _differences(
     spread = math.sqrt(sum((a - b - mean) ** 2 for a, b in pairs) / max(1, len(pairs) - 1))
     return {
         "saved": saved,
-        "grad_norm_ratio": {key: math.exp(value) for key, value in _interval(norms).items()},
+        "grad_norm_ratio": {key: math.exp(value) for key, value in _interval(norms).items()} if norms else None,
         "held_out_difference": {"mean": mean, "low": low, "high": high, "tasks": len(pairs)},
         "mcnemar": mcnemar(sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)),
         "minimum_detectable_effect": (1.959964 + 0.841621) * spread / math.sqrt(len(pairs)),

@@ -1,0 +1,34 @@
+"""`turntree train online` and `turntree experiment gate`, end to end on the embedded policy, in miniature."""
+
+from __future__ import annotations
+
+import json
+
+SMALL = ("--iterations", 2, "--groups", 2, "--group-size", 3, "--max-turns", 4, "--max-tokens", 24, "--count", 4)
+FILTERS = ("--gate-turn", 2, "--gate-threshold", 0.9, "--audit", 0.5, "--dapo", "--greso")
+ARMS = (
+    "--seeds", 0, "--iterations", 1, "--groups", 2, "--gate-turn", 1, "--gate-threshold", 0.99,
+    "--set", "online.train.rollouts.group_size=2", "--set", "online.train.rollouts.episodes.max_turns=3",
+    "--set", "online.held_out.count=2",
+)  # fmt: skip
+
+
+def test_online_training_leaves_what_the_audit_reads_and_is_not_overwritten(turntree, tmp_path) -> None:
+    out = tmp_path / "online"
+    command = ("train", "online", "--out", out, *SMALL, *FILTERS, "--set", "held_out.count=2")
+    assert turntree.json(*command)["iterations"] == 2
+    groups = [json.loads(line) for line in (out / "rollouts.jsonl").read_text().splitlines()]
+    assert [group["iteration"] for group in groups] == [1, 1, 2, 2]
+    assert (out / "model" / "model.safetensors").exists()
+    assert (out / "gate.jsonl").exists()
+    assert "zero_variance_rate" in turntree.json("audit", out)
+    assert "pass --overwrite" in turntree.error(*command)
+
+
+def test_the_gate_experiment_compares_matched_arms_and_does_not_run_them_twice(turntree, tmp_path) -> None:
+    command = ("experiment", "gate", "--out", tmp_path / "gate", *ARMS)
+    summary = turntree.json(*command)
+    assert set(summary["arms"]) == {"none", "gate", "random"}
+    assert summary["arms"]["none"]["groups_cut"] == 0
+    assert summary["differences"]["gate"]["held_out_difference"]["tasks"] == 2
+    assert turntree.json(*command) == summary
