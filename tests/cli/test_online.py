@@ -21,7 +21,7 @@ def test_online_training_leaves_what_the_audit_reads_and_is_not_overwritten(turn
     assert [group["iteration"] for group in groups] == [1, 1, 2, 2]
     assert (out / "model" / "model.safetensors").exists()
     assert (out / "gate.jsonl").exists()
-    assert "zero_variance_rate" in turntree.json("audit", out)
+    assert "zero_variance_rate" in turntree.json("audit", out, "--out", tmp_path / "audit.html")
     assert "pass --overwrite" in turntree.error(*command)
 
 
