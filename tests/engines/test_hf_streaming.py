@@ -229,11 +229,11 @@ def test_what_siblings_leave_behind_respects_the_bound_once_they_are_done() -> N
 def test_a_long_answer_to_a_short_prompt_and_the_reverse_may_end_in_one_step_and_one_block() -> None:
     model = tiny_model()
     engine = HFEngine(model, [])
-    requests = [ask(prompt(length, length), max_tokens=1, retain=True) for length in (100, 60)]
+    requests = [ask(prompt(length, length), max_tokens=1, retain=True) for length in (60, 17)]
     said = engine.generate(requests)
     late, early = (r.prompt_ids + c.token_ids + (1,) for r, c in zip(requests, said, strict=True))
-    asked = {engine.submit(request): request for request in [ask(early, max_tokens=80, retain=True)]}
-    for _ in range(78):
+    asked = {engine.submit(request): request for request in [ask(early, max_tokens=130, retain=True)]}
+    for _ in range(128):
         assert engine.poll(0) == []
     asked |= {engine.submit(request): request for request in [ask(late, max_tokens=2, retain=True)]}
     done = drain(engine)
