@@ -98,12 +98,17 @@ class Renderer(Protocol):
 
 @dataclass(frozen=True)
 class Observation:
-    """What an environment answers to an assistant message."""
+    """What an environment answers to an assistant message.
+
+    `reward` is that of an episode which ends here, of its own or at a limit, where success alone does not say it
+    (None: 1 for success, 0 otherwise).
+    """
 
     messages: tuple[Message, ...]
     done: bool
     success: bool | None = None  # known once done
     progress: float | None = None  # how far the task is done, in [0, 1], where the environment knows
+    reward: float | None = None
 
 
 class Environment(Protocol):

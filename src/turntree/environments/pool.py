@@ -8,6 +8,7 @@ answer as it did before. So a fault costs a replay and never more, and a retry i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -113,6 +114,8 @@ def checked(observation: Any) -> Observation:
         raise EnvironmentFault("answered something that is not a message")
     if not isinstance(observation.done, bool) or not isinstance(observation.success, bool | None):
         raise EnvironmentFault("answered done or success that is neither true nor false")
+    if observation.reward is not None and not math.isfinite(observation.reward):
+        raise EnvironmentFault(f"answered a reward of {observation.reward}")
     return observation
 
 

@@ -105,12 +105,13 @@ def answer_tokens(
 
 def ending_of(rollout: LiveRollout, observation: Observation, config: EpisodeConfig) -> Ending | None:
     """How the rollout ended with `observation`; None: it goes on. Limits are outcomes and are scored."""
+    reward = observation.reward if observation.reward is not None else float(bool(observation.success))
     if observation.done:
-        return Ending(StopReason.COMPLETED, Verdict(1.0 if observation.success else 0.0, "the episode is over"))
+        return Ending(StopReason.COMPLETED, Verdict(reward, "the episode is over"))
     if rollout.turns >= config.max_turns:
-        return Ending(StopReason.MAX_TURNS, Verdict(0.0, f"{config.max_turns} turns"))
+        return Ending(StopReason.MAX_TURNS, Verdict(reward, f"{config.max_turns} turns"))
     if not has_room(rollout.token_ids, config):
-        return Ending(StopReason.MAX_TOKENS, Verdict(0.0, f"{config.max_context} tokens of context"))
+        return Ending(StopReason.MAX_TOKENS, Verdict(reward, f"{config.max_context} tokens of context"))
     return None
 
 

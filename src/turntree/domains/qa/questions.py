@@ -1,0 +1,26 @@
+"""A question and what counts as its answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from turntree.core.errors import ConfigError
+from turntree.verifiers.answers import AnswerType
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """`answers` are all right, each by itself (of a list: one text with `;` between its items); `answer_type` says how
+    they are compared (`verifiers.answers`). `kind` groups questions in reports; `hops` is how many look-ups the
+    shortest way to the answer takes, where that is known."""
+
+    id: str
+    text: str
+    answers: tuple[str, ...]
+    answer_type: AnswerType = "span"
+    kind: str = ""
+    hops: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.text.strip() or not any(answer.strip() for answer in self.answers):
+            raise ConfigError("a question needs a text and at least one answer", field=self.id)
