@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Verdict:
-    """`reward` (in [0, 1] where a domain does not say otherwise), or None where judging failed (the rollout is censored, never punished); why; of what kind."""
+    """`reward` (in [0, 1] where a domain does not say otherwise), or None where judging failed (the rollout is
+    censored, never punished); why; of what kind."""
 
     reward: float | None
     reason: str

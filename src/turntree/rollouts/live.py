@@ -105,7 +105,9 @@ def answer_tokens(
 
 def ending_of(rollout: LiveRollout, observation: Observation, config: EpisodeConfig) -> Ending | None:
     """How the rollout ended with `observation`; None: it goes on. Limits are outcomes and are scored."""
-    reward = observation.reward if observation.reward is not None else float(bool(observation.success))
+    reward = observation.reward
+    if reward is None:
+        reward = float(observation.done and observation.success is True)
     if observation.done:
         return Ending(StopReason.COMPLETED, Verdict(reward, "the episode is over"))
     if rollout.turns >= config.max_turns:
