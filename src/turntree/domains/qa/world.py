@@ -19,25 +19,30 @@ from turntree.tools.documents import Document
 
 Kind = Literal["person", "firm", "town", "country", "number"]
 
-FIRST_NAMES = (
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+FIRST_NAMES = _words(
     "Ada Alma Bea Cora Dora Edda Ella Emma Freya Gwen Hana Ida Iris Jana Kira Lena Lily Lucy Mara Maya Mina Nora Olga "
     "Petra Rita Rosa Ruth Sara Tina Vera Wanda Zoe Abel Adam Axel Ben Carl Dan Emil Eric Finn Fred Gary Hugo Ivan Jack "
     "Jon Karl Leo Lars Luke Max Milo Nick Noel Omar Otto Paul Ralf Sean Theo Tom Victor Yuri"
-).split()
+)
 WOMEN = frozenset(FIRST_NAMES[:32])
-LAST_NAMES = (
+LAST_NAMES = _words(
     "Abbott Adler Barton Becker Blake Bowen Brask Burke Carver Cole Conrad Cross Dalton Doyle Drake Dunn Eaton Ellis "
     "Farrow Finch Fisher Foster Garner Gibbs Grant Hale Hardy Harlow Hayes Holt Hudson Irving Jarvis Keller Kemp Lang "
     "Larkin Lowell Marsh Mercer Morrow Nash Nolan Orwell Osborn Parker Pryce Quill Ramsey Reed Rowan Sawyer Sharp "
     "Slater Stone Tanner Thorne Tucker Vance Wade Walsh Webber Weller York"
-).split()
-FIRM_WORDS = "Mills Works Bank Press Foods Glass Motors Steel".split()
-TOWNS = (
+)
+FIRM_WORDS = _words("Mills Works Bank Press Foods Glass Motors Steel")
+TOWNS = _words(
     "Alden Arbor Ashby Avon Balin Barrow Belmar Birk Calder Carrick Colby Corvin Dorn Dunmore Elgin Elsted Fallow "
     "Farley Galway Gorst Halden Harrow Hexham Inver Jarrow Kelby Kirk Lanark Linden Lorne Malden Marlow Milford "
     "Norwell Oakham Orford Penrith Quorn Redcar Rugby Selby Stroud Tarn Thirsk Ulster Wells Whitby Yarm"
-).split()
-COUNTRIES = "Arland Borvia Cadia Dravia Estmark Fenland Gallia Hestia Istria Jutia Kelland Lumia".split()
+)
+COUNTRIES = _words("Arland Borvia Cadia Dravia Estmark Fenland Gallia Hestia Istria Jutia Kelland Lumia")
 
 RELATIONS: dict[Kind, dict[str, Kind]] = {
     "person": {

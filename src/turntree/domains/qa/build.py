@@ -1,0 +1,78 @@
+"""A question set with everything that its episodes need: documents, index, tools, environments."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from turntree.domains.qa.environment import QaConfig, QaEnvironment
+from turntree.domains.qa.generate import Posed, QuestionMix, Split, generate_questions
+from turntree.domains.qa.questions import Question
+from turntree.domains.qa.world import World, WorldConfig, generate_world
+from turntree.sandboxes.limits import SandboxConfig
+from turntree.sandboxes.sandbox import Sandbox
+from turntree.tools.builtin import SandboxTool, SearchTool
+from turntree.tools.runtime import ToolRuntime, ToolRuntimeConfig
+from turntree.tools.search import SearchIndex, build_index
+from turntree.verifiers.hierarchical import HierarchicalReward
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """`count` documents a search, each shown up to `passage_chars` characters (else the stretch that fits best)."""
+
+    count: int = 3
+    passage_chars: int = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class QaWorldConfig:
+    """The generated world of `seed`, and what is asked about it."""
+
+    seed: int = 0
+    world: WorldConfig = field(default_factory=WorldConfig)
+    mix: QuestionMix = field(default_factory=QuestionMix)
+
+
+class QaWorld:
+    """A generated world with its index, and its questions by split."""
+
+    def __init__(self, config: QaWorldConfig | None = None) -> None:
+        self.config = config or QaWorldConfig()
+        self.world: World = generate_world(self.config.seed, self.config.world)
+
+    def build_index(self, path: Path) -> SearchIndex:
+        """Write the index of the world's documents to `path` and open it."""
+        build_index(self.world.documents(), path)
+        return SearchIndex(path)
+
+    def questions(self, split: Split, count: int) -> tuple[Posed, ...]:
+        return generate_questions(self.world, split, count, self.config.mix)
+
+
+@contextlib.contextmanager
+def open_tools(
+    index: SearchIndex,
+    *,
+    search: SearchConfig | None = None,
+    sandbox: SandboxConfig | None = None,
+    runtime: ToolRuntimeConfig | None = None,
+) -> Iterator[ToolRuntime]:
+    """`search` over any index and `python` in the sandbox, which is closed at the end; the index stays open. Raises
+    `InputError` on a machine without a sandbox."""
+    search = search or SearchConfig()
+    with Sandbox(sandbox) as box:
+        searching = SearchTool(index, count=search.count, passage_chars=search.passage_chars)
+        yield ToolRuntime([searching, SandboxTool(box)], runtime)
+
+
+def environments(
+    questions: Iterable[Question],
+    runtime: ToolRuntime,
+    reward: HierarchicalReward | None = None,
+    config: QaConfig | None = None,
+) -> list[QaEnvironment]:
+    """One environment for each question, which share their tools."""
+    return [QaEnvironment(question, runtime, reward, config) for question in questions]

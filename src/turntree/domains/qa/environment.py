@@ -1,0 +1,96 @@
+"""A question as a chat environment: the policy calls tools until it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from turntree.core.errors import ConfigError
+from turntree.core.messages import Message, ToolCall
+from turntree.core.protocols import Observation
+from turntree.domains.qa.questions import Question
+from turntree.tools.runtime import ToolRuntime
+from turntree.tools.tool import ToolStatus
+from turntree.verifiers.hierarchical import ExecutedCall, HierarchicalReward, Judgement
+
+INSTRUCTIONS = (
+    "Answer the question. Call the tools as often as you need, one step at a time, before you answer. Then give the "
+    "answer alone, in as few words as possible, between <answer> and </answer>."
+)
+"""For a policy that has not learned the format: `QaConfig(instructions=INSTRUCTIONS)`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QaConfig:
+    """`max_calls` tool calls are made in an episode, refused ones included; a further one is told that there are none
+    left. `instructions` open the conversation as the system's message, where there are any."""
+
+    max_calls: int = 12
+    instructions: str = ""
+
+    def __post_init__(self) -> None:
+        if self.max_calls < 1:
+            raise ConfigError("a question without a call needs no tools", field="max_calls", hint="use 1 or more")
+
+
+class QaEnvironment:
+    """One episode of one question (protocol `Environment`). The first message without a call is the answer.
+
+    A fork copies what was called so far and shares the tools, whose answers depend on nothing but the call. A tool
+    that fails raises `ToolFailed` out of `step`: the rollout is censored.
+    """
+
+    def __init__(
+        self,
+        question: Question,
+        runtime: ToolRuntime,
+        reward: HierarchicalReward | None = None,
+        config: QaConfig | None = None,
+    ) -> None:
+        self.question = question
+        self.calls: tuple[ExecutedCall, ...] = ()  # of this episode's own path
+        self._runtime = runtime
+        self._reward = reward or HierarchicalReward()
+        self._config = config or QaConfig()
+
+    @property
+    def task_id(self) -> str:
+        return self.question.id
+
+    @property
+    def task_type(self) -> str:
+        return self.question.kind
+
+    @property
+    def tools(self) -> tuple[dict[str, Any], ...]:
+        return self._runtime.schemas
+
+    def reset(self) -> tuple[Message, ...]:
+        self.calls = ()
+        system = (Message("system", self._config.instructions),) if self._config.instructions else ()
+        return (*system, Message("user", self.question.text))
+
+    def step(self, action: Message) -> Observation:
+        if not action.tool_calls:
+            judged = self._judge(action)
+            return Observation((Message("user", "done"),), done=True, success=judged.correct, reward=judged.reward)
+        results = tuple(self._call(call) for call in action.tool_calls)
+        return Observation(results, done=False, reward=self._judge(None).reward)
+
+    def fork(self) -> QaEnvironment:
+        twin = QaEnvironment(self.question, self._runtime, self._reward, self._config)
+        twin.calls = self.calls
+        return twin
+
+    def _call(self, call: ToolCall) -> Message:
+        if len(self.calls) >= self._config.max_calls:
+            text, answered = f"error: all {self._config.max_calls} calls are used; give your answer", False
+        else:
+            result = self._runtime.call(call)
+            text, answered = result.observation(), result.status is ToolStatus.ANSWERED
+        self.calls = (*self.calls, ExecutedCall(call.name, answered))
+        return Message("tool", text, tool_call_id=call.id, name=call.name)
+
+    def _judge(self, answer: Message | None) -> Judgement:
+        question = self.question
+        return self._reward.judge(answer, answers=question.answers, answer_type=question.answer_type, calls=self.calls)

@@ -1,0 +1,131 @@
+"""Players who know what to look up: one for generated questions, who may slip, and one for questions with evidence."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from turntree.core.errors import TurntreeError
+from turntree.core.messages import Message, ToolCall
+from turntree.core.protocols import Environment
+from turntree.domains.qa.generate import Chain, Posed
+from turntree.domains.qa.world import RELATIONS
+
+Mistake = Literal["another relation", "another entity", "an earlier step", "an answer too soon"]
+MISTAKES: tuple[Mistake, ...] = get_args(Mistake)
+
+_PASSAGE = re.compile(r"^\[\d+\] (.*)\n(.*)$", re.MULTILINE)
+_FACT = re.compile(r"The ([a-z ]+) is ([^.]+)\.")
+_RELATIONS = sorted({relation for told in RELATIONS.values() for relation in told})
+
+
+class NotFound(TurntreeError):
+    """The search results do not tell what the expert looked for."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """An episode: the conversation, which of its messages are slips (seen by who learns from it, and not to be
+    learned), and how it ended."""
+
+    messages: tuple[Message, ...]
+    slips: frozenset[int]
+    success: bool
+
+
+def search(query: str) -> Message:
+    return Message("assistant", "", (ToolCall("search", {"query": query}),))
+
+
+def compute(code: str) -> Message:
+    return Message("assistant", "", (ToolCall("python", {"code": code}),))
+
+
+def answer(text: str) -> Message:
+    return Message("assistant", f"<answer>{text}</answer>")
+
+
+def play(
+    environment: Environment,
+    posed: Posed,
+    rng: random.Random | None = None,
+    noise: float = 0.0,
+    mistakes: Sequence[Mistake] = MISTAKES,
+) -> Played:
+    """An episode of the expert, who makes one of `mistakes` before a look-up with probability `noise`, sees what came
+    of it, and goes on as it should have (unless it answered). Raises `NotFound` where the tools do not tell."""
+    messages, slips = list(environment.reset()), set[int]()
+    for message, slipped in _turns(posed, messages, rng or random.Random(0), noise, mistakes):
+        if slipped:
+            slips.add(len(messages))
+        observation = environment.step(message)
+        messages += [message, *observation.messages]
+        if observation.done:
+            return Played(tuple(messages), frozenset(slips), observation.success is True)
+    raise AssertionError("the last turn of an expert is an answer")
+
+
+def play_evidence(environment: Environment, subjects: Sequence[str], answers: Sequence[str]) -> Played:
+    """An episode of an expert who knows whom a question is about: it searches every one of `subjects` and answers with
+    the first of `answers` that it was shown. Raises `NotFound` where it was shown none."""
+    messages = list(environment.reset())
+    for subject in dict.fromkeys(subjects):
+        said = search(subject)
+        messages += [said, *environment.step(said).messages]
+    shown = " ".join(message.content for message in messages if message.role == "tool").casefold()
+    known = next((text for text in answers if text.casefold() in shown), None)
+    if known is None:
+        raise NotFound(f"{environment.task_id}: searching {', '.join(subjects)} does not show the answer")
+    said = answer(known)
+    observation = environment.step(said)
+    return Played((*messages, said, *observation.messages), frozenset(), observation.success is True)
+
+
+def _turns(
+    posed: Posed, messages: Sequence[Message], rng: random.Random, noise: float, mistakes: Sequence[Mistake]
+) -> Iterator[tuple[Message, bool]]:
+    """What the expert says, and whether it is a slip. `messages` has grown by what came of it before the next."""
+    ends: list[str] = []
+    for chain in posed.chains:
+        held = chain.start
+        for step, relation in enumerate(chain.relations):
+            while rng.random() < noise:
+                yield _slip(rng.choice(mistakes), chain, step, held, _seen(messages, chain), rng), True
+            yield search(f"{relation} of {held}"), False
+            held = _read(messages[-1].content, held, relation)
+        ends.append(held)
+    result = ends[0]
+    if posed.operation != "none":
+        yield compute(f"{ends[0]}+{ends[1]}" if posed.operation == "sum" else f"abs({ends[0]}-{ends[1]})"), False
+        result = messages[-1].content
+    yield answer(result), False
+
+
+def _slip(mistake: Mistake, chain: Chain, step: int, held: str, seen: Sequence[str], rng: random.Random) -> Message:
+    relation = chain.relations[step]
+    if mistake == "another relation":
+        return search(f"{rng.choice([other for other in _RELATIONS if other != relation])} of {held}")
+    if mistake == "another entity":
+        return search(f"{relation} of {rng.choice(seen)}")
+    if mistake == "an earlier step":
+        return search(f"{rng.choice(chain.relations[: step + 1])} of {chain.start}")
+    return answer(rng.choice(seen))
+
+
+def _seen(messages: Sequence[Message], chain: Chain) -> list[str]:
+    """Values and subjects of the last search, which a careless reader may take for the right one."""
+    last = messages[-1].content if messages[-1].role == "tool" else ""
+    return [
+        word for title, text in _PASSAGE.findall(last) for word in (title, *dict(_FACT.findall(text)).values())
+    ] or [chain.start]
+
+
+def _read(results: str, subject: str, relation: str) -> str:
+    """The value that the results tell."""
+    for title, text in _PASSAGE.findall(results):
+        if title == subject and relation in (told := dict(_FACT.findall(text))):
+            return told[relation]
+    raise NotFound(f"the results do not tell the {relation} of {subject}")
