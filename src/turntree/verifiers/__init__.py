@@ -1,4 +1,4 @@
-"""Floor 2: verifiers of one assistant action at a state inside a demonstration (PivotRL, Eq. 2 and 6).
+"""Floor 2: verifiers of one assistant action at a state inside a demonstration (PivotRL, Eq. 2 and 6), and of answers.
 
-Light on purpose: import the module that you need (`strict`, `tool_call`, `user`, `audit`).
+Light on purpose: import the module that you need (`strict`, `tool_call`, `user`, `audit`; `hierarchical`, `answers`).
 """

@@ -69,6 +69,10 @@ def _unsigned(name: str) -> str:
     return rf"(?P<{name}>(?:{grouped}|\d+)(?:\.\d*)?|\.\d+)"
 
 
+def _braced(name: str) -> str:
+    return rf"\{{\s*(?P<{name}_sign>[+-]?)\s*{_unsigned(name)}\s*\}}"
+
+
 _POWER = r"(?:\s*(?:e|(?:\\times|\\cdot|[x*×·])\s*10\s*(?:\^|\*\*))\s*(?P<power>\{[+-]?\d+\}|[+-]?\d+))?"
 _FORMS = tuple(
     re.compile(r"(?P<sign>[+-]?)" + form, re.IGNORECASE)
@@ -76,7 +80,7 @@ _FORMS = tuple(
         _unsigned("over") + _POWER,
         _unsigned("over") + r"\s*/\s*" + _unsigned("under"),
         r"(?P<whole>\d+)\s+(?P<over>\d+)/(?P<under>\d+)",
-        rf"(?P<whole>\d*)\s*\\[dtc]?frac\s*\{{\s*{_unsigned('over')}\s*\}}\s*\{{\s*{_unsigned('under')}\s*\}}",
+        rf"(?P<whole>\d*)\s*\\[dtc]?frac\s*{_braced('over')}\s*{_braced('under')}",
         r"(?P<whole>\d*)\s*\\[dtc]?frac\s*(?P<over>\d)\s*(?P<under>\d)",
     )
 )
@@ -113,12 +117,14 @@ def _plain_number(text: str) -> str:
 
 
 def _value(parts: dict[str, str]) -> Fraction | None:
-    sign = -1 if parts.get("sign") == "-" else 1
+    signs = [parts.get(name) for name in ("sign", "over_sign", "under_sign")]
     power = int(parts.get("power", "0").strip("{}"))
     under = _decimal(parts.get("under", "1"))
-    if abs(power) > _LARGEST_POWER or not under:
+    mixed = "whole" in parts and any(signs[1:])  # 2\\frac{-1}{2}: a product, if anything
+    if abs(power) > _LARGEST_POWER or not under or mixed:
         return None
-    return sign * (int(parts.get("whole", "0")) + _decimal(parts["over"]) / under) * Fraction(10) ** power
+    size = int(parts.get("whole", "0")) + _decimal(parts["over"]) / under
+    return (-1) ** signs.count("-") * size * Fraction(10) ** power
 
 
 def _decimal(text: str) -> Fraction:
@@ -130,7 +136,7 @@ def _decimal(text: str) -> Fraction:
 
 _MAGNITUDES = "hundred|thousand|million|billion|trillion|dozen"
 _UNIT = re.compile(
-    rf"(?<=[\d}})])\s*\\(?:text|mbox|mathrm|textrm)\{{\s*(?!(?:{_MAGNITUDES})\b)[A-Za-z.\s]+\}}(?:\^\{{?\d\}}?)?$"
+    rf"(?<=[\d}})])\s*\\(?:text|mbox|mathrm|textrm)\{{(?!\s*(?:{_MAGNITUDES})\b)[A-Za-z.\s]+\}}(?:\^\{{?\d\}}?)?$"
 )
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mbox|mathrm)\{([^{}\\$]*)\}")
 
@@ -193,9 +199,9 @@ def items_of(text: str) -> tuple[Hashable, ...]:
 
 def _word(word: str) -> Iterable[str]:
     core = word.strip("\"'“”‘’()[]{}<>,;:!?*`")
-    number = read_number(core)
-    if number is not None:
-        return (str(number),)
+    for text in (word, core):
+        if (number := read_number(text)) is not None:
+            return (str(number),)
     word = re.sub(r"(?<=\d)[^\w\s]+(?=\d)|(?<=\d)_(?=\d)", " ", core)
     return "".join(c for c in word if unicodedata.category(c)[0] != "P").split()
 
