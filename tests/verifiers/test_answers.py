@@ -16,7 +16,8 @@ NUMBERS = {
     "3": Fraction(3), "-3": Fraction(-3), "−3": Fraction(-3), "+3": Fraction(3), "- 3": Fraction(-3),
     "42.": Fraction(42),
     ".5": Fraction(1, 2), "0.50": Fraction(1, 2), "1/2": Fraction(1, 2), "½": Fraction(1, 2), "-1/2": Fraction(-1, 2),
-    r"\frac{1}{2}": Fraction(1, 2), r"$\dfrac{1}{2}$": Fraction(1, 2), r"\frac12": Fraction(1, 2), r"\frac{-6}{2}": Fraction(-3),
+    r"\frac{1}{2}": Fraction(1, 2), r"$\dfrac{1}{2}$": Fraction(1, 2), r"\frac12": Fraction(1, 2),
+    r"\frac{-6}{2}": Fraction(-3),
     r"\(-\tfrac{ 3 }{4}\)": Fraction(-3, 4),
     "1 1/2": Fraction(3, 2), "1½": Fraction(3, 2), r"2\frac{1}{2}": Fraction(5, 2), "-1 1/2": Fraction(-3, 2),
     "1,234,567.5": Fraction(2469135, 2), "1 234": Fraction(1234), "1_000": Fraction(1000), "1{,}234": Fraction(1234),
@@ -29,7 +30,8 @@ NUMBERS = {
 }  # fmt: skip
 NO_NUMBERS = [
     "", "x", "five", "5 million", "3 or 4", "3 4", "--3", "1/0", "12,34", "1,5", "1000,000", "1,234 567", "1.2.3",
-    "10²", "2^10", "10:30", "3-4", "1e1001", "1e999999999", "9" * 201, "nan", "inf", "0x10", "1//2", r"\frac{1}{0}", r"2\frac{-1}{2}",
+    "10²", "2^10", "10:30", "3-4", "1e1001", "1e999999999", "9" * 201, "nan", "inf", "0x10", "1//2", r"\frac{1}{0}",
+    r"2\frac{-1}{2}",
 ]  # fmt: skip
 
 
