@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,13 +17,15 @@ from hypothesis import strategies as st
 
 from fault_drill import Corridor, FaultPlan, Faulty
 from tiny_models import tiny_tokenizer
+from turntree.branching.published import PosthocBrancher, ReleasedArpoBrancher
+from turntree.branching.rules import EntropyBrancher, FixedBrancher, RandomBrancher
 from turntree.core import seeds
 from turntree.core.completion import Completion, Finished, GenerationRequest, Sampling
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.messages import Message
-from turntree.core.protocols import Environment, Gate, GateDecision, GroupProgress, StreamingEngine
+from turntree.core.protocols import Brancher, Environment, Gate, GateDecision, GroupProgress, StreamingEngine
 from turntree.core.tree import RolloutTree, StopReason
-from turntree.engines.scripted import ScriptedEngine
+from turntree.engines.scripted import ScriptedAnswer, ScriptedEngine
 from turntree.environments.inline import InlinePool
 from turntree.environments.pool import Answer, Session
 from turntree.gates.divergence import PrefixDivergenceGate
@@ -36,6 +38,15 @@ TOKENIZER = tiny_tokenizer()
 RENDERER = ChatRenderer(TOKENIZER)
 EPISODES = EpisodeConfig(max_turns=4, sampling=Sampling(max_tokens=16))
 WORDS = [RENDERER.completion(Message("assistant", word)) for word in ("left", "right", "on")]
+FIRST = {word[0] for word in WORDS}
+BRANCHERS: dict[str, Callable[[], Brancher | None]] = {
+    "none": lambda: None,
+    "fixed": lambda: FixedBrancher(turns=(2, 3), branches=3),
+    "random": lambda: RandomBrancher(rate=0.5, shared=1),
+    "entropy": lambda: EntropyBrancher(vocabulary=len(TOKENIZER), probe_tokens=2, paced=False),
+    "released": lambda: ReleasedArpoBrancher(vocabulary=len(TOKENIZER)),
+    "posthoc": lambda: PosthocBrancher(expansions=1),
+}
 
 
 class Charging:
@@ -140,6 +151,8 @@ class World:
     environment_faults: float = 0.0
     gate: str = "none"
     retries: int = 1
+    brancher: str = "none"
+    initial: int = 4  # of the group size, at most
 
     def tasks(self) -> list[Environment]:
         plan = FaultPlan(seed=self.seed, raising=self.environment_faults / 2, garbage=self.environment_faults / 2)
@@ -161,7 +174,9 @@ class Weather:
 WORLDS = st.builds(
     World,
     lengths=st.lists(st.integers(1, 6), min_size=1, max_size=5).map(tuple),
-    group_size=st.integers(1, 4),
+    group_size=st.integers(1, 6),
+    initial=st.integers(1, 4),
+    brancher=st.sampled_from(["none", "none", *BRANCHERS]),
     seed=st.integers(0, 99),
     engine_faults=st.sampled_from([0.0, 0.0, 0.2]),
     environment_faults=st.sampled_from([0.0, 0.0, 0.2]),
@@ -189,8 +204,11 @@ class Played:
 def play(world: World, weather: Weather, **run: Any) -> Played:
     attempts: Counter[int] = Counter()
 
-    def answer(prompt: tuple[int, ...], seed: int) -> tuple[int, ...]:
-        return WORDS[seed % len(WORDS)]
+    def answer(prompt: tuple[int, ...], seed: int) -> ScriptedAnswer:
+        """Two words; one, if the first is there already because the rollout forked after it."""
+        said = (*WORDS[seed % 3][:-1], *WORDS[seed // 3 % 3])[prompt[-1] in FIRST :]
+        entropies = tuple(seeds.generator(seed, k).random() for k in range(len(said)))
+        return ScriptedAnswer(said, (-1.0,) * len(said), entropies)
 
     def latency(request: GenerationRequest) -> int:
         return seeds.generator(weather.seed, request.seed).randint(1, weather.slowest_answer)
@@ -220,11 +238,13 @@ def play(world: World, weather: Weather, **run: Any) -> Played:
         SchedulerConfig(
             episodes=EPISODES,
             group_size=world.group_size,
+            initial_rollouts=min(world.initial, world.group_size) if world.brancher != "none" else None,
             max_live_rollouts=weather.live,
             max_retries=world.retries,
         ),
         pool=Leisurely(weather.seed, weather.slowest_environment),
         gate=gate,
+        brancher=BRANCHERS[world.brancher](),
     )
     groups = list(scheduler.run(world.tasks(), seed=world.seed, **run))
     return Played(groups, charging, scheduler, getattr(gate, "seen", None))
@@ -246,7 +266,7 @@ def test_every_task_comes_back_exactly_once_with_named_endings(world: World, wea
     assert order == "completion" or indices == sorted(indices)
     for group, task in zip(sorted(played.groups, key=lambda group: group.index), world.tasks(), strict=True):
         assert group.tree.task_id == task.task_id
-        assert len(group.tree.leaves()) == world.group_size
+        assert len(group.tree.leaves()) == world.group_size or group.cut is not None
         assert all(group.tree.stop_reason(leaf) for leaf in group.tree.leaves())
         assert (group.cut is not None) == (StopReason.GATED in map(group.tree.stop_reason, group.tree.leaves()))
     assert played.engine.in_flight == played.scheduler.pool.in_flight == 0
@@ -293,7 +313,7 @@ def test_a_censored_leaf_has_no_reward_and_a_cut_group_has_none_at_all(world: Wo
 @given(WORLDS, WEATHERS)
 def test_faults_cost_retries_and_never_change_what_was_sampled(world: World, weather: Weather) -> None:
     """With enough retries, the trees of a world of faults are those of a world without."""
-    world = replace(world, environment_faults=0.0, gate="none", retries=50)
+    world = replace(world, environment_faults=0.0, gate="none", retries=50, brancher="none")
     faulty = play(replace(world, engine_faults=0.3), weather)
     calm = play(replace(world, engine_faults=0.0), weather)
     for here, there in zip(faulty.groups, calm.groups, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 
 import pytest
@@ -112,7 +113,8 @@ class Growth(RuleBasedStateMachine):
             assert rollout.loss_mask == self.sampled[rollout.leaf]
             assert tuple(logprob is not None for logprob in rollout.logprobs) == rollout.loss_mask
             assert rollout.stop == self.ended.get(rollout.leaf)
-            assert rollout.turns == sum(node.sampled for node in rollout.nodes)
+            speaks = [node.sampled for node in rollout.nodes]
+            assert rollout.turns == sum(now and not before for before, now in itertools.pairwise([False, *speaks]))
 
     @invariant()
     def leaves_roots_and_children_agree(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -196,6 +196,82 @@ class Gate(Protocol):
     def decide(self, group: GroupProgress) -> GateDecision | None:
         """None: nothing to decide at this turn."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForkMoment:
+    """What a brancher may see of a rollout that has just spoken after a tool result.
+
+    `key` names the rollout in its group: its sample, then one number a fork. `turn` is the turn that it has just
+    sampled, from 1 (so it is at least 2 here); `entropies[t - 1]` are those of turn t, one a token, over the full
+    vocabulary in nats (an engine that is shown only the likeliest tokens estimates them). `budget` is how many leaves
+    may still be added below this rollout. `seed` and (task, key, turn) key what a brancher draws.
+    """
+
+    task_id: str
+    key: tuple[int, ...]
+    turn: int
+    max_turns: int
+    budget: int
+    entropies: tuple[tuple[float, ...], ...]
+    seed: int
+    iteration: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedRollouts:
+    """What a brancher may see of a group whose rollouts have all ended: how many turns each took, by key. `budget`
+    leaves are still to be added; `round` counts how often it was asked before."""
+
+    task_id: str
+    turns: Mapping[tuple[int, ...], int]
+    budget: int
+    round: int
+    seed: int
+    iteration: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BranchDecision:
+    """`branches` go on from here, the rollout itself among them (1: no fork), after the first `shared` tokens of its
+    turn. Path weights stay unbiased as long as nothing after these tokens was looked at (architecture, section 3)."""
+
+    branches: int
+    reason: str
+    numbers: dict[str, float]
+    shared: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expansion:
+    """One more rollout that shares the first `turn - 1` turns of the finished rollout `key` and samples turn `turn`
+    anew; with `turn` 1 it shares nothing but the task."""
+
+    key: tuple[int, ...]
+    turn: int
+    reason: str
+    numbers: dict[str, float]
+
+
+class Brancher(Protocol):
+    """Decides where a tree forks (ARPO, adaptive rollout; Tree-GRPO, expansion).
+
+    `decide` is asked after every turn that follows a tool result, also where the budget is spent, `expand` whenever
+    all rollouts of a group have ended and leaves are missing. What neither uses is filled with fresh rollouts.
+    Decisions must depend on what they are shown and on earlier iterations only, never on the order of the calls.
+    """
+
+    def decide(self, moment: ForkMoment) -> BranchDecision | None:
+        """None: nothing to decide at this turn."""
+        ...
+
+    def expand(self, group: FinishedRollouts) -> Sequence[Expansion]: ...
+
+    def state(self) -> dict[str, Any]:
+        """A JSON value of what was learned from earlier iterations, for `restore`."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None: ...
 
 
 class Estimator(Protocol):

@@ -5,6 +5,9 @@ Facts only. Rewards, advantages and every other label live beside the tree, keye
 Laws (tests/laws): a node never changes once appended; a parent comes before its children; the token ids of a path,
 concatenated, are exactly what the engine saw; a stopped leaf never grows; one node per sampling event, so two
 siblings that happen to sample the same tokens stay two nodes.
+
+A turn is one model call as the environment sees it. Where sampling forked inside of it, its tokens lie in several
+nodes: those up to the fork in a completion that the branches share, the rest of each branch in a completion below.
 """
 
 from __future__ import annotations
@@ -58,7 +61,7 @@ class Node:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None = None
     entropies: tuple[float, ...] | None = None
-    turn: int = 0  # number of completions on the path up to and including this node
+    turn: int = 0  # turns on the path up to and including this node; a completion below a completion is its rest
     policy_version: int | None = None
     message: Message | None = None
     cost: Cost = NO_COST
@@ -143,7 +146,8 @@ class RolloutTree:
             self._check(parent)
             if parent in self._stops:
                 raise ValueError(f"node {parent} is stopped ({self._stops[parent]}) and cannot grow")
-        turn = (0 if parent is None else self._nodes[parent].turn) + (kind is NodeKind.COMPLETION)
+        above = None if parent is None else self._nodes[parent]
+        speaks = kind is NodeKind.COMPLETION and (above is None or above.kind is not NodeKind.COMPLETION)
         node = Node(
             id=len(self._nodes),
             parent=parent,
@@ -151,7 +155,7 @@ class RolloutTree:
             token_ids=tuple(token_ids),
             logprobs=logprobs,
             entropies=entropies,
-            turn=turn,
+            turn=(above.turn if above else 0) + speaks,
             policy_version=policy_version,
             message=message,
             cost=cost,
@@ -162,17 +166,28 @@ class RolloutTree:
             self._children[parent].append(node.id)
         return node
 
-    def add_completion(self, parent: int, completion: Completion, message: Message) -> Node:
-        """Append what an engine sampled, with what the renderer read in it."""
+    def add_completion(self, parent: int, completion: Completion, message: Message, *, shared: int = 0) -> Node:
+        """Append what an engine sampled, with what the renderer read in it; the first `shared` tokens as a node of
+        their own, the parent of the returned one, from which other branches may go on. The message and the cost of
+        the whole belong to the returned node."""
+        if not 0 <= shared < max(1, len(completion.token_ids)):
+            raise ValueError(f"{shared} of {len(completion.token_ids)} sampled tokens cannot be shared by branches")
+        if shared:
+            parent = self._add_sampled(parent, completion, slice(0, shared), None, NO_COST).id
+        return self._add_sampled(parent, completion, slice(shared, None), message, completion.cost)
+
+    def _add_sampled(
+        self, parent: int, completion: Completion, part: slice, message: Message | None, cost: Cost
+    ) -> Node:
         return self.add(
             parent,
             NodeKind.COMPLETION,
-            completion.token_ids,
-            logprobs=completion.logprobs,
-            entropies=completion.entropies,
+            completion.token_ids[part],
+            logprobs=completion.logprobs[part],
+            entropies=completion.entropies[part],
             policy_version=completion.policy_version,
             message=message,
-            cost=completion.cost,
+            cost=cost,
         )
 
     def stop(self, leaf: int, reason: StopReason) -> None:

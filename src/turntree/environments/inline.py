@@ -28,10 +28,11 @@ class InlinePool:
     def open(self, environment: Environment) -> Session:
         return Session(environment)
 
-    def fork(self, session: Session) -> Session:
-        twin = Session(session.environment, list(session.actions), list(session.answers))
-        if session in self._held:
-            self._held[twin] = self._held[session].fork()
+    def fork(self, session: Session, steps: int | None = None, *, into: InlinePool | None = None) -> Session:
+        """`into`: the twin lives in that pool."""
+        twin = session.twin(steps)
+        if session in self._held and len(twin.answers) == len(session.answers):
+            (into or self)._held[twin] = self._held[session].fork()
         return twin
 
     def reset(self, session: Session) -> None:

@@ -77,10 +77,10 @@ class ProcessPool:
         """Raises `InputError` for an environment that cannot be pickled."""
         return self._seat(Session(environment), _pickled(environment))
 
-    def fork(self, session: Session) -> Session:
+    def fork(self, session: Session, steps: int | None = None) -> Session:
         """By replay: the twin may then live in any worker."""
-        twin = Session(session.environment, list(session.actions), list(session.answers))
-        return self._seat(twin, self._seats[session].source)
+        seat = self._seats.get(session)
+        return self._seat(session.twin(steps), seat.source if seat else _pickled(session.environment))
 
     def reset(self, session: Session) -> None:
         self._ask(_Pending(self._seats[session], None))

@@ -57,25 +57,29 @@ def group_from_tree(
 
 
 def _rollout(tree: RolloutTree, leaf: int, reward: float | None, paid: set[int]) -> LoggedRollout:
-    turns: list[tuple[Node, str]] = []
+    turns: list[tuple[list[Node], str]] = []  # a turn that forked half-way lies in two nodes
     seen: list[str] = []
     for node in tree.path(leaf):
-        if node.sampled:
-            turns.append((node, "\n".join(seen)))
+        if node.sampled and turns and turns[-1][0][0].turn == node.turn:
+            turns[-1][0].append(node)
+        elif node.sampled:
+            turns.append(([node], "\n".join(seen)))
             seen = []
         elif node.message is not None:
             seen.append(node.message.content)
-    new = [node.id not in paid for node, _ in turns]
-    paid.update(node.id for node, _ in turns)
+    said = [nodes[-1].message for nodes, _ in turns]
+    new = [[node for node in nodes if node.id not in paid] for nodes, _ in turns]
+    forked = any(node.id in paid for nodes, _ in turns for node in nodes)
+    paid.update(node.id for nodes, _ in turns for node in nodes)
     stop = tree.stop_reason(leaf)
     return LoggedRollout(
-        actions=tuple("" if node.message is None else action_text(node.message) for node, _ in turns),
+        actions=tuple("" if message is None else action_text(message) for message in said),
         reward=reward,
         completed=None if stop is None or stop.censors else stop is StopReason.COMPLETED,
-        turn_tokens=tuple(len(node.token_ids) if fresh else 0 for (node, _), fresh in zip(turns, new, strict=True)),
+        turn_tokens=tuple(sum(len(node.token_ids) for node in nodes) for nodes in new),
         observations=tuple(before for _, before in turns),
         stop=None if stop is None else stop.value,
-        forked=not all(new),
+        forked=forked,
     )
 
 

@@ -1,14 +1,25 @@
-"""A group in flight and a grown one: what its gate sees, and the tree that it becomes."""
+"""A group in flight and a grown one: what its gate and its brancher see, and the tree that it becomes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from turntree.core.completion import Completion
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.labels import Rewards
-from turntree.core.protocols import Environment, GateDecision, GroupProgress, Observation
+from turntree.core.protocols import (
+    BranchDecision,
+    Environment,
+    Expansion,
+    FinishedRollouts,
+    ForkMoment,
+    GateDecision,
+    GroupProgress,
+    Observation,
+)
 from turntree.core.tree import Decision, Node, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
+from turntree.environments.pool import Session
 from turntree.rollouts.live import Ending, LiveRollout, start_rollout
 
 Key = tuple[int, ...]
@@ -20,9 +31,10 @@ class GrownGroup:
     its first rollout to the end of its last. `cut` is the turn at which a gate stopped it, None where none did.
 
     Every rollout of the group is a leaf of the tree with a named `StopReason` (a task that leaves no room for a
-    completion is one leaf, its root). A rollout that did not come to an end of its own (gated, cancelled, a fault)
-    ends in an empty observation, which carries the cost of the calls that gave nothing; so `tree.cost` is what the
-    group cost, all included. A group cut at turn t holds t turns: what ran ahead of the gate is charged there too.
+    completion is one leaf, its root); forked ones share what they have in common. A rollout that did not come to an
+    end of its own (gated, cancelled, a fault) ends in an empty observation, which carries the cost of the calls that
+    gave nothing; so `tree.cost` is what the group cost, all included. A group cut at turn t holds t turns: what ran
+    ahead of the gate is charged there too.
     """
 
     index: int
@@ -40,21 +52,31 @@ class Group:
 
     The tree grows in the order in which things happen to arrive; `grown` lays it out in an order of its own (by turn,
     then sample), so that the same draws give the same tree whatever the interleaving.
+
+    `size` leaves are wanted. `initial` rollouts begin independently; each may fork off its share of `branched` leaves
+    (budgets are handed down, so that no fork depends on how fast another rollout is). What is not used is made up for
+    by `refills`, independent rollouts that are started together when everybody has ended.
     """
 
     index: int
     task: Environment
     size: int
+    initial: int
+    branched: int
     seed: int
     iteration: int
     max_turns: int
     begun: float
-    started: int = 0  # samples that have been given a place
+    started: int = 0  # independent rollouts that have been given a place
+    refills: int = 0
+    rounds: int = 0  # how often the brancher was asked to expand
+    expired: bool = False  # it took too long: nothing more is started
     prompt_ids: tuple[int, ...] = ()
     told: Observation | None = None  # the task, once a rollout of the group was told it
     rollouts: dict[Key, LiveRollout] = field(default_factory=dict[Key, LiveRollout])
     endings: dict[Key, Ending] = field(default_factory=dict[Key, Ending])
     owed: dict[Key, Cost] = field(default_factory=dict[Key, Cost])  # paid for, and not yet in a node
+    episodes: dict[Key, Session] = field(default_factory=dict[Key, Session])  # of rollouts that ended
     decisions: list[tuple[Key, Decision]] = field(default_factory=list[tuple[Key, Decision]])  # a group's key is ()
     asked: int = 0  # the last turn at which the gate was asked
     decision: GateDecision | None = None  # the gate's last
@@ -68,12 +90,80 @@ class Group:
 
     @property
     def over(self) -> bool:
-        return self.cut is not None or self.ending is not None or len(self.endings) == self.size
+        return self.cut is not None or self.ending is not None or (self.ended and not self.missing)
+
+    @property
+    def wanted(self) -> int:
+        """Independent rollouts to start, refills included."""
+        return self.initial + self.refills
+
+    @property
+    def forked(self) -> list[Key]:
+        return [key for key in self.rollouts if len(key) > 1]
+
+    @property
+    def ended(self) -> bool:
+        """Whether every rollout that was started, forked or is to be started has ended."""
+        return len(self.endings) == self.wanted + len(self.forked)
+
+    @property
+    def missing(self) -> int:
+        """Leaves that are wanted and that no rollout is under way to."""
+        return 0 if self.expired else self.size - self.wanted - len(self.forked)
 
     def plant(self, key: Key, told: Observation) -> LiveRollout:
         """The rollout `key`, which was told the task."""
-        self.rollouts[key] = start_rollout(self.tree, self._root, key, told, self.prompt_ids)
-        return self.rollouts[key]
+        self.rollouts[key] = rollout = start_rollout(self.tree, self._root, key, told, self.prompt_ids)
+        if key[0] < self.initial:
+            rollout.budget = self.branched // self.initial + (key[0] < self.branched % self.initial)
+        return rollout
+
+    def moment(self, rollout: LiveRollout, completion: Completion) -> ForkMoment:
+        """What a brancher may see of `rollout`, which is about to say `completion`."""
+        return ForkMoment(
+            task_id=self.task.task_id,
+            key=rollout.key,
+            turn=rollout.turns + 1,
+            max_turns=self.max_turns,
+            budget=rollout.budget,
+            entropies=(*rollout.entropies, completion.entropies),
+            seed=self.seed,
+            iteration=self.iteration,
+        )
+
+    def finished(self) -> FinishedRollouts:
+        """What a brancher may see of the group when everybody has ended. Censored rollouts are not expanded."""
+        return FinishedRollouts(
+            task_id=self.task.task_id,
+            turns={key: rollout.turns for key, rollout in sorted(self.rollouts.items()) if self._ended(key)},
+            budget=self.missing,
+            round=self.rounds,
+            seed=self.seed,
+            iteration=self.iteration,
+        )
+
+    def fork(self, rollout: LiveRollout, completion: Completion, decision: BranchDecision) -> list[LiveRollout]:
+        """The rollouts that leave `rollout`, which has said `completion`, and share the budget with it from now on."""
+        left = rollout.budget - (decision.branches - 1)
+        if left < 0:
+            raise ValueError(f"a fork into {decision.branches} branches where {rollout.budget} leaves may be added")
+        rollout.budget = 0
+        twins = [rollout.branch(completion, decision.shared) for _ in range(decision.branches - 1)]
+        for number, each in enumerate((rollout, *twins)):
+            each.budget = left // decision.branches + (number < left % decision.branches)
+        self.rollouts |= {twin.key: twin for twin in twins}
+        return twins
+
+    def expand(self, expansion: Expansion) -> LiveRollout:
+        """A rollout that leaves the finished one `expansion.key` before its turn `turn`. That turn was chosen among
+        those which the rollout turned out to have: the decision saw its end."""
+        finished, episode = self.rollouts[expansion.key], self.episodes[expansion.key]
+        twin = finished.revisit(episode.actions, episode.answers, expansion.turn)
+        self.rollouts[twin.key] = twin
+        numbers = {"turn": float(expansion.turn), **expansion.numbers}
+        fork = Decision("brancher", twin.origin, "fork", expansion.reason, numbers, saw=finished.leaf)
+        self.decisions.append((expansion.key, fork))
+        return twin
 
     def charge(self, key: Key, cost: Cost) -> None:
         """Count what was paid for a call of the rollout that gave nothing."""
@@ -89,20 +179,30 @@ class Group:
         node = self._root if rollout is None else rollout.leaf
         self.decisions.append((key or (), Decision(actor, node, action, reason, numbers)))
 
+    def branched_at(self, rollout: LiveRollout, decision: BranchDecision) -> None:
+        """Record what a brancher said of the turn that `rollout` has just appended, at the node above the last: the
+        deepest that its decision depended on, and the one that the branches of a fork have in common."""
+        above = self.tree[rollout.leaf].parent
+        assert above is not None
+        action = "fork" if decision.branches > 1 else "pass"
+        said = {"branches": decision.branches, "shared": decision.shared, "turn": self.tree[rollout.leaf].turn}
+        numbers = {**{name: float(value) for name, value in said.items()}, **decision.numbers}
+        self.decisions.append((rollout.key, Decision("brancher", above, action, decision.reason, numbers)))
+
     # what a gate sees
 
     def reached(self, turn: int) -> bool:
         """Whether every rollout has played `turn` turns or ended before."""
         return all(
             (sample,) in self.endings or ((sample,) in self.rollouts and self.rollouts[(sample,)].turns >= turn)
-            for sample in range(self.size)
+            for sample in range(self.initial)
         )
 
     def progress(self, turn: int) -> GroupProgress:
         """The group as it was when everybody had played `turn` turns, whoever has gone on since: a gate's decision
         must not depend on the interleaving. Rollouts that a fault had ended by then are left out."""
-        seen = [r for r in self.rollouts.values() if len(r.key) == 1 and (r.turns >= turn or self._ended(r.key))]
-        seen.sort(key=lambda rollout: rollout.key)
+        initial = [self.rollouts[(i,)] for i in range(self.initial) if (i,) in self.rollouts]
+        seen = [rollout for rollout in initial if rollout.turns >= turn or self._ended(rollout.key)]
         finished = tuple(rollout.turns <= turn and self._ended(rollout.key) for rollout in seen)
         return GroupProgress(
             task_id=self.task.task_id,
@@ -149,25 +249,45 @@ class _Layout:
         if group.ending is not None:
             self._stop(self._ids[root], group.ending)
         else:
-            for sample in range(group.size):
-                self._finish((sample,))
-        kept = [(key, d) for key, d in group.decisions if d.node in self._ids]  # those of dropped turns go with them
+            keys = [*((sample,) for sample in range(group.wanted)), *sorted(group.forked)]
+            for key in keys:
+                if (survivor := self._survivor(key)) != key:
+                    self._drop(survivor, group.owed.get(key, NO_COST))
+            for key in keys:
+                if self._survivor(key) == key:
+                    self._finish(key)
+        kept = [(key, d) for key, d in group.decisions if d.node in self._ids and not self._dropped_with(d)]
         for _, decision in sorted(kept, key=lambda pair: (self._ids[pair[1].node], pair[0])):
-            self.tree.record(replace(decision, node=self._ids[decision.node]))
+            saw = None if decision.saw is None else self._ids.get(decision.saw, self._ids[decision.node])
+            self.tree.record(replace(decision, node=self._ids[decision.node], saw=saw))
 
     def _place(self, key: Key, node: Node) -> None:
         assert node.parent is not None
         if self._group.cut is not None and node.turn > self._group.cut:
-            self._dropped[key] = self._dropped.get(key, NO_COST) + node.cost
+            self._drop(self._survivor(key), node.cost)
             return
         fields = {name: value for name, value in vars(node).items() if name not in ("id", "parent", "kind", "turn")}
         self._ids[node.id] = self.tree.add(self._ids[node.parent], node.kind, **fields).id
+
+    def _dropped_with(self, decision: Decision) -> bool:
+        """Whether a brancher said it of a turn after the cut."""
+        cut = self._group.cut
+        return cut is not None and decision.actor == "brancher" and decision.numbers["turn"] > cut
+
+    def _drop(self, key: Key, cost: Cost) -> None:
+        self._dropped[key] = self._dropped.get(key, NO_COST) + cost
+
+    def _survivor(self, key: Key) -> Key:
+        """`key`, or the rollout that it was forked from if that happened only after the cut."""
+        cut, rollout = self._group.cut, self._group.rollouts.get(key)
+        return key if cut is None or rollout is None or rollout.forked_at <= cut else self._survivor(key[:-1])
 
     def _finish(self, key: Key) -> None:
         """Stop the rollout's leaf, after an empty observation if its last call gave nothing."""
         group, ending = self._group, self._ending(key)
         rollout = group.rollouts.get(key)
-        leaf = next((self._ids[node] for node in reversed(rollout.nodes) if node in self._ids), 0) if rollout else 0
+        where = [] if rollout is None else [*reversed(rollout.nodes), rollout.origin]
+        leaf = next((self._ids[node] for node in where if node in self._ids), 0)
         if ending.stop.censors:
             cost = group.owed.get(key, NO_COST) + self._dropped.get(key, NO_COST)
             leaf = self.tree.add(leaf, NodeKind.OBSERVATION, (), cost=cost).id

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from turntree.core import seeds
 from turntree.core.completion import Completion, GenerationRequest, Sampling
@@ -40,8 +40,10 @@ class Ending:
 class LiveRollout:
     """One rollout of a group. `key` is its sample, followed by one number per branch it was forked at.
 
-    `nodes` are the nodes that it appended itself, in order. `actions`, `observations` and `progress` are what a gate
-    may see of it: `observations[0]` and `progress[0]` belong to the task.
+    `leaf` is where it stands: at first `origin`, then the last of `nodes`, which it appended itself. `actions`,
+    `observations` and `progress` are what a gate may see of it: `observations[0]` and `progress[0]` belong to the
+    task. `begun` are the tokens that its next turn has already, where it forked inside of one; `token_ids` end with
+    them.
     """
 
     key: tuple[int, ...]
@@ -53,7 +55,16 @@ class LiveRollout:
     actions: list[str] = field(default_factory=list[str])
     observations: list[str] = field(default_factory=list[str])
     progress: list[float | None] = field(default_factory=list["float | None"])
+    entropies: list[tuple[float, ...]] = field(default_factory=list[tuple[float, ...]])  # by turn
     stopped: bool = True  # whether the last completion ended with its stop token
+    begun: tuple[int, ...] = ()
+    begun_entropies: tuple[float, ...] = ()
+    forked_at: int = 0  # the turn at which it left the rollout that it was forked from; 0: an independent rollout
+    budget: int = 0  # leaves that may still be forked off it
+    forks: int = 0  # rollouts that were forked off it
+
+    def __post_init__(self) -> None:
+        self.origin = self.leaf
 
     @property
     def turns(self) -> int:
@@ -61,19 +72,71 @@ class LiveRollout:
         return len(self.observations) - 1
 
     def request(self, config: EpisodeConfig, seed: int) -> GenerationRequest:
-        """The next completion. Its draws depend on (seed, task, key, turn) only."""
-        turn = self.tree[self.leaf].turn
-        key = seeds.derive(seed, "episode", self.tree.task_id, *self.key, turn)
-        return GenerationRequest(prompt_ids=self.token_ids, sampling=config.sampling, seed=key, retain=True)
+        """The rest of the next turn. Its draws depend on (seed, task, key, turn) only."""
+        key = seeds.derive(seed, "episode", self.tree.task_id, *self.key, self.turns)
+        sampling = replace(config.sampling, max_tokens=config.sampling.max_tokens - len(self.begun))
+        return GenerationRequest(prompt_ids=self.token_ids, sampling=sampling, seed=key, retain=True)
 
-    def say(self, completion: Completion, action: Message) -> None:
-        """Append what the policy sampled."""
-        self.leaf = self.tree.add_completion(self.leaf, completion, action).id
-        self.nodes.append(self.leaf)
+    def said(self, completion: Completion) -> tuple[int, ...]:
+        """The whole turn that ends with `completion`."""
+        return (*self.begun, *completion.token_ids)
+
+    def say(self, completion: Completion, action: Message, *, shared: int = 0) -> None:
+        """Append what the policy sampled, the first `shared` tokens of it as a node of their own."""
+        node = self.tree.add_completion(self.leaf, completion, action, shared=shared)
+        self.nodes += [node.id] if not shared or node.parent is None else [node.parent, node.id]
+        self.leaf = node.id
         self.messages.append(action)
         self.token_ids = (*self.token_ids, *completion.token_ids)
         self.stopped = completion.finish == "stop"
         self.actions.append(text_of((action,)))
+        self.entropies.append((*self.begun_entropies, *completion.entropies))
+        self.begun = self.begun_entropies = ()
+
+    def branch(self, completion: Completion, shared: int) -> LiveRollout:
+        """A rollout that leaves this one before it says `completion`, after the first `shared` tokens of it. To be
+        called after this one has said it."""
+        last = self.tree[self.leaf]
+        assert last.parent is not None
+        self.forks += 1
+        before = len(self.token_ids) - len(completion.token_ids) + shared
+        return LiveRollout(
+            key=(*self.key, self.forks),
+            tree=self.tree,
+            leaf=last.parent,
+            messages=self.messages[:-1],
+            token_ids=self.token_ids[:before],
+            actions=self.actions[:-1],
+            observations=[*self.observations],
+            progress=[*self.progress],
+            entropies=self.entropies[:-1],
+            begun=completion.token_ids[:shared],
+            begun_entropies=completion.entropies[:shared],
+            forked_at=last.turn,
+        )
+
+    def revisit(self, actions: Sequence[Message], answers: Sequence[Observation], turn: int) -> LiveRollout:
+        """A rollout that leaves this one, which is over, before its turn `turn` (at least 2). `actions` and `answers`
+        are its episode: `answers[0]` is the task, `answers[t]` what action t was answered."""
+        path = self.tree.path(self.leaf)
+        since = sum(len(node.token_ids) for node in path if node.turn >= turn)
+        told = list(answers[:turn])
+        messages = list(told[0].messages)
+        for action, answer in zip(actions, told[1:], strict=False):
+            messages += [action, *answer.messages]
+        self.forks += 1
+        return LiveRollout(
+            key=(*self.key, self.forks),
+            tree=self.tree,
+            leaf=next(node.id for node in reversed(path) if node.turn < turn),
+            messages=messages,
+            token_ids=self.token_ids[: len(self.token_ids) - since],
+            actions=self.actions[: turn - 1],
+            observations=self.observations[:turn],
+            progress=self.progress[:turn],
+            entropies=self.entropies[: turn - 1],
+            forked_at=turn,
+        )
 
     def hear(self, observation: Observation, added: tuple[int, ...], cost: Cost) -> None:
         """Append what the environment answered."""

@@ -21,11 +21,19 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 from turntree.core import seeds
-from turntree.core.completion import Finished
+from turntree.core.completion import Completion, Finished
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError
-from turntree.core.protocols import Environment, Gate, Observation, Renderer, StreamingEngine
-from turntree.core.tree import StopReason
+from turntree.core.protocols import (
+    BranchDecision,
+    Brancher,
+    Environment,
+    Gate,
+    Observation,
+    Renderer,
+    StreamingEngine,
+)
+from turntree.core.tree import REFILL, StopReason
 from turntree.core.verdict import Verdict
 from turntree.environments.inline import InlinePool
 from turntree.environments.pool import Answer, EnvironmentPool, Session
@@ -43,13 +51,17 @@ _LONGEST_WAIT = 60.0
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
     """`max_live_rollouts` rollouts are played at once, of as many tasks as that takes (rollouts of one task start in
-    order, and need not start together). A rollout that takes longer than `rollout_seconds` from its start, or whose
+    order, and need not start together). `initial_rollouts` of a group begin independently (None: all `group_size`); the
+    rest of its leaves is left to the brancher, `max_branched` of them at most, and to fresh rollouts where the brancher
+    does not use them. A rollout that takes longer than `rollout_seconds` from its start, or whose
     group takes longer than `group_seconds` from its first rollout's start, is cancelled. `max_retries` counts the
     failed calls that are made again, of one rollout, engine and environment together.
     """
 
     episodes: EpisodeConfig = field(default_factory=EpisodeConfig)
     group_size: int = 8
+    initial_rollouts: int | None = None
+    max_branched: int | None = None
     max_live_rollouts: int = 64
     max_retries: int = 2
     rollout_seconds: float = 1800.0
@@ -62,6 +74,22 @@ class SchedulerConfig:
         for name in ("max_retries", "rollout_seconds", "group_seconds"):
             if getattr(self, name) < 0:
                 raise ConfigError("must not be negative", field=name)
+        if not 1 <= self.initial <= self.group_size:
+            raise ConfigError(
+                f"{self.initial} of {self.group_size} rollouts cannot begin independently", field="initial_rollouts"
+            )
+        if self.branched < 0:
+            raise ConfigError("must not be negative", field="max_branched")
+
+    @property
+    def initial(self) -> int:
+        return self.group_size if self.initial_rollouts is None else self.initial_rollouts
+
+    @property
+    def branched(self) -> int:
+        """The most leaves of a group that a brancher may add."""
+        left = self.group_size - self.initial
+        return left if self.max_branched is None else min(left, self.max_branched)
 
 
 @dataclass(kw_only=True)
@@ -76,6 +104,8 @@ class Usage:
     groups: int = 0
     cut: int = 0
     rollouts: int = 0
+    forked: int = 0  # of those, rollouts that a brancher made
+    refilled: int = 0  # of those, fresh ones that stand for leaves which it did not use
     retries: int = 0
     cancelled: int = 0  # rollouts given up for a limit of time
     places: int = 0  # max_live_rollouts
@@ -94,6 +124,10 @@ class Scheduler:
     as it was then, although faster rollouts may have gone on; so its decisions do not depend on the interleaving. A
     cut cancels the group's generations in flight and frees their places at once.
 
+    `brancher` may fork rollouts after tool results (`core.protocols.Brancher`). It is asked about a turn once it was
+    sampled, and a fork shares the first tokens of it that the decision depended on; the environment is forked before
+    the turn is done. Nobody waits for anybody: a branch takes the next free place.
+
     >>> for group in Scheduler(engine, renderer, config).run(tasks, seed=0):  # doctest: +SKIP
     ...     learn_from(group.tree, group.rewards)
     """
@@ -106,9 +140,10 @@ class Scheduler:
         *,
         pool: EnvironmentPool | None = None,
         gate: Gate | None = None,
+        brancher: Brancher | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.engine, self.renderer, self.gate, self.clock = engine, renderer, gate, clock
+        self.engine, self.renderer, self.gate, self.brancher, self.clock = engine, renderer, gate, brancher, clock
         self.pool: EnvironmentPool = pool if pool is not None else InlinePool()
         max_context = min(config.episodes.max_context, engine.max_context)
         self.config = replace(config, episodes=replace(config.episodes, max_context=max_context))
@@ -146,7 +181,7 @@ class _Place:
     group: Group
     key: Key
     session: Session
-    started: float
+    started: float  # since when it is played
     rollout: LiveRollout | None = None  # None until its environment told the task
     ticket: int | None = None
     failures: int = 0
@@ -162,6 +197,8 @@ class _Run:
         self._pulled: Counter[str] = Counter()
         self._groups: dict[Group, None] = {}  # in order of their begin
         self._places: dict[_Place, None] = {}  # in order of their start
+        self._branches: dict[_Place, None] = {}  # forked off, and not started yet
+        self._refilling: dict[Group, None] = {}  # groups that have fresh rollouts to start
         self._by_ticket: dict[int, _Place] = {}
         self._by_session: dict[Session, _Place] = {}
         self._touched: dict[Group, None] = {}  # something happened to them since they were settled
@@ -183,26 +220,39 @@ class _Run:
 
     def abandon(self) -> None:
         """Leave nothing in flight."""
-        for place in list(self._places):
+        for place in [*self._places, *self._branches]:
             self._vacate(place)
 
     # places
 
     def _admit(self) -> None:
-        """Fill free places: first with the rollouts of the group begun last, then with new tasks."""
+        """Fill free places: first with branches, then with the rollouts of groups begun before, then with new tasks."""
         while len(self._places) < self._config.max_live_rollouts:
-            group = next(reversed(self._groups), None)
-            if group is None or group.started == group.size:
+            place = next(iter(self._branches), None)
+            if place is not None:
+                del self._branches[place]
+                self._seat(place)
+                assert place.rollout is not None
+                self._submit(place, place.rollout)
+                continue
+            group = next(iter(self._refilling), None) or next(reversed(self._groups), None)
+            if group is None or group.started == group.wanted:
                 task = next(self._tasks, None)
                 if task is None:
                     return
                 group = self._begin(task)
-            place = _Place(group, (group.started,), self._pool.open(group.task), self._scheduler.clock())
+            place = _Place(group, (group.started,), self._pool.open(group.task), 0.0)
             group.started += 1
-            self._places[place] = None
-            self._by_session[place.session] = place
-            self._usage.rollouts += 1
+            if group.started == group.wanted:
+                self._refilling.pop(group, None)
+            self._seat(place)
             self._pool.reset(place.session)
+
+    def _seat(self, place: _Place) -> None:
+        place.started = self._scheduler.clock()
+        self._places[place] = None
+        self._by_session[place.session] = place
+        self._usage.rollouts += 1
 
     def _begin(self, task: Environment) -> Group:
         occurrence, again = self._pulled[task.task_id], self._iteration
@@ -212,6 +262,8 @@ class _Run:
             index=self._pulled.total() - 1,
             task=task,
             size=self._config.group_size,
+            initial=self._config.initial,
+            branched=self._config.branched if self._scheduler.brancher else 0,
             seed=seed,
             iteration=self._iteration,
             max_turns=self._config.episodes.max_turns,
@@ -222,8 +274,11 @@ class _Run:
 
     def _vacate(self, place: _Place) -> None:
         """Free a place, whatever it is waiting for. What is given up is charged to its rollout."""
-        del self._places[place]
-        del self._by_session[place.session]
+        if place in self._branches:
+            del self._branches[place]
+        else:
+            del self._places[place]
+            del self._by_session[place.session]
         place.group.charge(place.key, Cost(tool_calls=self._pool.close(place.session)))
         if place.ticket is not None:
             del self._by_ticket[place.ticket]
@@ -261,10 +316,38 @@ class _Run:
             if finished.completion is None:
                 self._fail(place, StopReason.ENGINE_ERROR, finished.fault or "")
                 continue
-            action = self._renderer.parse(finished.completion.token_ids)
-            place.rollout.say(finished.completion, action)
-            self._pool.step(place.session, action)
+            self._speak(place, place.rollout, finished.completion)
         self._settle()
+
+    def _speak(self, place: _Place, rollout: LiveRollout, completion: Completion) -> None:
+        """Append a turn, fork where the brancher says so, and do what the turn says."""
+        action = self._renderer.parse(rollout.said(completion))
+        decision = self._decide(place.group, rollout, completion)
+        shared = decision.shared if decision is not None and decision.branches > 1 else 0
+        rollout.say(completion, action, shared=shared)
+        if decision is not None:
+            self._fork(place, rollout, completion, decision)
+        elif place.key[0] >= place.group.initial and len(place.key) == 1 and rollout.turns == 0:
+            place.group.record("scheduler", place.key, REFILL, "leaves that no branch was made for", {})
+        self._pool.step(place.session, action)
+
+    def _decide(self, group: Group, rollout: LiveRollout, completion: Completion) -> BranchDecision | None:
+        """Ask about a turn that follows a tool result. Refills do not fork, nor does a turn that was forked before."""
+        brancher = self._scheduler.brancher
+        if brancher is None or rollout.turns == 0 or rollout.begun or rollout.key[0] >= group.initial:
+            return None
+        return brancher.decide(group.moment(rollout, completion))
+
+    def _fork(self, place: _Place, rollout: LiveRollout, completion: Completion, decision: BranchDecision) -> None:
+        """Record what was decided at the node that the branches have in common, and let them wait for places."""
+        place.group.branched_at(rollout, decision)
+        if decision.branches > 1:
+            for twin in place.group.fork(rollout, completion, decision):
+                self._wait(place.group, twin, self._pool.fork(place.session))
+
+    def _wait(self, group: Group, rollout: LiveRollout, session: Session) -> None:
+        self._branches[_Place(group, rollout.key, session, 0.0, rollout)] = None
+        self._usage.forked += 1
 
     def _hear(self, batch: list[Answer]) -> None:
         """Append what the environments answered and ask the engine for the next turns."""
@@ -331,12 +414,17 @@ class _Run:
     def _end(self, place: _Place, ending: Ending) -> None:
         self._vacate(place)
         place.group.endings[place.key] = ending
+        place.group.episodes[place.key] = place.session
         self._touched[place.group] = None
 
     def _stop_playing(self, group: Group) -> None:
-        for place in [place for place in self._places if place.group is group]:
+        for place in self._of(group):
             self._vacate(place)
+        self._refilling.pop(group, None)
         self._touched[group] = None
+
+    def _of(self, group: Group) -> list[_Place]:
+        return [place for place in (*self._places, *self._branches) if place.group is group]
 
     def _settle(self) -> None:
         """Ask the gate about the groups that went on, and let go of those that are over.
@@ -348,10 +436,30 @@ class _Run:
             if group not in self._groups:
                 continue
             self._consult(group)
+            if group.ended and group.missing and group.cut is None:
+                self._complete(group)
             if group.over:
                 del self._groups[group]
                 self._usage.groups += 1
                 self._done.append(group.grown(self._scheduler.clock()))
+
+    def _complete(self, group: Group) -> None:
+        """Everybody has ended and leaves are missing: ask the brancher once more, then start fresh rollouts, all at
+        once."""
+        brancher = self._scheduler.brancher
+        expansions = brancher.expand(group.finished()) if brancher is not None and group.branched else ()
+        group.rounds += 1
+        for expansion in expansions[: group.missing]:
+            if expansion.turn == 1:
+                group.refills += 1
+                continue
+            twin = group.expand(expansion)
+            self._wait(group, twin, self._pool.fork(group.episodes[expansion.key], expansion.turn - 1))
+        if not expansions:
+            group.refills += group.missing
+        if group.started < group.wanted:
+            self._usage.refilled += group.wanted - group.started
+            self._refilling[group] = None
 
     def _consult(self, group: Group) -> None:
         """Ask the gate about every turn that the group has reached since it was last asked."""
@@ -379,9 +487,12 @@ class _Run:
         for group in [*self._groups]:
             if now - group.begun < config.group_seconds:
                 break
-            self._cancel([place for place in self._places if place.group is group], "group", config.group_seconds)
-            for sample in range(group.started, group.size):
+            self._cancel(self._of(group), "group", config.group_seconds)
+            for sample in range(group.started, group.wanted):
                 group.endings[(sample,)] = _cancelled("group", config.group_seconds)
+            group.expired = True
+            self._refilling.pop(group, None)
+            self._touched[group] = None
         for place in [*self._places]:
             if now - place.started < config.rollout_seconds:
                 break

@@ -17,8 +17,7 @@ class ThreadPool:
     """`EnvironmentPool` whose calls run in `threads` threads of this process, so that a slow tool keeps only its own
     session waiting and the engine works on.
 
-    For environments whose calls return by themselves, as those of a `ToolRuntime` do: a thread cannot be killed. A
-    fork is made by replay when it is first used, which a cache of tool calls makes cheap.
+    For environments whose calls return by themselves, as those of a `ToolRuntime` do: a thread cannot be killed.
     """
 
     def __init__(self, threads: int = 64) -> None:
@@ -44,8 +43,11 @@ class ThreadPool:
     def open(self, environment: Environment) -> Session:
         return self._home(Session(environment))
 
-    def fork(self, session: Session) -> Session:
-        return self._home(Session(session.environment, list(session.actions), list(session.answers)))
+    def fork(self, session: Session, steps: int | None = None) -> Session:
+        home, old = InlinePool(), self._homes.get(session, InlinePool())
+        twin = old.fork(session, steps, into=home)
+        self._homes[twin] = home
+        return twin
 
     def reset(self, session: Session) -> None:
         self._submit(session, lambda home: home.reset(session), steps=0)

@@ -1,0 +1,89 @@
+"""The brancher of a training run as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from turntree.branching.published import PosthocBrancher, ReleasedArpoBrancher
+from turntree.branching.rules import EntropyBrancher, FixedBrancher, RandomBrancher
+from turntree.core.errors import ConfigError
+from turntree.core.protocols import Brancher
+
+
+@dataclass(frozen=True, kw_only=True)
+class BranchConfig:
+    """How many leaves are grown, and from where, is said by `rollouts` (`group_size` M, `initial_rollouts` N,
+    `max_branched`); where they fork, here.
+
+    `branches`: Z, the rollout itself among them. `entropy`: `probe_tokens` k, `alpha`, `beta`, `tau`, and `paced`,
+    which adapts the threshold to the budget. `random`: `rate`, None for the pace of `entropy`; its branches share as
+    many tokens as those of `entropy` do if `probe_tokens` says so, 0 for none. `fixed`: `turns`. `arpo_released`:
+    `alpha` is its probability, `beta` its weight. `posthoc`: `expansions` of each rollout, in `rounds`.
+    """
+
+    rule: Literal["entropy", "random", "fixed", "arpo_released", "posthoc"] = "entropy"
+    branches: int = 2
+    probe_tokens: int = 20
+    alpha: float = 0.5
+    beta: float = 0.2
+    tau: float = 0.5
+    paced: bool = True
+    rate: float | None = 0.5
+    turns: tuple[int, ...] = (2,)
+    expansions: int = 2
+    rounds: int = 1
+
+    def __post_init__(self) -> None:
+        if self.branches < 2:
+            raise ConfigError("must be at least 2: the rollout itself is one of them", field="branches")
+        if self.probe_tokens < 1:
+            raise ConfigError("must be at least 1", field="probe_tokens")
+        if self.rate is not None and not 0 <= self.rate <= 1:
+            raise ConfigError("must be in [0, 1]", field="rate")
+        if self.beta < 0:
+            raise ConfigError("must not be negative: forks are for where entropy rises", field="beta")
+        if any(turn < 2 for turn in self.turns):
+            raise ConfigError("a fork follows a tool result: turns count from 2 here", field="turns")
+        if min(self.expansions, self.rounds) < 1:
+            raise ConfigError("expansions and rounds must be at least 1", field="expansions")
+
+    @property
+    def splits_turns(self) -> bool:
+        """Whether branches may share a part of the turn that they fork in."""
+        return self.rule in ("entropy", "random") and self.probe_tokens > 1
+
+    @property
+    def biased(self) -> bool:
+        """Whether forks are chosen by what was sampled below them."""
+        return self.rule == "posthoc"
+
+
+def build_brancher(config: BranchConfig, vocabulary: int) -> Brancher:
+    """The brancher that `config` describes, for a policy over `vocabulary` tokens."""
+    match config.rule:
+        case "entropy":
+            return EntropyBrancher(
+                vocabulary=vocabulary,
+                probe_tokens=config.probe_tokens,
+                alpha=config.alpha,
+                beta=config.beta,
+                tau=config.tau,
+                branches=config.branches,
+                paced=config.paced,
+            )
+        case "random":
+            return RandomBrancher(
+                rate=config.rate,
+                branches=config.branches,
+                shared=config.probe_tokens - 1,
+                first_rate=config.alpha,
+            )
+        case "fixed":
+            return FixedBrancher(turns=config.turns, branches=config.branches)
+        case "arpo_released":
+            return ReleasedArpoBrancher(
+                vocabulary=vocabulary, probability=config.alpha, weight=config.beta, branches=config.branches
+            )
+        case "posthoc":
+            return PosthocBrancher(expansions=config.expansions, rounds=config.rounds)

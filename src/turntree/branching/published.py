@@ -1,0 +1,88 @@
+"""The rules of released code, for comparison: ARPO's as it was shipped, and Tree-GRPO's expansion of finished trees."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from turntree.branching.rules import Undeterred, bounded, drawn
+from turntree.core import seeds
+from turntree.core.protocols import BranchDecision, Expansion, FinishedRollouts, ForkMoment
+
+_TOKENS = 20
+
+
+class ReleasedArpoBrancher(Undeterred):
+    """What ARPO's released sampler computes, which is not what its paper says.
+
+    The entropy is that of the turn which *ended* in the tool call, *summed* over its first 20 tokens and divided by
+    ln(vocabulary); the initial one is kept by slot and never cleared, so that after the first iteration it is some
+    other question's (here: that of the same sample of the task which comes first by name); the branch is made by a
+    coin, u = clip(U - weight * dH, 0, 1) <= probability, and no threshold. Its entropies are those of the ten
+    likeliest tokens, here they are whole. Branch and incumbent both draw anew after the result: the fork is unbiased.
+    """
+
+    def __init__(self, *, vocabulary: int, probability: float = 0.5, weight: float = 0.2, branches: int = 2) -> None:
+        self.probability, self.weight, self.branches = probability, weight, branches
+        self._most = math.log(vocabulary)
+        self._initial: dict[str, tuple[str, float]] = {}  # by sample: a task of the first iteration, its entropy
+        self._first: int | None = None
+
+    def decide(self, moment: ForkMoment) -> BranchDecision | None:
+        entropy = math.fsum(moment.entropies[-2][:_TOKENS]) / self._most
+        first = math.fsum(moment.entropies[0][:_TOKENS]) / self._most
+        change = entropy - self._stale(moment, first)
+        u = min(1.0, max(0.0, drawn(moment) - self.weight * change))
+        numbers = {"entropy": entropy, "change": change, "u": u}
+        if u <= self.probability:
+            return bounded(moment, self.branches, "drawn to fork", numbers)
+        return BranchDecision(branches=1, reason="drawn to go on", numbers=numbers)
+
+    def _stale(self, moment: ForkMoment, first: float) -> float:
+        slot = str(moment.key[0])
+        self._first = moment.iteration if self._first is None else self._first
+        if moment.iteration == self._first:
+            self._initial[slot] = min(self._initial.get(slot, (moment.task_id, first)), (moment.task_id, first))
+            return first
+        return self._initial.get(slot, (moment.task_id, first))[1]
+
+    def state(self) -> dict[str, Any]:
+        return {"initial": {slot: list(held) for slot, held in self._initial.items()}, "first": self._first}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._initial = {slot: (task, entropy) for slot, (task, entropy) in state["initial"].items()}
+        self._first = state["first"]
+
+
+class PosthocBrancher:
+    """Tree-GRPO: when all rollouts have ended, `expansions` more of each, before turns drawn uniformly from those that
+    it has (the first included, which gives a fresh rollout), in `rounds` rounds.
+
+    A turn is drawn among those that the rollout *turned out* to have, so the fork depends on its end and path weights
+    are biased; the tree says so (`RolloutTree.biased_forks`).
+    """
+
+    def __init__(self, *, expansions: int = 2, rounds: int = 1) -> None:
+        self.expansions, self.rounds = expansions, rounds
+
+    def decide(self, moment: ForkMoment) -> BranchDecision | None:
+        return None
+
+    def expand(self, group: FinishedRollouts) -> Sequence[Expansion]:
+        if group.round >= self.rounds:
+            return ()
+        samples = sorted(key for key in group.turns if len(key) == 1)
+        found: list[Expansion] = []
+        for number in range(self.expansions):
+            for key in samples:
+                draw = seeds.generator(group.seed, "expand", group.task_id, *key, group.round, number)
+                turn = draw.randint(1, max(1, group.turns[key]))
+                found.append(Expansion(key=key, turn=turn, reason="drawn to be expanded", numbers={}))
+        return found[: group.budget]
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        pass

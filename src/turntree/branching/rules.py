@@ -1,0 +1,146 @@
+"""Branchers that decide while rollouts are under way: at random, at given turns, or where token entropy has risen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from turntree.branching.pace import Pace
+from turntree.core import seeds
+from turntree.core.protocols import BranchDecision, Expansion, FinishedRollouts, ForkMoment
+
+
+class Undeterred:
+    """What a brancher is that neither expands finished trees nor learns from earlier iterations."""
+
+    def expand(self, group: FinishedRollouts) -> Sequence[Expansion]:
+        return ()
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class FixedBrancher(Undeterred):
+    """Forks into `branches` before each turn in `turns` that follows a tool result, while the budget lasts."""
+
+    def __init__(self, *, turns: Sequence[int], branches: int = 2) -> None:
+        self.turns, self.branches = frozenset(turns), branches
+
+    def decide(self, moment: ForkMoment) -> BranchDecision | None:
+        if moment.turn not in self.turns:
+            return None
+        return bounded(moment, self.branches, "a given turn", {})
+
+
+class RandomBrancher:
+    """The control: forks with probability `rate`, blind to what was sampled. With `rate` None it keeps the pace of a
+    paced `EntropyBrancher`: the same probability at the same turn and budget, by a coin instead of by entropy (before
+    a first iteration is over, `first_rate`). `shared` is the number of tokens that its branches share, as there."""
+
+    def __init__(
+        self, *, rate: float | None = 0.5, branches: int = 2, shared: int = 0, first_rate: float = 0.5
+    ) -> None:
+        self.rate, self.branches, self.shared, self.first_rate = rate, branches, shared, first_rate
+        self._pace = Pace()
+
+    def decide(self, moment: ForkMoment) -> BranchDecision | None:
+        if len(moment.entropies[-1]) <= self.shared:
+            return None
+        self._pace.tell(moment)
+        rate = self.rate
+        if rate is None:
+            paced = self._pace.rate(moment, self.branches)
+            rate = self.first_rate if paced is None else paced
+        if drawn(moment) < rate:
+            return bounded(moment, self.branches, "drawn to fork", {"rate": rate}, shared=self.shared)
+        return BranchDecision(branches=1, reason="drawn to go on", numbers={"rate": rate})
+
+    def expand(self, group: FinishedRollouts) -> Sequence[Expansion]:
+        return ()
+
+    def state(self) -> dict[str, Any]:
+        return self._pace.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._pace.restore(state)
+
+
+class EntropyBrancher:
+    """ARPO's rule, decided on what may be known at the fork.
+
+    H is the mean entropy of the first `probe_tokens` tokens of the turn after a tool result, H_0 that of the first
+    tokens of the rollout's own first turn, both over the full vocabulary in nats per token;
+
+        dH = (H - H_0) / ln(vocabulary),    P = alpha + beta dH,    fork where P > tau
+
+    (paper, Branch(Z); its `Normalize` is not said, here a change from certain to uniform is 1). The k-th entropy is
+    that of a distribution from which nothing was drawn yet, so the branches share the k - 1 tokens before it and draw
+    the k-th themselves: the decision saw nothing below the fork. A turn that ends within the probe does not fork.
+
+    `paced` replaces tau by the quantile of P that spends the budget (`Pace`), tau stays for the first iteration.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocabulary: int,
+        probe_tokens: int = 20,
+        alpha: float = 0.5,
+        beta: float = 0.2,
+        tau: float = 0.5,
+        branches: int = 2,
+        paced: bool = True,
+    ) -> None:
+        self.probe_tokens, self.branches, self.paced = probe_tokens, branches, paced
+        self.alpha, self.beta, self.tau = alpha, beta, tau
+        self._most = math.log(vocabulary)
+        self._pace = Pace()
+
+    def decide(self, moment: ForkMoment) -> BranchDecision | None:
+        if len(moment.entropies[-1]) < self.probe_tokens:
+            return None
+        entropy, initial = self._mean(moment.entropies[-1]), self._mean(moment.entropies[0])
+        change = (entropy - initial) / self._most
+        value, threshold = self.alpha + self.beta * change, self.tau
+        numbers = {"entropy": entropy, "initial_entropy": initial, "change": change, "value": value}
+        self._pace.tell(moment, value)
+        rate = self._pace.rate(moment, self.branches) if self.paced else None
+        if rate is not None:
+            numbers["rate"], threshold = rate, self._pace.threshold(rate)
+        if math.isfinite(threshold):
+            numbers["threshold"] = threshold
+        if value > threshold:
+            return bounded(moment, self.branches, "entropy rose", numbers, shared=self.probe_tokens - 1)
+        return BranchDecision(branches=1, reason="entropy did not rise enough", numbers=numbers)
+
+    def _mean(self, entropies: Sequence[float]) -> float:
+        probe = entropies[: self.probe_tokens]
+        return math.fsum(probe) / len(probe)
+
+    def expand(self, group: FinishedRollouts) -> Sequence[Expansion]:
+        return ()
+
+    def state(self) -> dict[str, Any]:
+        return self._pace.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._pace.restore(state)
+
+
+def bounded(
+    moment: ForkMoment, branches: int, reason: str, numbers: dict[str, float], *, shared: int = 0
+) -> BranchDecision:
+    """A fork into as many of `branches` as the budget allows."""
+    allowed = min(branches, moment.budget + 1)
+    if allowed < 2:
+        return BranchDecision(branches=1, reason=f"{reason}, but no leaf is left to add", numbers=numbers)
+    return BranchDecision(branches=allowed, reason=reason, numbers=numbers, shared=shared)
+
+
+def drawn(moment: ForkMoment) -> float:
+    """A number in [0, 1) of this moment's own."""
+    return seeds.generator(moment.seed, "branch", moment.task_id, *moment.key, moment.turn).random()
