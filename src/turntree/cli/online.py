@@ -261,8 +261,9 @@ def _cost_lines(summary: dict[str, Any]) -> Iterator[str]:
         if row["ratios"] is None:
             yield f"seed {seed}: an arm never rises above its start, so there is no matched success"
             continue
-        ratios = ", ".join(f"{name} {value:.2f}" for name, value in row["ratios"].items())
-        yield f"seed {seed}: at {row['success']:.1%}, GRPO spent per unit of PivotRL: {ratios}"
+        yield f"seed {seed}: at {row['success']:.1%}, GRPO spent per unit of PivotRL"
+        for name, what in (("ratios", "with the profile"), ("ratios_in_training", "in training alone")):
+            yield f"  {what}: " + ", ".join(f"{unit} {value:.2f}" for unit, value in row[name].items())
 
 
 def _seeds(text: str) -> tuple[int, ...]:

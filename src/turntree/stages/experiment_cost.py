@@ -147,12 +147,19 @@ def _spent(row: dict[str, Any], unit: str) -> float:
 def matched(pivotrl: Sequence[dict[str, float]], grpo: Sequence[dict[str, float]]) -> dict[str, Any]:
     """What either spent to first reach the highest success that both reached; GRPO over PivotRL as ratios.
 
-    The highest common success is chosen after the fact and the curves are noisy, so one seed's ratio is a rough
+    `ratios` has PivotRL pay for its profile, `ratios_in_training` leaves the profile out, as the paper's Figure 1
+    does. The highest common success is chosen after the fact and the curves are noisy, so one seed's ratio is a rough
     figure; None where an arm never rises above its start.
     """
     best = min(max(point["success"] for point in points) for points in (pivotrl, grpo))
     if best <= max(pivotrl[0]["success"], grpo[0]["success"]):
-        return {"success": None, "ratios": None}
+        return {"success": None, "ratios": None, "ratios_in_training": None}
     first = [next(point for point in points if point["success"] >= best) for points in (pivotrl, grpo)]
-    ratios = {unit: first[1][unit] / first[0][unit] for unit in UNITS if first[0][unit]}
-    return {"success": best, "pivotrl": first[0], "grpo": first[1], "ratios": ratios}
+    trained = {unit: first[0][unit] - pivotrl[0][unit] for unit in UNITS}
+    return {
+        "success": best,
+        "pivotrl": first[0],
+        "grpo": first[1],
+        "ratios": {unit: first[1][unit] / first[0][unit] for unit in UNITS},
+        "ratios_in_training": {unit: first[1][unit] / trained[unit] for unit in UNITS},
+    }
