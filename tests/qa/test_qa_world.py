@@ -1,0 +1,127 @@
+"""The generated world and its questions: sensible, single-valued, seeded, and apart from split to split."""
+
+from collections import Counter
+from itertools import combinations
+
+import pytest
+
+from turntree.core.errors import ConfigError
+from turntree.domains.qa.build import QaWorld
+from turntree.domains.qa.generate import (
+    Chain,
+    Posed,
+    QuestionMix,
+    answers_of,
+    generate_questions,
+    split_entities,
+)
+from turntree.domains.qa.questions import Question
+from turntree.domains.qa.world import RELATIONS, WOMEN, Fact, World, WorldConfig, generate_world
+
+SPLITS = ("train", "dev", "test")
+
+
+def test_every_fact_has_the_kinds_of_its_relation_and_is_told_once(world: QaWorld) -> None:
+    kinds = world.world.kinds
+    told = Counter((fact.subject, fact.relation) for fact in world.world.facts)
+    assert set(told.values()) == {1}
+    for fact in world.world.facts:
+        assert RELATIONS[kinds[fact.subject]][fact.relation] == kinds.get(fact.value, "number")
+        assert (fact.value in kinds) != fact.value.isdigit()
+    assert {fact.subject for fact in world.world.facts} == set(kinds)
+
+
+def test_parents_are_older_marriages_mutual_and_founders_grown_up(world: QaWorld) -> None:
+    told = world.world.told
+    for name, facts in told.items():
+        assert facts.get("mother", "Ada").split()[0] in WOMEN
+        assert facts.get("father", "Abel").split()[0] not in WOMEN
+        assert "spouse" not in facts or told[facts["spouse"]]["spouse"] == name
+        for elder in (facts.get("mother"), facts.get("father"), facts.get("teacher"), facts.get("founder")):
+            year = facts.get("birth year") or facts.get("founding year")
+            if elder and year and "birth year" in told[elder]:
+                assert int(year) - int(told[elder]["birth year"]) >= 18
+
+
+def test_documents_tell_every_fact_of_their_entity_in_few_words(world: QaWorld) -> None:
+    documents = {document.title: document.text for document in world.world.documents()}
+    assert set(documents) == set(world.world.kinds)
+    for fact in world.world.facts:
+        assert f"The {fact.relation} is {fact.value}." in documents[fact.subject]
+    assert max(len(text.split()) for text in documents.values()) <= 30
+
+
+def test_the_same_seed_gives_the_same_world_and_questions_and_another_seed_others() -> None:
+    assert generate_world(3).facts == generate_world(3).facts
+    assert generate_world(3).facts != generate_world(4).facts
+    one = generate_questions(generate_world(3), "train", 40)
+    assert one == generate_questions(generate_world(3), "train", 40)
+    assert one[:15] == generate_questions(generate_world(3), "train", 15), "a longer list starts with a shorter one"
+
+
+def test_splits_start_from_entities_of_their_own_and_share_no_question(world: QaWorld) -> None:
+    starts = {split: set(split_entities(world.world, split)) for split in SPLITS}
+    assert set().union(*starts.values()) == set(world.world.kinds)
+    asked = {split: world.questions(split, 200) for split in SPLITS}
+    for one, other in combinations(SPLITS, 2):
+        assert not starts[one] & starts[other]
+        assert not {p.question.text for p in asked[one]} & {p.question.text for p in asked[other]}
+        assert not {p.question.id for p in asked[one]} & {p.question.id for p in asked[other]}
+    for split in SPLITS:
+        assert {chain.start for posed in asked[split] for chain in posed.chains} <= starts[split]
+
+
+def test_every_question_has_exactly_one_answer_by_the_relations(world: QaWorld) -> None:
+    for posed in world.questions("train", 300):
+        (answer,) = answers_of(world.world, posed)
+        assert posed.question.answers == (answer,)
+        assert posed.question.answer_type == ("number" if answer.isdigit() else "span")
+        assert posed.question.hops == sum(len(chain.relations) for chain in posed.chains)
+
+
+def test_answers_of_follows_every_fact_not_just_the_last_one() -> None:
+    facts = (Fact("A", "mother", "B"), Fact("A", "mother", "C"), Fact("B", "spouse", "D"), Fact("C", "spouse", "E"))
+    world = World(0, dict.fromkeys("ABCDE", "person"), facts)
+    posed = Posed(Question(id="q", text="?", answers=("D",)), (Chain("A", ("mother", "spouse")),))
+    assert answers_of(world, posed) == ["D", "E"]
+
+
+def test_the_answer_of_an_arithmetic_question_stands_in_no_document(world: QaWorld) -> None:
+    words = {word for document in world.world.documents() for word in document.text.replace(".", " ").split()}
+    arithmetic = [posed for posed in world.questions("train", 300) if posed.operation != "none"]
+    assert {posed.operation for posed in arithmetic} == {"sum", "difference"}
+    assert not words & {posed.question.answers[0] for posed in arithmetic}
+
+
+def test_questions_read_like_questions() -> None:
+    chain = Chain("Brask Mills", ("founder", "mother"))
+    assert chain.text == "the mother of the founder of Brask Mills"
+    texts = {posed.question.text for posed in generate_questions(generate_world(0), "train", 100)}
+    assert {text.split(" is ")[0].split(" lie ")[0] for text in texts} == {"Who", "What", "How many years"}
+    assert all(text.endswith("?") for text in texts)
+
+
+def test_the_mix_is_what_was_asked_for(world: QaWorld) -> None:
+    mix = QuestionMix(hops=((3, 1.0),), arithmetic=1.0)
+    asked = generate_questions(world.world, "train", 50, mix)
+    assert {posed.question.hops for posed in asked} == {3}
+    assert {posed.question.kind for posed in asked} == {"difference", "sum"}
+    shares = Counter(posed.question.hops for posed in world.questions("train", 400))
+    assert set(shares) == {2, 3, 4, 5, 6} and 0.25 < shares[2] / 400 < 0.45
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (lambda: WorldConfig(people=1), "1 is impossible"),
+        (lambda: WorldConfig(towns=99), "99 is impossible"),
+        (lambda: QuestionMix(hops=((0, 1.0),)), "impossible shares"),
+        (lambda: QuestionMix(arithmetic=1.5), "1.5 is no share"),
+        (lambda: generate_questions(generate_world(0), "holdout", 1), "unknown split"),
+        (lambda: generate_questions(generate_world(0), "dev", 5000, QuestionMix(hops=((1, 1.0),))), "has only"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(bad, why: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        bad()
+    assert why in str(error.value) and "\n" not in str(error.value)
