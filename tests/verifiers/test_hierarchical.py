@@ -138,6 +138,7 @@ EXTRACTED = [
     (r"<answer>\boxed{Paris}</answer>", "Paris"),
     (r"<answer>It is \boxed{\frac{1}{\sqrt{2}}}.</answer>", r"\frac{1}{\sqrt{2}}"),
     (r"<answer>\boxed {\{1, 2\}}</answer>", r"\{1, 2\}"),
+    (r"<answer>\boxed{\left\{ x < 1 \right.}</answer>", r"\left\{ x < 1 \right."),
     (r"\boxed{no} <answer>Paris</answer>", "Paris"),
     ("<think>maybe <answer>Rome</answer></think><answer>Paris</answer>", "Paris"),
     ("maybe <answer>Rome</answer></think><answer>Paris</answer>", "Paris"),

@@ -157,7 +157,7 @@ def _readable_expression(text: str) -> bool:
 def _plain_expression(text: str) -> str:
     """Without math mode, a final full stop, the name of the result (`x =`, `f(x) =`) and the unit at the end (`%`,
     degrees, `\\text{ cm}^2`)."""
-    text = text.translate(_MINUSES).strip().removesuffix(".").strip().strip("$")
+    text = re.sub(r"(?:\\[,;:! ]|~|\s)+$", "", text.translate(_MINUSES)).removesuffix(".").strip().strip("$")
     text = re.sub(r"^\\[(\[]|\\[)\]]$|\\displaystyle", "", text).replace("\\$", "").strip()
     text = re.sub(r"^[A-Za-z](?:\([a-z]\))?\s*=(?=[^=,;]+$)", "", text)
     return _UNIT.sub("", _UNIT_SIGN.sub("", text)).strip()
