@@ -21,7 +21,8 @@ _COUNTS = ("population",)
 _NUMBERS = (*_YEARS, *_COUNTS)
 _PEOPLE = frozenset({"mother", "father", "spouse", "teacher", "founder", "mayor", "leader"})
 _ENTITIES = tuple(relation for told in RELATIONS.values() for relation, kind in told.items() if kind != "number")
-_TRIES = 50
+_TRIES = 50  # draws of chains for one question
+_PATIENCE = 300  # draws of questions without a new one
 
 
 @dataclass(frozen=True)
@@ -67,15 +68,15 @@ def generate_questions(world: World, split: Split, count: int, mix: QuestionMix 
     mix = mix or QuestionMix()
     starts = split_entities(world, split)
     posed: dict[str, Posed] = {}
-    for number in range(_TRIES * count):
-        if len(posed) == count:
-            break
+    number = last = 0  # of the draw, and of the last one that was new
+    while len(posed) < count:
+        if number - last > _PATIENCE:
+            raise ConfigError(f"this world has only {len(posed)} of {count} {split} questions", hint="ask for fewer")
         rng = seeds.generator(world.seed, "qa", "question", split, number)
         found = _draw(world, starts, rng, mix, f"qa-{world.seed}-{split}-{len(posed)}")
-        if found is not None:
-            posed.setdefault(found.question.text, found)
-    if len(posed) < count:
-        raise ConfigError(f"this world has only {len(posed)} of {count} {split} questions", hint="ask for fewer")
+        if found is not None and found.question.text not in posed:
+            posed[found.question.text], last = found, number
+        number += 1
     return tuple(posed.values())
 
 
