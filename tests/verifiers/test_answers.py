@@ -105,7 +105,8 @@ EXPRESSIONS = [
     (r"10\text{ cm}^2", "10", True), (r"10\text{ million}", "10", False), (r"\text{Evelyn}", "evelyn", True),
     (r"\text{(C)}", "C", True), ("east", "seat", False), ("__import__('os').getpid()", "1", False),
     (r"-\sqrt{2}", r"\sqrt{2}", False), (r"\frac{1}{x}", "1x", False), (r"\{1,2\}", r"\{2,1\}", True),
-    (r"\{1,2\}", r"\{1,3\}", False),
+    (r"\{1,2\}", r"\{1,3\}", False), ("1,2", "1,2,3", False), ("2,3", "1,2,3", False),
+    ("(x+1)^2, x^2+2x+1", "(x+1)^2, 3", False), ("0.1x+0.2x", "0.3x", True),
 ]  # fmt: skip
 
 

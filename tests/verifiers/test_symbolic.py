@@ -50,6 +50,14 @@ def test_the_order_of_the_two_makes_no_difference_and_what_cannot_be_read_equals
     assert symbolic.equal("line\nbreak", "1\n+\n1") is False
 
 
+def test_both_orders_are_one_question(monkeypatch):
+    asked = []
+    monkeypatch.setattr(symbolic._worker, "ask", lambda texts, seconds: asked.append(texts))
+    symbolic.equal("second one", "first one")
+    symbolic.equal("first one", "second one")
+    assert asked == [("first one", "second one")]
+
+
 def test_text_is_never_run_as_python(worker, tmp_path):
     """sympy's own reader of plain text evaluates it; the one used here does not."""
     for text in (f"open('{tmp_path}/a','w')", f"__import__('os').mkdir('{tmp_path}/b')"):
