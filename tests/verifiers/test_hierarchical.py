@@ -9,6 +9,7 @@ from turntree.core.errors import ConfigError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.verdict import Verdict
 from turntree.renderers.tool_calls import parse_message
+from turntree.verifiers import symbolic
 from turntree.verifiers.hierarchical import (
     ExecutedCall,
     HierarchicalConfig,
@@ -48,6 +49,13 @@ def test_every_part_is_reported_and_the_verdict_says_why():
 def test_every_one_of_several_answers_is_right():
     for text in ("Paris", "the French capital"):
         assert judged(f"<answer>{text}</answer>", answers=("Paris", "The French capital")).correct
+
+
+def test_what_could_not_be_decided_is_wrong_and_the_reason_says_so(monkeypatch):
+    monkeypatch.setattr(symbolic, "equal", lambda one, two: None)
+    found = judged("<answer>9^{9^{9}}</answer>", ("x+1",), "expression", score="overlap")
+    assert found.verdict == Verdict(0.0, "wrong, as far as could be decided in time", "answer")
+    assert judged("<answer>x + 1</answer>", ("y", "x + 1"), "expression").correct
 
 
 # the bonus comes from the record of executed calls
