@@ -12,7 +12,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import click
 
 from turntree import __version__
-from turntree.cli import audit, gate, index, online, pipeline, results, traces
+from turntree.cli import audit, experiment, gate, index, online, pipeline, results, traces
 from turntree.core.errors import TurntreeError
 
 
@@ -32,7 +32,7 @@ cli.add_command(pipeline.rescore)
 cli.add_command(pipeline.select)
 cli.add_command(pipeline.train)
 pipeline.train.add_command(online.online)
-cli.add_command(online.experiment)
+cli.add_command(experiment.experiment)
 cli.add_command(results.evaluate)
 cli.add_command(results.retention)
 cli.add_command(gate.gate)

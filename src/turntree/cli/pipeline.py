@@ -10,7 +10,7 @@ import click
 from turntree.cli.common import configured, finish, json_option, set_option
 from turntree.core.errors import InputError
 
-MODEL_HELP = "A folder in Hugging Face format, or 'default' (the embedded tiny policy)."
+MODEL_HELP = "A folder in Hugging Face format, or an embedded tiny policy: 'default', 'qa'."
 VERIFIER_HELP = "household, tool_call, strict, or module:function of your own."
 
 

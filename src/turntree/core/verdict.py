@@ -13,3 +13,4 @@ class Verdict:
     reward: float | None
     reason: str
     kind: str = ""  # the kind of action judged ("take", "search", a tool's name), for quotas and drift tracking
+    success: bool | None = None  # of an episode: whether its task was solved, whatever the reward is

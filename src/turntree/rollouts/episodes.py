@@ -40,9 +40,10 @@ def grow(
 ) -> list[tuple[RolloutTree, Rewards]]:
     """Play `group_size` episodes of every environment to the end; returns a tree and its rewards for each, in order.
 
-    The reward of a leaf is 1.0 when its environment reported success, 0.0 when the episode ended without it (turn
-    and context limits included), and None when the environment failed. `finished` is told
-    how many rollouts ended after every wave. The draws of (task, sample, turn) depend on `seed` only.
+    The reward of a leaf is what its environment said that such an ending is worth, or else 1.0 when it reported success
+    and 0.0 when the episode ended without it (turn and context limits included), and None when the environment failed.
+    `finished` is told how many rollouts ended after every wave. The draws of (task, sample, turn) depend on `seed`
+    only.
     """
     trees = [RolloutTree(environment.task_id) for environment in environments]
     verdicts: list[dict[int, Verdict]] = [{} for _ in trees]

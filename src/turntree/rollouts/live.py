@@ -168,16 +168,17 @@ def answer_tokens(
 
 def ending_of(rollout: LiveRollout, observation: Observation, config: EpisodeConfig) -> Ending | None:
     """How the rollout ended with `observation`; None: it goes on. Limits are outcomes and are scored."""
-    reward = observation.reward
-    if reward is None:
-        reward = float(observation.done and observation.success is True)
     if observation.done:
-        return Ending(StopReason.COMPLETED, Verdict(reward, "the episode is over"))
-    if rollout.turns >= config.max_turns:
-        return Ending(StopReason.MAX_TURNS, Verdict(reward, f"{config.max_turns} turns"))
-    if not has_room(rollout.token_ids, config):
-        return Ending(StopReason.MAX_TOKENS, Verdict(reward, f"{config.max_context} tokens of context"))
-    return None
+        stop, why = StopReason.COMPLETED, "the episode is over"
+    elif rollout.turns >= config.max_turns:
+        stop, why = StopReason.MAX_TURNS, f"{config.max_turns} turns"
+    elif not has_room(rollout.token_ids, config):
+        stop, why = StopReason.MAX_TOKENS, f"{config.max_context} tokens of context"
+    else:
+        return None
+    success = observation.done and observation.success is True
+    reward = float(success) if observation.reward is None else observation.reward
+    return Ending(stop, Verdict(reward, why, success=success))
 
 
 def has_room(token_ids: Sequence[int], config: EpisodeConfig) -> bool:

@@ -14,6 +14,7 @@ from turntree.core.config import to_mapping
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError
 from turntree.core.labels import Rewards
+from turntree.core.protocols import Environment
 from turntree.core.tree import NodeKind, RolloutTree
 from turntree.domains import skills
 from turntree.domains.household.environment import HouseholdEnvironment
@@ -78,7 +79,7 @@ def evaluate_policy(policy: Policy, config: EvaluateConfig) -> dict[str, Any]:
 
 def play(
     policy: Policy,
-    environments: Sequence[HouseholdEnvironment],
+    environments: Sequence[Environment],
     config: EvaluateConfig,
     temperature: float,
     samples: int,
@@ -119,13 +120,13 @@ def play(
     return summary, sum((tree.cost for tree, _ in grown), NO_COST)
 
 
-def _outcome(environment: HouseholdEnvironment, tree: RolloutTree, rewards: Rewards) -> dict[str, Any]:
+def _outcome(environment: Environment, tree: RolloutTree, rewards: Rewards) -> dict[str, Any]:
     answers = [node.message for node in tree if node.kind is NodeKind.OBSERVATION]
-    scored = rewards.scored()
+    scored = [verdict for _, verdict in sorted(rewards.verdicts.items()) if verdict.reward is not None]
     return {
         "task": tree.task_id,
-        "task_type": environment.task_type,
-        "rewards": list(scored.values()),
+        "task_type": getattr(environment, "task_type", ""),
+        "rewards": [float(bool(verdict.success)) for verdict in scored],  # success, whatever a task pays for it
         "censored": len(rewards.verdicts) - len(scored),
         "turns": sum(node.kind is NodeKind.COMPLETION for node in tree),
         "invalid": sum(answer is not None and answer.content == NOTHING_HAPPENS for answer in answers),

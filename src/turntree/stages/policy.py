@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -11,12 +11,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from turntree.core.errors import ConfigError
 from turntree.engines.checkpoint import load_model, load_tokenizer, policy_hash
 from turntree.engines.hf import HFEngine
+from turntree.engines.limits import EngineConfig
 from turntree.renderers.template import ChatRenderer
 from turntree.training.attention import set_tree_attention
 from turntree.training.forward import set_checkpointing
 from turntree.training.lora import LoRAConfig, Reference, add_adapter, frozen_reference
 
-EMBEDDED = Path(__file__).resolve().parents[1] / "models" / "household_tiny"
+_MODELS = Path(__file__).resolve().parents[1] / "models"
+EMBEDDED = _MODELS / "household_tiny"
+_NAMED = {"default": EMBEDDED, "qa": _MODELS / "qa_tiny"}
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Device:
     attention: Literal["sdpa", "flex_attention"] = "sdpa"  # over packed trees; FlexAttention on CUDA only
     gradient_checkpointing: bool = False
     lora: LoRAConfig | None = None  # train a fresh adapter instead of the weights
+    engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
         if self.threads < 1:
@@ -65,8 +69,8 @@ class Policy:
 
 
 def resolve(source: str) -> Path:
-    """The folder of a policy; "default" is the embedded one."""
-    return EMBEDDED if source == "default" else Path(source)
+    """The folder of a policy; "default" is the embedded one that plays household games, "qa" answers questions."""
+    return _NAMED.get(source, Path(source))
 
 
 def load_policy(source: str, device: Device) -> Policy:
@@ -81,7 +85,7 @@ def load_policy(source: str, device: Device) -> Policy:
     if device.lora is not None:
         add_adapter(model, device.lora)
     renderer = ChatRenderer(tokenizer)
-    engine = HFEngine(model, renderer.stop_ids)
+    engine = HFEngine(model, renderer.stop_ids, device.engine)
     set_tree_attention(model, device.attention)
     if device.gradient_checkpointing:
         set_checkpointing(model)

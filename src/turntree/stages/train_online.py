@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from turntree.branching.config import BranchConfig, build_brancher
 from turntree.core.config import to_mapping
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError
-from turntree.core.protocols import Gate
+from turntree.core.protocols import Environment, Gate
 from turntree.domains.household.environment import HouseholdEnvironment
 from turntree.engines.checkpoint import save_model
+from turntree.environments.pool import EnvironmentPool
 from turntree.gates.compose import RandomGate
 from turntree.gates.config import GateConfig, build_gate
 from turntree.logs.rollouts import FILE_NAME, append_groups, group_from_tree
@@ -22,8 +25,10 @@ from turntree.observe.run import RunDirectory, open_run, progress
 from turntree.rollouts.groups import GrownGroup
 from turntree.stages.evaluate import EvaluateConfig, play
 from turntree.stages.policy import Device, Policy, load_policy
+from turntree.stages.questions import QuestionsConfig, open_questions
 from turntree.stages.tasks import GamesConfig, games
 from turntree.training.checkpoints import CheckpointConfig, resume
+from turntree.training.head import vocabulary_size
 from turntree.training.isolation import check_path_isolation
 from turntree.training.online import OnlineConfig, Parts, TrainedOnline, train_online
 
@@ -41,13 +46,16 @@ class RandomCutConfig:
 @dataclass(frozen=True, kw_only=True)
 class TrainOnlineConfig:
     """`games` are trained on; `held_out`, which should be of another split, are played at `held_out_temperature` (0:
-    greedily) every `train.check_every` iterations. `gate` and `random_cut` exclude each other."""
+    greedily) every `train.check_every` iterations. With `questions` these are asked instead of any game. `gate` and
+    `random_cut` exclude each other. `branching` needs `train.rollouts.initial_rollouts` below the group size."""
 
     model: str = "default"
     games: GamesConfig = field(default_factory=lambda: GamesConfig(split="train", count=400))
     held_out: GamesConfig = field(default_factory=lambda: GamesConfig(split="dev", count=100))
     held_out_temperature: float = 0.0
+    questions: QuestionsConfig | None = None
     train: OnlineConfig = field(default_factory=OnlineConfig)
+    branching: BranchConfig | None = None
     gate: GateConfig | None = None
     random_cut: RandomCutConfig | None = None
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -57,6 +65,31 @@ class TrainOnlineConfig:
         self.device.check_trainable()
         if self.gate is not None and self.random_cut is not None:
             raise ConfigError("excludes gate", field="random_cut", hint="set one of them to null")
+        self._check_branching()
+
+    def _check_branching(self) -> None:
+        rollouts, branching = self.train.rollouts, self.branching
+        if (branching is not None) != (rollouts.initial < rollouts.group_size):
+            raise ConfigError(
+                f"{rollouts.initial} of {rollouts.group_size} rollouts begin independently, with"
+                + ("out a brancher" if branching is None else " a brancher that has none left to add"),
+                field="train.rollouts.initial_rollouts",
+                hint="set it below group_size together with branching, or neither",
+            )
+        if branching is None:
+            return
+        if branching.splits_turns and self.train.loss.ratio == "action":
+            raise ConfigError(
+                "'action' takes the ratio of whole turns, and branches share a part of one",
+                field="train.loss.ratio",
+                hint="use ratio 'token', or branching.probe_tokens 1",
+            )
+        if branching.biased and self.train.credit.leaf_weights == "path_weighted":
+            raise ConfigError(
+                f"forks of {branching.rule!r} are chosen by what came after them, which biases path weights",
+                field="train.credit.leaf_weights",
+                hint="use 'unit'",
+            )
 
     def build_gate(self) -> Gate | None:
         if self.random_cut is not None:
@@ -70,9 +103,12 @@ def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = 
     `out/gate.jsonl`, held-out outcomes by task in `out/held_out.jsonl`, the bill in `out/cost.json`."""
     policy = load_policy(config.model, config.device)
     check_path_isolation(policy.model)
-    tasks = [HouseholdEnvironment(game) for game, _ in games(config.games)]
-    with open_run(out, "train online", to_mapping(config), {"policy_hash": policy.hash}, overwrite=overwrite) as run:
-        trained = _train(run, policy, tasks, config)
+    described = {"policy_hash": policy.hash}
+    with (
+        open_arena(config) as arena,
+        open_run(out, "train online", to_mapping(config), described, overwrite=overwrite) as run,
+    ):
+        trained = _train(run, policy, arena, config)
         rows = run.metrics()
     return {
         "model": str(run.model),
@@ -84,18 +120,48 @@ def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = 
     }
 
 
-def _train(
-    run: RunDirectory, policy: Policy, tasks: Sequence[HouseholdEnvironment], config: TrainOnlineConfig
-) -> TrainedOnline:
+@dataclass(frozen=True)
+class Arena:
+    """What is played: to train on, to check on, where it is stepped (None: in this process), what its tools did."""
+
+    tasks: Sequence[Environment]
+    held_out: Sequence[Environment]
+    pool: EnvironmentPool | None = None
+    figures: Callable[[], dict[str, Any]] = dict
+
+
+@contextlib.contextmanager
+def open_arena(config: TrainOnlineConfig) -> Iterator[Arena]:
+    if config.questions is None:
+        tasks, held_out = (
+            [HouseholdEnvironment(g) for g, _ in games(part)] for part in (config.games, config.held_out)
+        )
+        yield Arena(tasks, held_out)
+        return
+    with open_questions(config.questions) as questions:
+        yield Arena(questions.tasks, questions.held_out, questions.pool, questions.figures)
+
+
+def _train(run: RunDirectory, policy: Policy, arena: Arena, config: TrainOnlineConfig) -> TrainedOnline:
     """Train from where the run stands to its end, and write what it made; the bill last."""
     reference = policy.reference() if config.train.loss.kl_coefficient > 0 else None  # before a checkpoint is loaded
     checkpoints, done = resume(run, config.checkpoints)
     rewind(run.path, done)
-    parts = Parts(policy.model, reference, policy.engine, policy.renderer, tasks, config.build_gate())
+    parts = Parts(
+        policy.model,
+        reference,
+        policy.engine,
+        policy.renderer,
+        arena.tasks,
+        gate=config.build_gate(),
+        brancher=None if config.branching is None else build_brancher(config.branching, vocabulary_size(policy.model)),
+        pool=arena.pool,
+    )
     with progress((), "train online", total=config.train.iterations, initial=done) as bar:
 
         def log(row: dict[str, Any]) -> None:
-            run.log(row)
+            figures = arena.figures()
+            run.log({**row, **figures, "timing": {**row.get("timing", {}), **figures.pop("tool_seconds", {})}})
             if row["step"]:
                 bar.update()
                 bar.set_postfix(
@@ -107,7 +173,7 @@ def _train(
             config.train,
             log=log,
             keep=lambda iteration, groups: _keep(run.path, iteration, groups),
-            check=_check(run.path, policy, config),
+            check=_check(run.path, policy, arena, config),
             checkpoints=checkpoints,
         )
     save_model(policy.model, policy.tokenizer, run.model)
@@ -146,19 +212,19 @@ def _keep(folder: Path, iteration: int, groups: Sequence[GrownGroup]) -> None:
     _append(folder / GATE_LOG, said)
 
 
-def _check(folder: Path, policy: Policy, config: TrainOnlineConfig):
-    """Play of the held-out games, their outcomes kept task by task."""
-    environments = [HouseholdEnvironment(game) for game, _ in games(config.held_out)]
+def _check(folder: Path, policy: Policy, arena: Arena, config: TrainOnlineConfig):
+    """Play of the held-out tasks, their outcomes kept task by task."""
     episodes = config.train.rollouts.episodes
     settings = EvaluateConfig(
         max_turns=episodes.max_turns, max_tokens=episodes.sampling.max_tokens, games=config.held_out, skills_per_kind=0
     )
 
     def check(iteration: int) -> tuple[dict[str, Any], Cost]:
-        summary, cost = play(policy, environments, settings, config.held_out_temperature, 1, quiet=True)
+        summary, cost = play(policy, arena.held_out, settings, config.held_out_temperature, 1, quiet=True)
         rows = [{"iteration": iteration, "task": row["task"], "rewards": row["rewards"]} for row in summary["outcomes"]]
         _append(folder / HELD_OUT, rows)
-        return {"held_out_success": summary["success"], "held_out_invalid_share": summary["invalid_share"]}, cost
+        held_out = {name: summary[name] for name in ("success", "invalid_share", "turns_per_episode")}
+        return {f"held_out_{name}": value for name, value in held_out.items()}, cost
 
     return check
 

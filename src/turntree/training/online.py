@@ -1,7 +1,8 @@
 """End-to-end GRPO: whole episodes of the current policy, one update on what they teach, again.
 
-Where the budget goes is decided three times: before a group is planted (GRESO), while it grows (the gate), and before
-it is learned from (DAPO). One ledger says what each saved (`training.savings`).
+Where the budget goes is decided before a group is planted (GRESO), while it grows (the gate; the brancher), and before
+it is learned from (DAPO). One ledger says what each saved (`training.savings`), `rollouts.accounting` what branches
+had in common.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from turntree.advantages.config import CreditConfig
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.outcome import GroupOutcome, group_outcome
-from turntree.core.protocols import Environment, Gate, GateDecision, Renderer, StreamingEngine
+from turntree.core.protocols import Brancher, Environment, Gate, GateDecision, Renderer, StreamingEngine
 from turntree.core.tree import StopReason
 from turntree.environments.pool import EnvironmentPool
 from turntree.filters.dapo import DapoFilter
 from turntree.filters.greso import Greso, GresoConfig
 from turntree.gates.monitor import GateMonitor
+from turntree.rollouts.accounting import TreeAccount, account, effective_leaves, intraclass_correlation
 from turntree.rollouts.groups import GrownGroup
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 from turntree.training.checkpoints import Checkpoints
@@ -67,7 +69,7 @@ class OnlineConfig:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a run plays with. `model` is what `engine` samples from; `gate` and `pool` are the scheduler's."""
+    """What a run plays with. `model` is what `engine` samples from; `gate`, `brancher`, `pool` are the scheduler's."""
 
     model: PreTrainedModel
     reference: Reference | None
@@ -75,6 +77,7 @@ class Parts:
     renderer: Renderer
     tasks: Sequence[Environment]
     gate: Gate | None = None
+    brancher: Brancher | None = None
     pool: EnvironmentPool | None = None
 
 
@@ -134,13 +137,17 @@ class _Run:
         self.learner = Learner(
             parts.model, parts.reference, optimizer, parts.engine, config.loss, config.updates, config.max_tokens
         )
-        self.scheduler = Scheduler(parts.engine, parts.renderer, config.rollouts, pool=parts.pool, gate=parts.gate)
+        self.scheduler = Scheduler(
+            parts.engine, parts.renderer, config.rollouts, pool=parts.pool, gate=parts.gate, brancher=parts.brancher
+        )
+        self._brancher = parts.brancher
         self.stream = TaskStream(parts.tasks, config.seed, Greso(config.greso) if config.greso else None)
         self.credit = config.loss.estimator(config.credit)
         self.savings = SavingsLedger()
         self.monitor = GateMonitor()
         self._judged: list[tuple[GateDecision, bool | None]] = []  # all that the monitor was told
         self.cost, self.checks = NO_COST, NO_COST
+        self.account = TreeAccount()
         self._skipped: Counter[str] = Counter()
 
     def state(self) -> dict[str, Any]:
@@ -150,6 +157,8 @@ class _Run:
             "stream": self.stream.state(),
             "savings": self.savings.state(),
             "judged": [[dataclasses.asdict(decision), zero] for decision, zero in self._judged],
+            "account": dataclasses.asdict(self.account),
+            "brancher": None if self._brancher is None else self._brancher.state(),
         }
 
     def restore(self, checkpoints: Checkpoints | None) -> int:
@@ -160,6 +169,9 @@ class _Run:
         self.cost, self.checks = Cost(**state["cost"]), Cost(**state["checks"])
         self.stream.restore(state["stream"])
         self.savings.restore(state["savings"])
+        self.account = TreeAccount(**state["account"])
+        if self._brancher is not None:
+            self._brancher.restore(state["brancher"])
         for decision, zero in state["judged"]:
             self._judge(GateDecision(**decision), zero)
         self._engine.weights_changed(self._engine.policy_version + state["step"])
@@ -184,6 +196,7 @@ class _Run:
         groups = list(self.scheduler.run(tasks, seed=self.config.seed, iteration=iteration))
         for group in groups:
             self.cost += group.tree.cost
+            self.account += account(group.tree)
             self.savings.came_back(group)
             if self.stream.greso:
                 self.stream.greso.record(group.tree.task_id, _rewards(group))
@@ -211,11 +224,15 @@ class _Run:
                 self.savings.dropped(group.tree)
         if not kept:
             return {"trained_groups": 0}
-        metrics, cost = self.learner.learn(
-            [group.tree for group in kept], [self.credit(group.tree, group.rewards) for group in kept]
-        )
+        credits = [self.credit(group.tree, group.rewards) for group in kept]
+        metrics, cost = self.learner.learn([group.tree for group in kept], credits)
         self.cost += cost
-        return {"trained_groups": len(kept), **metrics}
+        return {
+            "trained_groups": len(kept),
+            "redistributed_weight": sum(credit.redistributed for credit in credits),
+            "biased_forks": sum(credit.biased_forks for credit in credits),
+            **metrics,
+        }
 
     def observe(self, groups: Sequence[GrownGroup]) -> dict[str, Any]:
         """What the groups say. Means are over scored rollouts; a cut group has none, and no outcome.
@@ -230,13 +247,16 @@ class _Run:
         whole = zero + outcomes[GroupOutcome.MIXED]
         stops = Counter(group.tree.stop_reason(leaf) for group in groups for leaf in group.tree.leaves())
         constant = self.config.loss.normalizer == "constant"
+        solved = [v.success for g in groups for v in g.rewards.verdicts.values() if v.reward is not None]
         return {
             "reward_mean": sum(scored) / len(scored) if scored else None,
+            "success_share": sum(map(bool, solved)) / len(solved) if solved else None,
             "groups": len(groups),
             **{f"groups_{outcome.value}": outcomes[outcome] for outcome in GroupOutcome},
             "groups_cut": cut,
             "groups_audited": sum(group.decision is not None and group.decision.audited for group in groups),
             **self._gate_figures(),
+            **self._branch_figures(groups),
             "prompts_skipped": dict(self._skipped),
             "zero_variance_share": zero / whole if whole else None,
             "predicted_amplification": 1.0 if constant or not whole else (whole + cut) / whole,
@@ -257,6 +277,24 @@ class _Run:
         if not precision.audits:
             return {}
         return {"gate_precision": dataclasses.asdict(precision), "gate_alarm": self.monitor.alarm}
+
+    def _branch_figures(self, groups: Sequence[GrownGroup]) -> dict[str, Any]:
+        """What branching made and shared, of this iteration and since the start; nothing without a brancher."""
+        if self._brancher is None:
+            return {}
+        now = sum((account(group.tree) for group in groups), TreeAccount())
+        whole = [group for group in groups if group.cut is None]
+        alike = intraclass_correlation((group.tree, group.rewards) for group in whole)
+        worth = [effective_leaves(group.tree, group.rewards, alike or 0.0) for group in whole]
+        return {
+            "branching": {
+                **dataclasses.asdict(now),
+                "structural_saving": now.structural_saving,
+                "correlation_within_starts": alike,
+                "effective_leaves": sum(worth) / len(worth) if worth and alike is not None else None,
+            },
+            "branched": dataclasses.asdict(self.account),
+        }
 
     def check(self, iteration: int) -> dict[str, Any]:
         """Held-out figures, where the caller measures any."""

@@ -1,0 +1,176 @@
+"""`turntree experiment`: what the methods are worth, over matched seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from turntree.cli.common import configured, finish, json_option, set_option
+
+if TYPE_CHECKING:
+    from turntree.rollouts.live import EpisodeConfig
+    from turntree.stages.train_online import TrainOnlineConfig
+
+
+@click.group(short_help="What a method is worth: matched arms, intervals.")
+def experiment() -> None:
+    """Comparisons over seeds. An interrupted experiment goes on where it stopped; finished runs are not run again."""
+
+
+def _online_arm(
+    iterations: int, groups: int, difficulty: str, check_every: int, episodes: EpisodeConfig, rate: float, loss: Any
+) -> TrainOnlineConfig:
+    """GRPO on generated games, as far as both experiments agree; `loss` are its settings beside the KL term."""
+    from turntree.rollouts.scheduler import SchedulerConfig
+    from turntree.stages.tasks import GamesConfig
+    from turntree.stages.train_online import TrainOnlineConfig
+    from turntree.training.losses import LossConfig
+    from turntree.training.online import OnlineConfig
+    from turntree.training.optimizer import OptimizerConfig
+
+    return TrainOnlineConfig(
+        games=GamesConfig(split="train", count=400, difficulty=difficulty),
+        held_out=GamesConfig(split="dev", count=100, difficulty=difficulty),
+        train=OnlineConfig(
+            iterations=iterations,
+            groups=groups,
+            check_every=check_every,
+            rollouts=SchedulerConfig(episodes=episodes, group_size=8, max_live_rollouts=8 * groups),
+            loss=LossConfig(kl_coefficient=0.02, temperature=episodes.sampling.temperature, **loss),
+            optimizer=OptimizerConfig(learning_rate=rate, warmup_steps=3),
+        ),
+    )
+
+
+@experiment.command("gate", short_help="The gate against none and against cutting at random.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The experiment's folder.")
+@click.option("--seeds", default="0,1,2,3", show_default=True, help="Comma-separated.")
+@click.option("--iterations", default=16, show_default=True)
+@click.option("--groups", default=8, show_default=True, help="Games an iteration.")
+@click.option("--difficulty", default="easy", show_default=True)
+@click.option("--gate-turn", default=8, show_default=True)
+@click.option("--gate-threshold", default=0.64, show_default=True, help="Calibrated for the embedded policy.")
+@click.option("--constant", default=5500.0, show_default=True, help="The loss divides by this many trained tokens.")
+@set_option
+@json_option
+def gate_experiment(
+    out: Path,
+    seeds: str,
+    iterations: int,
+    groups: int,
+    difficulty: str,
+    gate_turn: int,
+    gate_threshold: float,
+    constant: float,
+    overrides: tuple[str, ...],
+    json_path: str | None,
+) -> None:
+    """Matched seeds, three arms: no gate, the gate, and cutting as large a share at random.
+
+    \b
+    Example: turntree experiment gate --out runs/gate --seeds 0,1,2,3
+    """
+    from dataclasses import replace
+
+    from turntree.core.completion import Sampling
+    from turntree.gates.config import CheckpointConfig, GateConfig
+    from turntree.rollouts.live import EpisodeConfig
+    from turntree.stages.experiment_gate import GateExperimentConfig, run_gate_experiment
+
+    gate = GateConfig(checkpoints=(CheckpointConfig(turn=gate_turn, threshold=gate_threshold),))
+    # temperature 0.5: at 1 so small a policy is so uncertain that its rollouts hardly ever converge
+    episodes = EpisodeConfig(max_turns=24, sampling=Sampling(temperature=0.5, max_tokens=24))
+    normalizer = {"normalizer": "constant", "constant": constant}
+    online = _online_arm(iterations, groups, difficulty, 8, episodes, 2e-4, normalizer)
+    base = replace(online, gate=gate)
+    config = configured(GateExperimentConfig(online=base, seeds=_seeds(seeds)), overrides)
+    summary = run_gate_experiment(config, out)
+    finish(summary, json_path, list(_gate_lines(summary)))
+
+
+def _gate_lines(summary: dict[str, Any]) -> Iterator[str]:
+    for arm, totals in summary["arms"].items():
+        yield (
+            f"{arm:7s} held-out success {totals['held_out_success']:.1%}, {sum(totals['turns']):,} turns, "
+            f"{totals['groups_cut']} of {totals['groups']} groups cut"
+        )
+    for arm, row in summary["differences"].items():
+        saved, success = row["saved"]["turns"], row["held_out_difference"]
+        yield (
+            f"{arm} - none: {saved['mean']:.1%} [{saved['low']:.1%}, {saved['high']:.1%}] of the turns saved, success "
+            f"{success['mean'] * 100:+.1f} points [{success['low'] * 100:+.1f}, {success['high'] * 100:+.1f}] "
+            f"(McNemar p = {row['mcnemar']:.2f}, detectable {row['minimum_detectable_effect'] * 100:.1f})"
+        )
+
+
+@experiment.command("cost", short_help="PivotRL against end-to-end GRPO, success over what was spent.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The experiment's folder.")
+@click.option("--seeds", default="0,1,2", show_default=True, help="Comma-separated.")
+@click.option("--iterations", default=20, show_default=True, help="Of the GRPO arm.")
+@click.option("--steps", default=60, show_default=True, help="Of the PivotRL arm.")
+@click.option("--groups", default=8, show_default=True, help="Games an iteration of the GRPO arm.")
+@click.option("--difficulty", default="easy", show_default=True)
+@set_option
+@json_option
+def cost_experiment(
+    out: Path,
+    seeds: str,
+    iterations: int,
+    steps: int,
+    groups: int,
+    difficulty: str,
+    overrides: tuple[str, ...],
+    json_path: str | None,
+) -> None:
+    """Success on held-out games over cumulative turns, tokens and seconds; ratios at matched success.
+
+    \b
+    Example: turntree experiment cost --out runs/cost --seeds 0,1,2
+    """
+    from turntree.core.completion import Sampling
+    from turntree.profiling.profile import ProfileConfig
+    from turntree.rollouts.live import EpisodeConfig
+    from turntree.stages.experiment_cost import CostExperimentConfig, run_cost_experiment
+    from turntree.training.losses import LossConfig
+    from turntree.training.optimizer import OptimizerConfig
+    from turntree.training.pivot import PivotConfig
+
+    command = Sampling(temperature=1.0, max_tokens=24)
+    episodes = EpisodeConfig(max_turns=16, sampling=command)
+    pivot = PivotConfig(
+        steps=steps,
+        check_every=5,
+        sampling=command,
+        loss=LossConfig(kl_coefficient=0.02),
+        optimizer=OptimizerConfig(learning_rate=5e-4, warmup_steps=3),
+    )
+    base = CostExperimentConfig(
+        seeds=_seeds(seeds),
+        online=_online_arm(iterations, groups, difficulty, 2, episodes, 5e-4, {}),
+        profile=ProfileConfig(sampling=command),
+        train=pivot,
+    )
+    summary = run_cost_experiment(configured(base, overrides), out)
+    finish(summary, json_path, list(_cost_lines(summary)))
+
+
+def _cost_lines(summary: dict[str, Any]) -> Iterator[str]:
+    for seed, row in zip(summary["seeds"], summary["matched"], strict=True):
+        if row["ratios"] is None:
+            yield f"seed {seed}: an arm never rises above its start, so there is no matched success"
+            continue
+        yield f"seed {seed}: at {row['success']:.1%}, GRPO spent per unit of PivotRL"
+        for name, what in (("ratios", "with the profile"), ("ratios_in_training", "in training alone")):
+            yield f"  {what}: " + ", ".join(f"{unit} {value:.2f}" for unit, value in row[name].items())
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    from turntree.core.errors import InputError
+
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"{text!r} is no list of numbers", field="--seeds", hint="write --seeds 0,1,2") from None

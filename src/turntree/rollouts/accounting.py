@@ -1,0 +1,113 @@
+"""What branching saved: what a tree's rollouts have in common, counted once and counted once a rollout.
+
+A call is *fresh* when it was made, one for each node that asked for it; the *chain* count is what the same rollouts
+would have made one by one. The same for turns and sampled tokens. What branching changes beside that (the law of the
+leaves, the policy over time) is no saving and is not in here: compare independent rollouts for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from turntree.core.labels import Rewards
+from turntree.core.tree import RolloutTree
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeAccount:
+    """Additive counts over trees. Calls are tool calls in the policy's messages that an environment took up."""
+
+    leaves: int = 0
+    starts: int = 0
+    refills: int = 0
+    forks: int = 0
+    calls_fresh: int = 0
+    calls_chain: int = 0
+    turns_fresh: int = 0
+    turns_chain: int = 0
+    tokens_fresh: int = 0  # sampled
+    tokens_chain: int = 0
+
+    def __add__(self, other: TreeAccount) -> TreeAccount:
+        names = [field.name for field in dataclasses.fields(self)]
+        return TreeAccount(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+    @property
+    def structural_saving(self) -> float:
+        """1 - fresh / chain calls; of turns where no call was made."""
+        if self.calls_chain:
+            return 1 - self.calls_fresh / self.calls_chain
+        return 1 - self.turns_fresh / self.turns_chain if self.turns_chain else 0.0
+
+
+def account(tree: RolloutTree) -> TreeAccount:
+    """Count one tree. A turn that forked half-way is a turn of every branch, and its shared tokens are counted once."""
+    below = [0] * len(tree)
+    leaves = tree.leaves()
+    for leaf in leaves:
+        for node in tree.path(leaf):
+            below[node.id] += 1
+    taken_up = [any(not tree[child].sampled for child in tree.children(node.id)) for node in tree]
+    spoken = [node for node in tree if node.message is not None and node.sampled]
+    calls = [(len(node.message.tool_calls) if node.message and taken_up[node.id] else 0, node.id) for node in spoken]
+    return TreeAccount(
+        leaves=len(leaves),
+        starts=len(tree.starts()),
+        refills=len(tree.refills()),
+        forks=len(tree.branch_points()),
+        calls_fresh=sum(count for count, _ in calls),
+        calls_chain=sum(count * below[node] for count, node in calls),
+        turns_fresh=len(spoken),
+        turns_chain=sum(below[node.id] for node in spoken),
+        tokens_fresh=sum(len(node.token_ids) for node in tree if node.sampled),
+        tokens_chain=sum(len(node.token_ids) * below[node.id] for node in tree if node.sampled),
+    )
+
+
+def intraclass_correlation(groups: Iterable[tuple[RolloutTree, Rewards]]) -> float | None:
+    """How alike the rewards of leaves of one start are, beyond those of other starts of their tree: the variance
+    between starts over all variance, by analysis of variance over all trees (0: as good as independent; 1: copies).
+    None where no start has several scored leaves, or nothing varies."""
+    within = between = 0.0
+    free_within = free_between = 0
+    sizes: list[int] = []
+    for tree, rewards in groups:
+        clusters = [values for values in _by_start(tree, rewards) if values]
+        mean = _mean([value for values in clusters for value in values]) if clusters else 0.0
+        for values in clusters:
+            within += sum((value - _mean(values)) ** 2 for value in values)
+            between += len(values) * (_mean(values) - mean) ** 2
+            free_within += len(values) - 1
+            sizes.append(len(values))
+        free_between += max(0, len(clusters) - 1)
+    if not free_within or not free_between:
+        return None
+    usual = (sum(sizes) - sum(size**2 for size in sizes) / sum(sizes)) / (len(sizes) - 1)
+    inside, across = within / free_within, between / free_between
+    total = across + (usual - 1) * inside
+    return max(0.0, min(1.0, (across - inside) / total)) if total > 0 else None
+
+
+def effective_leaves(tree: RolloutTree, rewards: Rewards, correlation: float) -> float:
+    """How many independent rollouts a tree's scored leaves are worth for a mean, equally weighted:
+    n^2 / sum over starts of (m + m (m - 1) correlation), with m scored leaves below a start."""
+    sizes = [len(values) for values in _by_start(tree, rewards)]
+    spread = sum(m + m * (m - 1) * correlation for m in sizes)
+    return sum(sizes) ** 2 / spread if spread else 0.0
+
+
+def _by_start(tree: RolloutTree, rewards: Rewards) -> list[list[float]]:
+    starts = set(tree.starts())
+    found: dict[int, list[float]] = defaultdict(list)
+    for leaf, reward in rewards.scored().items():
+        start = next((node.id for node in tree.path(leaf) if node.id in starts), None)
+        if start is not None:
+            found[start].append(reward)
+    return [found[start] for start in sorted(found)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,109 @@
+"""The questions that a stage plays: generated ones over a generated world, or a user's own over their own documents."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from turntree.core.errors import ConfigError, InputError
+from turntree.domains.qa.build import QaWorld, QaWorldConfig, SearchConfig, environments, open_tools
+from turntree.domains.qa.environment import QaConfig, QaEnvironment
+from turntree.domains.qa.formats import read_questions
+from turntree.domains.qa.questions import Question
+from turntree.sandboxes.limits import SandboxConfig
+from turntree.tools.pool import ThreadPool
+from turntree.tools.runtime import ToolRuntimeConfig
+from turntree.tools.search import SearchIndex
+from turntree.verifiers.hierarchical import HierarchicalConfig, HierarchicalReward
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionsConfig:
+    """What is asked, and with what it is answered.
+
+    `source` is "generated" or a file of questions (`domains.qa.formats`), which needs `index`, made by
+    `turntree index build`. Of generated ones `count` of split "train" are trained on and `held_out_count` of "dev"
+    checked on; of a file, its first `count` questions and the next `held_out_count`, or those of `held_out`.
+    """
+
+    source: str = "generated"
+    index: str | None = None
+    held_out: str | None = None
+    count: int = 400
+    held_out_count: int = 200
+    world: QaWorldConfig = field(default_factory=QaWorldConfig)
+    episodes: QaConfig = field(default_factory=QaConfig)
+    reward: HierarchicalConfig = field(default_factory=HierarchicalConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
+    runtime: ToolRuntimeConfig = field(default_factory=ToolRuntimeConfig)
+    threads: int = 16
+
+    def __post_init__(self) -> None:
+        if min(self.count, self.held_out_count, self.threads) < 1:
+            raise ConfigError("count, held_out_count and threads must be at least 1", field="count")
+        if (self.source == "generated") != (self.index is None):
+            raise ConfigError(
+                "a file of questions needs an index of the documents to search, generated ones bring their own",
+                field="index",
+                hint="make one with `turntree index build`",
+            )
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Environments to train on and to check on, with the pool to step them in. They share their tools."""
+
+    tasks: Sequence[QaEnvironment]
+    held_out: Sequence[QaEnvironment]
+    pool: ThreadPool
+    tools: Any
+
+    def figures(self) -> dict[str, Any]:
+        """What the tools were asked so far and what they executed, by name; seconds apart."""
+        counts = {name: asdict(count) for name, count in sorted(self.tools.ledger.counts().items())}
+        seconds = {name: count.pop("seconds") for name, count in counts.items()}
+        return {"tools": counts, "tool_seconds": seconds}
+
+
+@contextlib.contextmanager
+def open_questions(config: QuestionsConfig) -> Iterator[Questions]:
+    """Build what has to be built and close it again. Raises `InputError` on a machine without a sandbox."""
+    with contextlib.ExitStack() as stack:
+        if config.index is None:
+            world = QaWorld(config.world)
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            index = world.build_index(folder / "index.sqlite")
+            asked: Sequence[Question] = [posed.question for posed in world.questions("train", config.count)]
+            checked: Sequence[Question] = [posed.question for posed in world.questions("dev", config.held_out_count)]
+        else:
+            index = SearchIndex(Path(config.index))
+            asked, checked = _from_files(config)
+        tools = stack.enter_context(
+            open_tools(index, search=config.search, sandbox=config.sandbox, runtime=config.runtime)
+        )
+        pool = stack.enter_context(ThreadPool(config.threads))
+        reward = HierarchicalReward(config.reward)
+        tasks, held_out = (environments(part, tools, reward, config.episodes) for part in (asked, checked))
+        yield Questions(tasks, held_out, pool, tools)
+
+
+def _from_files(config: QuestionsConfig) -> tuple[Sequence[Question], Sequence[Question]]:
+    """Those to train on and those to check on, which have none in common."""
+    asked = read_questions([config.source]).questions
+    if config.held_out is not None:
+        checked = read_questions([config.held_out]).questions[: config.held_out_count]
+        known = {question.text for question in checked}
+        return [question for question in asked if question.text not in known][: config.count], checked
+    rest = asked[config.count : config.count + config.held_out_count]
+    if not rest:
+        raise InputError(
+            f"all {len(asked)} questions would be trained on and none is left to check on",
+            path=config.source,
+            hint=f"lower count (now {config.count}), or name a file as held_out",
+        )
+    return asked[: config.count], rest
