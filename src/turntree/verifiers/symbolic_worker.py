@@ -91,7 +91,8 @@ def _zero(difference: Any) -> bool:
 
 
 def serve() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
+    if sys.platform == "linux":  # elsewhere address space is not limited
+        resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
     sys.setrecursionlimit(2000)
     parse(r"\frac{x}{2}+1")  # builds the parser's tables
     print("ready", flush=True)
