@@ -167,6 +167,89 @@ def _cost_lines(summary: dict[str, Any]) -> Iterator[str]:
             yield f"  {what}: " + ", ".join(f"{unit} {value:.2f}" for unit, value in row[name].items())
 
 
+@experiment.command("branching", short_help="Forks where entropy rises, against random ones and none.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The experiment's folder.")
+@click.option("--seeds", default="0,1,2,3", show_default=True, help="Comma-separated.")
+@click.option("--arms", default="grpo,entropy,random,entropy_paths,grpo_calls", show_default=True)
+@click.option("--iterations", default=30, show_default=True)
+@click.option("--groups", default=8, show_default=True, help="Questions an iteration.")
+@click.option("--group-size", default=8, show_default=True, help="Leaves of a tree (M); half begin independently (N).")
+@click.option("--probe-tokens", default=4, show_default=True, help="Tokens whose entropy is looked at.")
+@click.option("--learning-rate", default=5e-4, show_default=True)
+@click.option("--constant", default=3000.0, show_default=True, help="The loss divides by this many trained tokens.")
+@set_option
+@json_option
+def branching_experiment(
+    out: Path, seeds: str, arms: str, overrides: tuple[str, ...], json_path: str | None, **chosen: Any
+) -> None:
+    """Matched seeds on generated questions; arms: grpo, grpo_half, grpo_calls (as many tool calls as entropy), entropy,
+    random (as often as entropy), entropy_paths and random_paths (path weights), arpo_released, tree_grpo.
+
+    \b
+    Example: turntree experiment branching --out runs/branching --seeds 0,1,2,3
+    """
+    from turntree.stages.experiment_branching import BranchingExperimentConfig, run_branching_experiment
+
+    named: Any = tuple(part.strip() for part in arms.split(","))
+    wanted = BranchingExperimentConfig(online=_branching_arm(**chosen), arms=named, seeds=_seeds(seeds))
+    summary = run_branching_experiment(configured(wanted, overrides), out)
+    finish(summary, json_path, list(_branching_lines(summary)))
+
+
+def _branching_arm(
+    iterations: int, groups: int, group_size: int, probe_tokens: int, learning_rate: float, constant: float
+) -> TrainOnlineConfig:
+    from turntree.branching.config import BranchConfig
+    from turntree.core.completion import Sampling
+    from turntree.rollouts.live import EpisodeConfig
+    from turntree.rollouts.scheduler import SchedulerConfig
+    from turntree.stages.questions import QuestionsConfig
+    from turntree.stages.train_online import TrainOnlineConfig
+    from turntree.training.losses import LossConfig
+    from turntree.training.online import OnlineConfig
+    from turntree.training.optimizer import OptimizerConfig
+
+    episodes = EpisodeConfig(max_turns=10, max_context=1024, sampling=Sampling(temperature=1.0, max_tokens=48))
+    rollouts = SchedulerConfig(
+        episodes=episodes,
+        group_size=group_size,
+        initial_rollouts=(group_size + 1) // 2,
+        max_live_rollouts=groups * group_size,
+    )
+    return TrainOnlineConfig(
+        model="qa",
+        questions=QuestionsConfig(),
+        held_out_temperature=1.0,
+        branching=BranchConfig(rule="entropy", probe_tokens=probe_tokens),
+        train=OnlineConfig(
+            iterations=iterations,
+            groups=groups,
+            check_every=5,
+            rollouts=rollouts,
+            loss=LossConfig(kl_coefficient=0.02, normalizer="constant", constant=constant),
+            optimizer=OptimizerConfig(learning_rate=learning_rate, warmup_steps=3),
+        ),
+    )
+
+
+def _branching_lines(summary: dict[str, Any]) -> Iterator[str]:
+    for arm, row in summary["arms"].items():
+        yield (
+            f"{arm:14s} held-out {row['held_out_success']['mean']:.1%}, mean over checks "
+            f"{row['mean_over_checks']['mean']:.1%}, {row['calls']:,.0f} calls, structural saving "
+            f"{row['structural_saving']:.1%}"
+        )
+    for pair, row in summary["differences"].items():
+        steps, matched = row["matched_steps"]["by_seed"], row["matched_calls"]
+        yield f"{pair}: {_points(steps)} at matched steps, {_points(matched)} at matched calls"
+
+
+def _points(row: dict[str, Any]) -> str:
+    if row["low"] is None:
+        return f"{row['mean'] * 100:+.1f} points"
+    return f"{row['mean'] * 100:+.1f} points [{row['low'] * 100:+.1f}, {row['high'] * 100:+.1f}]"
+
+
 def _seeds(text: str) -> tuple[int, ...]:
     from turntree.core.errors import InputError
 

@@ -7,7 +7,6 @@ cutting cannot change the step size silently. Every comparison is paired by (see
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,8 +18,9 @@ from turntree.core.outcome import group_outcome
 from turntree.gates.config import GateConfig
 from turntree.observe.files import write_json
 from turntree.observe.run import RunDirectory
-from turntree.observe.statistics import mcnemar, paired_bootstrap, wilson
-from turntree.stages.train_online import GATE_LOG, HELD_OUT, RandomCutConfig, TrainOnlineConfig, run_train_online
+from turntree.observe.statistics import wilson
+from turntree.stages.paired import held_out_outcomes, interval, json_rows, mean, paired_outcomes
+from turntree.stages.train_online import GATE_LOG, RandomCutConfig, TrainOnlineConfig, run_train_online
 
 Arm = Literal["none", "gate", "random"]
 
@@ -90,7 +90,7 @@ FIGURES: dict[str, Callable[[dict[str, Any]], float]] = {
 def summarise(config: GateExperimentConfig, out: Path) -> dict[str, Any]:
     """Per arm the totals; per arm other than `none` the paired differences from it."""
     runs = {arm: [RunDirectory(arm_folder(out, seed, arm)).metrics() for seed in config.seeds] for arm in config.arms}
-    held_out = {arm: [_held_out(arm_folder(out, seed, arm)) for seed in config.seeds] for arm in config.arms}
+    held_out = {arm: [held_out_outcomes(arm_folder(out, seed, arm)) for seed in config.seeds] for arm in config.arms}
     return {
         "seeds": list(config.seeds),
         "arms": {arm: _totals(runs[arm], held_out[arm]) for arm in config.arms},
@@ -111,10 +111,10 @@ def _totals(runs: Sequence[list[dict[str, Any]]], held_out: Sequence[dict[str, f
         **{name: [figure(rows[-1]) for rows in runs] for name, figure in FIGURES.items()},
         "groups": sum(row["groups"] for row in iterations),
         "groups_cut": sum(row["groups_cut"] for row in iterations),
-        "zero_variance_share": _mean([row["zero_variance_share"] for row in iterations]),
-        "grad_norm": _mean([row.get("grad_norm") for row in iterations]),
-        "dilution": _mean([row.get("dilution") for row in iterations]),
-        "predicted_amplification": _mean([row["predicted_amplification"] for row in iterations]),
+        "zero_variance_share": mean([row["zero_variance_share"] for row in iterations]),
+        "grad_norm": mean([row.get("grad_norm") for row in iterations]),
+        "dilution": mean([row.get("dilution") for row in iterations]),
+        "predicted_amplification": mean([row["predicted_amplification"] for row in iterations]),
         "held_out_success": sum(played) / len(played),
         "held_out_interval": [low, high],
         "saved_estimate": [rows[-1]["saved"]["gate"] for rows in runs],
@@ -129,7 +129,7 @@ def _differences(
 ) -> dict[str, Any]:
     """Shares saved (over seeds), the ratio of gradient norms, and success on the same held-out tasks."""
     saved = {
-        name: _interval([1 - figure(rows[-1]) / figure(other[-1]) for rows, other in zip(runs, base, strict=True)])
+        name: interval([1 - figure(rows[-1]) / figure(other[-1]) for rows, other in zip(runs, base, strict=True)])
         for name, figure in FIGURES.items()
     }
     norms = [
@@ -138,19 +138,10 @@ def _differences(
         for one, two in zip(rows[1:], other[1:], strict=True)
         if one.get("grad_norm") and two.get("grad_norm")
     ]
-    pairs = [
-        (mine[task], theirs[task])
-        for mine, theirs in zip(held_out, base_held_out, strict=True)
-        for task in sorted(theirs)
-    ]
-    mean, low, high = paired_bootstrap([a for a, _ in pairs], [b for _, b in pairs])
-    spread = math.sqrt(sum((a - b - mean) ** 2 for a, b in pairs) / max(1, len(pairs) - 1))
     return {
         "saved": saved,
-        "grad_norm_ratio": {key: math.exp(value) for key, value in _interval(norms).items()} if norms else None,
-        "held_out_difference": {"mean": mean, "low": low, "high": high, "tasks": len(pairs)},
-        "mcnemar": mcnemar(sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)),
-        "minimum_detectable_effect": (1.959964 + 0.841621) * spread / math.sqrt(len(pairs)),
+        "grad_norm_ratio": {key: math.exp(value) for key, value in interval(norms).items()} if norms else None,
+        **paired_outcomes(held_out, base_held_out),
     }
 
 
@@ -162,9 +153,9 @@ def precision(seeds: Sequence[int], out: Path, arm: str) -> dict[str, Any]:
     for seed in seeds:
         labels = {
             (row["iteration"], row["task"]): group_outcome([r["reward"] for r in row["rollouts"]])
-            for row in _rows(arm_folder(out, seed, "none") / "rollouts.jsonl")
+            for row in json_rows(arm_folder(out, seed, "none") / "rollouts.jsonl")
         }
-        for row in _rows(arm_folder(out, seed, arm) / GATE_LOG):
+        for row in json_rows(arm_folder(out, seed, arm) / GATE_LOG):
             if row["cut"] is None:
                 continue
             outcome = labels.get((row["iteration"], row["task"]))
@@ -177,29 +168,3 @@ def precision(seeds: Sequence[int], out: Path, arm: str) -> dict[str, Any]:
         "low": low,
         "high": high,
     }
-
-
-def _held_out(folder: Path) -> dict[str, float]:
-    """Success by task at the last check."""
-    rows = _rows(folder / HELD_OUT)
-    last = max(row["iteration"] for row in rows)
-    return {
-        row["task"]: sum(row["rewards"]) / len(row["rewards"])
-        for row in rows
-        if row["iteration"] == last and row["rewards"]
-    }
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
-def _interval(values: Sequence[float]) -> dict[str, float]:
-    """Mean with its 95% bootstrap interval."""
-    mean, low, high = paired_bootstrap(values, [0.0] * len(values))
-    return {"mean": mean, "low": low, "high": high}

@@ -262,6 +262,7 @@ class _Run:
             "predicted_amplification": 1.0 if constant or not whole else (whole + cut) / whole,
             "stops": {reason.value: stops[reason] for reason in StopReason if stops[reason]},
             "spent": self.cost.counts(),
+            "trees": dataclasses.asdict(self.account),
             "saved": self.savings.counts(),
             "timing": {
                 "seconds": self.cost.seconds,
@@ -279,7 +280,7 @@ class _Run:
         return {"gate_precision": dataclasses.asdict(precision), "gate_alarm": self.monitor.alarm}
 
     def _branch_figures(self, groups: Sequence[GrownGroup]) -> dict[str, Any]:
-        """What branching made and shared, of this iteration and since the start; nothing without a brancher."""
+        """What branching made and shared in this iteration; nothing without a brancher."""
         if self._brancher is None:
             return {}
         now = sum((account(group.tree) for group in groups), TreeAccount())
@@ -293,7 +294,6 @@ class _Run:
                 "correlation_within_starts": alike,
                 "effective_leaves": sum(worth) / len(worth) if worth and alike is not None else None,
             },
-            "branched": dataclasses.asdict(self.account),
         }
 
     def check(self, iteration: int) -> dict[str, Any]:
