@@ -71,6 +71,11 @@ class LiveRollout:
         """Turns that the environment has answered."""
         return len(self.observations) - 1
 
+    @property
+    def just_forked(self) -> bool:
+        """Whether its next turn is the one at which it left another rollout."""
+        return self.turns + 1 == self.forked_at
+
     def request(self, config: EpisodeConfig, seed: int) -> GenerationRequest:
         """The rest of the next turn. Its draws depend on (seed, task, key, turn) only."""
         key = seeds.derive(seed, "episode", self.tree.task_id, *self.key, self.turns)

@@ -334,7 +334,7 @@ class _Run:
     def _decide(self, group: Group, rollout: LiveRollout, completion: Completion) -> BranchDecision | None:
         """Ask about a turn that follows a tool result. Refills do not fork, nor does a turn that was forked before."""
         brancher = self._scheduler.brancher
-        if brancher is None or rollout.turns == 0 or rollout.begun or rollout.key[0] >= group.initial:
+        if brancher is None or rollout.turns == 0 or rollout.key[0] >= group.initial or rollout.just_forked:
             return None
         return brancher.decide(group.moment(rollout, completion))
 
@@ -447,9 +447,10 @@ class _Run:
         """Everybody has ended and leaves are missing: ask the brancher once more, then start fresh rollouts, all at
         once."""
         brancher = self._scheduler.brancher
-        expansions = brancher.expand(group.finished()) if brancher is not None and group.branched else ()
+        finished = group.finished()
+        expansions = brancher.expand(finished)[: finished.budget] if brancher is not None and finished.budget else ()
         group.rounds += 1
-        for expansion in expansions[: group.missing]:
+        for expansion in expansions:
             if expansion.turn == 1:
                 group.refills += 1
                 continue
