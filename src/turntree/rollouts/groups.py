@@ -136,7 +136,7 @@ class Group:
         return FinishedRollouts(
             task_id=self.task.task_id,
             turns={key: rollout.turns for key, rollout in sorted(self.rollouts.items()) if self._ended(key)},
-            budget=self.missing,
+            budget=min(self.missing, self.branched - len(self.forked)),
             round=self.rounds,
             seed=self.seed,
             iteration=self.iteration,
@@ -256,31 +256,38 @@ class _Layout:
             for key in keys:
                 if self._survivor(key) == key:
                     self._finish(key)
-        kept = [(key, d) for key, d in group.decisions if d.node in self._ids and not self._dropped_with(d)]
+        kept = [(key, d) for key, d in group.decisions if d.node in self._ids and not self._dropped_with(key, d)]
         for _, decision in sorted(kept, key=lambda pair: (self._ids[pair[1].node], pair[0])):
             saw = None if decision.saw is None else self._ids.get(decision.saw, self._ids[decision.node])
             self.tree.record(replace(decision, node=self._ids[decision.node], saw=saw))
 
     def _place(self, key: Key, node: Node) -> None:
         assert node.parent is not None
-        if self._group.cut is not None and node.turn > self._group.cut:
+        cut = self._group.cut
+        if cut is not None and (node.turn > cut or len(key) > 1):
             self._drop(self._survivor(key), node.cost)
             return
         fields = {name: value for name, value in vars(node).items() if name not in ("id", "parent", "kind", "turn")}
         self._ids[node.id] = self.tree.add(self._ids[node.parent], node.kind, **fields).id
 
-    def _dropped_with(self, decision: Decision) -> bool:
-        """Whether a brancher said it of a turn after the cut."""
+    def _dropped_with(self, key: Key, decision: Decision) -> bool:
+        """Whether it was said of a forked rollout of a cut group, or by a brancher of a turn after the cut."""
         cut = self._group.cut
-        return cut is not None and decision.actor == "brancher" and decision.numbers["turn"] > cut
+        return cut is not None and (len(key) > 1 or (decision.actor == "brancher" and decision.numbers["turn"] > cut))
 
     def _drop(self, key: Key, cost: Cost) -> None:
         self._dropped[key] = self._dropped.get(key, NO_COST) + cost
 
     def _survivor(self, key: Key) -> Key:
-        """`key`, or the rollout that it was forked from if that happened only after the cut."""
+        """`key`; in a cut group the rollout that it was forked from, if that happened after the cut or in a branch.
+
+        A gate waits for the independent rollouts only. How far their branches had come when it cut, and what those
+        had branched into, is a matter of the interleaving: of a branch the tree keeps that it began, and its cost.
+        """
         cut, rollout = self._group.cut, self._group.rollouts.get(key)
-        return key if cut is None or rollout is None or rollout.forked_at <= cut else self._survivor(key[:-1])
+        if cut is None or rollout is None or (rollout.forked_at <= cut and len(key) <= 2):
+            return key
+        return self._survivor(key[:-1])
 
     def _finish(self, key: Key) -> None:
         """Stop the rollout's leaf, after an empty observation if its last call gave nothing."""
@@ -301,7 +308,7 @@ class _Layout:
             return ending
         gated = Verdict(None, f"the group was cut at turn {group.cut}")
         turns = group.rollouts[key].turns if key in group.rollouts else 0
-        if ending is None or turns > group.cut or (turns == group.cut and ending.stop.censors):
+        if ending is None or len(key) > 1 or turns > group.cut or (turns == group.cut and ending.stop.censors):
             return Ending(StopReason.GATED, gated)
         return ending if ending.stop.censors else Ending(ending.stop, gated)
 
