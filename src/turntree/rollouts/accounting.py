@@ -71,21 +71,20 @@ def intraclass_correlation(groups: Iterable[tuple[RolloutTree, Rewards]]) -> flo
     """How alike the rewards of leaves of one start are, beyond those of other starts of their tree: the variance
     between starts over all variance, by analysis of variance over all trees (0: as good as independent; 1: copies).
     None where no start has several scored leaves, or nothing varies."""
-    within = between = 0.0
+    within = between = spread = 0.0
     free_within = free_between = 0
-    sizes: list[int] = []
     for tree, rewards in groups:
-        clusters = [values for values in _by_start(tree, rewards) if values]
-        mean = _mean([value for values in clusters for value in values]) if clusters else 0.0
-        for values in clusters:
-            within += sum((value - _mean(values)) ** 2 for value in values)
-            between += len(values) * (_mean(values) - mean) ** 2
-            free_within += len(values) - 1
-            sizes.append(len(values))
+        clusters = _by_start(tree, rewards)
+        values = [value for cluster in clusters for value in cluster]
+        for cluster in clusters:
+            within += sum((value - _mean(cluster)) ** 2 for value in cluster)
+            between += len(cluster) * (_mean(cluster) - _mean(values)) ** 2
+        free_within += len(values) - len(clusters)
         free_between += max(0, len(clusters) - 1)
+        spread += len(values) - sum(len(cluster) ** 2 for cluster in clusters) / max(1, len(values))
     if not free_within or not free_between:
         return None
-    usual = (sum(sizes) - sum(size**2 for size in sizes) / sum(sizes)) / (len(sizes) - 1)
+    usual = spread / free_between  # leaves of a start, where starts of a tree differ in them
     inside, across = within / free_within, between / free_between
     total = across + (usual - 1) * inside
     return max(0.0, min(1.0, (across - inside) / total)) if total > 0 else None
