@@ -50,10 +50,25 @@ def group_from_json(value: dict[str, Any]) -> LoggedGroup:
 def group_from_tree(
     tree: RolloutTree, rewards: Rewards, *, id: str, iteration: int | None = None, task_type: str | None = None
 ) -> LoggedGroup:
-    """The leaves of a finished tree as rollouts. A turn that several leaves share is paid for by the first."""
+    """The leaves of a finished tree as rollouts. A turn that several leaves share is paid for by the first.
+
+    Depth first: the first child of a fork is the rollout that was forked, whose law no fork has changed. Taking the
+    leaf that ended first instead would pass short branches off as independent rollouts.
+    """
     paid: set[int] = set()
-    rollouts = [_rollout(tree, leaf, rewards.of(leaf), paid) for leaf in tree.leaves()]
+    rollouts = [_rollout(tree, leaf, rewards.of(leaf), paid) for leaf in _depth_first(tree)]
     return LoggedGroup(id=id, task=tree.task_id, rollouts=tuple(rollouts), iteration=iteration, task_type=task_type)
+
+
+def _depth_first(tree: RolloutTree) -> Iterator[int]:
+    """The leaves, those below an earlier child first."""
+    left = [*reversed(tree.roots)]
+    while left:
+        node = left.pop()
+        children = tree.children(node)
+        left += reversed(children)
+        if not children:
+            yield node
 
 
 def _rollout(tree: RolloutTree, leaf: int, reward: float | None, paid: set[int]) -> LoggedRollout:
