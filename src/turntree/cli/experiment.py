@@ -232,6 +232,36 @@ def _branching_arm(
     )
 
 
+@experiment.command("premise", short_help="Does entropy rise after tool results, and do forks there differ more?")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The JSON file to write.")
+@click.option("--model", default="qa", show_default=True)
+@click.option("--count", default=150, show_default=True, help="Generated questions.")
+@click.option("--seed", default=0, show_default=True)
+@set_option
+@json_option
+def premise_experiment(
+    out: Path, model: str, count: int, seed: int, overrides: tuple[str, ...], json_path: str | None
+) -> None:
+    """What branching by entropy could exploit, measured on a frozen policy.
+
+    \b
+    Example: turntree experiment premise --out runs/premise.json
+    """
+    from turntree.core.completion import Sampling
+    from turntree.rollouts.live import EpisodeConfig
+    from turntree.stages import premise
+    from turntree.stages.questions import QuestionsConfig
+
+    config = premise.PremiseConfig(
+        model=model,
+        questions=QuestionsConfig(count=count, held_out_count=1),
+        episodes=EpisodeConfig(max_turns=10, max_context=1024, sampling=Sampling(temperature=1.0, max_tokens=48)),
+        seed=seed,
+    )
+    result = premise.run_premise(configured(config, overrides), out)
+    finish(result, json_path, list(premise.lines(result)))
+
+
 def _branching_lines(summary: dict[str, Any]) -> Iterator[str]:
     for arm, row in summary["arms"].items():
         yield (

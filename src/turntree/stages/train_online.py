@@ -160,8 +160,7 @@ def _train(run: RunDirectory, policy: Policy, arena: Arena, config: TrainOnlineC
     with progress((), "train online", total=config.train.iterations, initial=done) as bar:
 
         def log(row: dict[str, Any]) -> None:
-            figures = arena.figures()
-            run.log({**row, **figures, "timing": {**row.get("timing", {}), **figures.pop("tool_seconds", {})}})
+            run.log({**row, "timing": {**row.get("timing", {}), **arena.figures()}})
             if row["step"]:
                 bar.update()
                 bar.set_postfix(
