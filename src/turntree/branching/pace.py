@@ -12,29 +12,32 @@ class Pace:
     """The share of moments at which to fork, from what the iteration before looked like.
 
     A rollout that may still add b leaves, z - 1 at a fork, and that has on average n moments ahead of it (this one
-    included; counted per turn in the iteration before) forks with probability min(1, b / ((z - 1) n)): on average the
-    budget is then spent, without ever waiting for other rollouts to compare with. What is told of an iteration counts
-    from the next one on, so that no decision depends on the order of the calls.
+    included; counted per turn over the independent rollouts of the iteration before, since branches would count the
+    same future twice) forks with probability min(1, b / ((z - 1) n)), without ever waiting for other rollouts to
+    compare with. Where rollouts are equally long, this spends the budget whole and evenly over their turns; a rollout
+    that ends sooner than most leaves a rest. What is told of an iteration counts from the next one on, so that no
+    decision depends on the order of the calls.
     """
 
     def __init__(self) -> None:
         self._iteration = 0
-        self._told: list[tuple[int, float]] = []  # (turn, value) of every moment of this iteration
-        self._alive: Counter[int] = Counter()  # of the iteration before: moments by turn
-        self._values: list[float] = []  # of the iteration before, sorted
+        self._told: list[tuple[int, float, bool]] = []  # (turn, value, independent) of every moment of this iteration
+        self._alive: Counter[int] = Counter()  # of the iteration before: moments of independent rollouts by turn
+        self._values: list[float] = []  # of the iteration before: of all moments, sorted
 
     def tell(self, moment: ForkMoment, value: float = 0.0) -> None:
         """Count a moment, and what a rule measured there."""
         if moment.iteration != self._iteration:
-            self._close()
-            self._iteration = moment.iteration
-        self._told.append((moment.turn, value))
+            self._alive, self._values = self._learned()
+            self._iteration, self._told = moment.iteration, []
+        self._told.append((moment.turn, value, len(moment.key) == 1))
 
-    def _close(self) -> None:
-        if self._told:
-            self._alive = Counter(turn for turn, _ in self._told)
-            self._values = sorted(value for _, value in self._told)
-            self._told = []
+    def _learned(self) -> tuple[Counter[int], list[float]]:
+        """What the next iteration will know."""
+        if not self._told:
+            return self._alive, self._values
+        alive = Counter(turn for turn, _, independent in self._told if independent)
+        return alive, sorted(value for _, value, _ in self._told)
 
     def rate(self, moment: ForkMoment, branches: int) -> float | None:
         """With what probability to fork here; None before a first iteration is over."""
@@ -51,8 +54,7 @@ class Pace:
 
     def state(self) -> dict[str, Any]:
         """What the next iteration will know."""
-        alive = Counter(turn for turn, _ in self._told) if self._told else self._alive
-        values = sorted(value for _, value in self._told) if self._told else self._values
+        alive, values = self._learned()
         return {"alive": dict(alive), "values": values}
 
     def restore(self, state: dict[str, Any]) -> None:
