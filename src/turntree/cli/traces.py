@@ -54,6 +54,27 @@ def household(
     finish(result, json_path, [f"{result.get('traces', 0)} traces, {result.get('turns', 0)} turns -> {out}; {dropped}"])
 
 
+@traces.command("qa", short_help="Expert answers to generated questions, with search and Python.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The traces file to write (JSONL).")
+@click.option("--count", default=200, show_default=True, help="How many questions.")
+@click.option("--slips", default=0.0, show_default=True, help="Chance of a look-up before which the expert errs.")
+@click.option("--seed", default=0, show_default=True)
+@set_option
+@json_option
+def qa(out: Path, count: int, slips: float, seed: int, overrides: tuple[str, ...], json_path: str | None) -> None:
+    """An expert looks up, computes and answers: an SFT start for a policy of your own.
+
+    \b
+    Example: turntree traces qa --count 500 --slips 0.2 --out runs/qa.jsonl
+    """
+    from turntree.stages.qa_traces import QaTracesConfig, make_traces
+    from turntree.stages.questions import QuestionsConfig
+
+    config = configured(QaTracesConfig(questions=QuestionsConfig(count=count), slips=slips, seed=seed), overrides)
+    result = make_traces(config, out)
+    finish(result, json_path, [f"{result.get('traces', 0)} traces, {result.get('turns', 0)} turns -> {out}"])
+
+
 @traces.command("import", short_help="Chat-format JSONL and other logs.")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The traces file to write (JSONL).")

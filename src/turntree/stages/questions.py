@@ -13,6 +13,7 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.domains.qa.build import QaWorld, QaWorldConfig, SearchConfig, environments, open_tools
 from turntree.domains.qa.environment import QaConfig, QaEnvironment
 from turntree.domains.qa.formats import read_questions
+from turntree.domains.qa.generate import Posed
 from turntree.domains.qa.questions import Question
 from turntree.sandboxes.limits import SandboxConfig
 from turntree.tools.pool import ThreadPool
@@ -56,12 +57,14 @@ class QuestionsConfig:
 
 @dataclass(frozen=True)
 class Questions:
-    """Environments to train on and to check on, with the pool to step them in. They share their tools."""
+    """Environments to train on and to check on, with the pool to step them in. They share their tools. `posed` says how
+    the generated ones among the first are answered."""
 
     tasks: Sequence[QaEnvironment]
     held_out: Sequence[QaEnvironment]
     pool: ThreadPool
     tools: ToolRuntime
+    posed: Sequence[Posed] = ()
 
     def figures(self) -> dict[str, Any]:
         """What the tools of this process were asked so far and what they executed, by name: hits of their cache and
@@ -77,9 +80,11 @@ def open_questions(config: QuestionsConfig) -> Iterator[Questions]:
             world = QaWorld(config.world)
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             index = world.build_index(folder / "index.sqlite")
-            asked: Sequence[Question] = [posed.question for posed in world.questions("train", config.count)]
-            checked: Sequence[Question] = [posed.question for posed in world.questions("dev", config.held_out_count)]
+            posed = world.questions("train", config.count)
+            asked: Sequence[Question] = [each.question for each in posed]
+            checked: Sequence[Question] = [each.question for each in world.questions("dev", config.held_out_count)]
         else:
+            posed = ()
             index = SearchIndex(Path(config.index))
             asked, checked = _from_files(config)
         tools = stack.enter_context(
@@ -88,7 +93,7 @@ def open_questions(config: QuestionsConfig) -> Iterator[Questions]:
         pool = stack.enter_context(ThreadPool(config.threads))
         reward = HierarchicalReward(config.reward)
         tasks, held_out = (environments(part, tools, reward, config.episodes) for part in (asked, checked))
-        yield Questions(tasks, held_out, pool, tools)
+        yield Questions(tasks, held_out, pool, tools, posed)
 
 
 def _from_files(config: QuestionsConfig) -> tuple[Sequence[Question], Sequence[Question]]:

@@ -1,0 +1,80 @@
+"""Expert episodes on generated questions as traces: an SFT start for a policy that searches and computes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from turntree.core import seeds
+from turntree.core.config import to_mapping
+from turntree.core.errors import ConfigError
+from turntree.domains.qa.experts import Mistake, Played, play
+from turntree.domains.qa.generate import Posed
+from turntree.observe.run import progress
+from turntree.stages.questions import QuestionsConfig, open_questions
+from turntree.traces.schema import Trace, write_traces
+from turntree.traces.splits import assign_split
+
+_RECOVERABLE: tuple[Mistake, ...] = ("another relation", "another entity", "an earlier step")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QaTracesConfig:
+    """`questions.count` generated questions of the split "train". `slips` is the chance that the expert looks something
+    else up before each look-up: part of the history of later turns, marked in `meta["skip_turns"]` and learned by no
+    stage. `dev` is the share of traces held out for development."""
+
+    questions: QuestionsConfig = field(default_factory=lambda: QuestionsConfig(count=200))
+    slips: float = 0.0
+    dev: float = 0.2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("dev", "slips"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError("is outside [0, 1)", field=name)
+        if self.questions.source != "generated":
+            raise ConfigError(
+                "only generated questions say how they are answered",
+                field="questions.source",
+                hint="record episodes of your own expert and `turntree traces import` them",
+            )
+
+
+def make_traces(config: QaTracesConfig, out: Path) -> dict[str, Any]:
+    """Answer every question once and write the episodes; those not answered right are counted by reason."""
+    counts: Counter[str] = Counter()
+    traces: list[Trace] = []
+    with open_questions(config.questions) as questions:
+        pairs = zip(questions.tasks, questions.posed, strict=True)
+        for environment, posed in progress(pairs, "expert answers", total=len(questions.tasks)):
+            rng = seeds.generator(config.seed, "expert", environment.task_id)
+            played = play(environment, posed, rng, config.slips, _RECOVERABLE)
+            counts["questions"] += 1
+            if not played.success:
+                counts["dropped: answered wrong"] += 1
+                continue
+            trace = _trace(posed, played, environment.tools, config)
+            counts["traces"] += 1
+            counts["turns"] += len(trace.turn_positions)
+            traces.append(trace)
+    write_traces(out, traces, {"made_by": "qa", "config": to_mapping(config), "counts": dict(counts)})
+    return {"path": str(out), **counts}
+
+
+def _trace(posed: Posed, played: Played, tools: tuple[dict[str, Any], ...], config: QaTracesConfig) -> Trace:
+    messages = played.messages[:-1]  # the last one only says that the episode is over
+    spoken = [position for position, message in enumerate(messages) if message.role == "assistant"]
+    skipped = {str(turn): "slip" for turn, position in enumerate(spoken) if position in played.slips}
+    marks = {"skip_turns": skipped} if skipped else {}
+    return Trace(
+        id=posed.question.id,
+        messages=messages,
+        tools=tools,
+        domain="qa",
+        split=assign_split(posed.question.id, config.seed, {"train": 1 - config.dev, "dev": config.dev}),
+        success=True,
+        meta={"task_type": posed.question.kind, **marks},
+    )
