@@ -279,9 +279,8 @@ def report(
     by_hops: dict[object, list[tuple[float, bool]]] = defaultdict(list)
     turns, tokens = [], []
     for task, (tree, rewards) in zip(tasks, groups, strict=True):
-        values = list(rewards.scored().values())
-        right = [value >= 1.0 for value in values]
-        row = (sum(right) / len(right), max(values) - min(values) > 1e-9)
+        right = [reward >= 1.0 for reward in rewards.scored().values()]
+        row = (sum(right) / len(right), 0 < sum(right) < len(right))
         for key in ("all", f"{task.question.hops} hops", task.question.kind):
             by_hops[key].append(row)
         for leaf in tree.leaves():
@@ -307,7 +306,7 @@ def main() -> None:
     training.add_argument("--start", help="the policy to go on from")
     training.add_argument("--out", required=True)
     training.add_argument("--seed", type=int, default=0)
-    training.add_argument("--tokens", type=float, default=6e6)
+    training.add_argument("--tokens", type=float, default=8e6)
     training.add_argument("--batch", type=int, default=2000, help="tokens a step, padding included")
     training.add_argument("--lr", type=float, default=3e-3)
     training.add_argument("--hidden", type=int, default=128)
