@@ -323,7 +323,7 @@ def main() -> None:
     measuring.set_defaults(run=measure)
     measuring.add_argument("model")
     measuring.add_argument("--world", type=int, default=0)
-    measuring.add_argument("--questions", type=int, default=100)
+    measuring.add_argument("--questions", type=int, default=300)
     measuring.add_argument("--samples", type=int, default=8)
     arguments = parser.parse_args()
     arguments.run(arguments)

@@ -77,6 +77,14 @@ def test_the_first_message_without_a_call_ends_the_episode(
     assert (ended.done, ended.success, ended.reward) == (True, success, reward)
 
 
+def test_an_answer_that_is_partly_right_is_paid_and_no_success(searching: ToolRuntime) -> None:
+    question = Question(id="q", text="Who?", answers=("Ada Nash",))
+    environment = QaEnvironment(question, searching, HierarchicalReward(HierarchicalConfig(score="overlap")))
+    environment.reset()
+    ended = environment.step(answer("Ada Nash York"))
+    assert ended.success is False and ended.reward == pytest.approx(0.8)
+
+
 def test_an_episode_that_ends_without_an_answer_is_paid_as_such(environment: QaEnvironment) -> None:
     environment.reset()
     assert environment.step(search("mother")).reward == HierarchicalConfig().format_penalty

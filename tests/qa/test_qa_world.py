@@ -28,7 +28,8 @@ def test_every_fact_has_the_kinds_of_its_relation_and_is_told_once(world: QaWorl
     for fact in world.world.facts:
         assert RELATIONS[kinds[fact.subject]][fact.relation] == kinds.get(fact.value, "number")
         assert (fact.value in kinds) != fact.value.isdigit()
-    assert {fact.subject for fact in world.world.facts} == set(kinds)
+    assert min(len(facts) for facts in world.world.told.values()) >= 2
+    assert {len(facts) for name, facts in world.world.told.items() if kinds[name] == "person"} == {WorldConfig().told}
 
 
 def test_parents_are_older_marriages_mutual_and_founders_grown_up(world: QaWorld) -> None:
@@ -77,6 +78,15 @@ def test_every_question_has_exactly_one_answer_by_the_relations(world: QaWorld) 
         assert posed.question.answers == (answer,)
         assert posed.question.answer_type == ("number" if answer.isdigit() else "span")
         assert posed.question.hops == sum(len(chain.relations) for chain in posed.chains)
+
+
+def test_no_chain_meets_an_entity_twice(world: QaWorld) -> None:
+    for posed in world.questions("train", 300):
+        for chain in posed.chains:
+            met = [chain.start]
+            for relation in chain.relations:
+                met.append(world.world.told[met[-1]][relation])
+            assert len(set(met)) == len(met)
 
 
 def test_answers_of_follows_every_fact_not_just_the_last_one() -> None:
