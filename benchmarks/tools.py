@@ -13,7 +13,7 @@ has as many rows as rollouts are played at once and takes real time: a step for 
 - `barrier_refilled`: the same, but places that became free are filled with the next prompts at every turn.
 
 Barriers are put around the same scheduler, pool and tools: all three grow the same trees, which is checked. `busy` is
-the share of time in which the engine had anything to do, `full` the share of its rows times time that was used; both
+the share of time in which the engine had any request, `full` the share of its rows times time that was used; both
 also up to the moment at which the last prompt was begun (`_begun`), because then there is nothing left to overlap with.
 `speedup` is that of `overlapped` in time. No distinct call may be executed twice: checked in every run.
 """
@@ -64,11 +64,11 @@ STOP = 0
 class Setting:
     """`tool_seconds` is the mean delay, about what the mean turn takes to decode."""
 
-    prompts: int = 32
+    prompts: int = 24
     group_size: int = 8
     places: int = 64
-    step_seconds: float = 0.002
-    tool_seconds: float = 0.1
+    step_seconds: float = 0.004
+    tool_seconds: float = 0.2
     variants: int = 6  # ways to play a question
     tails: tuple[str, ...] = ("constant", "lognormal", "pareto")
 
@@ -121,11 +121,20 @@ class PacedEngine(ScriptedEngine):
             {STOP},
             vocab_size=256,
             max_context=1 << 17,
-            latency=lambda request: tokens_of(request),
+            latency=tokens_of,
             max_batch_rows=setting.places,
         )
-        self.busy_seconds = self.row_seconds = 0.0
+        self.row_seconds = self._idle_seconds = 0.0
+        self._idle_since: float | None = time.perf_counter()  # None while there is anything to do
         self._step_seconds, self._barrier = setting.step_seconds, barrier
+
+    def idle_seconds(self, now: float) -> float:
+        """How long it had no request at all."""
+        return self._idle_seconds + (0.0 if self._idle_since is None else now - self._idle_since)
+
+    def submit(self, request: GenerationRequest) -> int:
+        self._idle_seconds, self._idle_since = self.idle_seconds(time.perf_counter()), None
+        return super().submit(request)
 
     def poll(self, timeout: float | None = None) -> list[Any]:
         until = math.inf if timeout is None else time.perf_counter() + timeout
@@ -134,8 +143,9 @@ class PacedEngine(ScriptedEngine):
             rows, started = self.in_flight, time.perf_counter()
             time.sleep(self._step_seconds)
             found += super().poll(0)
-            self.busy_seconds += time.perf_counter() - started
             self.row_seconds += rows * (time.perf_counter() - started)
+        if not self.in_flight and self._idle_since is None:
+            self._idle_since = time.perf_counter()
         return found
 
 
@@ -224,7 +234,6 @@ class Run:
 def played(mode: str, posed: Sequence[Posed], script: Script, tools: Sequence[Delayed], setting: Setting) -> Run:
     runtime, barrier = ToolRuntime(tools), mode != "overlapped"
     tasks = environments([one.question for one in posed], runtime)
-    engine = PacedEngine(script, setting, barrier=barrier)
     config = SchedulerConfig(
         episodes=EpisodeConfig(max_turns=16, max_context=1 << 17, sampling=Sampling(max_tokens=1000)),
         group_size=setting.group_size,
@@ -233,7 +242,8 @@ def played(mode: str, posed: Sequence[Posed], script: Script, tools: Sequence[De
     begun: list[tuple[float, float, float]] = []  # what was spent when a prompt was begun
 
     def spent() -> tuple[float, float, float]:
-        return time.perf_counter() - started, engine.busy_seconds, engine.row_seconds / setting.places
+        now = time.perf_counter()
+        return now - started, now - started - engine.idle_seconds(now), engine.row_seconds / setting.places
 
     def begin(batch: Sequence[QaEnvironment]) -> Iterator[QaEnvironment]:
         for task in batch:
@@ -242,6 +252,7 @@ def played(mode: str, posed: Sequence[Posed], script: Script, tools: Sequence[De
 
     together = setting.places // setting.group_size if mode == "barrier" else len(tasks)
     started = time.perf_counter()
+    engine = PacedEngine(script, setting, barrier=barrier)
     with (BarrierPool if barrier else ThreadPool)(setting.places) as pool:
         scheduler = Scheduler(engine, ByteRenderer(), config, pool=pool)
         batches = [tasks[first : first + together] for first in range(0, len(tasks), together)]
