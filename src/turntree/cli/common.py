@@ -33,6 +33,14 @@ def set_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
+def refuse(environment: str, **options: tuple[Any, Any]) -> None:
+    """Raise `InputError` where an option of the other environment was given: (value, default) by name."""
+    for name, (value, default) in options.items():
+        if value != default:
+            option = "--" + name.replace("_", "-")
+            raise InputError(f"{option} says nothing to the environment {environment!r}", hint="leave it out")
+
+
 def configured(config: T, overrides: tuple[str, ...]) -> T:
     """`config` with the `--set` values; a value is JSON where it parses as JSON, else text."""
     values: dict[str, Any] = {}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from turntree.cli.common import configured, finish, json_option, set_option
+from turntree.cli.common import configured, finish, json_option, refuse, set_option
 from turntree.cli.pipeline import MODEL_HELP
 
 if TYPE_CHECKING:
@@ -92,10 +92,12 @@ def _config(chosen: Any) -> TrainOnlineConfig:
         look = GateCheckpoint(turn=chosen.gate_turn, threshold=chosen.gate_threshold)
         common["gate"] = GateConfig(checkpoints=(look,), audit=chosen.audit)
     if chosen.environment == "qa":
+        refuse("qa", games=(chosen.games, "generated"), difficulty=(chosen.difficulty, "easy"))
         questions = QuestionsConfig(
             source=chosen.questions, index=chosen.index, count=chosen.count, held_out=chosen.held_out
         )
         return TrainOnlineConfig(**{**common, "model": chosen.model or "qa"}, questions=questions)
+    refuse("household", questions=(chosen.questions, "generated"), index=(chosen.index, None))
     return TrainOnlineConfig(
         **common,
         games=GamesConfig(source=chosen.games, split="train", count=chosen.count, difficulty=chosen.difficulty),

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from turntree.cli.common import configured, finish, json_option, set_option, share
+from turntree.cli.common import configured, finish, json_option, refuse, set_option, share
 from turntree.cli.pipeline import MODEL_HELP
 
+if TYPE_CHECKING:
+    from turntree.stages.evaluate import EvaluateConfig
 
-@click.command(short_help="Success on held-out games, and retention.")
-@click.option("--model", default="default", show_default=True, help=MODEL_HELP)
+
+@click.command(short_help="Success on held-out games or questions, and retention.")
+@click.option("--environment", default="household", show_default=True, type=click.Choice(["household", "qa"]))
+@click.option("--model", default=None, help=f"{MODEL_HELP} [default: the one of the environment]")
 @click.option("--games", default="generated", show_default=True, help="'generated', a packed games file, or a folder.")
-@click.option("--split", default="test", show_default=True, help="Which generated games: train, dev or test.")
-@click.option("--count", default=200, show_default=True, help="How many games.")
+@click.option("--split", default="test", show_default=True, help="Which generated tasks: train, dev or test.")
+@click.option("--count", default=200, show_default=True, help="How many games or questions.")
 @click.option("--difficulty", default="easy", show_default=True, help="Of generated games: easy, medium or hard.")
-@click.option("--samples", default=1, show_default=True, help="Sampled episodes a game.")
+@click.option("--samples", default=1, show_default=True, help="Sampled episodes a task.")
 @click.option("--temperature", default=1.0, show_default=True, help="Of the sampled episodes.")
 @click.option("--max-turns", default=16, show_default=True)
 @click.option("--out", default=None, type=click.Path(path_type=Path), help="Write every outcome here (JSON).")
@@ -24,36 +29,18 @@ from turntree.cli.pipeline import MODEL_HELP
 @set_option
 @json_option
 def evaluate(
-    model: str,
-    games: str,
-    split: str,
-    count: int,
-    difficulty: str,
-    samples: int,
-    temperature: float,
-    max_turns: int,
-    out: Path | None,
-    seed: int,
-    overrides: tuple[str, ...],
-    json_path: str | None,
+    out: Path | None, overrides: tuple[str, ...], json_path: str | None, temperature: float, **chosen: Any
 ) -> None:
-    """Success on held-out games, sampled and greedy, by task type; and retention of unrelated skills.
+    """Success on held-out tasks, sampled and greedy, by their type; of household policies also what they kept of
+    unrelated skills. A question file of your own: --set questions.source=FILE --set questions.index=INDEX.
 
     \b
     Example: turntree evaluate --model runs/pivotrl/model --count 200
+             turntree evaluate --environment qa --model runs/qa/model
     """
-    from turntree.stages.evaluate import EvaluateConfig
     from turntree.stages.evaluate import evaluate as run
-    from turntree.stages.tasks import GamesConfig
 
-    base = EvaluateConfig(
-        model=model,
-        games=GamesConfig(source=games, split=split, count=count, difficulty=difficulty),
-        samples=samples,
-        temperature=temperature,
-        max_turns=max_turns,
-        seed=seed,
-    )
+    base = _config(temperature=temperature, **chosen)
     result = run(configured(base, overrides), out)
     lines = [f"sampled at {temperature}: {share(result['sampled'])}, {result['sampled']['invalid_share']:.1%} invalid"]
     lines += [f"  {kind}: {share(row)}" for kind, row in result["sampled"]["by_task_type"].items()]
@@ -64,6 +51,31 @@ def evaluate(
         skills = ", ".join(f"{name} {row['accuracy']:.0%}" for name, row in kept["by_skill"].items())
         lines.append(f"retention: {kept['accuracy']:.1%} (chance {kept['chance']:.1%}): {skills}")
     finish(result, json_path, lines)
+
+
+def _config(
+    environment: str,
+    model: str | None,
+    games: str,
+    split: Any,
+    count: int,
+    difficulty: str,
+    samples: int,
+    temperature: float,
+    max_turns: int,
+    seed: int,
+) -> EvaluateConfig:
+    from turntree.stages.evaluate import EvaluateConfig
+    from turntree.stages.questions import QuestionsConfig
+    from turntree.stages.tasks import GamesConfig
+
+    played = {"samples": samples, "temperature": temperature, "max_turns": max_turns, "seed": seed}
+    if environment == "qa":
+        refuse(environment, games=(games, "generated"), difficulty=(difficulty, "easy"))
+        questions = QuestionsConfig(held_out_count=count, held_out_split=split)
+        return EvaluateConfig(model=model or "qa", questions=questions, max_tokens=48, skills_per_kind=0, **played)
+    tasks = GamesConfig(source=games, split=split, count=count, difficulty=difficulty)
+    return EvaluateConfig(model=model or "default", games=tasks, **played)
 
 
 @click.command(short_help="What the policy kept outside its domain, by lm-eval.")

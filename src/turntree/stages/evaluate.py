@@ -1,9 +1,10 @@
-"""Evaluate a policy: success on held-out games (sampled and greedy), and retention of unrelated skills."""
+"""Evaluate a policy: success on held-out games or questions (sampled and greedy), and retention of other skills."""
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from turntree.observe.run import progress
 from turntree.observe.statistics import wilson
 from turntree.rollouts.episodes import EpisodeConfig, grow
 from turntree.stages.policy import Device, Policy, load_policy
+from turntree.stages.questions import QuestionsConfig, open_questions
 from turntree.stages.tasks import GamesConfig, games
 
 SCHEMA = "turntree.evaluation/1"
@@ -31,10 +33,12 @@ SCHEMA = "turntree.evaluation/1"
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig:
-    """`temperature` is that of the sampled episodes; `greedy` adds a greedy pass. `samples` episodes a game."""
+    """`temperature` is that of the sampled episodes; `greedy` adds a greedy pass. `samples` episodes a game. With
+    `questions` those held out of them are asked instead of any game."""
 
     model: str = "default"
     games: GamesConfig = field(default_factory=GamesConfig)
+    questions: QuestionsConfig | None = None
     samples: int = 1
     temperature: float = 1.0
     greedy: bool = True
@@ -59,22 +63,31 @@ def evaluate(config: EvaluateConfig, out: Path | None = None) -> dict[str, Any]:
 
 
 def evaluate_policy(policy: Policy, config: EvaluateConfig) -> dict[str, Any]:
-    environments = [HouseholdEnvironment(game) for game, _ in games(config.games)]
-    sampled, cost = play(policy, environments, config, config.temperature, config.samples)
-    result: dict[str, Any] = {
-        "schema": SCHEMA,
-        "config": to_mapping(config),
-        "policy_hash": policy.hash,
-        "sampled": sampled,
-    }
-    if config.greedy:
-        result["greedy"], more = play(policy, environments, config, 0.0, 1)
-        cost += more
+    with _held_out(config) as environments:
+        sampled, cost = play(policy, environments, config, config.temperature, config.samples)
+        result: dict[str, Any] = {
+            "schema": SCHEMA,
+            "config": to_mapping(config),
+            "policy_hash": policy.hash,
+            "sampled": sampled,
+        }
+        if config.greedy:
+            result["greedy"], more = play(policy, environments, config, 0.0, 1)
+            cost += more
     if config.skills_per_kind:
         result["retention"], more = retention(policy, config.skills_per_kind, config.seed)
         cost += more
     result["cost"] = {**cost.counts(), "timing": cost.timing()}
     return result
+
+
+@contextlib.contextmanager
+def _held_out(config: EvaluateConfig) -> Iterator[Sequence[Environment]]:
+    if config.questions is None:
+        yield [HouseholdEnvironment(game) for game, _ in games(config.games)]
+        return
+    with open_questions(config.questions) as questions:
+        yield questions.held_out
 
 
 def play(

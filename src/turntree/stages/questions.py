@@ -13,7 +13,7 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.domains.qa.build import QaWorld, QaWorldConfig, SearchConfig, environments, open_tools
 from turntree.domains.qa.environment import QaConfig, QaEnvironment
 from turntree.domains.qa.formats import read_questions
-from turntree.domains.qa.generate import Posed
+from turntree.domains.qa.generate import Posed, Split
 from turntree.domains.qa.questions import Question
 from turntree.sandboxes.limits import SandboxConfig
 from turntree.tools.pool import ThreadPool
@@ -27,8 +27,9 @@ class QuestionsConfig:
     """What is asked, and with what it is answered.
 
     `source` is "generated" or a file of questions (`domains.qa.formats`), which needs `index`, made by
-    `turntree index build`. Of generated ones `count` of split "train" are trained on and `held_out_count` of "dev"
-    checked on; of a file, its first `count` questions and the next `held_out_count`, or those of `held_out`.
+    `turntree index build`. Of generated ones `count` of split "train" are trained on and `held_out_count` of
+    `held_out_split` checked on; of a file, its first `count` questions and the next `held_out_count`, or those of
+    `held_out`.
     """
 
     source: str = "generated"
@@ -36,6 +37,7 @@ class QuestionsConfig:
     held_out: str | None = None
     count: int = 400
     held_out_count: int = 200
+    held_out_split: Split = "dev"
     world: QaWorldConfig = field(default_factory=QaWorldConfig)
     episodes: QaConfig = field(default_factory=QaConfig)
     reward: HierarchicalConfig = field(default_factory=HierarchicalConfig)
@@ -82,7 +84,9 @@ def open_questions(config: QuestionsConfig) -> Iterator[Questions]:
             index = world.build_index(folder / "index.sqlite")
             posed = world.questions("train", config.count)
             asked: Sequence[Question] = [each.question for each in posed]
-            checked: Sequence[Question] = [each.question for each in world.questions("dev", config.held_out_count)]
+            checked: Sequence[Question] = [
+                each.question for each in world.questions(config.held_out_split, config.held_out_count)
+            ]
         else:
             posed = ()
             index = SearchIndex(Path(config.index))
