@@ -64,7 +64,7 @@ def forks_by_turn(
     draw = random.Random(iteration)
     added: Counter[int] = Counter()
     for number in range(rollouts):
-        playing = [((number,), 1, budget, length(draw))]
+        playing: list[tuple[tuple[int, ...], int, int, int]] = [((number,), 1, budget, length(draw))]
         while playing:
             key, turn, left, last = playing.pop()
             forks = 0
