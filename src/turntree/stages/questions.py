@@ -81,7 +81,7 @@ def open_questions(config: QuestionsConfig) -> Iterator[Questions]:
         if config.index is None:
             world = QaWorld(config.world)
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            index = world.build_index(folder / "index.sqlite")
+            index = stack.enter_context(world.build_index(folder / "index.sqlite"))
             posed = world.questions("train", config.count)
             asked: Sequence[Question] = [each.question for each in posed]
             checked: Sequence[Question] = [
@@ -89,7 +89,7 @@ def open_questions(config: QuestionsConfig) -> Iterator[Questions]:
             ]
         else:
             posed = ()
-            index = SearchIndex(Path(config.index))
+            index = stack.enter_context(SearchIndex(Path(config.index)))
             asked, checked = _from_files(config)
         tools = stack.enter_context(
             open_tools(index, search=config.search, sandbox=config.sandbox, runtime=config.runtime)

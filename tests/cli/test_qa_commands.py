@@ -1,0 +1,111 @@
+"""Questions on the command line, end to end on the embedded policy, in miniature: traces, SFT, training with branches,
+evaluation, the experiments."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from turntree.core.errors import InputError
+from turntree.sandboxes.sandbox import Sandbox
+
+SMALL = (
+    "--environment", "qa", "--iterations", 2, "--groups", 2, "--group-size", 4, "--max-turns", 6, "--max-tokens", 48,
+    "--count", 6, "--set", "questions.held_out_count=3",
+)  # fmt: skip
+ARMS = (
+    "--seeds", 0, "--iterations", 1, "--groups", 2, "--group-size", 4,
+    "--set", "online.train.rollouts.episodes.max_turns=5", "--set", "online.questions.held_out_count=3",
+    "--set", "online.questions.count=4",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def sandboxed() -> None:
+    try:
+        Sandbox().close()
+    except InputError as error:
+        pytest.skip(str(error))
+
+
+def test_expert_answers_are_an_sft_start(turntree, tmp_path) -> None:
+    made = turntree.json("traces", "qa", "--count", 6, "--slips", 0.3, "--out", tmp_path / "qa.jsonl")
+    assert made["traces"] == made["questions"] == 6
+    turntree(
+        "sft",
+        "--traces",
+        tmp_path / "qa.jsonl",
+        "--model",
+        "qa",
+        "--epochs",
+        1,
+        "--split",
+        "",
+        "--out",
+        tmp_path / "sft",
+    )
+    assert (tmp_path / "sft" / "model" / "model.safetensors").exists()
+
+
+def test_training_with_branches_counts_fresh_calls_and_logs_every_decision(turntree, tmp_path) -> None:
+    out = tmp_path / "run"
+    turntree("train", "online", "--out", out, *SMALL, "--brancher", "entropy", "--set", "branching.probe_tokens=2")
+    first, *rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert "held_out_success" in first and "held_out_success" in rows[-1]
+    trees = rows[-1]["trees"]
+    assert trees["leaves"] == 2 * 2 * 4
+    assert trees["starts"] + trees["forks"] == trees["leaves"], "two branches a fork"
+    assert trees["forks"] > 0 and trees["calls_fresh"] < trees["calls_chain"]
+    assert 0 < rows[0]["branching"]["structural_saving"] < 1
+    assert rows[-1]["timing"]["tools"]["search"]["calls"] > 0
+    groups = [json.loads(line) for line in (out / "rollouts.jsonl").read_text().splitlines()]
+    assert all(len(group["rollouts"]) == 4 for group in groups)
+    assert any(rollout["forked"] for group in groups for rollout in group["rollouts"])
+
+
+@pytest.mark.parametrize("brancher", ["random", "fixed", "arpo_released", "posthoc"])
+def test_every_brancher_grows_whole_groups(turntree, tmp_path, brancher: str) -> None:
+    settings = ("--brancher", brancher, "--iterations", 1, "--set", "branching.probe_tokens=2")
+    turntree("train", "online", "--out", tmp_path / "run", *SMALL, *settings)
+    row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert row["trees"]["leaves"] == 2 * 4
+    assert row["biased_forks"] == (row["trees"]["forks"] if brancher == "posthoc" else 0)
+
+
+def test_a_question_policy_is_evaluated(turntree, tmp_path) -> None:
+    result = turntree.json("evaluate", "--environment", "qa", "--count", 5, "--out", tmp_path / "evaluation.json")
+    assert result["sampled"]["episodes"] == result["greedy"]["episodes"] == 5
+    assert all("-test-" in outcome["task"] for outcome in result["greedy"]["outcomes"])
+
+
+def test_questions_of_ones_own_are_asked_over_documents_of_ones_own(turntree, tmp_path) -> None:
+    (tmp_path / "documents.jsonl").write_text('{"id": "a", "title": "Ada", "text": "Ada lives in Oslo."}\n')
+    turntree("index", "build", tmp_path / "documents.jsonl", "--out", tmp_path / "index.sqlite")
+    rows = [{"question": f"Where does Ada live, asked {n} times?", "answer": "Oslo"} for n in range(5)]
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = ("--questions", questions, "--index", tmp_path / "index.sqlite", "--iterations", 1, "--count", 3)
+    result = turntree.json("train", "online", "--out", tmp_path / "run", *SMALL, *asked)
+    assert result["iterations"] == 1
+    alone = turntree.error("train", "online", "--out", tmp_path / "no", *SMALL, "--questions", questions)
+    assert "index" in alone
+    held_out = turntree.error("train", "online", "--out", tmp_path / "no", *SMALL, *asked, "--count", 5)
+    assert "none is left to check on" in held_out
+
+
+def test_the_branching_experiment_compares_its_arms_and_does_not_run_them_twice(turntree, tmp_path) -> None:
+    command = ("experiment", "branching", "--out", tmp_path / "branching", *ARMS)
+    summary = turntree.json(*command)
+    assert set(summary["arms"]) == {"grpo", "entropy", "random", "entropy_paths", "grpo_calls"}
+    assert summary["arms"]["grpo"]["structural_saving"] == 0.0
+    assert summary["arms"]["entropy"]["structural_saving"] > 0.0
+    assert summary["differences"]["entropy - random"]["matched_steps"]["held_out_difference"]["tasks"] == 3
+    assert turntree.json(*command) == summary
+
+
+def test_the_premise_is_measured_on_forks_of_many_children(turntree, tmp_path) -> None:
+    small = ("--count", 6, "--set", "initial=2", "--set", "children=3", "--set", "probes=[1,2]", "--set", "rate=0.9")
+    result = turntree.json("experiment", "premise", "--out", tmp_path / "premise.json", *small)
+    assert {"search", "task"} <= set(result["profile"])
+    assert result["variance"]["1"]["forks"] > 0
