@@ -76,7 +76,7 @@ def cuts(played: Played, gate: PrefixDivergenceGate) -> GateCuts:
 
 
 def _is_cut(group: LoggedGroup, gate: PrefixDivergenceGate, horizon: int) -> bool:
-    shown = [rollout for rollout in group.rollouts if rollout.reward is not None and not rollout.forked]
+    shown = [rollout for rollout in group.rollouts if not (rollout.reward is None or rollout.forked or rollout.refill)]
     decision = gate.decide(progress_at(group, shown, gate.turn, horizon)) if len(shown) > 1 else None
     return decision is not None and decision.cut
 

@@ -78,8 +78,9 @@ def table_from_groups(
 ) -> GroupTable:
     """Signals and savings of logged groups. `max_turns` defaults to the longest rollout.
 
-    Left out and counted: rollouts without a reward (censored), those that share their first turns with another
-    (forked), and those whose turns the log does not tell apart; then groups of fewer than two others. Logs of a gated
+    Left out and counted: rollouts without a reward (censored), those that no gate would have seen since they share
+    their first turns with another (forked) or began when others had ended (refills), and those whose turns the log
+    does not tell apart; then groups of fewer than two others. Logs of a gated
     run hold no outcome of the groups that it cut, so thresholds above its own are out of their reach.
     """
     dropped = Counter[str]()
@@ -123,6 +124,8 @@ def _unfit(rollout: LoggedRollout) -> str | None:
         return "rollouts without a reward"
     if rollout.forked:
         return "rollouts that share their first turns with another"
+    if rollout.refill:
+        return "rollouts that began after others had ended"
     return None if rollout.actions else "rollouts whose turns are not told apart"
 
 

@@ -14,7 +14,8 @@ class LoggedRollout:
     does not say. `tokens` and `characters` are those of all that was generated, for logs that know no more.
     `completed` is False where a turn or token limit ended the rollout, None where unknown; `stop` names the ending in
     the log's own words. `forked`: it shares its first turns with an earlier rollout of the group, which paid for them
-    (their `turn_tokens` are 0 here); gates compare independent rollouts only.
+    (their `turn_tokens` are 0 here). `refill`: it began after others had ended, in place of leaves that were not made.
+    Gates compare rollouts that began independently only, neither forked nor refilled.
     """
 
     actions: tuple[str, ...]
@@ -26,6 +27,7 @@ class LoggedRollout:
     characters: int | None = None
     stop: str | None = None
     forked: bool = False
+    refill: bool = False
 
     def __post_init__(self) -> None:
         for name in ("turn_tokens", "observations"):

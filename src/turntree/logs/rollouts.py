@@ -95,6 +95,7 @@ def _rollout(tree: RolloutTree, leaf: int, reward: float | None, paid: set[int])
         observations=tuple(before for _, before in turns),
         stop=None if stop is None else stop.value,
         forked=forked,
+        refill=not tree.refills().isdisjoint(node.id for nodes, _ in turns for node in nodes),
     )
 
 
