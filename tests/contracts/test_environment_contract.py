@@ -127,6 +127,61 @@ def test_a_fork_goes_on_by_itself(pool: EnvironmentPool) -> None:
     pool.close(twin)
 
 
+def walked(pool: EnvironmentPool, *words: str) -> Session:
+    """A session that has said so."""
+    session = begun(pool, Corridor())
+    for word in words:
+        pool.step(session, said(word))
+        one(pool)
+    return session
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+@pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])
+def test_a_fork_of_an_earlier_state_knows_nothing_of_what_came_after_it(
+    pool: EnvironmentPool, steps: int, closed: bool
+) -> None:
+    session = walked(pool, "on", "left", "right")
+    if closed:
+        pool.close(session)
+    twin = pool.fork(session, steps)
+    assert [action.content for action in twin.actions] == ["on", "left"][:steps]
+    assert len(twin.answers) == steps + 1
+    pool.step(twin, said("back"))
+    answer = one(pool)
+    assert content(answer) == " ".join([*["on", "left"][:steps], "back"])
+    assert answer.calls == steps + 1, "it is rebuilt by replay, and what is replayed is counted"
+    assert [action.content for action in session.actions] == ["on", "left", "right"]
+    pool.close(twin)
+    if not closed:
+        pool.close(session)
+
+
+def test_a_fork_after_all_steps_is_a_fork_of_where_the_session_stands(pool: EnvironmentPool) -> None:
+    session = walked(pool, "on", "left")
+    twins = [pool.fork(session, 2), pool.fork(session)]
+    for twin in twins:
+        pool.step(twin, said("right"))
+    assert [content(answer) for answer in answers(pool, 2).values()] == ["on left right"] * 2
+    pool.step(session, said("back"))
+    assert content(one(pool)) == "on left back"
+    for each in (session, *twins):
+        pool.close(each)
+
+
+def test_a_fork_of_a_fork_goes_on_by_itself(pool: EnvironmentPool) -> None:
+    session = walked(pool, "on", "left")
+    twin = pool.fork(session, 1)
+    pool.step(twin, said("right"))
+    one(pool)
+    second = pool.fork(twin)
+    pool.close(twin)
+    pool.step(second, said("back"))
+    assert content(one(pool)) == "on right back"
+    pool.close(session)
+    pool.close(second)
+
+
 class Breaking(Corridor):
     """Says "break" as its own class of trouble, once per copy."""
 
