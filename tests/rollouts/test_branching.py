@@ -225,6 +225,23 @@ def test_a_brancher_is_asked_once_about_every_turn_after_a_tool_result_except_th
     assert len(asked.moments) == expected
 
 
+@pytest.mark.parametrize("name", FORKING)
+def test_a_brancher_is_shown_the_entropies_of_the_whole_turns_of_its_rollout(name: str) -> None:
+    asked = Asked(BRANCHERS[name]())
+    groups, _, _ = play(asked)
+    seen: set[tuple[str, tuple[tuple[float, ...], ...]]] = set()
+    for group in groups:
+        for leaf in group.tree.leaves():
+            turns: dict[int, tuple[float, ...]] = {}
+            for node in group.tree.path(leaf):
+                if node.entropies is not None:
+                    turns[node.turn] = (*turns.get(node.turn, ()), *node.entropies)
+            whole = tuple(turns.values())
+            seen |= {(group.tree.task_id, whole[:turn]) for turn in range(1, len(whole) + 1)}
+    assert {(moment.task_id, moment.entropies) for moment in asked.moments} <= seen
+    assert any(len(moment.key) > 1 for moment in asked.moments)
+
+
 def test_a_branch_is_not_asked_to_fork_at_the_turn_that_it_was_made_for() -> None:
     """Also where branches share no token of it: a fixed rule would fork them again until the budget is spent."""
     (group,), _, _ = play(FixedBrancher(turns=(2,)), 1, initial_rollouts=1)

@@ -23,7 +23,7 @@ from turntree.branching.rules import EntropyBrancher, RandomBrancher
 from turntree.core.labels import Rewards
 from turntree.core.protocols import Brancher
 from turntree.core.tree import NodeKind, RolloutTree
-from turntree.rollouts.scheduler import SchedulerConfig
+from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
 from turntree.training.losses import LossConfig
 from turntree.training.online import train_online
@@ -132,6 +132,23 @@ BRANCHERS = {
 
 def branching_parts(brancher: Brancher) -> Any:
     return parts([Even(f"task {number}", 2 + number % 3) for number in range(6)], brancher=brancher)
+
+
+def test_what_the_engine_says_of_split_turns_is_what_the_model_says_of_the_whole_path() -> None:
+    """A branch is asked for with the tokens that it shares in its prompt, wherever their keys and values lie."""
+    run = branching_parts(EntropyBrancher(vocabulary=384, probe_tokens=3, tau=0.0, paced=False))
+    rollouts = SchedulerConfig(episodes=ROLLOUTS.episodes, group_size=6, initial_rollouts=2, max_live_rollouts=8)
+    trees = [group.tree for group in Scheduler(
+        run.engine, run.renderer, rollouts, brancher=run.brancher
+    ).run(run.tasks[:3], seed=0)]  # fmt: skip
+    assert sum(tree[fork].sampled for tree in trees for fork in tree.branch_points()) > 3
+    for rollout in (rollout for tree in trees for rollout in tree.rollouts()):
+        path = torch.tensor([rollout.token_ids])
+        with torch.no_grad():
+            scores = torch.log_softmax(run.model(input_ids=path).logits[0], -1)
+        for t, logprob in enumerate(rollout.logprobs):
+            if logprob is not None:
+                assert logprob == pytest.approx(float(scores[t - 1, path[0, t]]), abs=1e-4)
 
 
 @pytest.mark.parametrize("rule", BRANCHERS)
