@@ -165,7 +165,7 @@ def test_an_iteration_without_a_moment_teaches_nothing(rule: str) -> None:
     for turn in (2, 3):
         brancher.decide(moment(*[[1.0]] * turn))
     assert decided(brancher, moment([1.0], [1.0], budget=1, iteration=7)).numbers["rate"] == 0.5
-    assert json.loads(json.dumps(PACED[rule]().state())) == {"alive": {}, "values": []}
+    assert json.loads(json.dumps(PACED[rule]().state())) == {"window": []}
 
 
 # random
@@ -303,7 +303,7 @@ def test_posthoc_goes_round_by_round_and_keeps_the_budget() -> None:
         ({"branches": 1}, "field 'branches': must be at least 2"),
         ({"probe_tokens": 0}, "field 'probe_tokens': must be at least 1"),
         ({"rate": 1.5}, r"field 'rate': must be in \[0, 1\]"),
-        ({"beta": -0.1}, "field 'beta': must not be negative"),
+        ({"beta": -0.1}, "field 'beta': must be above 0"),
         ({"turns": (1,)}, "field 'turns': a fork follows a tool result"),
         ({"rounds": 0}, "field 'expansions'"),
     ],

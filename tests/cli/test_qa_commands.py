@@ -97,11 +97,12 @@ def test_questions_of_ones_own_are_asked_over_documents_of_ones_own(turntree, tm
 def test_the_branching_experiment_compares_its_arms_and_does_not_run_them_twice(turntree, tmp_path) -> None:
     command = ("experiment", "branching", "--out", tmp_path / "branching", *ARMS)
     summary = turntree.json(*command)
-    assert set(summary["arms"]) == {"grpo", "entropy", "random", "entropy_paths", "grpo_calls"}
+    assert set(summary["arms"]) == {"grpo", "entropy", "random", "entropy_starts", "entropy_paths", "grpo_calls"}
     assert summary["arms"]["grpo"]["structural_saving"] == 0.0
     assert summary["arms"]["entropy"]["structural_saving"] > 0.0
     assert summary["differences"]["entropy - random"]["matched_steps"]["held_out_difference"]["tasks"] == 3
     assert turntree.json(*command) == summary
+    assert "choose another --out" in turntree.error(*command, "--learning-rate", 1e-3)
 
 
 def test_the_premise_is_measured_on_forks_of_many_children(turntree, tmp_path) -> None:

@@ -17,9 +17,9 @@ class BranchConfig:
     `max_branched`); where they fork, here.
 
     `branches`: Z, the rollout itself among them. `entropy`: `probe_tokens` k, `alpha`, `beta`, `tau`, and `paced`,
-    which adapts the threshold to the budget. `random`: `rate`, None for the pace of `entropy`; its branches share as
-    many tokens as those of `entropy` do if `probe_tokens` says so, 0 for none. `fixed`: `turns`. `arpo_released`:
-    `alpha` is its probability, `beta` its weight. `posthoc`: `expansions` of each rollout, in `rounds`.
+    which adapts the threshold to the budget (from the second iteration on in place of tau). `random`: `rate`, None for
+    the pace of `entropy`; its branches share k - 1 tokens too. `fixed`: `turns`. `arpo_released`: `alpha` is its
+    probability, `beta` its weight. `posthoc`: `expansions` of each rollout, in `rounds`.
     """
 
     rule: Literal["entropy", "random", "fixed", "arpo_released", "posthoc"] = "entropy"
@@ -41,8 +41,8 @@ class BranchConfig:
             raise ConfigError("must be at least 1", field="probe_tokens")
         if self.rate is not None and not 0 <= self.rate <= 1:
             raise ConfigError("must be in [0, 1]", field="rate")
-        if self.beta < 0:
-            raise ConfigError("must not be negative: forks are for where entropy rises", field="beta")
+        if self.beta < 0 or (self.beta == 0 and self.rule == "entropy"):
+            raise ConfigError("must be above 0: forks are for where entropy rises", field="beta")
         if any(turn < 2 for turn in self.turns):
             raise ConfigError("a fork follows a tool result: turns count from 2 here", field="turns")
         if min(self.expansions, self.rounds) < 1:

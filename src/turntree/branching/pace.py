@@ -7,12 +7,16 @@ from typing import Any
 
 from turntree.core.protocols import ForkMoment
 
+WINDOW = 4  # iterations that are remembered
+_Told = tuple[int, float, bool]  # turn, value, whether of an independent rollout
+_ENOUGH = 16  # values of a turn, below which those of all turns serve
+
 
 class Pace:
-    """The share of moments at which to fork, from what the iteration before looked like.
+    """The share of moments at which to fork, and the values that such a share was above, from earlier iterations.
 
     A rollout that may still add b leaves, z - 1 at a fork, and that has on average n moments ahead of it (this one
-    included; counted per turn over the independent rollouts of the iteration before, since branches would count the
+    included; counted per turn over the independent rollouts of the last iterations, since branches would count the
     same future twice) forks with probability min(1, b / ((z - 1) n)), without ever waiting for other rollouts to
     compare with. Where rollouts are equally long, this spends the budget whole and evenly over their turns; a rollout
     that ends sooner than most leaves a rest. What is told of an iteration counts from the next one on, so that no
@@ -21,23 +25,29 @@ class Pace:
 
     def __init__(self) -> None:
         self._iteration = 0
-        self._told: list[tuple[int, float, bool]] = []  # (turn, value, independent) of every moment of this iteration
-        self._alive: Counter[int] = Counter()  # of the iteration before: moments of independent rollouts by turn
-        self._values: list[float] = []  # of the iteration before: of all moments, sorted
+        self._told: list[_Told] = []  # of this iteration
+        self._window: list[list[_Told]] = []  # of the iterations before, oldest first
+        self._refresh()
 
     def tell(self, moment: ForkMoment, value: float = 0.0) -> None:
         """Count a moment, and what a rule measured there."""
         if moment.iteration != self._iteration:
-            self._alive, self._values = self._learned()
-            self._iteration, self._told = moment.iteration, []
+            self._window, self._told = self._remembered(), []
+            self._iteration = moment.iteration
+            self._refresh()
         self._told.append((moment.turn, value, len(moment.key) == 1))
 
-    def _learned(self) -> tuple[Counter[int], list[float]]:
+    def _remembered(self) -> list[list[_Told]]:
         """What the next iteration will know."""
-        if not self._told:
-            return self._alive, self._values
-        alive = Counter(turn for turn, _, independent in self._told if independent)
-        return alive, sorted(value for _, value, _ in self._told)
+        return [*self._window, sorted(self._told)][-WINDOW:] if self._told else self._window
+
+    def _refresh(self) -> None:
+        told = [each for iteration in self._window for each in iteration]
+        self._alive = Counter(turn for turn, _, independent in told if independent)
+        self._all = sorted(value for _, value, _ in told)
+        self._by_turn: dict[int, list[float]] = {}
+        for turn, value, _ in sorted(told):
+            self._by_turn.setdefault(turn, []).append(value)
 
     def rate(self, moment: ForkMoment, branches: int) -> float | None:
         """With what probability to fork here; None before a first iteration is over."""
@@ -47,17 +57,19 @@ class Pace:
         ahead = sum(count for turn, count in self._alive.items() if turn >= moment.turn) / here if here else 1.0
         return min(1.0, moment.budget / (branches - 1) / ahead)
 
-    def threshold(self, rate: float) -> float:
-        """The value that a share `rate` of the iteration before was above."""
-        above = round(rate * len(self._values))
-        return float("-inf") if above >= len(self._values) else self._values[len(self._values) - above - 1]
+    def threshold(self, turn: int, rate: float) -> float:
+        """The value that a share `rate` of the moments at this turn was above: so a rule that compares with it forks
+        as often at every turn as a coin with this rate, and differs from it in nothing but the choice within a turn.
+        """
+        values = self._by_turn.get(turn, [])
+        values = values if len(values) >= _ENOUGH else self._all
+        above = round(rate * len(values))
+        return float("-inf") if above >= len(values) else values[len(values) - above - 1]
 
     def state(self) -> dict[str, Any]:
-        """What the next iteration will know."""
-        alive, values = self._learned()
-        return {"alive": dict(alive), "values": values}
+        return {"window": [[list(told) for told in iteration] for iteration in self._remembered()]}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._alive = Counter({int(turn): count for turn, count in state["alive"].items()})
-        self._values = list(state["values"])
+        self._window = [[(turn, value, independent) for turn, value, independent in it] for it in state["window"]]
         self._told = []
+        self._refresh()

@@ -81,7 +81,8 @@ class EntropyBrancher:
     that of a distribution from which nothing was drawn yet, so the branches share the k - 1 tokens before it and draw
     the k-th themselves: the decision saw nothing below the fork. A turn that ends within the probe does not fork.
 
-    `paced` replaces tau by the quantile of P that spends the budget (`Pace`), tau stays for the first iteration.
+    `paced` replaces tau by the quantile of P, among earlier moments at the same turn, that spends the budget (`Pace`).
+    A quantile does not know alpha, beta and tau: they then matter in the first iteration only.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class EntropyBrancher:
         self._pace.tell(moment, value)
         rate = self._pace.rate(moment, self.branches) if self.paced else None
         if rate is not None:
-            numbers["rate"], threshold = rate, self._pace.threshold(rate)
+            numbers["rate"], threshold = rate, self._pace.threshold(moment.turn, rate)
         if math.isfinite(threshold):
             numbers["threshold"] = threshold
         if value > threshold:

@@ -170,20 +170,21 @@ def _cost_lines(summary: dict[str, Any]) -> Iterator[str]:
 @experiment.command("branching", short_help="Forks where entropy rises, against random ones and none.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The experiment's folder.")
 @click.option("--seeds", default="0,1,2,3", show_default=True, help="Comma-separated.")
-@click.option("--arms", default="grpo,entropy,random,entropy_paths,grpo_calls", show_default=True)
-@click.option("--iterations", default=30, show_default=True)
+@click.option("--arms", default="grpo,entropy,random,entropy_starts,entropy_paths,grpo_calls", show_default=True)
+@click.option("--iterations", default=40, show_default=True)
 @click.option("--groups", default=8, show_default=True, help="Questions an iteration.")
 @click.option("--group-size", default=8, show_default=True, help="Leaves of a tree (M); half begin independently (N).")
-@click.option("--probe-tokens", default=4, show_default=True, help="Tokens whose entropy is looked at.")
+@click.option("--probe-tokens", default=2, show_default=True, help="Tokens whose entropy is looked at.")
 @click.option("--learning-rate", default=5e-4, show_default=True)
-@click.option("--constant", default=3000.0, show_default=True, help="The loss divides by this many trained tokens.")
+@click.option("--constant", default=2000.0, show_default=True, help="The loss divides by this many trained tokens.")
 @set_option
 @json_option
 def branching_experiment(
     out: Path, seeds: str, arms: str, overrides: tuple[str, ...], json_path: str | None, **chosen: Any
 ) -> None:
     """Matched seeds on generated questions; arms: grpo, grpo_half, grpo_calls (as many tool calls as entropy), entropy,
-    random (as often as entropy), entropy_paths and random_paths (path weights), arpo_released, tree_grpo.
+    random (as often as entropy, turn by turn), entropy_starts (baseline of initial starts), entropy_paths and
+    random_paths (the same with path weights), arpo_released, tree_grpo.
 
     \b
     Example: turntree experiment branching --out runs/branching --seeds 0,1,2,3
@@ -218,13 +219,14 @@ def _branching_arm(
     )
     return TrainOnlineConfig(
         model="qa",
-        questions=QuestionsConfig(),
+        questions=QuestionsConfig(held_out_count=300),
         held_out_temperature=1.0,
+        held_out_samples=2,
         branching=BranchConfig(rule="entropy", probe_tokens=probe_tokens),
         train=OnlineConfig(
             iterations=iterations,
             groups=groups,
-            check_every=5,
+            check_every=10,
             rollouts=rollouts,
             loss=LossConfig(kl_coefficient=0.02, normalizer="constant", constant=constant),
             optimizer=OptimizerConfig(learning_rate=learning_rate, warmup_steps=3),
@@ -265,9 +267,8 @@ def premise_experiment(
 def _branching_lines(summary: dict[str, Any]) -> Iterator[str]:
     for arm, row in summary["arms"].items():
         yield (
-            f"{arm:14s} held-out {row['held_out_success']['mean']:.1%}, mean over checks "
-            f"{row['mean_over_checks']['mean']:.1%}, {row['calls']:,.0f} calls, structural saving "
-            f"{row['structural_saving']:.1%}"
+            f"{arm:14s} held-out {row['held_out_success']['mean']:.1%} ({_points(row['gain']['by_seed'])} over the "
+            f"start), {row['calls']:,.0f} calls, structural saving {row['structural_saving']:.1%}"
         )
     for pair, row in summary["differences"].items():
         steps, matched = row["matched_steps"]["by_seed"], row["matched_calls"]

@@ -93,7 +93,19 @@ class RunDirectory:
         if self.finished:
             shutil.rmtree(self.checkpoints, ignore_errors=True)
 
+    def finished_with(self, config: dict[str, Any]) -> bool:
+        """Whether a run of this configuration lies here, finished. Raises `InputError` where it is of another one."""
+        if not self.finished:
+            return False
+        self._compare({"config": files.read_json(self._config)["config"]}, {"config": config})
+        return True
+
     def _check_same(self, found: dict[str, Any], identity: dict[str, Any]) -> None:
+        self._compare(found, identity)
+        if self.finished:
+            raise InputError("holds this run, finished", path=self.path, hint="pass --overwrite to run it again")
+
+    def _compare(self, found: dict[str, Any], identity: dict[str, Any]) -> None:
         here, wanted = _flat(found), _flat(identity)
         for key in sorted({*here, *wanted}):
             if not key.startswith(_FREE) and here.get(key) != wanted.get(key):
@@ -103,8 +115,6 @@ class RunDirectory:
                     field=key.removeprefix("config."),
                     hint="choose another --out, or pass --overwrite",
                 )
-        if self.finished:
-            raise InputError("holds this run, finished", path=self.path, hint="pass --overwrite to run it again")
 
     def _clear(self) -> None:
         """Remove what the run before made; the mark that it is finished goes first."""

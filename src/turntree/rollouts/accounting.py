@@ -70,7 +70,8 @@ def account(tree: RolloutTree) -> TreeAccount:
 def intraclass_correlation(groups: Iterable[tuple[RolloutTree, Rewards]]) -> float | None:
     """How alike the rewards of leaves of one start are, beyond those of other starts of their tree: the variance
     between starts over all variance, by analysis of variance over all trees (0: as good as independent; 1: copies).
-    None where no start has several scored leaves, or nothing varies."""
+    Estimates below 0 are noise, and left as they are so that their means are right. None where no start has several
+    scored leaves, or nothing varies."""
     within = between = spread = 0.0
     free_within = free_between = 0
     for tree, rewards in groups:
@@ -87,7 +88,7 @@ def intraclass_correlation(groups: Iterable[tuple[RolloutTree, Rewards]]) -> flo
     usual = spread / free_between  # leaves of a start, where starts of a tree differ in them
     inside, across = within / free_within, between / free_between
     total = across + (usual - 1) * inside
-    return max(0.0, min(1.0, (across - inside) / total)) if total > 0 else None
+    return (across - inside) / total if total > 0 else None
 
 
 def effective_leaves(tree: RolloutTree, rewards: Rewards, correlation: float) -> float:

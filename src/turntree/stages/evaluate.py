@@ -44,6 +44,7 @@ class EvaluateConfig:
     greedy: bool = True
     max_turns: int = 16
     max_tokens: int = 24
+    max_context: int = 4096
     skills_per_kind: int = 100
     seed: int = 0
     device: Device = field(default_factory=Device)
@@ -100,9 +101,8 @@ def play(
     quiet: bool = False,
 ) -> tuple[dict[str, Any], Cost]:
     """Success over all episodes with Wilson intervals, overall and per task type, and every outcome."""
-    episodes = EpisodeConfig(
-        max_turns=config.max_turns, sampling=Sampling(temperature=temperature, max_tokens=config.max_tokens)
-    )
+    sampling = Sampling(temperature=temperature, max_tokens=config.max_tokens)
+    episodes = EpisodeConfig(max_turns=config.max_turns, max_context=config.max_context, sampling=sampling)
     what = "greedy games" if temperature == 0 else "sampled games"
     with progress((), what, total=len(environments) * samples, quiet=quiet) as bar:
         grown = grow(

@@ -19,8 +19,8 @@ from turntree.gates.config import GateConfig
 from turntree.observe.files import write_json
 from turntree.observe.run import RunDirectory
 from turntree.observe.statistics import wilson
-from turntree.stages.paired import held_out_outcomes, interval, json_rows, mean, paired_outcomes
-from turntree.stages.train_online import GATE_LOG, RandomCutConfig, TrainOnlineConfig, run_train_online
+from turntree.stages.paired import held_out_outcomes, interval, json_rows, mean, paired_outcomes, run_or_reuse
+from turntree.stages.train_online import GATE_LOG, RandomCutConfig, TrainOnlineConfig
 
 Arm = Literal["none", "gate", "random"]
 
@@ -52,9 +52,7 @@ def run_gate_experiment(config: GateExperimentConfig, out: Path) -> dict[str, An
     """Run what is not there yet, then compare; `out/summary.json` holds the result."""
     for seed in config.seeds:
         for arm in config.arms:
-            folder = arm_folder(out, seed, arm)
-            if not RunDirectory(folder).finished:
-                run_train_online(_configured(config, out, seed, arm), folder)
+            run_or_reuse(_configured(config, out, seed, arm), arm_folder(out, seed, arm))
     summary = summarise(config, out)
     write_json(out / "summary.json", summary)
     return summary

@@ -9,13 +9,14 @@ here the variance can be seen.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.stats import rankdata
 
 from turntree.branching.rules import RandomBrancher
 from turntree.core.config import to_mapping
@@ -102,16 +103,21 @@ def run_premise(config: PremiseConfig, out: Path) -> dict[str, Any]:
 
 
 class EntropyProfile:
-    """Mean entropy (nats a token) by position in the turn: of first turns, and of turns after a result of each tool."""
+    """Mean entropy (nats a token) by position in the turn: of first turns, and of turns after a result of each tool.
+
+    Of forks only the first branch is followed: rollouts count as if nobody had forked them."""
 
     def __init__(self) -> None:
         self._seen: dict[str, list[tuple[float, ...]]] = defaultdict(list)
 
     def see(self, tree: RolloutTree) -> None:
-        """Every sampled turn once."""
-        for node in tree:
-            if node.sampled and node.entropies and node.parent is not None:
-                self._seen[_asked_after(tree[node.parent])].append(node.entropies)
+        for start in tree.starts():
+            below: tuple[int, ...] = (start,)
+            while below:
+                node = tree[below[0]]
+                if node.entropies and node.parent is not None:
+                    self._seen[_asked_after(tree[node.parent])].append(node.entropies)
+                below = tree.children(node.id)
 
     def summary(self) -> dict[str, Any]:
         return {
@@ -160,37 +166,45 @@ def _leaves(tree: RolloutTree, node: int) -> list[int]:
 
 def against_variance(forks: Sequence[ForkSeen]) -> dict[str, Any]:
     """Between-child reward variance of the forks in the upper half by entropy (that of the turn, and its change since
-    the first turn) over that of all, with 95% bootstrap intervals over questions. Halves are taken turn by turn, so
-    that a difference is none between early and late turns."""
-    found: dict[str, Any] = {"forks": len(forks)}
-    if len(forks) < 10:
+    the first turn) over that of the lower half, and the rank correlation of the two, with 95% bootstrap intervals over
+    questions. Halves and ranks are taken turn by turn, so that a difference is none between early and late turns; a
+    fork that is alone at its turn says nothing and is left out."""
+    at_turn = Counter(fork.turn for fork in forks)
+    known = [fork for fork in forks if at_turn[fork.turn] > 1]
+    found: dict[str, Any] = {"forks": len(known), "alone_at_their_turn": len(forks) - len(known)}
+    if len(known) < 10:
         return found
-    variance, turns = np.array([fork.variance for fork in forks]), np.array([fork.turn for fork in forks])
-    entropy = np.array([fork.entropy for fork in forks])
-    change = entropy - np.array([fork.initial for fork in forks])
+    variance, turns = np.array([fork.variance for fork in known]), np.array([fork.turn for fork in known])
+    entropy = np.array([fork.entropy for fork in known])
+    change = entropy - np.array([fork.initial for fork in known])
     found["mean_variance"] = float(variance.mean())
     for name, score in (("entropy", entropy), ("change", change)):
-        upper = _upper_half(score, turns)
-        samples = resampled([fork.task for fork in forks], resamples=2000, seed=0)
-        ratios = [_ratio(variance[rows], upper[rows]) for rows in samples]
+        ranks, others = _within(score, turns), _within(variance, turns)
+        samples = list(resampled([fork.task for fork in known], resamples=2000, seed=0))
+        ratios = [_ratio(variance[rows], ranks[rows] > 0) for rows in samples]
+        correlations = [spearman(ranks[rows], others[rows]) for rows in samples]
         found[name] = {
-            "upper_half_over_all": _ratio(variance, upper),
+            "upper_over_lower": _ratio(variance, ranks > 0),
             "interval": percentile_interval([ratio for ratio in ratios if ratio is not None]),
-            "spearman": spearman(score, variance),
+            "spearman": spearman(ranks, others),
+            "spearman_interval": percentile_interval([value for value in correlations if value is not None]),
         }
     return found
 
 
-def _upper_half(score: np.ndarray, turns: np.ndarray) -> np.ndarray:
-    upper = np.zeros(len(score), dtype=bool)
+def _within(values: np.ndarray, turns: np.ndarray) -> np.ndarray:
+    """The rank of each value among those of its turn, from -1 to 1; above 0 is the upper half."""
+    ranks = np.zeros(len(values))
     for turn in np.unique(turns):
         rows = np.flatnonzero(turns == turn)
-        upper[rows] = score[rows] > np.median(score[rows])
-    return upper
+        ranks[rows] = 2 * (rankdata(values[rows]) - 0.5) / len(rows) - 1
+    return ranks
 
 
 def _ratio(variance: np.ndarray, upper: np.ndarray) -> float | None:
-    return float(variance[upper].mean() / variance.mean()) if upper.any() and variance.mean() > 0 else None
+    if not upper.any() or upper.all() or variance[~upper].mean() == 0:
+        return None
+    return float(variance[upper].mean() / variance[~upper].mean())
 
 
 def lines(result: dict[str, Any]) -> Iterable[str]:
@@ -198,11 +212,13 @@ def lines(result: dict[str, Any]) -> Iterable[str]:
         start = ", ".join(f"{value:.2f}" for value in row["by_position"][:8])
         yield f"after {after}: {row['mean']:.3f} nats a token over {row['turns']} turns; by position {start}"
     for k, row in result["variance"].items():
-        if "entropy" in row:
-            low, high = row["entropy"]["interval"]
-            yield (
-                f"k = {k}: mean variance {row['mean_variance']:.3f}, of the upper half by entropy over that of all "
-                f"{row['forks']} forks "
-                f"{row['entropy']['upper_half_over_all']:.2f} [{low:.2f}, {high:.2f}], Spearman "
-                f"{row['entropy']['spearman']:.2f}"
-            )
+        if "entropy" not in row:
+            continue
+        found = row["entropy"]
+        low, high = found["interval"]
+        less, more = found["spearman_interval"]
+        yield (
+            f"k = {k}: mean variance {row['mean_variance']:.3f} of {row['forks']} forks; upper over lower half by "
+            f"entropy {found['upper_over_lower']:.2f} [{low:.2f}, {high:.2f}], rank correlation "
+            f"{found['spearman']:.2f} [{less:.2f}, {more:.2f}]"
+        )

@@ -43,8 +43,8 @@ class QuestionsConfig:
     reward: HierarchicalConfig = field(default_factory=HierarchicalConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
-    runtime: ToolRuntimeConfig = field(default_factory=ToolRuntimeConfig)
-    threads: int = 16
+    runtime: ToolRuntimeConfig = field(default_factory=lambda: ToolRuntimeConfig(seconds=300.0))  # waits for a box
+    threads: int = 64
 
     def __post_init__(self) -> None:
         if min(self.count, self.held_out_count, self.threads) < 1:
@@ -55,6 +55,8 @@ class QuestionsConfig:
                 field="index",
                 hint="make one with `turntree index build`",
             )
+        if self.source == "generated" and self.held_out is not None:
+            raise ConfigError("goes with a file of questions; generated ones have splits", field="held_out")
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from turntree.engines.checkpoint import save_model
 from turntree.environments.pool import EnvironmentPool
 from turntree.gates.compose import RandomGate
 from turntree.gates.config import GateConfig, build_gate
+from turntree.logs.groups import LoggedGroup
 from turntree.logs.rollouts import FILE_NAME, append_groups, group_from_tree
 from turntree.observe.files import atomic_write
 from turntree.observe.run import RunDirectory, open_run, progress
@@ -32,7 +33,7 @@ from turntree.training.head import vocabulary_size
 from turntree.training.isolation import check_path_isolation
 from turntree.training.online import OnlineConfig, Parts, TrainedOnline, train_online
 
-GATE_LOG, HELD_OUT = "gate.jsonl", "held_out.jsonl"
+GATE_LOG, BRANCH_LOG, HELD_OUT = "gate.jsonl", "branches.jsonl", "held_out.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +46,16 @@ class RandomCutConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOnlineConfig:
-    """`games` are trained on; `held_out`, which should be of another split, are played at `held_out_temperature` (0:
-    greedily) every `train.check_every` iterations. With `questions` these are asked instead of any game. `gate` and
-    `random_cut` exclude each other. `branching` needs `train.rollouts.initial_rollouts` below the group size."""
+    """`games` are trained on; `held_out`, which should be of another split, are played `held_out_samples` times at
+    `held_out_temperature` (0: greedily) every `train.check_every` iterations. With `questions` these are asked instead
+    of any game. `gate` and `random_cut` exclude each other. `branching` needs `train.rollouts.initial_rollouts` below
+    the group size."""
 
     model: str = "default"
     games: GamesConfig = field(default_factory=lambda: GamesConfig(split="train", count=400))
     held_out: GamesConfig = field(default_factory=lambda: GamesConfig(split="dev", count=100))
     held_out_temperature: float = 0.0
+    held_out_samples: int = 1
     questions: QuestionsConfig | None = None
     train: OnlineConfig = field(default_factory=OnlineConfig)
     branching: BranchConfig | None = None
@@ -63,6 +66,8 @@ class TrainOnlineConfig:
 
     def __post_init__(self) -> None:
         self.device.check_trainable()
+        if self.held_out_samples < 1:
+            raise ConfigError("must be at least 1", field="held_out_samples")
         if self.gate is not None and self.random_cut is not None:
             raise ConfigError("excludes gate", field="random_cut", hint="set one of them to null")
         self._check_branching()
@@ -100,7 +105,8 @@ class TrainOnlineConfig:
 def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
     """Train; the policy lies in `out/model`, the curves in `out/metrics.jsonl`, every group that was played in
     `out/rollouts.jsonl` (what `turntree audit` and `turntree gate calibrate` read), what the gate saw and said in
-    `out/gate.jsonl`, held-out outcomes by task in `out/held_out.jsonl`, the bill in `out/cost.json`."""
+    `out/gate.jsonl`, the brancher in `out/branches.jsonl`, held-out outcomes by task in `out/held_out.jsonl`, the bill
+    in `out/cost.json`."""
     policy = load_policy(config.model, config.device)
     check_path_isolation(policy.model)
     described = {"policy_hash": policy.hash}
@@ -209,17 +215,34 @@ def _keep(folder: Path, iteration: int, groups: Sequence[GrownGroup]) -> None:
         if group.decision is not None
     ]
     _append(folder / GATE_LOG, said)
+    _append(
+        folder / BRANCH_LOG, [row for group, log in zip(groups, logged, strict=True) for row in _branched(group, log)]
+    )
+
+
+def _branched(group: GrownGroup, logged: LoggedGroup) -> Iterator[dict[str, Any]]:
+    """What a brancher said of the group's turns, forks and passes, with the numbers that it saw."""
+    for decision in group.tree.decisions:
+        if decision.actor == "brancher":
+            said = {"action": decision.action, "reason": decision.reason, "numbers": decision.numbers}
+            yield {"iteration": logged.iteration, "group": logged.id, "task": logged.task, **said}
 
 
 def _check(folder: Path, policy: Policy, arena: Arena, config: TrainOnlineConfig):
     """Play of the held-out tasks, their outcomes kept task by task."""
     episodes = config.train.rollouts.episodes
     settings = EvaluateConfig(
-        max_turns=episodes.max_turns, max_tokens=episodes.sampling.max_tokens, games=config.held_out, skills_per_kind=0
+        max_turns=episodes.max_turns,
+        max_tokens=episodes.sampling.max_tokens,
+        max_context=episodes.max_context,
+        games=config.held_out,
+        skills_per_kind=0,
     )
 
     def check(iteration: int) -> tuple[dict[str, Any], Cost]:
-        summary, cost = play(policy, arena.held_out, settings, config.held_out_temperature, 1, quiet=True)
+        summary, cost = play(
+            policy, arena.held_out, settings, config.held_out_temperature, config.held_out_samples, quiet=True
+        )
         rows = [{"iteration": iteration, "task": row["task"], "rewards": row["rewards"]} for row in summary["outcomes"]]
         _append(folder / HELD_OUT, rows)
         held_out = {name: summary[name] for name in ("success", "invalid_share", "turns_per_episode")}
@@ -235,7 +258,7 @@ def _append(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 def rewind(folder: Path, iteration: int) -> None:
     """Forget what was logged after `iteration` by a process that was killed; its last line may be half a row."""
-    for name in (FILE_NAME, GATE_LOG, HELD_OUT):
+    for name in (FILE_NAME, GATE_LOG, BRANCH_LOG, HELD_OUT):
         path = folder / name
         if not path.exists():
             continue

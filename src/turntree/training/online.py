@@ -286,11 +286,12 @@ class _Run:
         now = sum((account(group.tree) for group in groups), TreeAccount())
         whole = [group for group in groups if group.cut is None]
         alike = intraclass_correlation((group.tree, group.rewards) for group in whole)
-        worth = [effective_leaves(group.tree, group.rewards, alike or 0.0) for group in whole]
+        worth = [effective_leaves(group.tree, group.rewards, max(0.0, alike or 0.0)) for group in whole]
         return {
             "branching": {
                 **dataclasses.asdict(now),
                 "structural_saving": now.structural_saving,
+                "forks_by_turn": _forks_by_turn(groups),
                 "correlation_within_starts": alike,
                 "effective_leaves": sum(worth) / len(worth) if worth and alike is not None else None,
             },
@@ -304,6 +305,12 @@ class _Run:
         self.checks += cost
         self._engine.weights_changed(self._engine.policy_version)  # what a check kept must not serve the next step
         return figures
+
+
+def _forks_by_turn(groups: Sequence[GrownGroup]) -> dict[str, int]:
+    said = [decision for group in groups for decision in group.tree.decisions if decision.actor == "brancher"]
+    turns = Counter(int(decision.numbers["turn"]) for decision in said if decision.action == "fork")
+    return {str(turn): count for turn, count in sorted(turns.items())}
 
 
 def _rewards(group: GrownGroup) -> list[float | None]:

@@ -107,12 +107,25 @@ atexit.register(lambda: _worker.end())
 def _after_fork() -> None:
     global _worker  # the pipes are the parent's
     _worker = Worker()
-    _asked.cache_clear()
+    _decided.cache_clear()
+
+
+class _Undecided(Exception):
+    """In time, that is: another time it may be, so this is not kept."""
 
 
 @lru_cache(maxsize=65_536)
+def _decided(*texts: str) -> bool:
+    if (answer := _worker.ask(texts, SECONDS)) is None:
+        raise _Undecided
+    return answer
+
+
 def _asked(*texts: str) -> bool | None:
-    return _worker.ask(texts, SECONDS)
+    try:
+        return _decided(*texts)
+    except _Undecided:
+        return None
 
 
 os.register_at_fork(after_in_child=_after_fork)
