@@ -124,7 +124,7 @@ def test_a_censored_leaf_is_worth_nothing() -> None:
 
 def test_the_correlation_is_one_for_copies_and_nothing_without_company_or_variance() -> None:
     assert intraclass_correlation([scored([1.0, 1.0], [0.0, 0.0])]) == 1.0
-    assert intraclass_correlation([scored([1.0, 0.0], [1.0, 0.0])]) == 0.0
+    assert intraclass_correlation([scored([1.0, 0.0], [1.0, 0.0])]) == -1.0, "left below 0, so that means are right"
     assert intraclass_correlation([scored([1.0], [0.0])]) is None
     assert intraclass_correlation([scored([1.0, 0.0])]) is None, "nothing to compare a lone start with"
     assert intraclass_correlation([scored([1.0, 1.0], [1.0, 1.0])]) is None
