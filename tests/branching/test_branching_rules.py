@@ -138,6 +138,19 @@ def test_the_threshold_is_the_quantile_of_the_iteration_before_that_spends_the_b
     assert decided(brancher, moment([0.0], [99.0], budget=0, iteration=1)).branches == 1
 
 
+def test_a_turn_is_compared_with_earlier_moments_at_the_same_turn() -> None:
+    """Whatever the entropy of other turns: else late turns, which are calmer, would never fork."""
+    brancher = EntropyBrancher(vocabulary=VOCABULARY, probe_tokens=1, alpha=0.0, beta=math.log(VOCABULARY), tau=99.0)
+    for number in range(20):
+        brancher.decide(moment([0.0], [1.0 + number / 20], key=(number,)))
+        brancher.decide(moment([0.0], [1.0], [number / 20], key=(number,)))
+    calm, wild = moment([0.0], [1.0], [0.7], iteration=1, budget=1), moment([0.0], [1.2], iteration=1, budget=1)
+    assert decided(brancher, calm).numbers["rate"] == 1.0
+    assert decided(brancher, wild).numbers["rate"] == 0.5
+    assert decided(brancher, wild).numbers["threshold"] == pytest.approx(1.45), "ten of the twenty at turn 2 are above"
+    assert decided(brancher, wild).branches == 1
+
+
 def test_a_fork_that_spends_two_leaves_comes_half_as_often() -> None:
     rates: list[float] = []
     for branches in (2, 3):
