@@ -285,6 +285,9 @@ def _seeds(text: str) -> tuple[int, ...]:
     from turntree.core.errors import InputError
 
     try:
-        return tuple(int(part) for part in text.split(","))
+        seeds = tuple(int(part) for part in text.split(","))
     except ValueError:
         raise InputError(f"{text!r} is no list of numbers", field="--seeds", hint="write --seeds 0,1,2") from None
+    if len(set(seeds)) < len(seeds):
+        raise InputError(f"{text!r} names a seed twice, which would narrow intervals", field="--seeds")
+    return seeds
