@@ -221,7 +221,7 @@ class ForkMoment:
 @dataclass(frozen=True, kw_only=True)
 class FinishedRollouts:
     """What a brancher may see of a group whose rollouts have all ended: how many turns each took, by key. `budget`
-    leaves are still to be added; `round` counts how often it was asked before."""
+    leaves may still be added by branching; `round` counts how often it was asked before."""
 
     task_id: str
     turns: Mapping[tuple[int, ...], int]

@@ -26,7 +26,6 @@ class Session:
     actions: list[Message] = field(default_factory=list[Message])
     answers: list[Observation] = field(default_factory=list[Observation])
 
-
     def twin(self, steps: int | None = None) -> Session:
         """The same episode up to now, or up to `steps` steps."""
         if steps is None:

@@ -71,10 +71,12 @@ class SavingsLedger:
             self.saved["gate"] += self._after[group.cut].mean * alive
             return
         self._group.add(tree.cost)
+        paid: set[int] = set()
         for leaf in tree.leaves():
-            nodes = tree.path(leaf)
-            for turn in range(1, nodes[-1].turn):
-                self._after[turn].add(sum((node.cost for node in nodes if node.turn > turn), NO_COST))
+            own = [node for node in tree.path(leaf) if node.id not in paid]  # a branch begins where it was made
+            paid.update(node.id for node in own)
+            for turn in range(max(1, own[0].turn), own[-1].turn):
+                self._after[turn].add(sum((node.cost for node in own if node.turn > turn), NO_COST))
 
     def skipped(self, prompts: int) -> None:
         self.saved["greso"] += self._group.mean * prompts
