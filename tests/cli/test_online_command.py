@@ -32,3 +32,21 @@ def test_the_gate_experiment_compares_matched_arms_and_does_not_run_them_twice(t
     assert summary["arms"]["none"]["groups_cut"] == 0
     assert summary["differences"]["gate"]["held_out_difference"]["tasks"] == 2
     assert turntree.json(*command) == summary
+
+
+def test_the_cost_experiment_bills_the_profile_and_does_not_run_twice(turntree, tmp_path) -> None:
+    small = (
+        "--seeds", 0, "--iterations", 2, "--steps", 2, "--groups", 2, "--set", "candidates=12", "--set", "held_out=2",
+        "--set", "online.games.count=3", "--set", "online.train.check_every=1", "--set", "train.check_every=1",
+        "--set", "train.states=2", "--set", "train.group_size=2", "--set", "profile.rollouts=4",
+        "--set", "online.train.rollouts.group_size=2", "--set", "online.train.rollouts.episodes.max_turns=3",
+        "--set", "select.threshold=1.0", "--set", "select.max_per_kind=1.0",
+    )  # fmt: skip
+    command = ("experiment", "cost", "--out", tmp_path / "cost", *small)
+    summary = turntree.json(*command)
+    first, *rest = summary["curves"]["pivotrl"][0]
+    assert first["turns"] == 12 * 4, "the profile is paid before the first step"
+    assert [point["turns"] - first["turns"] for point in rest] == [4, 8]
+    assert summary["curves"]["grpo"][0][0]["turns"] == 0
+    assert set(summary["matched"][0]) >= {"success", "ratios", "ratios_in_training"}
+    assert turntree.json(*command) == summary
