@@ -27,7 +27,7 @@ def success(shares: Mapping[str, Share], greedy: Mapping[str, Share]) -> Chart:
             for share, shift, filled in ((shares[arm], -0.13, True), (greedy.get(arm), 0.17, False)):
                 if share is None or share.success is None:
                     continue
-                _interval(
+                interval_bar(
                     axes,
                     share.success,
                     share.low,
@@ -43,7 +43,7 @@ def success(shares: Mapping[str, Share], greedy: Mapping[str, Share]) -> Chart:
                     percent(shown), (shares[arm].high, row - 0.13), (6, 0), textcoords="offset points", va="center"
                 )
         axes.set(xlim=(0, _upper([*shares.values(), *greedy.values()])), xlabel="success (%)")
-        _rows(axes, [label(arm) for arm in arms])
+        category_rows(axes, [label(arm) for arm in arms])
         percent_ticks(axes)
     said = "; ".join(
         f"{label(arm)} {percent(s.success)} ({percent(s.low)} to {percent(s.high)})" for arm, s in shares.items()
@@ -64,12 +64,12 @@ def paired(differences: Sequence[Difference]) -> Chart:
         axes.axvline(0, color=INK, linewidth=1)
         for row, (arm, one) in enumerate(zip(arms, found, strict=True)):
             tint, shape = colour(arm, arms), marker(arm, arms)
-            _interval(axes, one.mean, one.low, one.high, row, tint, not one.contains_zero, shape)
+            interval_bar(axes, one.mean, one.low, one.high, row, tint, not one.contains_zero, shape)
             axes.annotate(points(one.mean), (one.mean, row), (0, 8), textcoords="offset points", ha="center")
         low, high = min(-0.02, *(one.low for one in found)), max(0.02, *(one.high for one in found))
         room = 0.08 * (high - low)
         axes.set(xlim=(low - room, high + room), xlabel="difference in success (percentage points)")
-        _rows(axes, names)
+        category_rows(axes, names)
         percent_ticks(axes)
     said = "; ".join(
         f"{name}: {points(one.mean)} ({points(one.low)} to {points(one.high)})"
@@ -110,12 +110,12 @@ def curve(name: str, what: Curve, arms: Sequence[Arm]) -> Chart | None:
             else:
                 axes.plot(steps, values, color=tint, linewidth=1.8, marker=marker(arm, names), ms=5, clip_on=False)
         axes.set(title=literal(what.title), xlabel="training step", ylabel=what.unit)
-        _scale(axes, what, [value for pairs in drawn.values() for _, value in pairs])
+        scale(axes, what, [value for pairs in drawn.values() for _, value in pairs])
     said = "; ".join(f"{label(arm)} from {number(p[0][1])} to {number(p[-1][1])}" for arm, p in drawn.items())
     return Chart(made[0], f"{what.title} over training steps. {said}.")
 
 
-def _scale(axes: Axes, what: Curve, values: Sequence[float]) -> None:
+def scale(axes: Axes, what: Curve, values: Sequence[float]) -> None:
     plain_ticks(axes, "x")
     plain_ticks(axes, "y")
     if what.kind == "share":
@@ -156,11 +156,11 @@ def by_group(name: str, arms: Mapping[str, Mapping[str, Share]], groups: Sequenc
             for row, group in enumerate(groups):
                 share = arms[arm].get(group)
                 if share is not None and share.success is not None:
-                    _interval(axes, share.success, share.low, share.high, row + shift, tint, True, shape)
+                    interval_bar(axes, share.success, share.low, share.high, row + shift, tint, True, shape)
             axes.plot([], [], color=tint, marker=shape, ls="", ms=6, label=literal(label(arm)))
         _bands(axes, len(groups))
         axes.set(xlim=(0, 1), xlabel="success (%)")
-        _rows(axes, list(groups))
+        category_rows(axes, list(groups))
         percent_ticks(axes)
         figure.legend(loc="outside upper left", ncols=len(names), handletextpad=0.2)
     said = "; ".join(
@@ -193,7 +193,7 @@ def retention(arms: Mapping[str, Mapping[str, Skill]], skills: Sequence[str]) ->
         axes.plot([], [], color=INK, linewidth=2.2, label="chance")
         _bands(axes, len(skills))
         axes.set(xlim=(-0.02, 1.02), xlabel="exact-match accuracy (%)")
-        _rows(axes, list(skills))
+        category_rows(axes, list(skills))
         percent_ticks(axes)
         figure.legend(loc="outside upper left", ncols=len(names) + 1, handletextpad=0.4)
     said = "; ".join(
@@ -204,7 +204,7 @@ def retention(arms: Mapping[str, Mapping[str, Skill]], skills: Sequence[str]) ->
     return Chart(made[0], f"Accuracy on skills outside the training domain. {said}.")
 
 
-def _interval(
+def interval_bar(
     axes: Axes, middle: float, low: float, high: float, row: float, tint: str, filled: bool, shape: str
 ) -> None:
     axes.plot([low, high], [row, row], color=tint, linewidth=2 if filled else 1.3, solid_capstyle="round")
@@ -213,7 +213,7 @@ def _interval(
     )
 
 
-def _rows(axes: Axes, names: Sequence[str]) -> None:
+def category_rows(axes: Axes, names: Sequence[str]) -> None:
     """Category labels from top to bottom."""
     axes.set_yticks(range(len(names)), [literal(name) for name in names])
     axes.set_ylim(len(names) - 0.5, -0.5)

@@ -10,8 +10,9 @@ from typing import Any
 
 from turntree.observe.files import atomic_write
 from turntree.profiling.select import classify
-from turntree.report import figures, profile_figures, results, wording
+from turntree.report import experiment, figures, online, profile_figures, results, wording
 from turntree.report.examples import examples
+from turntree.report.experiment import Experiment
 from turntree.report.figures import Curve
 from turntree.report.page import templates
 from turntree.report.read import Arm, Row, Run, read_run
@@ -36,17 +37,29 @@ def build_report(run_dir: Path, out: Path | None = None) -> Path:
     file of it cannot be read.
     """
     out = out or run_dir / "report.html"
-    page = render(read_run(run_dir))
+    compared = experiment.read_experiment(run_dir)
+    page = render(read_run(run_dir)) if compared is None else render_experiment(compared)
     with atomic_write(out) as handle:
         handle.write(page)
     return out
 
 
 def render(run: Run) -> str:
-    """The page as HTML."""
+    """The page as HTML; a single online run has one of its own."""
+    if online.is_online(run):
+        return _filled("online.html.j2", online.view(run))
+    return _filled("report.html.j2", view(run))
+
+
+def render_experiment(found: Experiment) -> str:
+    """The page of matched arms over seeds."""
+    return _filled("experiment.html.j2", experiment.view(found))
+
+
+def _filled(template: str, shown: dict[str, Any]) -> str:
     environment = templates()
     environment.filters |= {"pretty": pretty}
-    return environment.get_template("report.html.j2").render(view(run))
+    return environment.get_template(template).render(shown)
 
 
 def view(run: Run) -> dict[str, Any]:

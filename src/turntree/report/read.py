@@ -18,6 +18,7 @@ from turntree.profiling.profile import SCHEMA as PROFILE_SCHEMA
 from turntree.profiling.select import SCHEMA as PIVOTS_SCHEMA
 
 EVALUATION_SCHEMA = "turntree.evaluation/1"  # written by the stage of that name, which lies beside this floor
+ONLINE_STAGE = "train online"  # the name that this stage gives itself in config.json
 ARMS = ("base", "sft", "random", "pivotrl")  # the order of the quickstart; other arms follow by name
 
 Row = Mapping[str, Any]
@@ -187,10 +188,11 @@ def _arm(name: str, folder: Path | None, evaluation: Path | None) -> Arm:
     with reading(folder / "config.json"):
         stage, config = str(written["stage"]), written["config"]
     cost = read_json(folder / "cost.json") if (folder / "cost.json").exists() else None
-    return Arm(name, stage, config, _metrics(folder / "metrics.jsonl"), cost, evaluated)
+    return Arm(name, stage, config, read_metrics(folder / "metrics.jsonl"), cost, evaluated)
 
 
-def _metrics(path: Path) -> tuple[Row, ...]:
+def read_metrics(path: Path) -> tuple[Row, ...]:
+    """What a training stage logged, one row a step. Raises `InputError` naming the line that cannot be read."""
     rows: list[Row] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
