@@ -30,6 +30,7 @@ def arms(success: Mapping[str, OverSeeds], base: Sequence[float]) -> Chart:
         low, high = axes.get_xlim()  # a t interval of few seeds may leave what a share can be
         axes.set(xlabel="held-out success (%); dashed: before training", xlim=(max(-0.02, low), min(1.02, high)))
         category_rows(axes, list(success))
+        plain_ticks(axes, "x", steps=(1, 2, 5, 10))
         percent_ticks(axes)
     said = "; ".join(f"{name} {percent(one.mean)}{_span(one)}" for name, one in success.items())
     caption = "Means over seeds with 95% t intervals; a small dot is a seed."
@@ -47,6 +48,7 @@ def differences(found: Mapping[str, Mapping[str, OverSeeds]], ways: Mapping[str,
                 one = found[name][key]
                 _row(axes, row, one, filled=one.reading in ("above zero", "below zero"))
             axes.set(title=title, xlabel="points")
+            plain_ticks(axes, "x", steps=(1, 2, 5, 10))
             percent_ticks(axes)
         category_rows(panels[0], names)
         for axes in panels[1:]:
@@ -75,6 +77,7 @@ def curves(seeds: Mapping[str, Mapping[int, Points]], means: Mapping[str, Points
             axes.plot(*zip(*means[name], strict=True), color=BLUE, linewidth=2.4, marker="o", ms=4)
             axes.set_title(literal(name))
             plain_ticks(axes, "x")
+            plain_ticks(axes, "y", steps=(1, 2, 5, 10))
             percent_ticks(axes, "y")
         for axes in grid[len(seeds) :]:
             axes.set_visible(False)
@@ -82,6 +85,7 @@ def curves(seeds: Mapping[str, Mapping[int, Points]], means: Mapping[str, Points
         figure.supylabel("held-out success (%)", fontsize=10)
     said = "; ".join(f"{name} {percent(line[-1][1])} after {line[-1][0]:,.0f} calls" for name, line in means.items())
     caption = "Thick: mean over seeds, of calls and of success at every check. Thin: a seed. Grey: the other arms."
+    caption += " Success does not begin at zero here."
     return Chart(made[0], f"Held-out success over fresh tool calls by arm. {said}.", caption)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from turntree.core.tree import StopReason
 from turntree.logs.report import ReadReport
 from turntree.logs.rollouts import FILE_NAME, read_groups
 from turntree.logs.rows import ReadConfig
@@ -61,6 +62,7 @@ def view(run: Run) -> dict[str, Any]:
     with reading(run.path / "metrics.jsonl"):
         rows = [row for row in arm.metrics if row["step"]]
         stops: Counter[str] = sum((Counter(row.get("stops", {})) for row in rows), Counter())
+        broken = _broken(rows)
         ledger = _ledger(run)
         return {
             "run": run,
@@ -71,9 +73,7 @@ def view(run: Run) -> dict[str, Any]:
             "success_charts": list(_success(arm.metrics)),
             "curves": _curves(CURVES, arm.metrics),
             "stops": stops.most_common(),
-            "stops_chart": online_figures.shares("stops", "How rollouts ended", _stops(rows))
-            if len(stops) > 1
-            else None,
+            "stops_chart": online_figures.shares("stops", "Rollouts that did not complete", broken) if broken else None,
             **_branching(run.path, arm, rows),
             **_tree(run.path),
             "ledger": ledger,
@@ -102,7 +102,7 @@ def result(folder: Path, metrics: Sequence[Row]) -> str:
     """Held-out success before and after, with the paired interval where outcomes by task were kept."""
     checks = series(metrics, SUCCESS.key)
     if not checks:
-        return "Nothing was held out, so this page says nothing about success on other tasks."
+        return "No check on held-out tasks was logged, so this page says nothing about success on other tasks."
     first, last = checks[0][1], checks[-1][1]
     if len(checks) == 1:
         return f"Held-out success is {wording.percent(first)}; it was looked at only once."
@@ -154,9 +154,9 @@ def _curves(curves: Sequence[Curve], metrics: Sequence[Row]) -> list[Chart]:
     return [online_figures.progress(f"curve-{what.key}", what, points, "iteration") for what, points in drawn if points]
 
 
-def _stops(rows: Sequence[Row]) -> dict[str, list[tuple[float, float]]]:
-    """The share of every ending, by iteration."""
-    kinds = sorted({kind for row in rows for kind in row.get("stops", {})})
+def _broken(rows: Sequence[Row]) -> dict[str, list[tuple[float, float]]]:
+    """The share of every ending but completion, by iteration."""
+    kinds = sorted({kind for row in rows for kind in row.get("stops", {})} - {StopReason.COMPLETED.value})
     counted = [(row["step"], row["stops"]) for row in rows if row.get("stops")]
     return {kind: [(step, stops.get(kind, 0) / sum(stops.values())) for step, stops in counted] for kind in kinds}
 

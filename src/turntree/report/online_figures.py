@@ -41,9 +41,11 @@ def shares(name: str, title: str, kinds: Mapping[str, Sequence[tuple[float, floa
         for index, (kind, points) in enumerate(kinds.items()):
             steps, values = [x for x, _ in points], [y for _, y in points]
             axes.plot(steps, values, color=TINTS[index % 6], linestyle=DASHES[index % 6], label=literal(kind))
-        axes.set(title=title, xlabel="iteration", ylabel="rollouts (%)", ylim=(0, 1.02))
+        axes.set(title=title, xlabel="iteration", ylabel="rollouts (%)")
         axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
         plain_ticks(axes, "x")
+        plain_ticks(axes, "y", steps=(1, 2, 5, 10))
         percent_ticks(axes, "y")
         figure.legend(loc="outside lower left", ncols=2, fontsize=9)
     said = "; ".join(f"{kind} from {percent(p[0][1], 0)} to {percent(p[-1][1], 0)}" for kind, p in kinds.items())

@@ -51,8 +51,12 @@ def shared_turns(rollout: LoggedRollout) -> int:
     return next((turn for turn, tokens in enumerate(rollout.turn_tokens) if tokens), len(rollout.turn_tokens))
 
 
-def tree_of(group: LoggedGroup, max_rollouts: int = MAX_ROLLOUTS, max_turns: int = MAX_TURNS) -> DrawnTree:
-    """The log keeps rollouts depth first, so a fork lies on the path of the rollout right before."""
+def tree_of(group: LoggedGroup, max_rollouts: int = MAX_ROLLOUTS, max_turns: int | None = None) -> DrawnTree:
+    """The log keeps rollouts depth first, so a fork lies on the path of the rollout right before. Unless it is said
+    how many turns are drawn, as many as fit, and more where a fork comes later."""
+    if max_turns is None:
+        latest = max((shared_turns(rollout) for rollout in group.rollouts[:max_rollouts]), default=0)
+        max_turns = max(FITTING_TURNS, min(MAX_TURNS, latest + 1))
     nodes: list[TurnNode] = []
     leaves: list[Leaf] = []
     path: list[int] = []

@@ -6,7 +6,7 @@ import contextlib
 import io
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -119,12 +119,12 @@ def literal(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def plain_ticks(axes: Axes, which: str = "y") -> None:
-    """Tick labels such as 0.0005 instead of an offset above the axis."""
+def plain_ticks(axes: Axes, which: str = "y", steps: Sequence[float] = (1, 2, 2.5, 5, 10)) -> None:
+    """Tick labels such as 0.0005 instead of an offset above the axis, at multiples of `steps`."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axis = axes.yaxis if which == "y" else axes.xaxis
-    axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    axis.set_major_locator(MaxNLocator(5, steps=steps))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.10g}".replace("-", "\N{MINUS SIGN}")))
 
 

@@ -145,7 +145,9 @@ def _said(group: LoggedGroup, tree: DrawnTree) -> str:
 
 
 def _caption(tree: DrawnTree) -> str:
-    told = "A row is a rollout; a blue line is a fork, and what lies left of it was sampled once and is shared."
+    told = "A row is a rollout."
+    if any(leaf.rollout.forked for leaf in tree.leaves):
+        told += " A blue line is a fork: what lies left of it was sampled once and is shared."
     told += " Green: reward above the mean of the group; orange: not above it."
     if any(leaf.rollout.refill for leaf in tree.leaves):
         told += " Dashed: a refill, begun after the others had ended."

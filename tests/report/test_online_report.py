@@ -1,0 +1,176 @@
+"""The pages of an online run and of matched arms over seeds: the numbers are there, what is absent is said."""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+
+import pytest
+from online_directories import metrics, write_experiment, write_lines, write_online_run
+
+from turntree.core.errors import InputError
+from turntree.observe.files import read_json, write_json
+from turntree.report.experiment import mean_curve, read_experiment
+from turntree.report.html import build_report
+from turntree.report.online import decisions, over
+
+
+def text_of(page: Path) -> str:
+    """What a reader sees: tags gone, white space single."""
+    body = page.read_text(encoding="utf-8").split("<body>", 1)[1]
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
+
+
+def alternatives(page: Path) -> str:
+    return html.unescape(" ".join(re.findall(r'aria-label="([^"]*)"', page.read_text(encoding="utf-8"))))
+
+
+@pytest.fixture(scope="module")
+def online(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_report(write_online_run(tmp_path_factory.mktemp("runs") / "mine"))
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_report(write_experiment(tmp_path_factory.mktemp("runs") / "arms"))
+
+
+def test_the_headline_says_what_was_trained_and_the_paired_gain_over_tasks(online: Path) -> None:
+    shown = text_of(online)
+    assert "policy “qa”: 2 iterations, 2 groups of rollouts, forked by the rule “entropy”; 2 of 4 rollouts" in shown
+    assert "went from 25.0% to 75.0% on 4 tasks: a paired gain of +50.0 points (95% interval 0.0 to +100.0" in shown
+    assert "which contains zero" in shown
+
+
+def test_success_is_drawn_over_fresh_calls_and_over_turns(online: Path) -> None:
+    said = alternatives(online)
+    assert "Held-out success over fresh tool calls, from 0.25 to 0.75 (20 fresh tool calls at the end)" in said
+    assert "Held-out success over turns sampled in training, from 0.25 to 0.75 (40 turns" in said
+
+
+def test_a_check_counts_what_was_spent_before_it() -> None:
+    assert over(metrics([0.25, 0.5, 0.75]), "trees.calls_fresh", "held_out_success") == [
+        (0, 0.25),
+        (10, 0.5),
+        (20, 0.75),
+    ]
+    assert over([{"step": 0, "held_out_success": 0.5}], "trees.calls_fresh", "held_out_success") == []
+
+
+def test_branching_adds_up_over_iterations_and_turns_are_in_their_order(online: Path) -> None:
+    shown = text_of(online)
+    assert "Tool calls 20 32 37.5%" in shown
+    assert "8 leaves: 4 independent starts, 2 forks, 2 refills" in shown
+    assert "worth 3.5 independent leaves of 4 (c = 0.5)" in shown
+    assert "Forks by turn. turn 2: 4, turn 3: 0" in alternatives(online)
+    assert "turn 9: 0, turn 10: 2." in alternatives(online)
+
+
+def test_what_the_rule_measured_is_told_apart_by_what_became_of_it(online: Path) -> None:
+    assert "forked: median 0.7 of 3; no leaf left: median 0.8 of 1; passed: median 0.5 of 5" in alternatives(online)
+    assert "3 forks at 9 moments" in text_of(online)
+    assert "entropy rose, but no leaf is left to add 1" in text_of(online)
+
+
+def test_a_rule_that_tosses_a_coin_measures_nothing(tmp_path: Path) -> None:
+    row = {"action": "pass", "reason": "drawn to go on", "numbers": {"turn": 2.0, "rate": 0.5}}
+    write_lines(tmp_path / "branches.jsonl", [row])
+    found = decisions(tmp_path / "branches.jsonl")
+    assert found is not None
+    assert (found.forks, found.passes, found.measured) == (0, 1, {})
+
+
+def test_the_drawn_tree_is_told_as_a_table_too(online: Path) -> None:
+    shown = text_of(online)
+    assert "group 2.0 of iteration 2: 4 rollouts, 1 fork, of which 1 changed the reward." in shown
+    assert "One of 1 group with different rewards (of 2)" in shown
+    assert (
+        'fork after 1 shared turn search({"query": "mayor of <Eaton>"}) search({"query": "the right thing"})' in shown
+    )
+    assert "<Eaton>" not in online.read_text(encoding="utf-8")
+
+
+def test_held_out_checks_have_a_line_of_their_own_in_the_ledger(online: Path) -> None:
+    shown = text_of(online)
+    assert "train mine 40 " in shown
+    assert "held-out checks 12 " in shown
+    assert "all of it 52 " in shown
+
+
+def test_endings_other_than_completion_are_counted_and_drawn(online: Path) -> None:
+    assert "How rollouts ended: completed 6, max_turns 2." in text_of(online)
+    assert "Rollouts that did not complete, by iteration. max_turns from 25% to 25%." in alternatives(online)
+
+
+@pytest.mark.parametrize("page", ["online", "compared"])
+def test_pages_load_nothing_and_their_ids_are_their_own(page: str, request: pytest.FixtureRequest) -> None:
+    markup = request.getfixturevalue(page).read_text(encoding="utf-8")
+    assert not re.findall(r"https?://|src=|@import|<script|<link|<iframe|url\((?!#)", markup)
+    ids = re.findall(r' id="([^"]*)"', markup)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'(?:href="#|url\(#)([^")]*)', markup)) <= set(ids)
+    assert markup.count("<svg") == markup.count('role="img" aria-label=')
+
+
+def test_a_run_that_has_just_begun_says_what_is_not_there_yet(tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", {"stage": "train online", "config": {"model": "qa", "branching": None}})
+    (tmp_path / "metrics.jsonl").touch()
+    shown = text_of(build_report(tmp_path))
+    assert "No check on held-out tasks was logged" in shown
+    assert "No iteration was logged yet." in shown
+    assert "every rollout was independent" in shown
+    assert "There is no rollouts.jsonl in this folder." in shown
+
+
+def test_a_group_that_a_crash_cut_off_is_counted(online: Path) -> None:
+    assert "1 line of rollouts.jsonl could not be read." in text_of(online)
+
+
+def test_a_decision_that_cannot_be_read_is_named_by_its_line(tmp_path: Path) -> None:
+    write_lines(tmp_path / "branches.jsonl", [{"action": "fork"}])
+    with pytest.raises(InputError, match=r"branches\.jsonl:1: field 'reason': is missing"):
+        decisions(tmp_path / "branches.jsonl")
+
+
+def test_the_table_of_arms_has_success_gain_and_what_they_spent(compared: Path) -> None:
+    shown = text_of(compared)
+    assert (
+        "2 arms over 2 matched seeds, from 25.0% held-out success. The highest mean is 60.0%, of “Entropy forks”"
+        in shown
+    )
+    assert "Entropy forks entropy 60.0% 55.0 to 65.0 +35.0 +30.0 to +40.0 1,234 9,876 37.5% 3.25 40.0% 3.50 –" in shown
+
+
+def test_differences_are_read_by_their_interval_and_say_what_could_be_detected(compared: Path) -> None:
+    shown = text_of(compared)
+    assert "+10.0 +5.0 to +15.0 above zero 7.5 +2.0 −3.0 to +7.0 contains zero 7.5 +2.0" in shown
+    assert (
+        "“Entropy forks” − “Random forks” at matched calls: +2.0 points (95% interval −3.0 to +7.0, contains" in shown
+    )
+
+
+def test_a_single_seed_has_no_interval_and_the_page_says_so(tmp_path: Path) -> None:
+    shown = text_of(build_report(write_experiment(tmp_path, half=None)))
+    assert "at matched calls: +2.0 points; one seed has no interval." in shown
+    assert "Entropy forks entropy 60.0% +35.0 1,234" in shown
+
+
+def test_curves_are_means_over_seeds_of_calls_and_success(tmp_path: Path, compared: Path) -> None:
+    found = read_experiment(write_experiment(tmp_path))
+    assert found is not None
+    flat = [number for point in mean_curve(found.curves["entropy"]) for number in point]
+    assert flat == pytest.approx([0, 0.25, 11, 0.4, 22, 0.6])
+    assert "Entropy forks 60.0% after 22 calls; Random forks 50.0% after 20 calls." in alternatives(compared)
+    assert "Not in this folder, so not drawn: seed1/random" in text_of(compared)
+
+
+def test_a_summary_of_another_kind_is_no_such_experiment_and_an_incomplete_one_is_named(tmp_path: Path) -> None:
+    assert read_experiment(tmp_path) is None
+    write_json(tmp_path / "summary.json", {"arms": {"base": {"success": 0.5}}, "seeds": [0]})
+    assert read_experiment(tmp_path) is None
+    summary = read_json(write_experiment(tmp_path) / "summary.json")
+    del summary["arms"]["random"]["gain"]
+    write_json(tmp_path / "summary.json", summary)
+    with pytest.raises(InputError, match=r"summary\.json: field 'gain': is missing"):
+        build_report(tmp_path)

@@ -1,0 +1,103 @@
+"""A logged group as a tree: what is shared is there once, nothing is lost, and what is drawn can be read."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from online_directories import equal_group, mixed_group, rollout, search
+
+from turntree.logs.groups import LoggedGroup
+from turntree.report.rollout_tree import choose, deciding_forks, tree_of
+from turntree.report.tree_figures import rollout_tree, short_action
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> LoggedGroup:
+    """Rollouts depth first: each shares at most the path of the one before, and takes at least a turn of its own."""
+    made = []
+    before: list[str] = []
+    for row in range(draw(st.integers(1, 6))):
+        shared = draw(st.integers(0, len(before)))
+        own = [f"turn of {row}.{at}" for at in range(draw(st.integers(1, 4)))]
+        before = before[:shared] + own
+        made.append(rollout(before, draw(st.sampled_from([None, 0.0, 1.0])), shared=shared))
+    return LoggedGroup(id="g", task="t", rollouts=tuple(made))
+
+
+@settings(max_examples=40)
+@given(groups())
+def test_every_rollout_is_a_path_of_the_tree_and_shared_turns_are_there_once(group: LoggedGroup) -> None:
+    tree = tree_of(group, max_rollouts=99, max_turns=99)
+    for leaf, logged in zip(tree.leaves, group.rollouts, strict=True):
+        path, node = [], leaf.parent
+        while node is not None:
+            path.append(tree.nodes[node])
+            node = tree.nodes[node].parent
+        assert [turn.action for turn in reversed(path)] == list(logged.actions)
+        assert [turn.turn for turn in reversed(path)] == list(range(1, len(logged.actions) + 1))
+    assert len(tree.nodes) == len({action for logged in group.rollouts for action in logged.actions})
+    assert all(node.tokens for node in tree.nodes)  # each at the rollout that paid for it
+
+
+@settings(max_examples=40)
+@given(groups(), st.integers(1, 3), st.integers(1, 4))
+def test_what_is_not_drawn_is_counted(group: LoggedGroup, rollouts: int, turns: int) -> None:
+    tree = tree_of(group, max_rollouts=rollouts, max_turns=turns)
+    assert len(tree.leaves) + tree.left_out == len(group.rollouts)
+    for leaf in tree.leaves:
+        drawn = 0 if leaf.parent is None else tree.nodes[leaf.parent].turn
+        assert drawn <= turns
+        assert drawn + leaf.hidden == len(leaf.rollout.actions)
+
+
+def test_a_fork_beyond_what_fits_is_still_drawn() -> None:
+    long = [f"a{turn}" for turn in range(12)]
+    forked = rollout([*long[:6], "b"], 1.0, shared=6)
+    tree = tree_of(LoggedGroup(id="g", task="t", rollouts=(rollout(long, 0.0), forked)))
+    assert [node.action for node in tree.nodes if node.row == 1] == ["b"]
+    assert [leaf.hidden for leaf in tree.leaves] == [5, 0]
+
+
+def test_the_chosen_group_is_mixed_and_one_whose_fork_changed_the_reward_comes_first() -> None:
+    independent = LoggedGroup(id="9", task="t", rollouts=(rollout(["a"], 0.0), rollout(["b"], 1.0)), iteration=9)
+    assert choose([equal_group()]) is None
+    assert choose([equal_group(), independent]) is independent
+    assert choose([mixed_group(), independent, equal_group()]) == mixed_group()
+    assert deciding_forks(mixed_group().rollouts) == 1
+
+
+def test_the_drawing_has_each_turn_and_reward_once_and_escapes_what_was_said() -> None:
+    drawn = rollout_tree(mixed_group())
+    assert drawn.svg.count("<rect") == 8 + 4  # turns, ends
+    assert re.findall(r">(reward [^<]*|censored)<", drawn.svg) == ["reward 0", "reward 1", "censored", "reward 0"]
+    assert re.findall(r">(start|refill|fork)<", drawn.svg) == ["start", "start", "refill"]
+    assert "mayor of &lt;Eaton&gt;" in drawn.svg
+    assert "<Eaton>" not in drawn.svg
+    assert drawn.svg.count("<circle") == 1  # the fork
+    assert "1 fork, 8 turns drawn; rewards from top to bottom 0, 1, censored, 0." in drawn.alt
+    assert "Dashed: a refill" in drawn.caption
+
+
+def test_a_long_group_says_what_it_leaves_out() -> None:
+    rollouts = tuple(rollout([f"a{turn}" for turn in range(7)], float(row % 2)) for row in range(19))
+    drawn = rollout_tree(LoggedGroup(id="g", task="t", rollouts=rollouts))
+    assert "Not drawn: 3 further rollouts." in drawn.caption
+    assert drawn.svg.count(">2 more turns<") == 16
+
+
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [
+        (search("mayor of Eaton"), ("search", "mayor of Eaton")),
+        ('f({"a": 1, "b": "x"})', ("f", "1, x")),
+        (f"{search('a')}\n{search('b')}", ("search (+ 1 call)", "a")),
+        ("search({broken)", ("search", "{broken")),
+        ("<answer> Kirk </answer>", ("answer", "Kirk")),
+        ("go to shelf 1 (quickly)", ("", "go to shelf 1 (quickly)")),
+    ],
+)
+def test_an_action_is_shortened_to_what_a_person_reads(action: str, said: tuple[str, str]) -> None:
+    assert short_action(action) == said
