@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from online_directories import equal_group, mixed_group, rollout, search
 
 from turntree.logs.groups import LoggedGroup
 from turntree.report.rollout_tree import choose, deciding_forks, tree_of
-from turntree.report.tree_figures import rollout_tree, short_action
+from turntree.report.tree_figures import ABOVE, BELOW, rollout_tree, short_action
 
 
 @st.composite
@@ -61,12 +62,30 @@ def test_a_fork_beyond_what_fits_is_still_drawn() -> None:
     assert [leaf.hidden for leaf in tree.leaves] == [5, 0]
 
 
-def test_the_chosen_group_is_mixed_and_one_whose_fork_changed_the_reward_comes_first() -> None:
-    independent = LoggedGroup(id="9", task="t", rollouts=(rollout(["a"], 0.0), rollout(["b"], 1.0)), iteration=9)
+def forked_group(rewards: Sequence[float], iteration: int) -> LoggedGroup:
+    """Pairs of a start and a fork of it after one turn."""
+    rollouts = tuple(rollout([f"a{i // 2}", "b"], reward, shared=i % 2) for i, reward in enumerate(rewards))
+    return LoggedGroup(id=str(iteration), task="t", rollouts=rollouts, iteration=iteration)
+
+
+def test_a_group_of_one_reward_is_not_drawn() -> None:
     assert choose([equal_group()]) is None
-    assert choose([equal_group(), independent]) is independent
-    assert choose([mixed_group(), independent, equal_group()]) == mixed_group()
+    assert choose([equal_group(), mixed_group()]) == mixed_group()
     assert deciding_forks(mixed_group().rollouts) == 1
+
+
+def test_a_group_whose_forks_changed_the_reward_is_drawn_first_then_the_balanced_then_the_later_one() -> None:
+    undecided = forked_group([1, 1, 0, 0], iteration=9)
+    lone = forked_group([1, 0, 0, 0], iteration=8)
+    balanced, later = forked_group([1, 0, 1, 0], iteration=1), forked_group([0, 1, 0, 1], iteration=2)
+    assert choose([undecided, lone]) is lone
+    assert choose([lone, balanced]) is balanced
+    assert choose([balanced, later]) is later
+
+
+def test_a_reward_at_the_mean_is_not_above_it() -> None:
+    drawn = rollout_tree(forked_group([0.0, 0.5, 1.0], iteration=1))
+    assert [drawn.svg.count(f'fill="{fill}"') for fill, _ in (ABOVE, BELOW)] == [1, 2]
 
 
 def test_the_drawing_has_each_turn_and_reward_once_and_escapes_what_was_said() -> None:
