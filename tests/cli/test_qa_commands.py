@@ -105,6 +105,14 @@ def test_the_branching_experiment_compares_its_arms_and_does_not_run_them_twice(
     assert "choose another --out" in turntree.error(*command, "--learning-rate", 1e-3)
 
 
+def test_the_published_arms_are_configurations_of_the_same_command(turntree, tmp_path) -> None:
+    arms = ("grpo_half", "random_paths", "arpo_released", "tree_grpo")
+    command = ("experiment", "branching", "--out", tmp_path / "branching", *ARMS, "--arms", ",".join(arms))
+    summary = turntree.json(*command)
+    assert [summary["arms"][arm]["leaves"] for arm in arms] == [2.0, 4.0, 4.0, 4.0]
+    assert summary["arms"]["tree_grpo"]["structural_saving"] > 0.0
+
+
 def test_the_premise_is_measured_on_forks_of_many_children(turntree, tmp_path) -> None:
     small = ("--count", 6, "--set", "initial=2", "--set", "children=3", "--set", "probes=[1,2]", "--set", "rate=0.9")
     result = turntree.json("experiment", "premise", "--out", tmp_path / "premise.json", *small)
