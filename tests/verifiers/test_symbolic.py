@@ -52,10 +52,16 @@ def test_the_order_of_the_two_makes_no_difference_and_what_cannot_be_read_equals
 
 def test_both_orders_are_one_question(monkeypatch):
     asked = []
-    monkeypatch.setattr(symbolic._worker, "ask", lambda texts, seconds: asked.append(texts))
+    monkeypatch.setattr(symbolic._worker, "ask", lambda texts, seconds: bool(asked.append(texts)))
     symbolic.equal("second one", "first one")
     symbolic.equal("first one", "second one")
     assert asked == [("first one", "second one")]
+
+
+def test_what_was_not_decided_in_time_is_asked_again_and_not_kept(monkeypatch):
+    answers = iter([None, True])
+    monkeypatch.setattr(symbolic._worker, "ask", lambda texts, seconds: next(answers))
+    assert [symbolic.equal("a slow one", "a slow two") for _ in range(3)] == [None, True, True]
 
 
 def test_text_is_never_run_as_python(worker, tmp_path):
