@@ -29,7 +29,7 @@ class BranchConfig:
     beta: float = 0.2
     tau: float = 0.5
     paced: bool = True
-    rate: float | None = 0.5
+    rate: float | None = None
     turns: tuple[int, ...] = (2,)
     expansions: int = 2
     rounds: int = 1

@@ -41,6 +41,23 @@ def refuse(environment: str, **options: tuple[Any, Any]) -> None:
             raise InputError(f"{option} says nothing to the environment {environment!r}", hint="leave it out")
 
 
+def instructions_for(model: str | None) -> str:
+    """What opens an episode of questions: nothing for the embedded policy, which has learned the format."""
+    from turntree.domains.qa.environment import INSTRUCTIONS
+
+    return "" if model in (None, "qa") else INSTRUCTIONS
+
+
+def dropped(reports: list[dict[str, Any]]) -> list[str]:
+    """What reading question files left out, by reason, for a person."""
+    return [
+        f"questions: {report['questions']} of {report['rows']} rows used; dropped: "
+        + ", ".join(f"{count} {reason} ({report['first'][reason]})" for reason, count in report["dropped"].items())
+        for report in reports
+        if report["dropped"]
+    ]
+
+
 def configured(config: T, overrides: tuple[str, ...]) -> T:
     """`config` with the `--set` values; a value is JSON where it parses as JSON, else text."""
     values: dict[str, Any] = {}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from turntree.cli.common import configured, finish, json_option, refuse, set_option
+from turntree.cli.common import configured, dropped, finish, instructions_for, json_option, refuse, set_option
 from turntree.cli.pipeline import MODEL_HELP
 
 if TYPE_CHECKING:
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     show_default=True,
     type=click.Choice(["none", "entropy", "random", "fixed", "arpo_released", "posthoc"]),
     help="Fork episodes after tool results; --set branching.KEY=VALUE for its settings.",
+)
+@click.option(
+    "--probe-tokens", default=None, type=int, help="Entropies to look at [default: 2 for the policy 'qa', else 20]."
 )
 @click.option(
     "--initial", default=None, type=int, help="Independent episodes of a group [default: half, if branching]."
@@ -69,16 +72,21 @@ def online(out: Path, overwrite: bool, overrides: tuple[str, ...], json_path: st
     config = configured(_config(SimpleNamespace(**chosen)), overrides)
     result = run_train_online(config, out, overwrite=overwrite)
     success = result["held_out_success"]
+    how = "greedy" if config.held_out_temperature == 0 else f"at temperature {config.held_out_temperature:g}"
     lines = [
-        f"{result['iterations']} iterations, {result['cost']['turns']:,} turns, "
-        f"held-out success {'unknown' if success is None else f'{success:.1%}'} -> {result['model']}"
+        f"{result['iterations']} iterations, {result['cost']['turns']:,} turns, held-out success ({how}) "
+        f"{'unknown' if success is None else f'{success:.1%}'} -> {result['model']}"
     ]
-    finish(result, json_path, lines)
+    if config.branching is not None and not result["forks"]:
+        probe = config.branching.probe_tokens
+        lines.append(f"no rollout forked: turns that end within branching.probe_tokens ({probe}) cannot")
+    finish(result, json_path, [*lines, *dropped(result["questions"])])
 
 
 def _config(chosen: Any) -> TrainOnlineConfig:
     """The options as a configuration; `chosen` has one attribute an option."""
     from turntree.branching.config import BranchConfig
+    from turntree.domains.qa.environment import QaConfig
     from turntree.gates.config import CheckpointConfig as GateCheckpoint
     from turntree.gates.config import GateConfig
     from turntree.stages.questions import QuestionsConfig
@@ -87,14 +95,21 @@ def _config(chosen: Any) -> TrainOnlineConfig:
 
     common = {"model": chosen.model or "default", "train": _training(chosen)}
     if chosen.brancher != "none":
-        common["branching"] = BranchConfig(rule=chosen.brancher)
+        short = chosen.environment == "qa" and chosen.model in (None, "qa")  # its turns have six tokens
+        common["branching"] = BranchConfig(
+            rule=chosen.brancher, probe_tokens=chosen.probe_tokens or (2 if short else 20)
+        )
     if chosen.gate_turn is not None:
         look = GateCheckpoint(turn=chosen.gate_turn, threshold=chosen.gate_threshold)
         common["gate"] = GateConfig(checkpoints=(look,), audit=chosen.audit)
     if chosen.environment == "qa":
         refuse("qa", games=(chosen.games, "generated"), difficulty=(chosen.difficulty, "easy"))
         questions = QuestionsConfig(
-            source=chosen.questions, index=chosen.index, count=chosen.count, held_out=chosen.held_out
+            source=chosen.questions,
+            index=chosen.index,
+            count=chosen.count,
+            held_out=chosen.held_out,
+            episodes=QaConfig(instructions=instructions_for(chosen.model)),
         )
         return TrainOnlineConfig(**{**common, "model": chosen.model or "qa"}, questions=questions)
     refuse("household", questions=(chosen.questions, "generated"), index=(chosen.index, None))

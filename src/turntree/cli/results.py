@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from turntree.cli.common import configured, finish, json_option, refuse, set_option, share
+from turntree.cli.common import configured, dropped, finish, instructions_for, json_option, refuse, set_option, share
 from turntree.cli.pipeline import MODEL_HELP
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 @click.option("--environment", default="household", show_default=True, type=click.Choice(["household", "qa"]))
 @click.option("--model", default=None, help=f"{MODEL_HELP} [default: the one of the environment]")
 @click.option("--games", default="generated", show_default=True, help="'generated', a packed games file, or a folder.")
+@click.option("--questions", default="generated", show_default=True, help="Of qa: 'generated', or a file of questions.")
+@click.option("--index", default=None, help="Of qa with a file: what `turntree index build` made of your documents.")
 @click.option("--split", default="test", show_default=True, help="Which generated tasks: train, dev or test.")
 @click.option("--count", default=200, show_default=True, help="How many games or questions.")
 @click.option("--difficulty", default="easy", show_default=True, help="Of generated games: easy, medium or hard.")
@@ -32,7 +34,7 @@ def evaluate(
     out: Path | None, overrides: tuple[str, ...], json_path: str | None, temperature: float, **chosen: Any
 ) -> None:
     """Success on held-out tasks, sampled and greedy, by their type; of household policies also what they kept of
-    unrelated skills. A question file of your own: --set questions.source=FILE --set questions.index=INDEX.
+    unrelated skills.
 
     \b
     Example: turntree evaluate --model runs/pivotrl/model --count 200
@@ -50,13 +52,15 @@ def evaluate(
         kept = result["retention"]
         skills = ", ".join(f"{name} {row['accuracy']:.0%}" for name, row in kept["by_skill"].items())
         lines.append(f"retention: {kept['accuracy']:.1%} (chance {kept['chance']:.1%}): {skills}")
-    finish(result, json_path, lines)
+    finish(result, json_path, [*lines, *dropped(result.get("questions", []))])
 
 
 def _config(
     environment: str,
     model: str | None,
     games: str,
+    questions: str,
+    index: str | None,
     split: Any,
     count: int,
     difficulty: str,
@@ -65,6 +69,7 @@ def _config(
     max_turns: int,
     seed: int,
 ) -> EvaluateConfig:
+    from turntree.domains.qa.environment import QaConfig
     from turntree.stages.evaluate import EvaluateConfig
     from turntree.stages.questions import QuestionsConfig
     from turntree.stages.tasks import GamesConfig
@@ -72,8 +77,16 @@ def _config(
     played = {"samples": samples, "temperature": temperature, "max_turns": max_turns, "seed": seed}
     if environment == "qa":
         refuse(environment, games=(games, "generated"), difficulty=(difficulty, "easy"))
-        questions = QuestionsConfig(held_out_count=count, held_out_split=split)
-        return EvaluateConfig(model=model or "qa", questions=questions, max_tokens=48, skills_per_kind=0, **played)
+        asked = QuestionsConfig(
+            source=questions,
+            index=index,
+            held_out=None if questions == "generated" else questions,
+            held_out_count=count,
+            held_out_split=split,
+            episodes=QaConfig(instructions=instructions_for(model)),
+        )
+        return EvaluateConfig(model=model or "qa", questions=asked, max_tokens=48, skills_per_kind=0, **played)
+    refuse(environment, questions=(questions, "generated"), index=(index, None))
     tasks = GamesConfig(source=games, split=split, count=count, difficulty=difficulty)
     return EvaluateConfig(model=model or "default", games=tasks, **played)
 

@@ -64,7 +64,7 @@ def evaluate(config: EvaluateConfig, out: Path | None = None) -> dict[str, Any]:
 
 
 def evaluate_policy(policy: Policy, config: EvaluateConfig) -> dict[str, Any]:
-    with _held_out(config) as environments:
+    with _held_out(config) as (environments, read):
         sampled, cost = play(policy, environments, config, config.temperature, config.samples)
         result: dict[str, Any] = {
             "schema": SCHEMA,
@@ -72,6 +72,8 @@ def evaluate_policy(policy: Policy, config: EvaluateConfig) -> dict[str, Any]:
             "policy_hash": policy.hash,
             "sampled": sampled,
         }
+        if read:
+            result["questions"] = list(read)
         if config.greedy:
             result["greedy"], more = play(policy, environments, config, 0.0, 1)
             cost += more
@@ -83,12 +85,13 @@ def evaluate_policy(policy: Policy, config: EvaluateConfig) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _held_out(config: EvaluateConfig) -> Iterator[Sequence[Environment]]:
+def _held_out(config: EvaluateConfig) -> Iterator[tuple[Sequence[Environment], Sequence[dict[str, Any]]]]:
+    """What is played, and what reading it counted."""
     if config.questions is None:
-        yield [HouseholdEnvironment(game) for game, _ in games(config.games)]
+        yield [HouseholdEnvironment(game) for game, _ in games(config.games)], ()
         return
     with open_questions(config.questions) as questions:
-        yield questions.held_out
+        yield questions.held_out, questions.read
 
 
 def play(

@@ -69,6 +69,7 @@ class Questions:
     pool: ThreadPool
     tools: ToolRuntime
     posed: Sequence[Posed] = ()
+    read: Sequence[dict[str, Any]] = ()  # what reading files counted, one entry a file
 
     def figures(self) -> dict[str, Any]:
         """What the tools of this process were asked so far and what they executed, by name: hits of their cache and
@@ -84,7 +85,7 @@ def open_questions(config: QuestionsConfig) -> Iterator[Questions]:
             world = QaWorld(config.world)
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             index = stack.enter_context(world.build_index(folder / "index.sqlite"))
-            posed = world.questions("train", config.count)
+            posed, read = world.questions("train", config.count), list[dict[str, Any]]()
             asked: Sequence[Question] = [each.question for each in posed]
             checked: Sequence[Question] = [
                 each.question for each in world.questions(config.held_out_split, config.held_out_count)
@@ -92,28 +93,31 @@ def open_questions(config: QuestionsConfig) -> Iterator[Questions]:
         else:
             posed = ()
             index = stack.enter_context(SearchIndex(Path(config.index)))
-            asked, checked = _from_files(config)
+            asked, checked, read = _from_files(config)
         tools = stack.enter_context(
             open_tools(index, search=config.search, sandbox=config.sandbox, runtime=config.runtime)
         )
         pool = stack.enter_context(ThreadPool(config.threads))
         reward = HierarchicalReward(config.reward)
         tasks, held_out = (environments(part, tools, reward, config.episodes) for part in (asked, checked))
-        yield Questions(tasks, held_out, pool, tools, posed)
+        yield Questions(tasks, held_out, pool, tools, posed, read)
 
 
-def _from_files(config: QuestionsConfig) -> tuple[Sequence[Question], Sequence[Question]]:
-    """Those to train on and those to check on, which have none in common."""
-    asked = read_questions([config.source]).questions
+def _from_files(config: QuestionsConfig) -> tuple[Sequence[Question], Sequence[Question], list[dict[str, Any]]]:
+    """Those to train on and those to check on, which have none in common, and what reading them counted."""
+    first = read_questions([config.source])
+    asked, reports = first.questions, [first.report.to_json()]
     if config.held_out is not None:
-        checked = read_questions([config.held_out]).questions[: config.held_out_count]
+        second = first if config.held_out == config.source else read_questions([config.held_out])
+        reports += [] if second is first else [second.report.to_json()]
+        checked = second.questions[: config.held_out_count]
         known = {question.text for question in checked}
-        return [question for question in asked if question.text not in known][: config.count], checked
+        return [question for question in asked if question.text not in known][: config.count], checked, reports
     rest = asked[config.count : config.count + config.held_out_count]
     if not rest:
         raise InputError(
             f"all {len(asked)} questions would be trained on and none is left to check on",
             path=config.source,
-            hint=f"lower count (now {config.count}), or name a file as held_out",
+            hint=f"lower --count (now {config.count}), or name a file as --held-out",
         )
-    return asked[: config.count], rest
+    return asked[: config.count], rest, reports

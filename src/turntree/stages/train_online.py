@@ -121,6 +121,8 @@ def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = 
         "iterations": rows[-1]["step"],
         "reward_mean": rows[-1]["reward_mean"],
         "held_out_success": rows[-1].get("held_out_success"),
+        "forks": rows[-1]["trees"]["forks"],
+        "questions": list(arena.read),
         "saved": trained.savings.counts(),
         "cost": trained.cost.counts(),
     }
@@ -134,6 +136,7 @@ class Arena:
     held_out: Sequence[Environment]
     pool: EnvironmentPool | None = None
     figures: Callable[[], dict[str, Any]] = dict
+    read: Sequence[dict[str, Any]] = ()  # what reading question files counted
 
 
 @contextlib.contextmanager
@@ -145,7 +148,7 @@ def open_arena(config: TrainOnlineConfig) -> Iterator[Arena]:
         yield Arena(tasks, held_out)
         return
     with open_questions(config.questions) as questions:
-        yield Arena(questions.tasks, questions.held_out, questions.pool, questions.figures)
+        yield Arena(questions.tasks, questions.held_out, questions.pool, questions.figures, questions.read)
 
 
 def _train(run: RunDirectory, policy: Policy, arena: Arena, config: TrainOnlineConfig) -> TrainedOnline:
