@@ -9,6 +9,7 @@ import pytest
 
 from turntree.core.errors import InputError
 from turntree.sandboxes.sandbox import Sandbox
+from turntree.stages import premise
 
 SMALL = (
     "--environment", "qa", "--iterations", 2, "--groups", 2, "--group-size", 4, "--max-turns", 6, "--max-tokens", 48,
@@ -118,3 +119,13 @@ def test_the_premise_is_measured_on_forks_of_many_children(turntree, tmp_path) -
     result = turntree.json("experiment", "premise", "--out", tmp_path / "premise.json", *small)
     assert {"search", "task"} <= set(result["profile"])
     assert result["variance"]["1"]["forks"] > 0
+
+
+def test_the_premise_is_told_in_words() -> None:
+    row = {"spearman": 0.1, "spearman_interval": [0.0, 0.2], "upper_over_lower": 1.5, "interval": [1.2, 1.9]}
+    told = {"profile": {}, "variance": {"2": {"forks": 90, "mean_variance": 0.1, "entropy": row}}}
+    assert "teach more" in next(iter(premise.lines(told)))
+    row["interval"] = [0.5, 0.9]
+    assert "teach less" in next(iter(premise.lines(told)))
+    row["interval"] = [0.8, 1.3]
+    assert "no difference is shown" in next(iter(premise.lines(told)))

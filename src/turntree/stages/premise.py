@@ -220,5 +220,12 @@ def lines(result: dict[str, Any]) -> Iterable[str]:
         yield (
             f"k = {k}: mean variance {row['mean_variance']:.3f} of {row['forks']} forks; upper over lower half by "
             f"entropy {found['upper_over_lower']:.2f} [{low:.2f}, {high:.2f}], rank correlation "
-            f"{found['spearman']:.2f} [{less:.2f}, {more:.2f}]"
+            f"{found['spearman']:.2f} [{less:.2f}, {more:.2f}]: {_verdict(low, high)}"
         )
+
+
+def _verdict(low: float, high: float) -> str:
+    """What an interval of the ratio says to somebody who is about to branch by entropy."""
+    if low > 1:
+        return "forks at high entropy teach more"
+    return "forks at high entropy teach less" if high < 1 else "no difference is shown"
