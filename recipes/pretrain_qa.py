@@ -13,11 +13,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import copy
 import json
-import math
 import os
-import random
 import statistics
 import tempfile
 import time
@@ -28,10 +25,10 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import numpy as np
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from pretraining import Steps, batches, bpe, fresh_model, save, saved_policy, with_template
+from tokenizers import AddedToken
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from turntree.core import seeds
 from turntree.core.completion import Sampling
@@ -45,8 +42,6 @@ from turntree.renderers.template import ChatRenderer
 from turntree.rollouts.episodes import EpisodeConfig, grow
 from turntree.stages.policy import Device, load_policy
 
-ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
-END = "<|end|>"
 SCAFFOLD = (  # one token each: what a call and an answer are written with
     '<tool_call>{"name": "search", "arguments": {"query": "',
     '<tool_call>{"name": "python", "arguments": {"code": "',
@@ -86,20 +81,9 @@ def episodes(seed: int, count: int, documents: int, noise: float, mix: QuestionM
 
 
 def build_tokenizer(corpus: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(SCAFFOLD),
-        special_tokens=["<|pad|>", END, *ROLES],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(corpus, trainer)
+    tokenizer = bpe(corpus, vocab_size - len(SCAFFOLD))
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in SCAFFOLD])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token="<|pad|>")
-    fast.chat_template = TEMPLATE
-    return fast
+    return with_template(tokenizer, TEMPLATE)
 
 
 def words_of(played: Played) -> Iterator[str]:
@@ -129,26 +113,6 @@ def encode(renderer: ChatRenderer, played: Played, schemas: Tools, other: float)
     return ids, weights
 
 
-def batches(rows: list[tuple[list[int], list[float]]], tokens: int, rng: random.Random):
-    """Batches of about `tokens` positions: rows padded to their bucket, cut at the longest, in random order."""
-    by_bucket: dict[int, list[int]] = {bucket: [] for bucket in BUCKETS}
-    for row, (ids, _) in enumerate(rows):
-        by_bucket[next((bucket for bucket in BUCKETS if len(ids) <= bucket), BUCKETS[-1])].append(row)
-    groups: list[tuple[int, list[int]]] = []
-    for bucket, members in by_bucket.items():
-        rng.shuffle(members)
-        size = max(1, tokens // bucket)
-        groups += [(bucket, members[start : start + size]) for start in range(0, len(members) - size + 1, size)]
-    rng.shuffle(groups)
-    for bucket, group in groups:
-        ids = np.zeros((len(group), bucket), dtype=np.int64)
-        weights = np.zeros((len(group), bucket), dtype=np.float32)
-        for index, row in enumerate(group):
-            length = min(bucket, len(rows[row][0]))
-            ids[index, :length], weights[index, :length] = rows[row][0][:length], rows[row][1][:length]
-        yield torch.from_numpy(ids), torch.from_numpy(weights)
-
-
 def lesson(arguments: argparse.Namespace, done: float) -> tuple[int, float, QuestionMix]:
     """Documents a search, loss weight of what the expert is told, and questions, after a share `done` of the training.
     The titles of results repeat the query: predicting them, too, is how copying is learned soonest."""
@@ -164,11 +128,8 @@ def train(arguments: argparse.Namespace) -> None:
     model, tokenizer = start_from(arguments)
     renderer = ChatRenderer(tokenizer)
     forward = torch.compile(model, dynamic=False) if arguments.compile else model
-    matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
-    norms = [parameter for parameter in model.parameters() if parameter.ndim == 1]
-    groups = [{"params": matrices, "weight_decay": 0.05}, {"params": norms, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=arguments.lr, betas=(0.9, 0.98))
-    total, seen, step, worlds, started = int(arguments.tokens), 0, 0, 0, time.time()
+    steps = Steps(model, forward, arguments.lr)
+    total, seen, worlds, started = int(arguments.tokens), 0, 0, time.time()
     while seen < total:
         documents, other, mix = lesson(arguments, seen / total)
         rows: list[tuple[list[int], list[float]]] = []
@@ -176,33 +137,21 @@ def train(arguments: argparse.Namespace) -> None:
             worlds += 1
             played, schemas = episodes(FIRST_WORLD + arguments.skip + worlds, 1000, documents, arguments.noise, mix)
             rows += [encode(renderer, one, schemas, other) for one in played]
-        for ids, weights in batches(rows, arguments.batch, rng):
-            for group in optimizer.param_groups:
-                group["lr"] = arguments.lr * min(1.0, (step + 1) / 100) * schedule(seen / total)
-            with torch.autocast("cpu", torch.bfloat16):
-                logits_BTV = forward(input_ids=ids, use_cache=False).logits[:, :-1]
-            loss_BT = torch.nn.functional.cross_entropy(
-                logits_BTV.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none"
-            ).view(ids.shape[0], -1)
-            target = weights[:, 1:]
-            loss = (loss_BT * target).sum() / target.sum()
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
+        for ids, weights in batches(rows, arguments.batch, rng, BUCKETS):
+            _, loss_BT = steps.take(ids, weights, seen / total)
             seen += int((ids > 0).sum())
-            step += 1
-            if step % 50 == 0:
+            if steps.count % 50 == 0:
+                target = weights[:, 1:]
                 row = {
-                    "step": step,
+                    "step": steps.count,
                     "tokens": seen,
                     "expert_nll": round(loss_BT[target == 1.0].mean().item(), 4),
                     "other_nll": round(loss_BT[(target < 1.0) & (ids[:, 1:] > 0)].mean().item(), 4),
                     "seconds": round(time.time() - started),
                 }
                 print(json.dumps(row), flush=True)
-            if arguments.save_every and step % arguments.save_every == 0:
-                save(model, tokenizer, Path(f"{arguments.out}-{step}"))
+            if arguments.save_every and steps.count % arguments.save_every == 0:
+                save(model, tokenizer, Path(f"{arguments.out}-{steps.count}"))
             if seen >= total:
                 break
     save(model, tokenizer, Path(arguments.out))
@@ -211,47 +160,11 @@ def train(arguments: argparse.Namespace) -> None:
 def start_from(arguments: argparse.Namespace) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
     """A saved policy, or a fresh one with a tokenizer made of sample episodes."""
     if arguments.start:
-        model = Qwen3ForCausalLM.from_pretrained(arguments.start, dtype=torch.float32)
-        return model, PreTrainedTokenizerFast.from_pretrained(arguments.start)
+        return saved_policy(arguments.start)
     mix = QuestionMix()
     sample = [one for seed in range(8) for one in episodes(FIRST_WORLD + seed, 250, 3, 0.0, mix)[0]]
     tokenizer = build_tokenizer([text for played in sample for text in words_of(played)], arguments.vocab)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=arguments.hidden,
-        num_hidden_layers=arguments.layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=arguments.hidden // 4,
-        intermediate_size=arguments.hidden * 3,
-        max_position_embeddings=2048,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    model = Qwen3ForCausalLM(config)
-    sharpen_attention(model)
-    return model, tokenizer
-
-
-def sharpen_attention(model: Qwen3ForCausalLM) -> None:
-    """Start the query and key norms above 1: with head width 32 and unit norms no score can exceed 5.7, too flat to
-    copy one word out of three hundred."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "q_norm" in name or "k_norm" in name:
-                parameter.fill_(math.sqrt(2))
-
-
-def schedule(done: float) -> float:
-    """Constant, then down to 2% over the last quarter."""
-    return 1.0 if done < 0.75 else max(0.02, (1 - done) / 0.25)
-
-
-def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    return fresh_model(tokenizer, arguments, positions=2048), tokenizer
 
 
 def measure(arguments: argparse.Namespace) -> None:
