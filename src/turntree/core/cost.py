@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from turntree.core.additive import Additive
+
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
+class Cost(Additive):
     """Additive counters. Counts are exact; `seconds` are wall-clock and never enter a comparison of artifacts.
 
     A token position that the engine had to compute is *prefilled* (given to it) or *decoded* (sampled by it);
@@ -23,9 +25,6 @@ class Cost:
     engine_seconds: float = 0.0
     environment_seconds: float = 0.0
     training_seconds: float = 0.0
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(self)})
 
     @property
     def seconds(self) -> float:

@@ -7,17 +7,17 @@ leaves, the policy over time) is no saving and is not in here: compare independe
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from turntree.core.additive import Additive
 from turntree.core.labels import Rewards
 from turntree.core.tree import RolloutTree
 
 
 @dataclass(frozen=True, kw_only=True)
-class TreeAccount:
+class TreeAccount(Additive):
     """Additive counts over trees. Calls are tool calls in the policy's messages that an environment took up."""
 
     leaves: int = 0
@@ -30,10 +30,6 @@ class TreeAccount:
     turns_chain: int = 0
     tokens_fresh: int = 0  # sampled
     tokens_chain: int = 0
-
-    def __add__(self, other: TreeAccount) -> TreeAccount:
-        names = [field.name for field in dataclasses.fields(self)]
-        return TreeAccount(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
     @property
     def structural_saving(self) -> float:

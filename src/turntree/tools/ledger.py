@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from dataclasses import dataclass
 
+from turntree.core.additive import Additive
+
 
 @dataclass(frozen=True, kw_only=True)
-class ToolCounts:
+class ToolCounts(Additive):
     """Additive counters of one tool. Laws: calls = hits + joined + misses + refused (once nothing is in flight), and
     executions = misses + retries; executions are the *fresh* calls, `failures` and `abandoned` are among them."""
 
@@ -22,9 +23,6 @@ class ToolCounts:
     abandoned: int = 0  # executions that were still running at their time limit
     truncated: int = 0  # answers cut to the output cap
     seconds: float = 0.0  # of executions
-
-    def __add__(self, other: ToolCounts) -> ToolCounts:
-        return ToolCounts(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(self)})
 
     @property
     def executions(self) -> int:

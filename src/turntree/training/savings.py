@@ -13,13 +13,14 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
+from turntree.core.additive import Additive
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.tree import RolloutTree, StopReason
 from turntree.rollouts.groups import GrownGroup
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saving:
+class Saving(Additive):
     """Means times counts, hence fractions. `seconds` are those of engine and environments."""
 
     turns: float = 0.0
@@ -28,9 +29,6 @@ class Saving:
     tool_calls: float = 0.0
     trained_tokens: float = 0.0
     seconds: float = 0.0
-
-    def __add__(self, other: Saving) -> Saving:
-        return Saving(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(self)})
 
     def __mul__(self, times: int) -> Saving:
         return Saving(**{f.name: getattr(self, f.name) * times for f in dataclasses.fields(self)})
