@@ -55,7 +55,7 @@ class ReleasedArpoBrancher(Undeterred):
         self._first = state["first"]
 
 
-class PosthocBrancher:
+class PosthocBrancher(Undeterred):
     """Tree-GRPO: when all rollouts have ended, `expansions` more of each, before turns drawn uniformly from those that
     it has (the first included, which gives a fresh rollout), in `rounds` rounds.
 
@@ -80,9 +80,3 @@ class PosthocBrancher:
                 turn = draw.randint(1, max(1, group.turns[key]))
                 found.append(Expansion(key=key, turn=turn, reason="drawn to be expanded", numbers={}))
         return found[: group.budget]
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        pass

@@ -24,6 +24,19 @@ class Undeterred:
         pass
 
 
+class Paced(Undeterred):
+    """A brancher that keeps a pace, which is all that it learns."""
+
+    def __init__(self) -> None:
+        self._pace = Pace()
+
+    def state(self) -> dict[str, Any]:
+        return self._pace.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._pace.restore(state)
+
+
 class FixedBrancher(Undeterred):
     """Forks into `branches` before each turn in `turns` that follows a tool result, while the budget lasts."""
 
@@ -36,7 +49,7 @@ class FixedBrancher(Undeterred):
         return bounded(moment, self.branches, "a given turn", {})
 
 
-class RandomBrancher:
+class RandomBrancher(Paced):
     """The control: forks with probability `rate`, blind to what was sampled. With `rate` None it keeps the pace of a
     paced `EntropyBrancher`: the same probability at the same turn and budget, by a coin instead of by entropy (before
     a first iteration is over, `first_rate`). `shared` is the number of tokens that its branches share, as there."""
@@ -44,8 +57,8 @@ class RandomBrancher:
     def __init__(
         self, *, rate: float | None = 0.5, branches: int = 2, shared: int = 0, first_rate: float = 0.5
     ) -> None:
+        super().__init__()
         self.rate, self.branches, self.shared, self.first_rate = rate, branches, shared, first_rate
-        self._pace = Pace()
 
     def decide(self, moment: ForkMoment) -> BranchDecision | None:
         if len(moment.entropies[-1]) <= self.shared:
@@ -59,17 +72,8 @@ class RandomBrancher:
             return bounded(moment, self.branches, "drawn to fork", {"rate": rate}, shared=self.shared)
         return BranchDecision(branches=1, reason="drawn to go on", numbers={"rate": rate})
 
-    def expand(self, group: FinishedRollouts) -> Sequence[Expansion]:
-        return ()
 
-    def state(self) -> dict[str, Any]:
-        return self._pace.state()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._pace.restore(state)
-
-
-class EntropyBrancher:
+class EntropyBrancher(Paced):
     """ARPO's rule, decided on what may be known at the fork.
 
     H is the mean entropy of the first `probe_tokens` tokens of the turn after a tool result, H_0 that of the first
@@ -96,10 +100,10 @@ class EntropyBrancher:
         branches: int = 2,
         paced: bool = True,
     ) -> None:
+        super().__init__()
         self.probe_tokens, self.branches, self.paced = probe_tokens, branches, paced
         self.alpha, self.beta, self.tau = alpha, beta, tau
         self._most = math.log(vocabulary)
-        self._pace = Pace()
 
     def decide(self, moment: ForkMoment) -> BranchDecision | None:
         if len(moment.entropies[-1]) < self.probe_tokens:
@@ -121,15 +125,6 @@ class EntropyBrancher:
     def _mean(self, entropies: Sequence[float]) -> float:
         probe = entropies[: self.probe_tokens]
         return math.fsum(probe) / len(probe)
-
-    def expand(self, group: FinishedRollouts) -> Sequence[Expansion]:
-        return ()
-
-    def state(self) -> dict[str, Any]:
-        return self._pace.state()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._pace.restore(state)
 
 
 def bounded(
