@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,15 @@ from turntree.core.labels import Rewards
 from turntree.core.protocols import Environment
 from turntree.core.tree import NodeKind, RolloutTree
 from turntree.domains import skills
-from turntree.domains.household.environment import HouseholdEnvironment
 from turntree.domains.household.world import NOTHING_HAPPENS
 from turntree.observe.files import write_json
 from turntree.observe.run import progress
 from turntree.observe.statistics import wilson
 from turntree.rollouts.episodes import EpisodeConfig, grow
+from turntree.stages.arena import open_arena
 from turntree.stages.policy import Device, Policy, load_policy
-from turntree.stages.questions import QuestionsConfig, open_questions
-from turntree.stages.tasks import GamesConfig, games
+from turntree.stages.questions import QuestionsConfig
+from turntree.stages.tasks import GamesConfig
 
 SCHEMA = "turntree.evaluation/1"
 
@@ -64,34 +63,24 @@ def evaluate(config: EvaluateConfig, out: Path | None = None) -> dict[str, Any]:
 
 
 def evaluate_policy(policy: Policy, config: EvaluateConfig) -> dict[str, Any]:
-    with _held_out(config) as (environments, read):
-        sampled, cost = play(policy, environments, config, config.temperature, config.samples)
+    with open_arena(config.games, config.questions) as arena:
+        sampled, cost = play(policy, arena.held_out, config, config.temperature, config.samples)
         result: dict[str, Any] = {
             "schema": SCHEMA,
             "config": to_mapping(config),
             "policy_hash": policy.hash,
             "sampled": sampled,
         }
-        if read:
-            result["questions"] = list(read)
+        if arena.read:
+            result["questions"] = list(arena.read)
         if config.greedy:
-            result["greedy"], more = play(policy, environments, config, 0.0, 1)
+            result["greedy"], more = play(policy, arena.held_out, config, 0.0, 1)
             cost += more
     if config.skills_per_kind:
         result["retention"], more = retention(policy, config.skills_per_kind, config.seed)
         cost += more
     result["cost"] = {**cost.counts(), "timing": cost.timing()}
     return result
-
-
-@contextlib.contextmanager
-def _held_out(config: EvaluateConfig) -> Iterator[tuple[Sequence[Environment], Sequence[dict[str, Any]]]]:
-    """What is played, and what reading it counted."""
-    if config.questions is None:
-        yield [HouseholdEnvironment(game) for game, _ in games(config.games)], ()
-        return
-    with open_questions(config.questions) as questions:
-        yield questions.held_out, questions.read
 
 
 def play(

@@ -18,7 +18,7 @@ from turntree.branching.config import BranchConfig
 from turntree.core.errors import ConfigError
 from turntree.observe.files import write_json
 from turntree.observe.run import RunDirectory
-from turntree.stages.paired import held_out_outcomes, mean, over_seeds, paired_outcomes, run_or_reuse
+from turntree.stages.paired import arm_folder, held_out_outcomes, mean, over_seeds, paired_outcomes, run_or_reuse
 from turntree.stages.train_online import TrainOnlineConfig
 
 Arm = Literal[
@@ -91,10 +91,6 @@ def run_branching_experiment(config: BranchingExperimentConfig, out: Path) -> di
     summary = summarise(config, out)
     write_json(out / "summary.json", summary)
     return summary
-
-
-def arm_folder(out: Path, seed: int, arm: str) -> Path:
-    return out / f"seed{seed}" / arm
 
 
 def configured_arm(config: BranchingExperimentConfig, out: Path, seed: int, arm: Arm) -> TrainOnlineConfig:

@@ -19,7 +19,15 @@ from turntree.gates.config import GateConfig
 from turntree.observe.files import write_json
 from turntree.observe.run import RunDirectory
 from turntree.observe.statistics import wilson
-from turntree.stages.paired import held_out_outcomes, interval, json_rows, mean, paired_outcomes, run_or_reuse
+from turntree.stages.paired import (
+    arm_folder,
+    held_out_outcomes,
+    interval,
+    json_rows,
+    mean,
+    paired_outcomes,
+    run_or_reuse,
+)
 from turntree.stages.train_online import GATE_LOG, RandomCutConfig, TrainOnlineConfig
 
 Arm = Literal["none", "gate", "random"]
@@ -56,10 +64,6 @@ def run_gate_experiment(config: GateExperimentConfig, out: Path) -> dict[str, An
     summary = summarise(config, out)
     write_json(out / "summary.json", summary)
     return summary
-
-
-def arm_folder(out: Path, seed: int, arm: str) -> Path:
-    return out / f"seed{seed}" / arm
 
 
 def _configured(config: GateExperimentConfig, out: Path, seed: int, arm: Arm) -> TrainOnlineConfig:

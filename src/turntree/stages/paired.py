@@ -14,6 +14,10 @@ from turntree.observe.statistics import mcnemar, paired_bootstrap
 from turntree.stages.train_online import HELD_OUT, TrainOnlineConfig, run_train_online
 
 
+def arm_folder(out: Path, seed: int, arm: str) -> Path:
+    return out / f"seed{seed}" / arm
+
+
 def json_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a JSONL file; none where it was not written."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []

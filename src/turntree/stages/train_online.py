@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,8 @@ from turntree.branching.config import BranchConfig, build_brancher
 from turntree.core.config import to_mapping
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError
-from turntree.core.protocols import Environment, Gate
-from turntree.domains.household.environment import HouseholdEnvironment
+from turntree.core.protocols import Gate
 from turntree.engines.checkpoint import save_model
-from turntree.environments.pool import EnvironmentPool
 from turntree.gates.compose import RandomGate
 from turntree.gates.config import GateConfig, build_gate
 from turntree.logs.groups import LoggedGroup
@@ -24,10 +21,11 @@ from turntree.logs.rollouts import FILE_NAME, append_groups, group_from_tree
 from turntree.observe.files import atomic_write
 from turntree.observe.run import RunDirectory, open_run, progress
 from turntree.rollouts.groups import GrownGroup
+from turntree.stages.arena import Arena, open_arena
 from turntree.stages.evaluate import EvaluateConfig, play
 from turntree.stages.policy import Device, Policy, load_policy
-from turntree.stages.questions import QuestionsConfig, open_questions
-from turntree.stages.tasks import GamesConfig, games
+from turntree.stages.questions import QuestionsConfig
+from turntree.stages.tasks import GamesConfig
 from turntree.training.checkpoints import CheckpointConfig, resume
 from turntree.training.head import vocabulary_size
 from turntree.training.isolation import check_path_isolation
@@ -111,7 +109,7 @@ def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = 
     check_path_isolation(policy.model)
     described = {"policy_hash": policy.hash}
     with (
-        open_arena(config) as arena,
+        open_arena(config.held_out, config.questions, train=config.games) as arena,
         open_run(out, "train online", to_mapping(config), described, overwrite=overwrite) as run,
     ):
         trained = _train(run, policy, arena, config)
@@ -126,29 +124,6 @@ def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = 
         "saved": trained.savings.counts(),
         "cost": trained.cost.counts(),
     }
-
-
-@dataclass(frozen=True)
-class Arena:
-    """What is played: to train on, to check on, where it is stepped (None: in this process), what its tools did."""
-
-    tasks: Sequence[Environment]
-    held_out: Sequence[Environment]
-    pool: EnvironmentPool | None = None
-    figures: Callable[[], dict[str, Any]] = dict
-    read: Sequence[dict[str, Any]] = ()  # what reading question files counted
-
-
-@contextlib.contextmanager
-def open_arena(config: TrainOnlineConfig) -> Iterator[Arena]:
-    if config.questions is None:
-        tasks, held_out = (
-            [HouseholdEnvironment(g) for g, _ in games(part)] for part in (config.games, config.held_out)
-        )
-        yield Arena(tasks, held_out)
-        return
-    with open_questions(config.questions) as questions:
-        yield Arena(questions.tasks, questions.held_out, questions.pool, questions.figures, questions.read)
 
 
 def _train(run: RunDirectory, policy: Policy, arena: Arena, config: TrainOnlineConfig) -> TrainedOnline:
