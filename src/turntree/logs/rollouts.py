@@ -56,7 +56,8 @@ def group_from_tree(
     leaf that ended first instead would pass short branches off as independent rollouts.
     """
     paid: set[int] = set()
-    rollouts = [_rollout(tree, leaf, rewards.of(leaf), paid) for leaf in _depth_first(tree)]
+    refills = tree.refills()
+    rollouts = [_rollout(tree, leaf, rewards.of(leaf), paid, refills) for leaf in _depth_first(tree)]
     return LoggedGroup(id=id, task=tree.task_id, rollouts=tuple(rollouts), iteration=iteration, task_type=task_type)
 
 
@@ -71,7 +72,9 @@ def _depth_first(tree: RolloutTree) -> Iterator[int]:
             yield node
 
 
-def _rollout(tree: RolloutTree, leaf: int, reward: float | None, paid: set[int]) -> LoggedRollout:
+def _rollout(
+    tree: RolloutTree, leaf: int, reward: float | None, paid: set[int], refills: frozenset[int]
+) -> LoggedRollout:
     turns: list[tuple[list[Node], str]] = []  # a turn that forked half-way lies in two nodes
     seen: list[str] = []
     for node in tree.path(leaf):
@@ -95,7 +98,7 @@ def _rollout(tree: RolloutTree, leaf: int, reward: float | None, paid: set[int])
         observations=tuple(before for _, before in turns),
         stop=None if stop is None else stop.value,
         forked=forked,
-        refill=not tree.refills().isdisjoint(node.id for nodes, _ in turns for node in nodes),
+        refill=not refills.isdisjoint(node.id for nodes, _ in turns for node in nodes),
     )
 
 

@@ -89,7 +89,8 @@ class LiveRollout:
     def say(self, completion: Completion, action: Message, *, shared: int = 0) -> None:
         """Append what the policy sampled, the first `shared` tokens of it as a node of their own."""
         node = self.tree.add_completion(self.leaf, completion, action, shared=shared)
-        self.nodes += [node.id] if not shared or node.parent is None else [node.parent, node.id]
+        assert node.parent is not None
+        self.nodes += [node.parent, node.id] if shared else [node.id]
         self.leaf = node.id
         self.messages.append(action)
         self.token_ids = (*self.token_ids, *completion.token_ids)

@@ -147,7 +147,7 @@ class _Run:
         self.monitor = GateMonitor()
         self._judged: list[tuple[GateDecision, bool | None]] = []  # all that the monitor was told
         self.cost, self.checks = NO_COST, NO_COST
-        self.account = TreeAccount()
+        self.account = self._grown = TreeAccount()  # since the start, and in this iteration
         self._skipped: Counter[str] = Counter()
 
     def state(self) -> dict[str, Any]:
@@ -180,11 +180,12 @@ class _Run:
     def play(self, iteration: int) -> list[GrownGroup]:
         """The groups of an iteration. With a DAPO filter that refills, further rounds replace what it drops."""
         wanted = self.config.groups
-        self._skipped = Counter()
+        self._skipped, self._grown = Counter(), TreeAccount()
         groups = self._round(wanted, iteration)
         dapo = self.config.dapo
         while dapo and (more := dapo.refill(wanted=wanted, kept=len(self._kept(groups)), started=len(groups))):
             groups += self._round(more, iteration)
+        self.account += self._grown
         if self.stream.greso:
             self.stream.greso.adjust()
         return groups
@@ -196,7 +197,7 @@ class _Run:
         groups = list(self.scheduler.run(tasks, seed=self.config.seed, iteration=iteration))
         for group in groups:
             self.cost += group.tree.cost
-            self.account += account(group.tree)
+            self._grown += account(group.tree)
             self.savings.came_back(group)
             if self.stream.greso:
                 self.stream.greso.record(group.tree.task_id, _rewards(group))
@@ -283,14 +284,13 @@ class _Run:
         """What branching made and shared in this iteration; nothing without a brancher."""
         if self._brancher is None:
             return {}
-        now = sum((account(group.tree) for group in groups), TreeAccount())
         whole = [group for group in groups if group.cut is None]
         alike = intraclass_correlation((group.tree, group.rewards) for group in whole)
         worth = [effective_leaves(group.tree, group.rewards, max(0.0, alike or 0.0)) for group in whole]
         return {
             "branching": {
-                **dataclasses.asdict(now),
-                "structural_saving": now.structural_saving,
+                **dataclasses.asdict(self._grown),
+                "structural_saving": self._grown.structural_saving,
                 "forks_by_turn": _forks_by_turn(groups),
                 "correlation_within_starts": alike,
                 "effective_leaves": sum(worth) / len(worth) if worth and alike is not None else None,
