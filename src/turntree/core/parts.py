@@ -1,0 +1,257 @@
+"""One door for every part that turntree decides with: environments, verifiers, gates, branchers, engines, ...
+
+A part is named in one of three ways, everywhere in the same:
+
+- a **registered name**: an entry point of the group `turntree.<kind>`. Ours are registered in our own package
+  metadata, in the same way as those of any installed package. `name:argument` gives a registered part that declares a
+  parameter `argument` the rest (`gymnasium:CartPole-v1`).
+- **`module:object`**, where the module may lie in the current folder.
+
+What the name leads to is a *factory* (a class, or a function): its parameters are the part's options, typed by their
+annotations. Parameters that a stage provides (`Kind.context`, for example `seed`) are no options; a factory declares
+those that it wants. Where a plain function is the part itself (a verifier, a reward), its keyword-only parameters are
+the options.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import inspect
+import sys
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from turntree.core.config import Part, converted, to_value, unknown_key
+from turntree.core.errors import ConfigError, InputError
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of part. `context` names what a stage provides to its factories; with `plain` a function is the part
+    itself and not a factory."""
+
+    noun: str
+    context: tuple[str, ...] = ()
+    plain: bool = False
+
+
+KINDS: dict[str, Kind] = {
+    "environments": Kind("environment", ("split", "count", "seed")),
+    "policies": Kind("policy"),
+    "verifiers": Kind("verifier", plain=True),
+    "rewards": Kind("reward", plain=True),
+    "gates": Kind("gate", ("seed",)),
+    "filters": Kind("filter", ("seed",)),
+    "branchers": Kind("brancher", ("vocabulary", "seed")),
+    "estimators": Kind("estimator", ("normalizer", "per_rollout")),
+    "engines": Kind("engine", ("policy",)),
+    "renderers": Kind("renderer", ("tokenizer",)),
+    "trace_formats": Kind("trace format"),
+    "log_formats": Kind("log format"),
+    "loggers": Kind("logger", ("run",)),
+}
+ARGUMENT = "argument"  # the parameter that takes what follows a registered name: gymnasium:ARGUMENT
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a part: its type as annotated, its default (`required` where it has none)."""
+
+    name: str
+    hint: Any
+    default: Any
+    required: bool
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a name led to. `identity` names the code: a digest of the file of `module:object` (what that imports is not
+    part of it), the distribution and its version for a registered name."""
+
+    kind: str
+    name: str
+    target: Any
+    argument: str | None
+    identity: str
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the target is the part itself, and not a factory of it."""
+        return not callable(self.target) or (KINDS[self.kind].plain and not inspect.isclass(self.target))
+
+    def options(self) -> dict[str, Option]:
+        """The options by name, in the order of the signature."""
+        if not callable(self.target):
+            return {}
+        hints = _hints(self.target)
+        provided = {*KINDS[self.kind].context, ARGUMENT}
+        wanted = {inspect.Parameter.KEYWORD_ONLY}
+        if not self.is_plain:
+            wanted.add(inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return {
+            name: Option(
+                name,
+                hints.get(name, Any),
+                None if parameter.default is inspect.Parameter.empty else parameter.default,
+                parameter.default is inspect.Parameter.empty,
+            )
+            for name, parameter in inspect.signature(self.target).parameters.items()
+            if parameter.kind in wanted and name not in provided
+        }
+
+    def resolved(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Every option with its value: those given, converted to their types, and the defaults of the rest. Raises
+        `ConfigError` for an unknown option (naming the known ones), a missing one and a wrong type."""
+        known, where = self.options(), KINDS[self.kind].noun
+        for key in options:
+            if key not in known:
+                raise unknown_key(key, known, field=f"{where}.{key}")
+        values: dict[str, Any] = {}
+        for name, option in known.items():
+            if name in options:
+                values[name] = converted(option.hint, options[name], field=f"{where}.{name}")
+            elif option.required:
+                raise ConfigError(
+                    "is missing", field=f"{where}.{name}", hint=f"give it with --set {where}.{name}=VALUE"
+                )
+            else:
+                values[name] = option.default
+        return values
+
+    def build(self, options: Mapping[str, Any], context: Mapping[str, Any]) -> Any:
+        """The part. `context` is what the stage provides (`Kind.context`); the factory gets what it declares."""
+        values = self.resolved(options)
+        if self.is_plain:
+            return functools.partial(self.target, **values) if values else self.target
+        declared = inspect.signature(self.target).parameters
+        given = {name: value for name, value in context.items() if name in declared}
+        if ARGUMENT in declared:
+            given[ARGUMENT] = self.argument
+        return self.target(**given, **values)
+
+
+def names(kind: str) -> list[str]:
+    """The registered names of a kind, sorted."""
+    return sorted(_registered(kind))
+
+
+def load(kind: str, name: str) -> Loaded:
+    """Find a part by name. Raises `InputError` in one line where there is none, or where its module fails."""
+    noun = KINDS[kind].noun
+    if not name:
+        raise InputError("is empty", field=noun, hint=_hint(kind))
+    registered = _registered(kind)
+    head, colon, rest = name.partition(":")
+    if name in registered or (colon and head in registered):
+        point = registered[name if name in registered else head]
+        target = _guarded(point.load, point.value, noun)
+        takes = callable(target) and ARGUMENT in inspect.signature(target).parameters
+        argument = rest if name not in registered else None
+        if argument is not None and not takes:
+            raise InputError(f"{head!r} takes no argument, and {rest!r} follows it", field=noun, hint=f"write {head!r}")
+        version = f"{point.dist.name} {point.dist.version}" if point.dist else "unknown"
+        return Loaded(kind, name, target, argument, f"{point.value}@{version}")
+    if not (colon and head and rest):
+        raise InputError(f"there is no {noun} {name!r}", field=noun, hint=_hint(kind))
+    module = _import(head, noun)
+    target = module
+    for attribute in rest.split("."):
+        if not hasattr(target, attribute):
+            problem = f"module {head!r} ({module.__file__}) has no {rest!r}"
+            raise InputError(problem, field=noun, hint="check the name after the colon")
+        target = getattr(target, attribute)
+    return Loaded(kind, name, target, None, f"{name}@{_digest(module)}")
+
+
+def resolve(kind: str, part: Part) -> Part:
+    """The same part with every option spelled out, as it is written to `config.json`."""
+    found = load(kind, part.name)
+    return Part(part.name, {name: to_value(value) for name, value in found.resolved(part.options).items()})
+
+
+def build(kind: str, part: Part, **context: Any) -> Any:
+    """Load the part and build it."""
+    return load(kind, part.name).build(part.options, context)
+
+
+def identity(kind: str, part: Part) -> str:
+    """What the code of the part was, for the identity of a run."""
+    return load(kind, part.name).identity
+
+
+# finding
+
+
+def _registered(kind: str) -> dict[str, importlib.metadata.EntryPoint]:
+    found: dict[str, importlib.metadata.EntryPoint] = {}
+    for point in importlib.metadata.entry_points(group=f"turntree.{kind}"):
+        if point.name in found and found[point.name].value != point.value:
+            both = f"{found[point.name].value} and {point.value}"
+            raise InputError(f"{point.name!r} is registered twice ({both})", field=KINDS[kind].noun, hint="remove one")
+        found[point.name] = point
+    return found
+
+
+def _hint(kind: str) -> str:
+    return f"registered: {', '.join(names(kind)) or 'none'}; your own: module:object"
+
+
+def _hints(target: Callable[..., Any]) -> dict[str, Any]:
+    """Annotations as types; a class tells them by its `__init__`."""
+    function = cast("Any", target).__init__ if inspect.isclass(target) else target
+    try:
+        return typing.get_type_hints(function)
+    except NameError:  # a name that exists for type checkers only
+        return {}
+
+
+def _import(name: str, noun: str) -> ModuleType:
+    """Import a module, the current folder searched after all that is installed. It stays on the path, because modules
+    may import lazily."""
+    folder = Path.cwd()
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+    importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name != name and not name.startswith(error.name + "."):
+            problem = f"module {name!r} needs {error.name!r}, which is not installed"
+            raise InputError(problem, field=noun, hint=f"install {error.name}") from error
+        problem = f"no module {name!r} (not in {folder} and not installed)"
+        raise InputError(problem, field=noun, hint="check its name and folder") from error
+    except Exception as error:
+        raise _failed(name, noun, error) from error
+    expected = (folder / f"{name.replace('.', '/')}.py").resolve()
+    if expected.is_file() and Path(module.__file__ or "").resolve() != expected:
+        problem = f"{expected} is hidden by {module.__file__ or 'a built-in module'} of the same name"
+        raise InputError(problem, field=noun, hint="give your module another name")
+    return module
+
+
+def _guarded(load: Callable[[], Any], value: str, noun: str) -> Any:
+    try:
+        return load()
+    except ModuleNotFoundError as error:
+        problem = f"{value} needs {error.name!r}, which is not installed"
+        raise InputError(problem, field=noun, hint=f"install {error.name}") from error
+    except Exception as error:
+        raise _failed(value, noun, error) from error
+
+
+def _failed(name: str, noun: str, error: Exception) -> InputError:
+    problem = " ".join(f"importing {name!r} raised {type(error).__name__}: {error}".split())
+    return InputError(problem, field=noun, hint="the module must import without errors")
+
+
+def _digest(module: ModuleType) -> str:
+    if module.__file__ is None:
+        return "built-in"
+    return hashlib.blake2b(Path(module.__file__).read_bytes(), digest_size=4).hexdigest()
