@@ -1,0 +1,144 @@
+"""The tasks that a stage plays, from whatever environment its configuration names.
+
+An environment comes through the door (`core.parts`, kind `environments`) as one of two things:
+
+- a function `tasks(split, count, *, seed, **options)` that returns `count` environments of a split ("train", "dev",
+  "test"). Its keyword parameters are the environment's options (`--set environment.KEY=VALUE`).
+- a class with a method `open(splits, *, seed)` that is a context manager over a `TaskSet`, for tasks that share
+  something that must be closed (an index, a sandbox, a pool of workers). Its constructor takes the options.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from turntree.core import parts
+from turntree.core.config import Part
+from turntree.core.errors import InputError
+from turntree.core.messages import Message
+from turntree.core.protocols import Environment, Observation
+from turntree.environments.pool import EnvironmentPool, Session, replay
+
+TRAIN, DEV, TEST = "train", "dev", "test"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSet:
+    """Environments by split; where they are stepped (None: in this process), what their tools did so far (a figure of
+    the run's timing), and what reading their files counted, one entry a file."""
+
+    tasks: Mapping[str, Sequence[Environment]]
+    pool: EnvironmentPool | None = None
+    figures: Callable[[], dict[str, Any]] = dict
+    read: Sequence[dict[str, Any]] = ()
+
+    def of(self, split: str) -> Sequence[Environment]:
+        return self.tasks[split]
+
+
+@contextlib.contextmanager
+def open_tasks(environment: Part, splits: Mapping[str, int], *, seed: int = 0) -> Iterator[TaskSet]:
+    """The first `splits[name]` tasks of every split. Raises `InputError` where the environment gives none, gives
+    something that is no environment, or gives one task to two splits."""
+    loaded = parts.load("environments", environment.name)
+    with contextlib.ExitStack() as stack:
+        if inspect.isclass(loaded.target) and hasattr(loaded.target, "open"):
+            source = loaded.build(environment.options, {})
+            opened = cast(TaskSet, stack.enter_context(source.open(splits, seed=seed)))
+        else:
+            made = {
+                split: loaded.build(environment.options, {"split": split, "count": count, "seed": seed})
+                for split, count in splits.items()
+            }
+            opened = TaskSet(tasks={split: _environments(found, environment, split) for split, found in made.items()})
+        _check_disjoint(opened, environment)
+        yield opened
+
+
+def identity(environment: Part, opened: TaskSet) -> dict[str, Any]:
+    """What the tasks are, for the identity of a run: the code that made them and their ids, by split."""
+    import hashlib
+
+    ids = {
+        split: hashlib.blake2b("\n".join(task.task_id for task in tasks).encode(), digest_size=8).hexdigest()
+        for split, tasks in opened.tasks.items()
+    }
+    return {"environment": parts.identity("environments", environment), "tasks": ids}
+
+
+def _environments(found: Any, environment: Part, split: str) -> list[Environment]:
+    if not isinstance(found, Sequence) or not found:
+        said = f"gave {type(found).__name__}" if not isinstance(found, Sequence) else "gave no task"
+        hint = "return a list of environments with task_id, reset and step"
+        raise InputError(f"{environment.name!r} {said} for split {split!r}", field="environment", hint=hint)
+    environments = [_with_fork(item, environment) for item in cast("Sequence[Any]", found)]
+    seen: set[str] = set()
+    for one in environments:
+        if one.task_id in seen:
+            problem = f"{environment.name!r} gave two tasks of split {split!r} the id {one.task_id!r}"
+            raise InputError(problem, field="environment", hint="an id names one task")
+        seen.add(one.task_id)
+    return environments
+
+
+def _check_disjoint(opened: TaskSet, environment: Part) -> None:
+    home: dict[str, str] = {}
+    for split, tasks in opened.tasks.items():
+        for task in tasks:
+            if home.setdefault(task.task_id, split) != split:
+                problem = f"gave task {task.task_id!r} to two splits, {home[task.task_id]!r} and {split!r}"
+                hint = "what is checked on must not be trained on: give every split tasks of its own"
+                raise InputError(f"{environment.name!r} {problem}", field="environment", hint=hint)
+
+
+def _with_fork(value: Any, environment: Part) -> Environment:
+    missing = [name for name in ("task_id", "reset", "step") if not hasattr(value, name)]
+    if missing:
+        problem = f"{environment.name!r} gave {type(value).__name__}, which has no {', '.join(missing)}"
+        raise InputError(problem, field="environment", hint="see turntree.Environment for what an environment is")
+    return value if hasattr(value, "fork") else Replayed(value)
+
+
+class Replayed:
+    """An environment without a `fork` of its own: a fork is a fresh copy (`copy.deepcopy` before `reset`) that repeats
+    the actions, and is refused where it answers differently."""
+
+    def __init__(self, fresh: Any) -> None:
+        self._fresh, self._running = fresh, None
+        self._episode = Session(self)
+
+    @property
+    def task_id(self) -> str:
+        return self._fresh.task_id
+
+    @property
+    def task_type(self) -> str | None:
+        return getattr(self._fresh, "task_type", None)
+
+    @property
+    def tools(self) -> tuple[dict[str, Any], ...]:
+        return tuple(getattr(self._running or self._fresh, "tools", ()))
+
+    def reset(self) -> tuple[Message, ...]:
+        self._running = copy.deepcopy(self._fresh)
+        told = tuple(self._running.reset())
+        self._episode = Session(self, [], [Observation(told, done=False)])
+        return told
+
+    def step(self, action: Message) -> Observation:
+        assert self._running is not None, "step before reset"
+        observation = self._running.step(action)
+        self._episode.actions.append(action)
+        self._episode.answers.append(observation)
+        return observation
+
+    def fork(self) -> Replayed:
+        twin = Replayed(self._fresh)
+        deque(replay(twin, self._episode), maxlen=0)
+        return twin

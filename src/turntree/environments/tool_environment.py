@@ -1,0 +1,208 @@
+"""An environment made of a plain class: its public methods are the tools, its `reset` tells the task.
+
+    class Counter:
+        def reset(self, goal: int) -> str:
+            self.count, self.goal = 0, goal
+            return f"Count to {goal}."
+
+        def add(self, number: int) -> str:
+            \"\"\"Add to the counter.
+
+            Args:
+                number: What to add.
+            \"\"\"
+            self.count += number
+            return f"The counter says {self.count}."
+
+        @property
+        def reward(self) -> float:
+            return float(self.count == self.goal)
+
+The class that TRL's `environment_factory` takes is such a class, and works unchanged. The attributes that are read
+after every turn, where the object has them: `reward` (a number), `success`, `done` (True ends the episode) and
+`progress` (0 to 1). An episode also ends with the first message that calls no tool.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import typing
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from turntree.core.errors import InputError
+from turntree.core.messages import Message, ToolCall
+from turntree.core.protocols import Observation
+from turntree.environments.pool import EnvironmentFault, Session, replay
+
+NOT_TOOLS = frozenset({"reset", "fork", "close"})
+
+
+class ToolEnvironment:
+    """One episode of one task (protocol `Environment`) on an object that `factory` makes.
+
+    `arguments` are those of its `reset`. What `reset` returns is the task, as the user's message; with a `prompt` (the
+    opening messages) it is appended to the last message of that, as TRL does. What a tool returns is its answer: a
+    text, or a value that JSON can carry. An exception in a tool is answered to the policy, so that it can do better;
+    raise `EnvironmentFault` where the rollout must be censored instead.
+
+    A fork is the object's own `fork()` where its class has one. Otherwise the episode is replayed on a new object, and
+    refused where that answers differently: an environment that draws at random without a seed cannot be forked.
+    """
+
+    def __init__(
+        self,
+        factory: Callable[[], Any],
+        *,
+        task_id: str,
+        arguments: Mapping[str, Any] | None = None,
+        prompt: Sequence[Message] = (),
+        task_type: str | None = None,
+    ) -> None:
+        self.task_id, self.task_type = task_id, task_type
+        self._factory, self._arguments, self._prompt = factory, dict(arguments or {}), tuple(prompt)
+        self._object: Any = None
+        self._episode = Session(self)
+
+    @property
+    def tools(self) -> tuple[dict[str, Any], ...]:
+        return tool_schemas(self._factory)
+
+    def reset(self) -> tuple[Message, ...]:
+        self._object = self._factory()
+        told = self._object.reset(**self._arguments)
+        opening = _opening(self._prompt, None if told is None else _text(told))
+        self._episode = Session(self, [], [Observation(opening, done=False)])
+        return opening
+
+    def step(self, action: Message) -> Observation:
+        observation = self._do(action)
+        self._episode.actions.append(action)
+        self._episode.answers.append(observation)
+        return observation
+
+    def fork(self) -> ToolEnvironment:
+        twin = ToolEnvironment(
+            self._factory,
+            task_id=self.task_id,
+            arguments=self._arguments,
+            prompt=self._prompt,
+            task_type=self.task_type,
+        )
+        own = getattr(self._object, "fork", None)
+        if callable(own):
+            twin._object, twin._episode = own(), self._episode.twin()
+        else:
+            deque(replay(twin, self._episode), maxlen=0)
+        return twin
+
+    def _do(self, action: Message) -> Observation:
+        answers = tuple(self._call(call) for call in action.tool_calls)
+        state = self._object
+        done = not answers or bool(getattr(state, "done", False))
+        return Observation(
+            answers or (Message("user", "done"),),
+            done=done,
+            success=_success(state) if done else None,
+            progress=_number(state, "progress"),
+            reward=_number(state, "reward"),
+        )
+
+    def _call(self, call: ToolCall) -> Message:
+        return Message("tool", self._answer(call), tool_call_id=call.id, name=call.name)
+
+    def _answer(self, call: ToolCall) -> str:
+        if call.name not in tool_names(type(self._object)):
+            known = ", ".join(tool_names(type(self._object)))
+            return f"error: there is no tool {call.name!r}; the tools are {known}"
+        method = getattr(self._object, call.name)
+        try:
+            inspect.signature(method).bind(**call.arguments)
+        except TypeError as error:
+            return f"error: wrong arguments: {error}"
+        try:
+            return _text(method(**call.arguments))
+        except EnvironmentFault:
+            raise
+        except Exception as error:  # the class speaks to the policy through its exceptions
+            return f"error: {error}" if str(error) else f"error: {type(error).__name__}"
+
+
+def tool_names(owner: type) -> list[str]:
+    """The public methods of a class that are its tools, in the order of their definition."""
+    found = dict.fromkeys(name for base in reversed(owner.__mro__[:-1]) for name in vars(base))
+    return [
+        name
+        for name in found
+        if not name.startswith("_") and name not in NOT_TOOLS and inspect.isfunction(getattr(owner, name, None))
+    ]
+
+
+@functools.lru_cache(maxsize=64)
+def tool_schemas(factory: Callable[[], Any]) -> tuple[dict[str, Any], ...]:
+    """The tools of what `factory` makes, in the shape that chat templates take. Raises `InputError` for a method whose
+    arguments have no type hint or no description."""
+    from transformers.utils.chat_template_utils import get_json_schema
+
+    owner = factory() if not inspect.isclass(factory) else None
+    kind = type(owner) if owner is not None else factory
+    names = tool_names(kind)
+    if not names:
+        raise InputError(
+            "has no public method, so no tool", field=kind.__name__, hint="give it methods with docstrings"
+        )
+    schemas: list[dict[str, Any]] = []
+    for name in names:
+        method = functools.partial(getattr(kind, name), None)
+        try:
+            bound = _described(getattr(kind, name), method)
+            schemas.append(get_json_schema(bound))
+        except Exception as error:
+            problem = " ".join(str(error).split())
+            hint = "give every argument a type hint and a line under Args: in the docstring"
+            raise InputError(problem, field=f"{kind.__name__}.{name}", hint=hint) from error
+    return tuple(schemas)
+
+
+def _described(function: Any, bound: Any) -> Any:
+    """`bound` (without `self`) under the name, hints and docstring of `function`."""
+
+    def described() -> None: ...
+
+    described.__name__, described.__doc__ = function.__name__, function.__doc__
+    described.__annotations__ = typing.get_type_hints(function)
+    described.__signature__ = inspect.signature(bound)  # pyright: ignore[reportFunctionMemberAccess]
+    described.__module__ = function.__module__
+    return described
+
+
+def _opening(prompt: tuple[Message, ...], told: str | None) -> tuple[Message, ...]:
+    if told is None and not prompt:
+        raise EnvironmentFault("told no task: `reset` returned nothing, and there is no prompt")
+    if told is None:
+        return prompt
+    if not prompt:
+        return (Message("user", told),)
+    *before, last = prompt
+    return (*before, Message(last.role, f"{last.content}{told}"))
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _number(state: Any, name: str) -> float | None:
+    value = getattr(state, name, None)
+    return None if value is None or callable(value) else float(value)
+
+
+def _success(state: Any) -> bool | None:
+    """The object's own word; without one, a reward of 1 or more."""
+    said = getattr(state, "success", None)
+    if said is not None and not callable(said):
+        return bool(said)
+    reward = _number(state, "reward")
+    return None if reward is None else reward >= 1

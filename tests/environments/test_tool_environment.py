@@ -1,0 +1,184 @@
+"""A plain class becomes an environment: its public methods are the tools, its `reset` tells the task."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from turntree.core.errors import InputError
+from turntree.core.messages import Message, ToolCall
+from turntree.environments.pool import EnvironmentFault
+from turntree.environments.tool_environment import ToolEnvironment, tool_names, tool_schemas
+
+
+class Counter:
+    """Count to a goal."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def reset(self, goal: int, **_: object) -> str:
+        self.goal = goal
+        return f"Count to {goal}."
+
+    def add(self, number: int, times: int = 1) -> str:
+        """Add to the counter.
+
+        Args:
+            number: What to add.
+            times: How often.
+        """
+        if number > 100:
+            raise ValueError("that is too much")
+        self.count += number * times
+        return f"The counter says {self.count}."
+
+    def look(self) -> dict:
+        """Look at the counter."""
+        return {"count": self.count}
+
+    def _hidden(self) -> str:
+        return "nothing"
+
+    @property
+    def reward(self) -> float:
+        return float(self.count == self.goal)
+
+
+def calling(name: str, **arguments: object) -> Message:
+    return Message("assistant", "", (ToolCall(name, dict(arguments), "1"),))
+
+
+def begun(goal: int = 3) -> ToolEnvironment:
+    environment = ToolEnvironment(Counter, task_id="a", arguments={"goal": goal})
+    environment.reset()
+    return environment
+
+
+def answer(environment: ToolEnvironment, action: Message) -> str:
+    return environment.step(action).messages[0].content
+
+
+def test_public_methods_are_the_tools_with_the_schema_of_their_hints_and_docstring() -> None:
+    assert tool_names(Counter) == ["add", "look"]
+    add, look = (tool["function"] for tool in tool_schemas(Counter))
+    assert add["description"] == "Add to the counter."
+    assert add["parameters"]["properties"]["number"] == {"type": "integer", "description": "What to add."}
+    assert add["parameters"]["required"] == ["number"]
+    assert look["name"] == "look"
+
+
+def test_reset_tells_the_task_and_the_reward_is_read_at_the_end() -> None:
+    environment = ToolEnvironment(Counter, task_id="a", arguments={"goal": 3})
+    assert environment.reset() == (Message("user", "Count to 3."),)
+    told = environment.step(calling("add", number=3))
+    assert told.messages == (Message("tool", "The counter says 3.", tool_call_id="1", name="add"),)
+    assert not told.done
+    over = environment.step(Message("assistant", "It is done."))
+    assert (over.done, over.success, over.reward) == (True, True, 1.0)
+
+
+def test_what_reset_returns_is_appended_to_the_prompt_as_trl_does() -> None:
+    prompt = (Message("system", "Be brief."), Message("user", "Play: "))
+    environment = ToolEnvironment(Counter, task_id="a", arguments={"goal": 3}, prompt=prompt)
+    assert environment.reset() == (prompt[0], Message("user", "Play: Count to 3."))
+
+
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [
+        (calling("nothing"), "error: there is no tool 'nothing'; the tools are add, look"),
+        (calling("_hidden"), "error: there is no tool '_hidden'; the tools are add, look"),
+        (calling("reset", goal=0), "error: there is no tool 'reset'; the tools are add, look"),
+        (calling("add"), "error: wrong arguments: missing a required argument: 'number'"),
+        (calling("add", number=1, more=2), "error: wrong arguments: got an unexpected keyword argument 'more'"),
+        (calling("add", number=101), "error: that is too much"),
+        (calling("look"), '{"count": 0}'),
+    ],
+)
+def test_whatever_the_policy_calls_is_answered(action: Message, said: str) -> None:
+    assert answer(begun(), action) == said
+
+
+def test_a_fork_goes_its_own_way() -> None:
+    environment = begun()
+    environment.step(calling("add", number=2))
+    twin = environment.fork()
+    assert answer(twin, calling("add", number=1)) == "The counter says 3."
+    assert answer(environment, calling("add", number=5)) == "The counter says 7."
+    assert twin.step(Message("assistant", "done")).success
+
+
+def test_a_copy_before_reset_begins_its_own_episode() -> None:
+    environment = ToolEnvironment(Counter, task_id="a", arguments={"goal": 3})
+    first, second = environment.fork(), environment.fork()
+    first.reset(), second.reset()
+    first.step(calling("add", number=1))
+    assert answer(second, calling("look")) == '{"count": 0}'
+
+
+class Dice(Counter):
+    def roll(self) -> str:
+        """Roll."""
+        return str(random.random())
+
+
+def test_an_environment_that_draws_without_a_seed_cannot_be_forked_and_says_so() -> None:
+    environment = ToolEnvironment(Dice, task_id="a", arguments={"goal": 3})
+    environment.reset()
+    environment.step(calling("roll"))
+    with pytest.raises(EnvironmentFault, match="answered differently at turn 1"):
+        environment.fork()
+
+
+class Copied(Dice):
+    def fork(self) -> Copied:
+        twin = Copied()
+        twin.count, twin.goal = self.count, self.goal
+        return twin
+
+
+def test_a_class_with_a_fork_of_its_own_is_not_replayed() -> None:
+    environment = ToolEnvironment(Copied, task_id="a", arguments={"goal": 3})
+    environment.reset()
+    environment.step(calling("add", number=2))
+    environment.step(calling("roll"))
+    assert answer(environment.fork(), calling("look")) == '{"count": 2}'
+    assert "fork" not in tool_names(Copied)
+
+
+class Fails(Counter):
+    done = False
+
+    def stop(self) -> str:
+        """Stop."""
+        self.done = True
+        return "stopped"
+
+    def lose(self) -> str:
+        """Lose the server."""
+        raise EnvironmentFault("the server is gone")
+
+
+def test_an_object_may_end_the_episode_or_have_it_censored() -> None:
+    environment = ToolEnvironment(Fails, task_id="a", arguments={"goal": 3})
+    environment.reset()
+    with pytest.raises(EnvironmentFault, match="the server is gone"):
+        environment.fork().fork() and environment.step(calling("lose"))
+    over = environment.step(calling("stop"))
+    assert (over.done, over.success, over.reward) == (True, False, 0.0)
+
+
+class Undescribed:
+    def reset(self) -> str:
+        return "go"
+
+    def act(self, what):
+        """Act."""
+
+
+@pytest.mark.parametrize(("kind", "said"), [(Undescribed, "Undescribed.act"), (object, "has no public method")])
+def test_a_class_whose_tools_cannot_be_described_is_refused_by_name(kind: type, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        tool_schemas(kind)
