@@ -95,7 +95,7 @@ def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = Fa
         "states": len(pivots),
         "steps": last["step"],
         "reward_mean": last["reward_mean"],
-        "kl": last["kl"],
+        "kl": last.get("kl"),
         "retired_pivots": last["retired_pivots"],
         "cost": trained.cost.counts(),
     }
@@ -120,7 +120,7 @@ def _train(
                 notice(_warning(alarm, row["step"]))
             if row["step"]:
                 bar.update()
-                bar.set_postfix(reward=f"{row['reward_mean']:.2f}", kl=f"{row['kl']:.3f}")
+                bar.set_postfix({key: row[key] for key in ("reward_mean", "kl") if row.get(key) is not None})
 
         trained = train_pivot(
             policy.model,
