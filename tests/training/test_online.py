@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,21 @@ import torch
 
 from fault_drill import Corridor, Even, FailingEngine, FaultPlan, Faulty, Hopeless
 from tiny_models import tiny_model, tiny_tokenizer
-from turntree.core.completion import Sampling
-from turntree.core.cost import Cost
-from turntree.core.protocols import GateDecision, GroupProgress
+from turntree.core.completion import GenerationRequest, Sampling
+from turntree.core.cost import NO_COST, Cost
+from turntree.core.messages import Message
+from turntree.core.protocols import GateDecision, GroupProgress, Observation
 from turntree.engines.hf import HFEngine
 from turntree.environments.processes import ProcessPool, ProcessPoolConfig
 from turntree.filters.dapo import DapoFilter
 from turntree.filters.greso import GresoConfig
 from turntree.renderers.template import ChatRenderer
+from turntree.rollouts.episodes import grow
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import SchedulerConfig
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
 from turntree.training.learner import Learner
+from turntree.training.losses import LossConfig
 from turntree.training.online import OnlineConfig, Parts, train_online
 from turntree.training.optimizer import OptimizerConfig
 
@@ -93,7 +97,6 @@ def test_groups_without_variance_are_dropped_by_dapo_and_their_prompts_skipped_b
     saved = rows[-1]["saved"]
     assert saved["dapo"]["trained_tokens"] > 0
     assert saved["dapo"]["turns"] == 0, "DAPO looks after the rollouts: they were paid for"
-    assert saved["greso"]["turns"] > 0
 
 
 def test_a_refill_replaces_dropped_groups_up_to_its_cap() -> None:
@@ -102,8 +105,140 @@ def test_a_refill_replaces_dropped_groups_up_to_its_cap() -> None:
     assert rows[0]["groups"] == 6
 
 
-def check(iteration: int) -> tuple[dict[str, Any], Cost]:
-    return {"checked": iteration}, Cost(turns=1)
+class Noting(FailingEngine):
+    """Never fails; remembers the seed of every request, by version of the policy."""
+
+    def __init__(self, engine: HFEngine) -> None:
+        super().__init__(engine, rate=0.0, seed=0)
+        self.seeds: list[tuple[int, int]] = []
+
+    def submit(self, request: GenerationRequest) -> int:
+        self.seeds.append((self.policy_version, request.seed))
+        return super().submit(request)
+
+
+def noting(tasks: Any, **others: Any) -> tuple[Parts, Noting]:
+    run = parts(tasks, **others)
+    engine = Noting(run.engine)  # type: ignore[arg-type]
+    return replace(run, engine=engine), engine
+
+
+def test_no_two_groups_of_a_run_share_a_draw_also_across_refill_rounds() -> None:
+    (run, engine), groups = noting(corridors(Hopeless, 2)), []
+    settings = config(groups=2, dapo=DapoFilter(refill_cap=2.0))
+    train_online(run, settings, log=lambda row: None, keep=lambda iteration, played: groups.append(len(played)))
+    assert groups == [6, 6, 6]
+    seeds = [seed for _, seed in engine.seeds]
+    assert len(seeds) == len(set(seeds))
+
+
+def spent(rows: list[dict[str, Any]], what: str) -> float:
+    return rows[-1]["spent"][what]
+
+
+@pytest.mark.parametrize("cap", [0.0, 1.0])
+def test_what_dapo_saved_is_what_the_same_iteration_costs_without_it(cap: float) -> None:
+    """Packed slots times updates in the update, and the cost of its refills on the other side."""
+    tasks = [Hopeless("a", 3), Even("b", 2), Hopeless("c", 1), Even("d", 1)]
+    rows: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
+    for filtered, found in rows.items():
+        dapo = DapoFilter(refill_cap=cap) if filtered else None
+        train_online(parts(tasks), config(iterations=1, groups=4, updates=2, dapo=dapo), log=found.append)
+    saved = rows[True][0]["saved"]["dapo"]
+    assert (rows[True][0]["groups"] > 4) == (cap > 0) and rows[True][0]["groups_mixed"]
+    for figure in ("trained_tokens", "turns", "decoded_tokens", "prefilled_tokens", "tool_calls"):
+        assert saved[figure] == spent(rows[False], figure) - spent(rows[True], figure)
+    assert (saved["turns"] < 0) == (cap > 0)
+
+
+def test_a_group_with_one_reward_is_no_saving_of_dapo() -> None:
+    """It would not have been trained without the filter either."""
+
+    class Broken(Hopeless):
+        def step(self, action: Message) -> Observation:
+            raise RuntimeError("out of order")
+
+        def fork(self) -> Broken:
+            return Broken(self.task_id, self.length)
+
+    rows: list[dict[str, Any]] = []
+    train_online(parts([Broken("a", 2)]), config(iterations=1, groups=2, dapo=DapoFilter()), log=rows.append)
+    assert rows[0]["groups_censored"] == 2
+    assert rows[0]["saved"]["dapo"]["trained_tokens"] == 0
+
+
+@pytest.mark.parametrize("cap", [0.0, 3.0])
+def test_a_skip_of_greso_saves_no_more_than_the_refills_that_it_avoided(cap: float) -> None:
+    tasks = [*(Hopeless(f"hopeless {number}", 2) for number in range(3)), *(Even(f"even {n}", 2) for n in range(3))]
+    rows: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
+    explore = GresoConfig(easy_exploration=0.05, hard_exploration=0.05)
+    for skipping, found in rows.items():
+        settings = config(
+            iterations=3,
+            rollouts=replace(ROLLOUTS, group_size=8),
+            dapo=DapoFilter(refill_cap=cap),
+            greso=explore if skipping else None,
+            optimizer=OptimizerConfig(learning_rate=1e-12),
+        )
+        train_online(parts(tasks), settings, log=found.append)
+    played = {skipping: sum(row["groups"] for row in found) for skipping, found in rows.items()}
+    greso = rows[True][-1]["saved"]["greso"]
+    assert greso["prompts"] == sum(sum(row["prompts_skipped"].values()) for row in rows[True]) > 0
+    assert all(sum(row["prompts_skipped"].values()) <= len(tasks) for row in rows[True]), "a task once an iteration"
+    assert played[False] - played[True] <= greso["refills_avoided_at_most"]
+    assert (greso["refills_avoided_at_most"] > 0) == (played[False] > played[True]) == (cap > 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "amplified"),
+    [
+        ({}, True),
+        ({"dapo": DapoFilter()}, False),
+        ({"loss": LossConfig(normalizer="constant", constant=100.0)}, False),
+    ],
+)
+def test_cutting_amplifies_only_where_the_cut_groups_would_have_been_in_the_normaliser(
+    settings: dict[str, Any], amplified: bool
+) -> None:
+    rows: list[dict[str, Any]] = []
+    run = parts([Even("short", 1), Even("long", 3), Even("brief", 1)], gate=CutAll())
+    train_online(run, config(iterations=1, **settings), log=rows.append)
+    assert (rows[0]["groups_cut"], rows[0]["groups_censored"]) == (1, 0)
+    assert rows[0]["predicted_amplification"] == (1.5 if amplified else 1.0)
+
+
+def test_a_resumed_run_knows_the_version_of_its_policy_also_after_iterations_without_an_update(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig(every=1))
+    tasks = [Hopeless("a", 1), *corridors(count=2)]
+    settings = config(iterations=4, groups=1, dapo=DapoFilter())
+    calm, engine = noting(tasks)
+    rows: list[dict[str, Any]] = []
+    train_online(calm, settings, log=rows.append)
+    assert {row["trained_groups"] for row in rows} == {0, 1}
+    with pytest.raises(KeyboardInterrupt):
+        train_online(parts(tasks), settings, log=stop_at(3), checkpoints=checkpoints)
+    again, resumed = noting(tasks)
+    train_online(again, settings, log=lambda row: None, checkpoints=checkpoints)
+    assert resumed.seeds == engine.seeds[-len(resumed.seeds) :]
+    assert resumed.policy_version == engine.policy_version < 4
+
+
+def stop_at(step: int) -> Any:
+    def log(row: dict[str, Any]) -> None:
+        if row["step"] == step:
+            raise KeyboardInterrupt
+
+    return log
+
+
+def checking(run: Parts) -> Any:
+    """A held-out check that plays the run's own tasks on its engine."""
+
+    def check(iteration: int) -> tuple[dict[str, Any], Cost]:
+        played = grow(run.tasks, run.engine, RENDERER, ROLLOUTS.episodes, seed=iteration)
+        return {"checked": iteration}, sum((tree.cost for tree, _ in played), NO_COST)
+
+    return check
 
 
 def without_timing(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -112,9 +247,9 @@ def without_timing(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("stop", [1, 2, 4])
 def test_a_run_that_was_killed_goes_on_to_the_same_weights_and_rows(stop: int, tmp_path: Path) -> None:
-    settings = config(iterations=5, greso=GresoConfig(), dapo=DapoFilter())
+    settings = config(iterations=5, check_every=2, greso=GresoConfig(), dapo=DapoFilter(refill_cap=1.0))
     calm, calm_rows = parts(), []
-    train_online(calm, settings, log=calm_rows.append, check=check)
+    train_online(calm, settings, log=calm_rows.append, check=checking(calm))
 
     rows: list[dict[str, Any]] = []
     checkpoints = Checkpoints(tmp_path / "checkpoints", CheckpointConfig(every=1))
@@ -125,9 +260,10 @@ def test_a_run_that_was_killed_goes_on_to_the_same_weights_and_rows(stop: int, t
         rows.append(json.loads(json.dumps(row)))
 
     with pytest.raises(KeyboardInterrupt):
-        train_online(parts(), settings, log=killed, check=check, checkpoints=checkpoints)
+        first = parts()
+        train_online(first, settings, log=killed, check=checking(first), checkpoints=checkpoints)
     again = parts()
-    train_online(again, settings, log=rows.append, check=check, checkpoints=checkpoints)
+    train_online(again, settings, log=rows.append, check=checking(again), checkpoints=checkpoints)
     assert without_timing(json.loads(json.dumps(rows))) == without_timing(json.loads(json.dumps(calm_rows)))
     assert all(torch.equal(value, weights(calm)[name]) for name, value in weights(again).items())
 

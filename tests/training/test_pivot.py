@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from tiny_models import tiny_model, tiny_tokenizer
 from turntree.core.completion import Sampling
@@ -13,7 +14,9 @@ from turntree.core.verdict import Verdict
 from turntree.engines.hf import HFEngine
 from turntree.renderers.template import ChatRenderer
 from turntree.rollouts.local import render
+from turntree.training.checkpoints import CheckpointConfig, Checkpoints
 from turntree.training.curriculum import CurriculumConfig
+from turntree.training.optimizer import OptimizerConfig
 from turntree.training.pivot import Checked, Pivot, PivotConfig, train_pivot
 
 GROUP = 4
@@ -29,7 +32,8 @@ class ByTrace:
 
     def judge(self, state, action):
         self.judged.append((state.trace_id, action.content))
-        rewards = {"dead": 0.0, "solved": 1.0, "broken": None}
+        odd = float(len(action.content) % 2)
+        rewards = {"dead": 0.0, "solved": 1.0, "broken": None, "chance": odd}
         reward = rewards.get(state.trace_id.split("-")[0], float(len(self.judged) % 2))
         return Verdict(reward, "as the test says", "say")
 
@@ -43,7 +47,7 @@ def renderer():
 def train(renderer):
     """Train on pivots of the given names ("anchor:" in front of a name gives that role); rows and result."""
 
-    def command(names, *, check=None, **settings):
+    def command(names, *, check=None, log=None, checkpoints=None, **settings):
         model = tiny_model()
         reference = tiny_model().requires_grad_(False)
         verifier = ByTrace()
@@ -58,9 +62,18 @@ def train(renderer):
         rows = []
         engine = HFEngine(model, renderer.stop_ids)
         trained = train_pivot(
-            model, reference, engine, renderer, pivots, verifier, config, log=rows.append, check=check
+            model,
+            reference,
+            engine,
+            renderer,
+            pivots,
+            verifier,
+            config,
+            log=log or rows.append,
+            check=check,
+            checkpoints=checkpoints,
         )
-        return SimpleNamespace(rows=rows, trained=trained, judged=verifier.judged, engine=engine)
+        return SimpleNamespace(rows=rows, trained=trained, judged=verifier.judged, engine=engine, model=model)
 
     return command
 
@@ -115,6 +128,54 @@ def test_groups_whose_verifier_failed_are_replaced_like_others(train) -> None:
     (row,) = train(names, curriculum=CurriculumConfig(replacement_rounds=8)).rows
     assert row["mixed_groups_trained"] == 1.0
     assert row["censored"] == GROUP * row["replaced_groups"] > 0
+
+
+def test_a_step_whose_rollouts_are_all_censored_is_skipped_and_counted(train) -> None:
+    done = train(["broken"] * 4, steps=3)
+    assert [(row["trained_groups"], row["reward_mean"], row["censored"]) for row in done.rows] == [
+        (0, None, 4 * GROUP)
+    ] * 3
+    assert done.engine.policy_version == 0, "nothing was learned"
+    assert all(
+        torch.equal(old, new) for old, new in zip(tiny_model().parameters(), done.model.parameters(), strict=True)
+    )
+    assert done.trained.cost.turns == done.rows[-1]["turns"] == 3 * 4 * GROUP, "and it was paid for"
+    assert done.trained.cost.trained_tokens == 0
+
+
+def test_a_skipped_step_takes_no_step_of_the_optimizer_and_a_killed_run_goes_on_after_it(train, tmp_path) -> None:
+    names, settings = ["broken", "chance", "chance"], {"steps": 6, "states": 1}
+    settings["optimizer"] = OptimizerConfig(learning_rate=1e-3, warmup_steps=2, schedule="cosine")
+    calm = train(names, **settings)
+    assert [row["trained_groups"] for row in calm.rows].count(0) == 2
+    taken = [row["learning_rate"] for row in calm.rows if row["trained_groups"]]
+    assert taken == [1e-3 * settings["optimizer"].factor(step, 6) for step in range(4)]
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig(every=1))
+    rows = {}
+    for _ in range(5):
+        with pytest.raises(KeyboardInterrupt):
+            train(names, **settings, log=dying_at_the_second_row(rows), checkpoints=checkpoints)
+    again = train(names, **settings, log=dying_at_the_second_row(rows), checkpoints=checkpoints)
+    assert [without_time(rows[step]) for step in range(1, 7)] == [without_time(row) for row in calm.rows]
+    assert again.engine.policy_version == calm.engine.policy_version == 4
+    assert all(torch.equal(a, b) for a, b in zip(calm.model.parameters(), again.model.parameters(), strict=True))
+
+
+def dying_at_the_second_row(rows):
+    """A log into `rows`, by step, that dies before the checkpoint of its second step."""
+    logged = []
+
+    def log(row):
+        rows[row["step"]] = row
+        logged.append(row)
+        if len(logged) == 2:
+            raise KeyboardInterrupt
+
+    return log
+
+
+def without_time(row):
+    return {key: value for key, value in row.items() if key != "timing"}
 
 
 def test_training_ends_when_every_pivot_has_retired_with_its_last_check(train) -> None:

@@ -43,29 +43,38 @@ def test_a_cut_rollout_saves_what_rollouts_alive_at_that_turn_went_on_to_cost() 
     assert saved.prefilled_tokens == 0  # the prompt had been paid for
 
 
-def test_a_skipped_prompt_saves_the_mean_whole_group_and_cut_ones_do_not_count_into_it() -> None:
+def test_a_cut_group_is_no_evidence_of_what_rollouts_go_on_to_cost() -> None:
     ledger = SavingsLedger()
-    ledger.skipped(5)  # nothing is known yet
-    assert ledger.saved["greso"].turns == 0
-    for played in (group(2, 2), group(4, 4), group(1, 1, cut=1)):
+    for played in (group(4, 4, cut=2), group(4, 4, cut=2)):
         ledger.came_back(played)
-    ledger.skipped(3)
-    assert (ledger.saved["greso"].turns, ledger.saved["greso"].prefilled_tokens) == (18, 9)
+    assert ledger.saved["gate"].turns == 0
 
 
-def test_a_dropped_group_saves_the_positions_of_its_tree_once() -> None:
+def test_a_skipped_prompt_is_redirected_once_an_iteration_and_avoids_refills_up_to_the_cap() -> None:
     ledger = SavingsLedger()
-    ledger.dropped(group(2, 1).tree)
-    assert ledger.counts()["dapo"]["trained_tokens"] == 3 + 2 * 3
-    assert ledger.saved["gate"].turns == ledger.saved["greso"].turns == 0
+    ledger.skipped(["a", "b", "a"], refills_left=0)
+    assert ledger.counts()["greso"] == {"prompts": 2, "refills_avoided_at_most": 0}
+    ledger.skipped(["a", "a"], refills_left=9)
+    ledger.skipped(["a", "a"], refills_left=1)
+    assert ledger.counts()["greso"] == {"prompts": 4, "refills_avoided_at_most": 3}
+
+
+def test_refills_count_against_what_the_filter_saved() -> None:
+    ledger = SavingsLedger()
+    ledger.filtered(-7, [group(2, 1).tree.cost, group(3, 3).tree.cost])
+    saved = ledger.saved["dapo"]
+    assert (saved.trained_tokens, saved.turns, saved.decoded_tokens, saved.tool_calls) == (-7, -9, -90, -9)
+    assert ledger.saved["gate"].turns == 0
 
 
 def test_a_restored_ledger_goes_on_as_the_first_would_have() -> None:
     ledger, other = SavingsLedger(), SavingsLedger()
     ledger.came_back(group(2, 4, 7))
+    ledger.skipped(["b"], refills_left=1)
     other.restore(json.loads(json.dumps(ledger.state())))
     for each in (ledger, other):
         each.came_back(group(2, 2, cut=2))
-        each.skipped(1)
+        each.skipped(["a"], refills_left=1)
+        each.filtered(5, [])
     assert ledger.counts() == other.counts()
     assert ledger.seconds() == other.seconds()

@@ -100,9 +100,8 @@ def _gate_lines(summary: dict[str, Any]) -> Iterator[str]:
     for arm, row in summary["differences"].items():
         saved, success = row["saved"]["turns"], row["held_out_difference"]
         yield (
-            f"{arm} - none: {saved['mean']:.1%} [{saved['low']:.1%}, {saved['high']:.1%}] of the turns saved, success "
-            f"{success['mean'] * 100:+.1f} points [{success['low'] * 100:+.1f}, {success['high'] * 100:+.1f}] "
-            f"(McNemar p = {row['mcnemar']:.2f}, detectable {row['minimum_detectable_effect'] * 100:.1f})"
+            f"{arm} - none: {_edges(saved, '{:.1%}')} of the turns saved; success {_points(row['by_seed'])} for other "
+            f"seeds and tasks, {_points(success)} for these policies (p = {success['p_value']:.2f})"
         )
 
 
@@ -165,6 +164,16 @@ def _cost_lines(summary: dict[str, Any]) -> Iterator[str]:
         yield f"seed {seed}: at {row['success']:.1%}, GRPO spent per unit of PivotRL"
         for name, what in (("ratios", "with the profile"), ("ratios_in_training", "in training alone")):
             yield f"  {what}: " + ", ".join(f"{unit} {value:.2f}" for unit, value in row[name].items())
+    for name, what in (("ratios", "with the profile"), ("ratios_in_training", "in training alone")):
+        if row := summary["ratios"][name]:
+            count = len(row["turns"]["values"])
+            told = ", ".join(f"{unit} {_edges(found, '{:.2f}')}" for unit, found in row.items())
+            yield f"over {count} seeds, geometric mean [95%], {what}: {told}"
+    ends = summary["ends"]
+    for method in ("pivotrl", "grpo"):
+        last, best = (_edges(ends[method][which], "{:.1%}") for which in ("last", "best"))
+        yield f"{method} ends at {last}, best check {best}"
+    yield f"pivotrl - grpo at the end: {_points(ends['pivotrl - grpo']['by_seed'])}"
 
 
 @experiment.command("branching", short_help="Forks where entropy rises, against random ones and none.")
@@ -276,9 +285,15 @@ def _branching_lines(summary: dict[str, Any]) -> Iterator[str]:
 
 
 def _points(row: dict[str, Any]) -> str:
-    if row["low"] is None:
-        return f"{row['mean'] * 100:+.1f} points"
-    return f"{row['mean'] * 100:+.1f} points [{row['low'] * 100:+.1f}, {row['high'] * 100:+.1f}]"
+    edges = {key: None if row[key] is None else 100 * row[key] for key in ("mean", "low", "high")}
+    told, _, interval = _edges(edges, "{:+.1f}").partition(" ")
+    return f"{told} points {interval}".rstrip()
+
+
+def _edges(row: dict[str, Any], form: str) -> str:
+    """The mean and its interval, where there is one."""
+    told = form.format(row["mean"])
+    return told if row["low"] is None else f"{told} [{form.format(row['low'])}, {form.format(row['high'])}]"
 
 
 def _seeds(text: str) -> tuple[int, ...]:

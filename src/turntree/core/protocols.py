@@ -160,8 +160,9 @@ class GroupProgress:
     """What a gate may see of a group in flight: its independent roots only (branched siblings share their prefix).
 
     One entry per rollout, in order of sample. `observations[i][t]` is what rollout i saw before its action t + 1
-    (index 0: the task itself). `progress` is an optional signal of the environment in [0, 1]. `iteration` tells the
-    groups of one task apart, so that what a gate draws at random is drawn anew in every iteration.
+    (index 0: the task itself). `progress` is an optional signal of the environment in [0, 1]. `iteration`
+    and `occurrence` (groups of the task begun before in the iteration) tell the groups of one task apart, so that what
+    a gate draws at random is drawn anew for each.
     """
 
     task_id: str
@@ -171,6 +172,7 @@ class GroupProgress:
     finished: tuple[bool, ...]
     progress: tuple[float | None, ...]
     iteration: int = 0
+    occurrence: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,5 +40,8 @@ class DapoFilter:
 
     def refill(self, *, wanted: int, kept: int, started: int) -> int:
         """How many more groups to start for a batch of `wanted` groups of which `kept` are in, after `started`."""
-        allowed = wanted + int(self.refill_cap * wanted) - started
-        return max(0, min(wanted - kept, allowed))
+        return max(0, min(wanted - kept, self.allowed(wanted=wanted, started=started)))
+
+    def allowed(self, *, wanted: int, started: int) -> int:
+        """How many further groups the cap leaves for a batch of `wanted` groups after `started`."""
+        return wanted + int(self.refill_cap * wanted) - started

@@ -44,8 +44,9 @@ class AuditedGate:
     """Lets a random `share` of the groups that `gate` would cut run on to their end, marked `audited`.
 
     Their outcomes are the only unbiased measure of the gate's precision while it is on (`GateMonitor`). The draw is
-    keyed by (seed, task, iteration) and blind to everything else, so each would-be cut is audited with probability
-    `share` independently of its outcome; an audited group stands for 1/share of them. The decision says the share.
+    keyed by (seed, task, iteration, occurrence) and blind to everything else, so each would-be cut is audited with
+    probability `share` independently of its outcome; an audited group stands for 1/share of them. The decision says
+    the share.
     """
 
     gate: Gate
@@ -61,7 +62,7 @@ class AuditedGate:
         if decision is None or not decision.cut:
             return decision
         numbers = {**decision.numbers, "audit_share": self.share}
-        draw = seeds.generator(self.seed, "gate audit", group.task_id, group.iteration).random()
+        draw = _draw(self.seed, "gate audit", group)
         audited = draw < self.share
         return replace(decision, cut=not audited, audited=audited, final=True, numbers=numbers)
 
@@ -84,6 +85,12 @@ class RandomGate:
         hopeless = unable(group)
         if hopeless is not None or turns_reached(group) < self.turn:
             return hopeless
-        cut = seeds.generator(self.seed, "random gate", group.task_id, group.iteration).random() < self.rate
+        cut = _draw(self.seed, "random gate", group) < self.rate
         numbers = {"turn": float(self.turn), "rate": self.rate}
         return GateDecision(cut=cut, reason="drawn to be cut" if cut else "drawn to go on", numbers=numbers, final=True)
+
+
+def _draw(seed: int, what: str, group: GroupProgress) -> float:
+    """In [0, 1); another for every group, also where a task comes twice in one iteration."""
+    again = (group.occurrence,) if group.occurrence else ()
+    return seeds.generator(seed, what, group.task_id, group.iteration, *again).random()

@@ -1,11 +1,15 @@
-"""Intervals for shares and for paired differences, rank statistics, and the bootstrap over tasks."""
+"""Intervals for shares, means and paired differences, rank statistics, and the bootstrap over tasks.
+
+The unit of every interval is what was drawn independently: tasks where a claim is about these policies on other tasks,
+seeds and tasks where it is about training. Coverage is simulated in tests/observe/test_coverage.py.
+"""
 
 from __future__ import annotations
 
 import math
 import random
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +31,87 @@ def wilson(successes: float, trials: float, z: float = Z95) -> tuple[float, floa
     centre = (share + z * z / (2 * trials)) / (1 + z * z / trials)
     half = z / (1 + z * z / trials) * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def clustered_wilson(successes: Sequence[float], trials: Sequence[float]) -> tuple[float, float]:
+    """Wilson's interval of a share whose trials come in clusters (episodes of one task), as (low, high).
+
+    `successes` and `trials` are counts of each cluster. The trials count as many as would be independent: p (1 - p)
+    over the variance of the share between clusters (Kish's design effect, linearised where clusters differ in size).
+    Equal clusters show no variance; each of them then counts as one trial.
+    """
+    from scipy.stats import t
+
+    won, played = np.asarray(successes, dtype=float), np.asarray(trials, dtype=float)
+    won, played = won[played > 0], played[played > 0]
+    clusters = len(played)
+    if clusters < 2:
+        return wilson(float(won.sum() / played.sum()), 1) if clusters else (0.0, 1.0)
+    share = float(won.sum() / played.sum())
+    residual = float(((won - share * played) ** 2).sum())
+    variance = clusters / (clusters - 1) * residual / float(played.sum()) ** 2
+    effective = share * (1 - share) / variance if variance > 0 else clusters
+    return wilson(share * effective, effective, float(t.ppf(0.975, clusters - 1)))
+
+
+class Interval(NamedTuple):
+    """A mean with its 95% interval, and the effect that a two-sided test at 5% detects with 80% power. The last three
+    are None where there is one value only, which shows no spread."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    detectable: float | None
+
+
+def t_interval(values: Sequence[float] | NDArray[Any]) -> Interval:
+    """Student's interval of the mean of independent values.
+
+    >>> print([round(edge, 3) for edge in t_interval([1.0, 2.0, 3.0])])
+    [2.0, -0.484, 4.484, 3.097]
+    """
+    found = np.asarray(values, dtype=float)
+    if len(found) < 2:
+        return Interval(float(found.mean()), None, None, None)
+    return _interval(float(found.mean()), (float(found.var(ddof=1)) / len(found), len(found) - 1))
+
+
+def crossed_interval(values_ST: Sequence[Sequence[float]] | NDArray[Any]) -> Interval:
+    """The mean over S seeds that were all measured on the same T tasks, for other seeds and other tasks.
+
+    From the two-way analysis of variance: Student's interval over seeds, widened by what tasks add of their own. Their
+    variance is the excess of the mean square of tasks over the residual one. With one seed there is no interval.
+    """
+    values = np.asarray(values_ST, dtype=float)
+    seeds, tasks = values.shape
+    middle, by_seed, by_task = float(values.mean()), values.mean(axis=1), values.mean(axis=0)
+    if seeds < 2 or tasks < 2:
+        return t_interval(by_seed)
+    residual = values - by_seed[:, None] - by_task[None, :] + middle
+    error = float((residual**2).sum()) / ((seeds - 1) * (tasks - 1)) / (seeds * tasks)
+    of_tasks = max(0.0, float(by_task.var(ddof=1)) / tasks - error)
+    return _interval(middle, (float(by_seed.var(ddof=1)) / seeds, seeds - 1), (of_tasks, tasks - 1))
+
+
+def _interval(mean: float, *parts: tuple[float, int]) -> Interval:
+    """From independent parts of the mean's variance with their degrees of freedom."""
+    from scipy.stats import t
+
+    quantiles = [(variance, t.ppf(0.975, free), t.ppf(0.8, free)) for variance, free in parts]
+    half = math.sqrt(sum(variance * edge**2 for variance, edge, _ in quantiles))
+    detectable = math.sqrt(sum(variance * (edge + power) ** 2 for variance, edge, power in quantiles))
+    return Interval(mean, mean - half, mean + half, detectable)
+
+
+def sign_flip(differences: Sequence[float] | NDArray[Any], *, seed: int = 0, resamples: int = 4000) -> float:
+    """Two-sided p-value of a mean difference of zero: the signs of the tasks' differences are flipped at random.
+
+    One difference a task, averaged over its seeds: outcomes of one task under several seeds are not independent.
+    """
+    values = np.asarray(differences, dtype=float)
+    signs = np.random.default_rng(seed).integers(0, 2, size=(resamples, len(values)), dtype=np.int8) * 2 - 1
+    as_far = np.abs(signs @ values) >= abs(values.sum()) - 1e-9 * len(values)
+    return float((1 + as_far.sum()) / (1 + resamples))
 
 
 def paired_bootstrap(
@@ -115,15 +200,3 @@ def percentile_interval(values: Sequence[float], confidence: float = 0.95) -> tu
         return None
     low, high = np.quantile(np.asarray(values), [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
-
-
-def mcnemar(only_first: int, only_second: int) -> float:
-    """Exact two-sided p-value of McNemar's test: tasks that only the first solved against those only the second did.
-
-    >>> round(mcnemar(9, 2), 4)
-    0.0654
-    """
-    from scipy.stats import binomtest
-
-    discordant = only_first + only_second
-    return float(binomtest(only_first, discordant).pvalue) if discordant else 1.0

@@ -65,6 +65,7 @@ class Group:
     branched: int
     seed: int
     iteration: int
+    occurrence: int  # groups of the task begun before in the iteration
     max_turns: int
     begun: float
     started: int = 0  # independent rollouts that have been given a place
@@ -212,6 +213,7 @@ class Group:
             finished=finished,
             progress=tuple(rollout.progress[min(turn, rollout.turns)] for rollout in seen),
             iteration=self.iteration,
+            occurrence=self.occurrence,
         )
 
     def _ended(self, key: Key) -> bool:

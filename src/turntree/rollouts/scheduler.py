@@ -14,6 +14,7 @@ engine may be asked) is not a fault of a rollout: it ends the run.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -99,7 +100,6 @@ class Usage:
     seconds: float = 0.0  # while a run was being advanced (not while its caller held a group)
     engine_seconds: float = 0.0  # of those, in the engine
     gate_seconds: float = 0.0  # of those, in the gate
-    live_seconds: float = 0.0  # summed over rollouts: time with a place
     request_seconds: float = 0.0  # summed over rollouts: time with a generation in flight
     groups: int = 0
     cut: int = 0
@@ -150,18 +150,25 @@ class Scheduler:
         self.usage = Usage(places=config.max_live_rollouts)
 
     def run(
-        self, tasks: Iterable[Environment], *, seed: int, iteration: int = 0, order: Order = "task"
+        self,
+        tasks: Iterable[Environment],
+        *,
+        seed: int,
+        iteration: int = 0,
+        order: Order = "task",
+        begun: Counter[str] | None = None,
     ) -> Iterator[GrownGroup]:
         """Play `group_size` rollouts of every task; yields each task once, in the order of the tasks or of their
         completion. `tasks` is pulled from when a place is free, so it may be endless. Draws are keyed by (seed,
-        iteration, task, sample, turn); a task that comes again in one run draws anew.
+        iteration, task, sample, turn); a task that comes again draws anew. `begun` counts the groups of each task id: pass
+        one counter to all runs of an iteration, so that a task which comes again in a later run draws anew too.
 
         Work goes on only while the caller asks for the next group. A caller that stops asking cancels what is in
         flight, and the tasks of it do not come back. Raises `ValueError` while the engine is used by somebody else.
         """
         if self.engine.in_flight:
             raise ValueError("the engine has requests in flight that are not this run's")
-        run = _Run(self, iter(tasks), seed, iteration)
+        run = _Run(self, iter(tasks), seed, iteration, Counter() if begun is None else begun)
         held: dict[int, GrownGroup] = {}
         following = 0
         try:
@@ -190,11 +197,13 @@ class _Place:
 class _Run:
     """The state of one `Scheduler.run`."""
 
-    def __init__(self, scheduler: Scheduler, tasks: Iterator[Environment], seed: int, iteration: int) -> None:
+    def __init__(
+        self, scheduler: Scheduler, tasks: Iterator[Environment], seed: int, iteration: int, begun: Counter[str]
+    ) -> None:
         self._scheduler, self._config, self._usage = scheduler, scheduler.config, scheduler.usage
         self._engine, self._pool, self._renderer = scheduler.engine, scheduler.pool, scheduler.renderer
         self._tasks, self._seed, self._iteration = tasks, seed, iteration
-        self._pulled: Counter[str] = Counter()
+        self._begun, self._indices = begun, itertools.count()
         self._groups: dict[Group, None] = {}  # in order of their begin
         self._places: dict[_Place, None] = {}  # in order of their start
         self._branches: dict[_Place, None] = {}  # forked off, and not started yet
@@ -255,17 +264,18 @@ class _Run:
         self._usage.rollouts += 1
 
     def _begin(self, task: Environment) -> Group:
-        occurrence, again = self._pulled[task.task_id], self._iteration
-        self._pulled[task.task_id] += 1
+        occurrence, again = self._begun[task.task_id], self._iteration
+        self._begun[task.task_id] += 1
         seed = seeds.derive(self._seed, "again", again, occurrence) if again or occurrence else self._seed
         group = Group(
-            index=self._pulled.total() - 1,
+            index=next(self._indices),
             task=task,
             size=self._config.group_size,
             initial=self._config.initial,
             branched=self._config.branched if self._scheduler.brancher else 0,
             seed=seed,
             iteration=self._iteration,
+            occurrence=occurrence,
             max_turns=self._config.episodes.max_turns,
             begun=self._scheduler.clock(),
         )
@@ -302,7 +312,6 @@ class _Run:
         usage, requests, started = self._usage, self._engine.in_flight, self._scheduler.clock()
         found = poll(timeout)
         seconds = self._scheduler.clock() - started
-        usage.live_seconds += len(self._places) * seconds
         usage.request_seconds += requests * seconds
         usage.engine_seconds += seconds if requests else 0.0
         return found

@@ -16,9 +16,18 @@ from typing import Any, Literal
 
 from turntree.branching.config import BranchConfig
 from turntree.core.errors import ConfigError
-from turntree.observe.files import write_json
 from turntree.observe.run import RunDirectory
-from turntree.stages.paired import arm_folder, held_out_outcomes, mean, over_seeds, paired_outcomes, run_or_reuse
+from turntree.stages.paired import (
+    Outcomes,
+    arm_folder,
+    held_out_checks,
+    mean,
+    over_seeds_and_tasks,
+    paired_outcomes,
+    run_or_reuse,
+    task_matrix,
+    write_experiment,
+)
 from turntree.stages.train_online import TrainOnlineConfig
 
 Arm = Literal[
@@ -89,7 +98,7 @@ def run_branching_experiment(config: BranchingExperimentConfig, out: Path) -> di
         for arm in sorted(config.arms, key=lambda arm: arm == "grpo_calls"):  # it needs the others
             run_or_reuse(configured_arm(config, out, seed, arm), arm_folder(out, seed, arm))
     summary = summarise(config, out)
-    write_json(out / "summary.json", summary)
+    write_experiment(out, summary, config.seeds, config.arms)
     return summary
 
 
@@ -154,57 +163,72 @@ def calls(row: Mapping[str, Any]) -> float:
 def summarise(config: BranchingExperimentConfig, out: Path) -> dict[str, Any]:
     """Per arm what it reached and spent; per pair the paired differences, at matched steps and at matched calls."""
     runs = {arm: [RunDirectory(arm_folder(out, seed, arm)).metrics() for seed in config.seeds] for arm in config.arms}
-    held_out = {arm: [held_out_outcomes(arm_folder(out, seed, arm)) for seed in config.seeds] for arm in config.arms}
-    base = {
-        arm: [held_out_outcomes(arm_folder(out, seed, arm), iteration=0) for seed in config.seeds]
-        for arm in config.arms
+    curves = {
+        arm: [
+            _curve(rows, held_out_checks(arm_folder(out, seed, arm)))
+            for seed, rows in zip(config.seeds, by_seed, strict=True)
+        ]
+        for arm, by_seed in runs.items()
     }
     pairs = [pair for pair in COMPARED if set(pair) <= set(config.arms)]
     return {
         "seeds": list(config.seeds),
         "base_success": [rows[0]["held_out_success"] for rows in next(iter(runs.values()))],
-        "arms": {
-            arm: {**_totals(runs[arm], runs.get("grpo")), "gain": paired_outcomes(held_out[arm], base[arm])}
-            for arm in config.arms
-        },
+        "arms": {arm: _reached(curves[arm]) | _totals(runs[arm], runs.get("grpo")) for arm in config.arms},
         "to_target": [_to_target({arm: runs[arm][i] for arm in config.arms}) for i in range(len(config.seeds))],
-        "differences": {
-            f"{one} - {other}": {
-                "matched_steps": paired_outcomes(held_out[one], held_out[other]),
-                "matched_calls": over_seeds(
-                    [_at_the_same_calls(*both) for both in zip(runs[one], runs[other], strict=True)]
-                ),
-                "mean_over_checks": over_seeds(
-                    [area(a) - area(b) for a, b in zip(runs[one], runs[other], strict=True)]
-                ),
-            }
-            for one, other in pairs
-        },
+        "differences": {f"{one} - {other}": _differences(curves[one], curves[other]) for one, other in pairs},
     }
 
 
-def _at_the_same_calls(mine: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> float:
-    """The difference in success when both had made the calls that the cheaper one made in all."""
-    spent = min(calls(mine[-1]), calls(theirs[-1]))
-    return at(curve(mine), spent) - at(curve(theirs), spent)
+Curve = Sequence[tuple[float, Outcomes]]
 
 
-def curve(rows: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
-    """(fresh calls, success) at every check."""
-    return [(calls(row) if row["step"] else 0.0, row["held_out_success"]) for row in rows if "held_out_success" in row]
+def _curve(rows: Sequence[Mapping[str, Any]], checks: Mapping[int, Outcomes]) -> Curve:
+    """(fresh calls, success by task) at every check."""
+    spent = {row["step"]: calls(row) if row["step"] else 0.0 for row in rows}
+    return [(spent[step], tasks) for step, tasks in sorted(checks.items())]
 
 
-def at(points: Sequence[tuple[float, float]], spent: float) -> float:
-    """Success after `spent` calls, between two checks on a line."""
-    for (before, low), (after, high) in itertools.pairwise(points):
+def _reached(curves: Sequence[Curve]) -> dict[str, Any]:
+    ends, starts = [curve[-1][1] for curve in curves], [curve[0][1] for curve in curves]
+    return {
+        "held_out_success": _share(ends),
+        "mean_over_checks": _share([area(curve) for curve in curves]),
+        "gain": paired_outcomes(ends, starts),
+    }
+
+
+def _share(by_seed: Sequence[Outcomes]) -> dict[str, Any]:
+    (success,), _ = task_matrix(by_seed)
+    return over_seeds_and_tasks(success)
+
+
+def _differences(mine: Sequence[Curve], theirs: Sequence[Curve]) -> dict[str, Any]:
+    """Matched calls: when both had made the calls that the cheaper one made in all."""
+    same = [min(one[-1][0], other[-1][0]) for one, other in zip(mine, theirs, strict=True)]
+    at_calls = [[at(curve, spent) for curve, spent in zip(curves, same, strict=True)] for curves in (mine, theirs)]
+    areas = [[area(curve) for curve in curves] for curves in (mine, theirs)]
+    return {
+        "matched_steps": paired_outcomes(*[[curve[-1][1] for curve in curves] for curves in (mine, theirs)]),
+        "matched_calls": paired_outcomes(*at_calls)["by_seed"],
+        "mean_over_checks": paired_outcomes(*areas)["by_seed"],
+    }
+
+
+def at(curve: Curve, spent: float) -> dict[str, float]:
+    """Success by task after `spent` calls, between two checks on a line."""
+    for (before, low), (after, high) in itertools.pairwise(curve):
         if spent <= after:
-            return low + (high - low) * (spent - before) / (after - before)
-    return points[-1][1]
+            part = (spent - before) / (after - before) if after > before else 1.0
+            return {task: low[task] + (high[task] - low[task]) * part for task in low.keys() & high.keys()}
+    return dict(curve[-1][1])
 
 
-def area(rows: Sequence[Mapping[str, Any]]) -> float:
-    """Mean success over the checks after the first: less noisy than the last one."""
-    return mean([success for _, success in curve(rows)[1:]]) or 0.0
+def area(curve: Curve) -> dict[str, float]:
+    """Mean success by task over the checks after the first: less noisy than the last one."""
+    checks = [tasks for _, tasks in curve[1:]]
+    shared = set(checks[0]).intersection(*checks[1:])
+    return {task: sum(tasks[task] for tasks in checks) / len(checks) for task in shared}
 
 
 def _totals(runs: Sequence[list[dict[str, Any]]], base: Sequence[list[dict[str, Any]]] | None) -> dict[str, Any]:
@@ -213,8 +237,6 @@ def _totals(runs: Sequence[list[dict[str, Any]]], base: Sequence[list[dict[str, 
     iterations = [row for rows in runs for row in rows if row["step"]]
     known = [row["branching"] for row in iterations if "branching" in row]
     return {
-        "held_out_success": over_seeds([row["held_out_success"] for row in last]),
-        "mean_over_checks": over_seeds([area(rows) for rows in runs]),
         "leaves": mean([sum(row["stops"].values()) / row["groups"] for row in iterations]),
         "calls": mean([calls(row) for row in last]),
         "decoded_tokens": mean([row["spent"]["decoded_tokens"] for row in last]),

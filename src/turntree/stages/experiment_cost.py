@@ -12,13 +12,23 @@ from pathlib import Path
 from typing import Any
 
 from turntree.core.errors import ConfigError
-from turntree.observe.files import read_table, write_json
+from turntree.observe.files import read_table
 from turntree.observe.run import RunDirectory
 from turntree.profiling import profile as profiling
 from turntree.profiling.profile import ProfileConfig
 from turntree.profiling.select import SelectConfig
 from turntree.stages import household_traces, profile, select
 from turntree.stages.household_traces import HouseholdTracesConfig
+from turntree.stages.paired import (
+    arm_folder,
+    held_out_outcomes,
+    over_seeds,
+    over_seeds_and_tasks,
+    paired_outcomes,
+    ratio_over_seeds,
+    task_matrix,
+    write_experiment,
+)
 from turntree.stages.profile import ProfileStageConfig
 from turntree.stages.tasks import GamesConfig
 from turntree.stages.train_online import TrainOnlineConfig, run_train_online
@@ -27,6 +37,7 @@ from turntree.training.pivot import PivotConfig
 
 METHODS = ("pivotrl", "grpo")
 UNITS = ("turns", "decoded_tokens", "trained_tokens", "seconds")
+RATIOS = ("ratios", "ratios_in_training")
 GAMES_PER_SEED = 1000
 
 
@@ -60,7 +71,7 @@ def run_cost_experiment(config: CostExperimentConfig, out: Path) -> dict[str, An
         if not RunDirectory(folder / "grpo").finished:
             _grpo(config, seed, folder)
     summary = summarise(config, out)
-    write_json(out / "summary.json", summary)
+    write_experiment(out, summary, config.seeds, METHODS)
     return summary
 
 
@@ -110,13 +121,38 @@ def _grpo(config: CostExperimentConfig, seed: int, folder: Path) -> None:
 
 
 def summarise(config: CostExperimentConfig, out: Path) -> dict[str, Any]:
-    """Each arm's curve at every check, and for each seed what either arm spent to reach the same success."""
+    """Each arm's curve at every check, and for each seed what either arm spent to reach the same success; the ratios
+    over seeds (None where no seed has a matched success), and where the arms end.
+
+    Intervals are for other seeds. Those of the ratios are t intervals of the logarithm over the seeds that have a
+    matched success; those of the last check are for other games too. `best` is the largest of the checks and so a
+    little too high, in both arms.
+    """
     curves = {method: [curve(out / f"seed{seed}", method) for seed in config.seeds] for method in METHODS}
+    found = [matched(*both) for both in zip(curves["pivotrl"], curves["grpo"], strict=True)]
     return {
         "seeds": list(config.seeds),
         "curves": curves,
-        "matched": [matched(curves["pivotrl"][i], curves["grpo"][i]) for i in range(len(config.seeds))],
+        "matched": found,
+        "ratios": {kind: _ratios([row[kind] for row in found if row[kind]]) for kind in RATIOS},
+        "ends": _ends(config, out, curves),
     }
+
+
+def _ratios(by_seed: Sequence[dict[str, float]]) -> dict[str, Any] | None:
+    return {unit: ratio_over_seeds([row[unit] for row in by_seed]) for unit in UNITS} if by_seed else None
+
+
+def _ends(
+    config: CostExperimentConfig, out: Path, curves: dict[str, list[list[dict[str, float]]]]
+) -> dict[str, dict[str, Any]]:
+    last = {method: [held_out_outcomes(arm_folder(out, seed, method)) for seed in config.seeds] for method in METHODS}
+    ends: dict[str, dict[str, Any]] = {}
+    for method in METHODS:
+        (success,), _ = task_matrix(last[method])
+        best = [max(point["success"] for point in points) for points in curves[method]]
+        ends[method] = {"last": over_seeds_and_tasks(success), "best": over_seeds(best)}
+    return ends | {"pivotrl - grpo": paired_outcomes(last["pivotrl"], last["grpo"])}
 
 
 def curve(folder: Path, method: str) -> list[dict[str, float]]:

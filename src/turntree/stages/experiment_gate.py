@@ -2,7 +2,7 @@
 
 Matched seeds, three arms: `none`, `gate`, and `random`, which cuts as large a share of the groups at the same turn
 whatever they do. All play the same tasks in the same order from the same weights, with a constant normaliser, so that
-cutting cannot change the step size silently. Every comparison is paired by (seed, iteration) or (seed, held-out task).
+cutting cannot change the step size silently. Comparisons are paired by seed, and by held-out task within a seed.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ from typing import Any, Literal
 from turntree.core.errors import ConfigError
 from turntree.core.outcome import group_outcome
 from turntree.gates.config import GateConfig
-from turntree.observe.files import write_json
 from turntree.observe.run import RunDirectory
-from turntree.observe.statistics import wilson
+from turntree.observe.statistics import clustered_wilson
 from turntree.stages.paired import (
     arm_folder,
     held_out_outcomes,
-    interval,
     json_rows,
     mean,
+    over_seeds,
     paired_outcomes,
+    ratio_over_seeds,
     run_or_reuse,
+    task_matrix,
+    write_experiment,
 )
 from turntree.stages.train_online import GATE_LOG, RandomCutConfig, TrainOnlineConfig
 
@@ -57,12 +59,13 @@ class GateExperimentConfig:
 
 
 def run_gate_experiment(config: GateExperimentConfig, out: Path) -> dict[str, Any]:
-    """Run what is not there yet, then compare; `out/summary.json` holds the result."""
+    """Run what is not there yet, then compare; `out/summary.json` holds the result, `out/outcomes.jsonl` the outcomes by
+    task."""
     for seed in config.seeds:
         for arm in config.arms:
             run_or_reuse(_configured(config, out, seed, arm), arm_folder(out, seed, arm))
     summary = summarise(config, out)
-    write_json(out / "summary.json", summary)
+    write_experiment(out, summary, config.seeds, config.arms)
     return summary
 
 
@@ -107,8 +110,8 @@ def summarise(config: GateExperimentConfig, out: Path) -> dict[str, Any]:
 
 def _totals(runs: Sequence[list[dict[str, Any]]], held_out: Sequence[dict[str, float]]) -> dict[str, Any]:
     iterations = [row for rows in runs for row in rows if row["step"]]
-    played = [success for outcomes in held_out for success in outcomes.values()]
-    low, high = wilson(sum(played), len(played))
+    (played,), _ = task_matrix(held_out)
+    low, high = clustered_wilson(played.sum(axis=0).tolist(), [len(played)] * played.shape[1])
     return {
         **{name: [figure(rows[-1]) for rows in runs] for name, figure in FIGURES.items()},
         "groups": sum(row["groups"] for row in iterations),
@@ -117,7 +120,7 @@ def _totals(runs: Sequence[list[dict[str, Any]]], held_out: Sequence[dict[str, f
         "grad_norm": mean([row.get("grad_norm") for row in iterations]),
         "dilution": mean([row.get("dilution") for row in iterations]),
         "predicted_amplification": mean([row["predicted_amplification"] for row in iterations]),
-        "held_out_success": sum(played) / len(played),
+        "held_out_success": float(played.mean()),
         "held_out_interval": [low, high],
         "saved_estimate": [rows[-1]["saved"]["gate"] for rows in runs],
     }
@@ -129,29 +132,35 @@ def _differences(
     held_out: Sequence[dict[str, float]],
     base_held_out: Sequence[dict[str, float]],
 ) -> dict[str, Any]:
-    """Shares saved (over seeds), the ratio of gradient norms, and success on the same held-out tasks."""
-    saved = {
-        name: interval([1 - figure(rows[-1]) / figure(other[-1]) for rows, other in zip(runs, base, strict=True)])
-        for name, figure in FIGURES.items()
+    """Shares saved and the ratio of gradient norms, both over seeds, and success on the same held-out tasks."""
+    pairs = list(zip(runs, base, strict=True))
+    norms = [norm for rows, other in pairs if (norm := _norm_ratio(rows, other)) is not None]
+    return {
+        "saved": {
+            name: over_seeds([1 - figure(rows[-1]) / figure(other[-1]) for rows, other in pairs])
+            for name, figure in FIGURES.items()
+        },
+        "grad_norm_ratio": ratio_over_seeds(norms) if norms else None,
+        **paired_outcomes(held_out, base_held_out),
     }
-    norms = [
+
+
+def _norm_ratio(rows: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> float | None:
+    """Of one seed: the geometric mean over iterations, which are no independent measurements."""
+    logs = [
         math.log(one["grad_norm"] / two["grad_norm"])
-        for rows, other in zip(runs, base, strict=True)
         for one, two in zip(rows[1:], other[1:], strict=True)
         if one.get("grad_norm") and two.get("grad_norm")
     ]
-    return {
-        "saved": saved,
-        "grad_norm_ratio": {key: math.exp(value) for key, value in interval(norms).items()} if norms else None,
-        **paired_outcomes(held_out, base_held_out),
-    }
+    return math.exp(sum(logs) / len(logs)) if logs else None
 
 
 def precision(seeds: Sequence[int], out: Path, arm: str) -> dict[str, Any]:
     """Of the groups that were cut: how many had no reward variance where the arm `none` played the same task in the
     same iteration to its end. The two policies differ after the first update, so this is the label of a matched group
-    and not of the cut group itself; audited groups are labelled by themselves (`gate.jsonl`)."""
-    cut = right = unknown = 0
+    and not of the cut group itself; audited groups are labelled by themselves (`gate.jsonl`). The interval is over
+    tasks."""
+    counts: dict[str, list[int]] = {}  # by task: cut, without variance, unmatched
     for seed in seeds:
         labels = {
             (row["iteration"], row["task"]): group_outcome([r["reward"] for r in row["rollouts"]])
@@ -161,11 +170,11 @@ def precision(seeds: Sequence[int], out: Path, arm: str) -> dict[str, Any]:
             if row["cut"] is None:
                 continue
             outcome = labels.get((row["iteration"], row["task"]))
-            cut += 1
-            unknown += outcome is None
-            right += outcome is not None and outcome.zero_variance
+            found = (1, outcome is not None and outcome.zero_variance, outcome is None)
+            counts[row["task"]] = [a + b for a, b in zip(counts.get(row["task"], [0, 0, 0]), found, strict=True)]
+    cut, right, unknown = (sum(column) for column in zip(*counts.values(), strict=True)) if counts else (0, 0, 0)
+    low, high = clustered_wilson([row[1] for row in counts.values()], [row[0] - row[2] for row in counts.values()])
     known = cut - unknown
-    low, high = wilson(right, known)
     return {"cut": cut, "zero_variance": right, "unmatched": unknown, "precision": right / known if known else None} | {
         "low": low,
         "high": high,

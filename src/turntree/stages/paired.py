@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from turntree.core.config import to_mapping
+from turntree.core.errors import InputError
+from turntree.observe.files import atomic_write, write_json
 from turntree.observe.run import RunDirectory
-from turntree.observe.statistics import mcnemar, paired_bootstrap
+from turntree.observe.statistics import crossed_interval, sign_flip, t_interval
 from turntree.stages.train_online import HELD_OUT, TrainOnlineConfig, run_train_online
 
 
@@ -23,54 +29,79 @@ def json_rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
+Outcomes = Mapping[str, float]
+OUTCOMES = "outcomes.jsonl"
+
+
+def held_out_checks(folder: Path) -> dict[int, dict[str, float]]:
+    """Success by task at every check of a run, by its iteration or step; tasks without an outcome are left out."""
+    found: dict[int, dict[str, float]] = {}
+    for row in json_rows(folder / HELD_OUT):
+        tasks = found.setdefault(row["iteration"], {})
+        if row["rewards"]:
+            tasks[row["task"]] = sum(row["rewards"]) / len(row["rewards"])
+    return found
+
+
 def held_out_outcomes(folder: Path, iteration: int | None = None) -> dict[str, float]:
     """Success by task at the check after `iteration`, None for the last one of a run."""
-    rows = json_rows(folder / HELD_OUT)
-    wanted = max(row["iteration"] for row in rows) if iteration is None else iteration
-    return {row["task"]: mean(row["rewards"]) or 0.0 for row in rows if row["iteration"] == wanted and row["rewards"]}
+    checks = held_out_checks(folder)
+    return checks[max(checks) if iteration is None else iteration]
 
 
-def paired_outcomes(mine: Sequence[Mapping[str, float]], theirs: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+def write_experiment(out: Path, summary: Mapping[str, Any], seeds: Sequence[int], arms: Sequence[str]) -> None:
+    """Write `out/summary.json`, and beside it the outcomes that its intervals can be computed from again:
+    `out/outcomes.jsonl`, success by task with a row for each arm, seed and check."""
+    with atomic_write(out / OUTCOMES) as handle:
+        for seed, arm in itertools.product(seeds, arms):
+            for check, tasks in held_out_checks(arm_folder(out, seed, arm)).items():
+                handle.write(json.dumps({"arm": arm, "seed": seed, "check": check, "success": tasks}) + "\n")
+    write_json(out / "summary.json", summary)
+
+
+def task_matrix(*arms: Sequence[Outcomes]) -> tuple[list[NDArray[np.float64]], int]:
+    """Each arm's success as (seeds, tasks), over the tasks with an outcome in every seed of every arm, and how many
+    tasks were left out. Raises `InputError` where no task is left."""
+    runs = [outcomes for arm in arms for outcomes in arm]
+    shared = sorted(set(runs[0]).intersection(*runs[1:]))
+    if not shared:
+        raise InputError("no held-out task has an outcome in every run", hint="play more held-out tasks")
+    matrices = [np.array([[outcomes[task] for task in shared] for outcomes in arm], dtype=float) for arm in arms]
+    return matrices, len(set().union(*runs)) - len(shared)
+
+
+def paired_outcomes(mine: Sequence[Outcomes], theirs: Sequence[Outcomes]) -> dict[str, Any]:
     """The difference in success of two arms on the same tasks, seed by seed.
 
-    `held_out_difference` resamples (seed, task) pairs, and so do McNemar's test and the effect that it could detect:
-    they hold for these trained policies. `by_seed` are the differences of the seeds, with the t interval of their mean
-    and its detectable effect (80% power): what other seeds may bring. Tasks without an outcome in one of the arms
-    (censored) are left out and counted.
+    `held_out_difference` is about these trained policies on other tasks: an interval and a sign-flip test over tasks,
+    each task averaged over the seeds. `by_seed` is about training: other seeds and other tasks, with the differences of
+    the seeds. Tasks without an outcome in one of the runs (censored) are left out and counted.
     """
-    by_seed = [
-        [(one[task], two[task]) for task in sorted(one.keys() & two.keys())]
-        for one, two in zip(mine, theirs, strict=True)
-    ]
-    left_out = sum(len(one.keys() ^ two.keys()) for one, two in zip(mine, theirs, strict=True))
-    pairs = [pair for seed in by_seed for pair in seed]
-    middle, low, high = paired_bootstrap([a for a, _ in pairs], [b for _, b in pairs])
-    spread = math.sqrt(sum((a - b - middle) ** 2 for a, b in pairs) / max(1, len(pairs) - 1))
+    (one, two), left_out = task_matrix(mine, theirs)
+    difference = one - two
+    by_task = difference.mean(axis=0)
+    over_tasks = t_interval(by_task)._asdict() | {"p_value": sign_flip(by_task)}
     return {
-        "held_out_difference": {"mean": middle, "low": low, "high": high, "tasks": len(pairs), "left_out": left_out},
-        "by_seed": over_seeds([sum(a - b for a, b in seed) / len(seed) for seed in by_seed]),
-        "mcnemar": mcnemar(sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)),
-        "minimum_detectable_effect": (1.959964 + 0.841621) * spread / math.sqrt(len(pairs)),
+        "held_out_difference": over_tasks | {"tasks": len(by_task), "left_out": left_out},
+        "by_seed": over_seeds_and_tasks(difference),
     }
+
+
+def over_seeds_and_tasks(values_ST: NDArray[np.float64]) -> dict[str, Any]:
+    """The crossed interval of a mean for other seeds and other tasks, with the mean of every seed."""
+    return crossed_interval(values_ST)._asdict() | {"values": values_ST.mean(axis=1).tolist()}
 
 
 def over_seeds(values: Sequence[float]) -> dict[str, Any]:
-    """The mean of one value a seed with its 95% t interval and the effect that a test at 5% would detect with 80% power
-    (None for a single seed), and the values."""
-    from scipy.stats import t
+    """The t interval of the mean of one value a seed, with the values."""
+    return t_interval(values)._asdict() | {"values": list(values)}
 
-    middle, count = sum(values) / len(values), len(values)
-    if count < 2:
-        return {"mean": middle, "low": None, "high": None, "detectable": None, "values": list(values)}
-    error = math.sqrt(sum((value - middle) ** 2 for value in values) / (count - 1) / count)
-    half, power = (float(t.ppf(share, count - 1)) * error for share in (0.975, 0.8))
-    return {
-        "mean": middle,
-        "low": middle - half,
-        "high": middle + half,
-        "detectable": half + power,
-        "values": list(values),
-    }
+
+def ratio_over_seeds(values: Sequence[float]) -> dict[str, Any]:
+    """The geometric mean of one ratio a seed with the t interval of its logarithm, and the ratios."""
+    found = t_interval([math.log(value) for value in values])
+    edges = {key: None if edge is None else math.exp(edge) for key, edge in found._asdict().items()}
+    return edges | {"values": list(values)}
 
 
 def run_or_reuse(config: TrainOnlineConfig, folder: Path) -> None:
@@ -83,9 +114,3 @@ def mean(values: Sequence[float | None]) -> float | None:
     """Of the known ones."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
-
-
-def interval(values: Sequence[float]) -> dict[str, float]:
-    """Mean with its 95% bootstrap interval."""
-    middle, low, high = paired_bootstrap(values, [0.0] * len(values))
-    return {"mean": middle, "low": low, "high": high}

@@ -221,12 +221,17 @@ def _check(folder: Path, policy: Policy, arena: Arena, config: TrainOnlineConfig
         summary, cost = play(
             policy, arena.held_out, settings, config.held_out_temperature, config.held_out_samples, quiet=True
         )
-        rows = [{"iteration": iteration, "task": row["task"], "rewards": row["rewards"]} for row in summary["outcomes"]]
-        _append(folder / HELD_OUT, rows)
+        keep_held_out(folder, iteration, summary)
         held_out = {name: summary[name] for name in ("success", "invalid_share", "turns_per_episode")}
         return {f"held_out_{name}": value for name, value in held_out.items()}, cost
 
     return check
+
+
+def keep_held_out(folder: Path, iteration: int, summary: dict[str, Any]) -> None:
+    """Append what every held-out task gave at the check after `iteration`."""
+    rows = [{"iteration": iteration, "task": row["task"], "rewards": row["rewards"]} for row in summary["outcomes"]]
+    _append(folder / HELD_OUT, rows)
 
 
 def _append(path: Path, rows: Sequence[dict[str, Any]]) -> None:

@@ -24,6 +24,7 @@ from turntree.stages.evaluate import EvaluateConfig, play
 from turntree.stages.policy import Device, Policy, load_policy
 from turntree.stages.profile import read_candidates
 from turntree.stages.tasks import GamesConfig, games
+from turntree.stages.train_online import keep_held_out, rewind
 from turntree.stages.verifier import resolve_verifier
 from turntree.training.checkpoints import CheckpointConfig, resume
 from turntree.training.curriculum import PivotRecord
@@ -66,8 +67,8 @@ class TrainPivotConfig:
 
 def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
     """Train; the policy lies in `out/model`, the curves in `out/metrics.jsonl`, how every pivot fared in
-    `out/pass_rates.jsonl`, the bill in `out/cost.json`. An unfinished run of the same configuration and contents in
-    `out` goes on; any other is refused unless `overwrite`."""
+    `out/pass_rates.jsonl`, outcomes of held-out games in `out/held_out.jsonl`, the bill in `out/cost.json`. An
+    unfinished run of the same configuration and contents in `out` goes on; any other is refused unless `overwrite`."""
     header, rows = read_table(Path(config.pivots), SCHEMA)
     policy = load_policy(config.model, config.device)
     if header["policy_hash"] != policy.hash and not config.allow_stale:
@@ -80,7 +81,7 @@ def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = Fa
     pivots = _pivots(rows, policy, traces, header)
     verifier = _verifier(config, header)
     check_path_isolation(policy.model)
-    check = _checks(config, policy, verifier, traces)
+    check = _checks(config, policy, verifier, traces, out)
     inputs = {
         "policy_hash": policy.hash,
         "pivots_hash": file_hash(Path(config.pivots)),
@@ -95,7 +96,7 @@ def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = Fa
         "states": len(pivots),
         "steps": last["step"],
         "reward_mean": last["reward_mean"],
-        "kl": last["kl"],
+        "kl": last.get("kl"),
         "retired_pivots": last["retired_pivots"],
         "cost": trained.cost.counts(),
     }
@@ -112,6 +113,7 @@ def _train(
     """Train from where the run stands to its end, and write what it made; the bill last."""
     reference = policy.reference()  # before a checkpoint is put into the model
     checkpoints, done = resume(run, config.checkpoints)
+    rewind(run.path, done)
     with progress((), "train pivot", total=config.train.steps, initial=done) as bar:
 
         def log(row: dict[str, Any]) -> None:
@@ -120,7 +122,7 @@ def _train(
                 notice(_warning(alarm, row["step"]))
             if row["step"]:
                 bar.update()
-                bar.set_postfix(reward=f"{row['reward_mean']:.2f}", kl=f"{row['kl']:.3f}")
+                bar.set_postfix({key: row[key] for key in ("reward_mean", "kl") if row.get(key) is not None})
 
         trained = train_pivot(
             policy.model,
@@ -180,8 +182,9 @@ def _verifier(config: TrainPivotConfig, header: dict[str, Any]) -> TurnVerifier:
     return verifier
 
 
-def _checks(config: TrainPivotConfig, policy: Policy, verifier: TurnVerifier, traces: str) -> Check | None:
-    """What is measured on held-out states and games during training; None when nothing is asked for."""
+def _checks(config: TrainPivotConfig, policy: Policy, verifier: TurnVerifier, traces: str, out: Path) -> Check | None:
+    """What is measured on held-out states and games during training; None when nothing is asked for. Outcomes of games
+    are kept in `out/held_out.jsonl`."""
     settings = config.check
     if not settings.states and not settings.games:
         return None
@@ -205,6 +208,7 @@ def _checks(config: TrainPivotConfig, policy: Policy, verifier: TurnVerifier, tr
             played = EvaluateConfig(max_turns=settings.max_turns)
             summary, spent = play(policy, environments, played, config.train.sampling.temperature, 1, quiet=True)
             cost += spent
+            keep_held_out(out, step, summary)
             figures["held_out_success"] = summary["success"]
             figures["held_out_invalid_share"] = summary["invalid_share"]
         return Checked(figures, cost, acceptance)

@@ -36,15 +36,19 @@ class Learner:
     max_tokens: int
 
     def learn(self, trees: Sequence[RolloutTree], credits: Sequence[Credit]) -> tuple[dict[str, float], Cost]:
-        """The metrics of the last step, and what all steps cost."""
+        """The metrics of the last step, and what all steps cost. Where no tree has a scored leaf there is nothing to
+        learn: no step is taken, the policy keeps its version, and the metrics say that 0 groups were trained."""
         started = time.perf_counter()
         batches = [part.to(self.model.device) for part in pack(trees, credits, max_tokens=self.max_tokens)]
+        if not batches:
+            return {"trained_groups": 0}, NO_COST
         if self.reference is not None and self.loss.needs_reference_logprobs:
             batches = with_reference_logprobs(self.reference, batches, temperature=self.loss.temperature)
+        trained = sum(bool(credit.nodes) for credit in credits)
         metrics: dict[str, float] = {}
         cost = NO_COST
         for _ in range(self.updates):
             metrics = update_step(self.model, self.reference, self.optimizer, batches, self.loss)
             cost += Cost(trained_tokens=int(metrics["trained_tokens"]))
         self.engine.weights_changed(self.engine.policy_version + 1)
-        return metrics, cost + Cost(training_seconds=time.perf_counter() - started)
+        return {"trained_groups": trained, **metrics}, cost + Cost(training_seconds=time.perf_counter() - started)

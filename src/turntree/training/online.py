@@ -33,6 +33,7 @@ from turntree.training.learner import Learner
 from turntree.training.lora import Reference
 from turntree.training.losses import LossConfig
 from turntree.training.optimizer import Optimizer, OptimizerConfig
+from turntree.training.packing import packed_slots
 from turntree.training.prompts import TaskStream
 from turntree.training.savings import SavingsLedger
 
@@ -148,12 +149,13 @@ class _Run:
         self._judged: list[tuple[GateDecision, bool | None]] = []  # all that the monitor was told
         self.cost, self.checks = NO_COST, NO_COST
         self.account = self._grown = TreeAccount()  # since the start, and in this iteration
-        self._skipped: Counter[str] = Counter()
+        self._skipped: list[tuple[str, str]] = []  # (task, reason), in this iteration
 
     def state(self) -> dict[str, Any]:
         return {
             "cost": dataclasses.asdict(self.cost),
             "checks": dataclasses.asdict(self.checks),
+            "policy_version": self._engine.policy_version,
             "stream": self.stream.state(),
             "savings": self.savings.state(),
             "judged": [[dataclasses.asdict(decision), zero] for decision, zero in self._judged],
@@ -174,27 +176,29 @@ class _Run:
             self._brancher.restore(state["brancher"])
         for decision, zero in state["judged"]:
             self._judge(GateDecision(**decision), zero)
-        self._engine.weights_changed(self._engine.policy_version + state["step"])
+        self._engine.weights_changed(state["policy_version"])
         return state["step"]
 
     def play(self, iteration: int) -> list[GrownGroup]:
         """The groups of an iteration. With a DAPO filter that refills, further rounds replace what it drops."""
-        wanted = self.config.groups
-        self._skipped, self._grown = Counter(), TreeAccount()
-        groups = self._round(wanted, iteration)
+        wanted, begun = self.config.groups, Counter[str]()
+        self._skipped, self._grown = [], TreeAccount()
+        groups = self._round(wanted, iteration, begun)
         dapo = self.config.dapo
         while dapo and (more := dapo.refill(wanted=wanted, kept=len(self._kept(groups)), started=len(groups))):
-            groups += self._round(more, iteration)
+            groups += self._round(more, iteration, begun)
         self.account += self._grown
         if self.stream.greso:
             self.stream.greso.adjust()
+        left = dapo.allowed(wanted=wanted, started=len(groups)) if dapo else 0
+        self.savings.skipped([task for task, _ in self._skipped], refills_left=left)
         return groups
 
-    def _round(self, count: int, iteration: int) -> list[GrownGroup]:
+    def _round(self, count: int, iteration: int, begun: Counter[str]) -> list[GrownGroup]:
+        """`count` more groups. `begun` counts those of the iteration by task, so that none repeats another's draws."""
         tasks, skipped = self.stream.draw(count, iteration)
         self._skipped += skipped
-        self.savings.skipped(skipped.total())
-        groups = list(self.scheduler.run(tasks, seed=self.config.seed, iteration=iteration))
+        groups = list(self.scheduler.run(tasks, seed=self.config.seed, iteration=iteration, begun=begun))
         for group in groups:
             self.cost += group.tree.cost
             self._grown += account(group.tree)
@@ -212,34 +216,38 @@ class _Run:
         self._judged.append((decision, zero_variance))
 
     def _kept(self, groups: Sequence[GrownGroup]) -> list[GrownGroup]:
-        """Those that the update learns from: whole groups with at least two rewards, and with DAPO different ones."""
-        scored = [group for group in groups if group_outcome(_rewards(group)) is not GroupOutcome.CENSORED]
+        """Those that the update learns from: scored ones, and with DAPO those with different rewards."""
         dapo = self.config.dapo
-        return [group for group in scored if dapo is None or dapo.judge(_rewards(group)).keep]
+        return [group for group in _scored(groups) if dapo is None or dapo.judge(_rewards(group)).keep]
 
     def update(self, groups: Sequence[GrownGroup]) -> dict[str, Any]:
-        """One update on the groups that are kept; nothing is updated where none is."""
+        """One update on the groups that are kept; no step where none is."""
         kept = self._kept(groups)
-        for group in groups:
-            if self.config.dapo and group.cut is None and group not in kept:
-                self.savings.dropped(group.tree)
-        if not kept:
-            return {"trained_groups": 0}
+        if self.config.dapo:
+            first, refills = groups[: self.config.groups], groups[self.config.groups :]
+            unfiltered = self._trained_tokens(_scored(first))
+            self.savings.filtered(unfiltered - self._trained_tokens(kept), [group.tree.cost for group in refills])
         credits = [self.credit(group.tree, group.rewards) for group in kept]
         metrics, cost = self.learner.learn([group.tree for group in kept], credits)
         self.cost += cost
         return {
-            "trained_groups": len(kept),
             "redistributed_weight": sum(credit.redistributed for credit in credits),
             "biased_forks": sum(credit.biased_forks for credit in credits),
             **metrics,
         }
 
+    def _trained_tokens(self, groups: Sequence[GrownGroup]) -> int:
+        """What an update on these groups computes: the slots that the packer lays out, once for every step."""
+        credits = [self.credit(group.tree, group.rewards) for group in groups]
+        slots = packed_slots([group.tree for group in groups], credits, max_tokens=self.config.max_tokens)
+        return slots * self.config.updates
+
     def observe(self, groups: Sequence[GrownGroup]) -> dict[str, Any]:
         """What the groups say. Means are over scored rollouts; a cut group has none, and no outcome.
 
         `predicted_amplification` is by how much the gradient of the rest grows when the cut groups, were they all
-        without variance, leave a normaliser that counts trained tokens or rollouts; a constant one does not move.
+        without variance, leave a normaliser that counts trained tokens or rollouts. A constant one does not move, and
+        DAPO keeps such groups out of any.
         """
         outcomes = Counter(group_outcome(_rewards(group)) for group in groups if group.cut is None)
         scored = [reward for group in groups for reward in _rewards(group) if reward is not None]
@@ -247,7 +255,7 @@ class _Run:
         zero = outcomes[GroupOutcome.ALL_FAIL] + outcomes[GroupOutcome.ALL_SUCCEED]
         whole = zero + outcomes[GroupOutcome.MIXED]
         stops = Counter(group.tree.stop_reason(leaf) for group in groups for leaf in group.tree.leaves())
-        constant = self.config.loss.normalizer == "constant"
+        unmoved = self.config.loss.normalizer == "constant" or self.config.dapo is not None
         solved = [v.success for g in groups for v in g.rewards.verdicts.values() if v.reward is not None]
         return {
             "reward_mean": sum(scored) / len(scored) if scored else None,
@@ -258,9 +266,9 @@ class _Run:
             "groups_audited": sum(group.decision is not None and group.decision.audited for group in groups),
             **self._gate_figures(),
             **self._branch_figures(groups),
-            "prompts_skipped": dict(self._skipped),
+            "prompts_skipped": dict(Counter(dict(self._skipped).values())),
             "zero_variance_share": zero / whole if whole else None,
-            "predicted_amplification": 1.0 if constant or not whole else (whole + cut) / whole,
+            "predicted_amplification": 1.0 if unmoved or not whole else (whole + cut) / whole,
             "stops": {reason.value: stops[reason] for reason in StopReason if stops[reason]},
             "spent": self.cost.counts(),
             "trees": dataclasses.asdict(self.account),
@@ -311,6 +319,11 @@ def _forks_by_turn(groups: Sequence[GrownGroup]) -> dict[str, int]:
     said = [decision for group in groups for decision in group.tree.decisions if decision.actor == "brancher"]
     turns = Counter(int(decision.numbers["turn"]) for decision in said if decision.action == "fork")
     return {str(turn): count for turn, count in sorted(turns.items())}
+
+
+def _scored(groups: Sequence[GrownGroup]) -> list[GrownGroup]:
+    """Those with something to compare: whole groups with at least two rewards."""
+    return [group for group in groups if group_outcome(_rewards(group)) is not GroupOutcome.CENSORED]
 
 
 def _rewards(group: GrownGroup) -> list[float | None]:

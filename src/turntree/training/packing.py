@@ -99,7 +99,7 @@ def pack(
     the length of the batch's longest tree. A tree above the budget is cut (`training.cutting`): its ancestors are
     computed in every part, its terms counted in one. Raises `InputError` where one path alone is above the budget.
     """
-    segments = [tree_segment(tree, credit, i) for i, (tree, credit) in enumerate(zip(trees, credits, strict=True))]
+    segments = _segments(trees, credits)
     found = [segment for segment in segments if segment is not None]
     parts = [part for segment in found for part in _cut(trees, segment, max_tokens)]
     batches = [_tensors(rows, credits, pad_id) for rows in _place(parts, max_tokens, share_rows=True)]
@@ -115,6 +115,17 @@ def flat_batches(
     found = [part for segments in per_tree for segment in segments for part in _cut(trees, segment, max_tokens)]
     batches = [_tensors(rows, credits, pad_id) for rows in _place(found, max_tokens, share_rows=False)]
     return _counted(batches, PackingStats(untrained_trees=per_tree.count([])))
+
+
+def packed_slots(trees: Sequence[RolloutTree], credits: Sequence[Credit], *, max_tokens: int) -> int:
+    """The slots that `pack` would compute for these trees, without padding and without making a tensor. A tree with a
+    path above `max_tokens`, which `pack` refuses, is counted uncut."""
+    found = [segment for segment in _segments(trees, credits) if segment is not None]
+    return sum(len(part) for segment in found for part in cut(segment, max_tokens) or [segment])
+
+
+def _segments(trees: Sequence[RolloutTree], credits: Sequence[Credit]) -> list[Segment | None]:
+    return [tree_segment(tree, credit, i) for i, (tree, credit) in enumerate(zip(trees, credits, strict=True))]
 
 
 def _cut(trees: Sequence[RolloutTree], segment: Segment, max_tokens: int) -> list[Segment]:

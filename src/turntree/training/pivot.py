@@ -177,6 +177,7 @@ class _Run:
             "checks": dataclasses.asdict(self.checks),
             "curriculum": self.curriculum.state(),
             "drift": self.drift.state(),
+            "policy_version": self.engine.policy_version,
         }
 
     def restore(self, checkpoints: Checkpoints | None) -> int:
@@ -187,7 +188,7 @@ class _Run:
         self.cost, self.checks = Cost(**state["cost"]), Cost(**state["checks"])
         self.curriculum.restore(state["curriculum"])
         self.drift.restore(state["drift"])
-        self.engine.weights_changed(self.engine.policy_version + state["step"])
+        self.engine.weights_changed(state["policy_version"])
         return state["step"]
 
     def sample(self, step: int) -> tuple[list[_Group], list[_Group]]:
@@ -226,7 +227,7 @@ class _Run:
         ]
 
     def update(self, groups: Sequence[_Group]) -> dict[str, Any]:
-        """`config.updates` optimizer steps on the groups; metrics of the last."""
+        """`config.updates` optimizer steps on the groups; metrics of the last. None where every rollout is censored."""
         credits = [self.estimator(group.tree, group.rewards) for group in groups]
         metrics, cost = self.learner.learn([group.tree for group in groups], credits)
         self.cost += cost

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,16 +22,16 @@ class TaskStream:
         self._position = 0
         self._epoch: tuple[int, list[int]] = (-1, [])
 
-    def draw(self, count: int, iteration: int) -> tuple[list[Environment], Counter[str]]:
-        """The next `count` tasks, and how many were skipped by reason."""
+    def draw(self, count: int, iteration: int) -> tuple[list[Environment], list[tuple[str, str]]]:
+        """The next `count` tasks, and (task id, reason) whenever one was skipped on the way to them."""
         drawn: list[Environment] = []
-        skipped: Counter[str] = Counter()
+        skipped: list[tuple[str, str]] = []
         in_a_row = 0
         while len(drawn) < count:
             task = self._next()
             decision = self.greso.decide(task.task_id, iteration) if self.greso else None
             if decision is not None and decision.skip and in_a_row < len(self._tasks):
-                skipped[decision.reason] += 1
+                skipped.append((task.task_id, decision.reason))
                 in_a_row += 1
                 continue
             in_a_row = 0

@@ -1,21 +1,28 @@
-"""What each filter saved, on one ledger: every group has one fate, so nothing is counted twice.
+"""What each filter saved, on one ledger, against the same iteration without it.
 
-A skipped prompt (GRESO) and the turns that a cut group no longer plays (gate) were never paid for, so their price is
-an estimate: the mean of what the groups of this run cost that were not cut, and for a cut rollout the mean of what
-their rollouts that were alive at the same turn went on to cost. It assumes that cut groups would have gone on like the
-rest; an audited share, or an arm without the gate, measures it. What DAPO keeps out of the update is known exactly.
+Gate: an estimate. The turns that a cut group no longer plays were never paid for, so each rollout alive at the cut is
+priced at the mean of what the rollouts of whole groups that were alive at the same turn went on to cost. It assumes
+that cut groups would have gone on like the rest; an audited share, or an arm without the gate, measures it.
+
+DAPO: exact, given the groups that were played. Saved are the tokens that an update on the groups of the first round
+would have computed beyond those that were trained. Refills would not have been played, so their cost is negative.
+
+GRESO: not a saving in itself. Another prompt takes the place of a skipped one, so the work is redirected. What can be
+saved is the refills that DAPO would have asked for in place of the skipped groups. Their outcomes are unknown, so
+only a bound is given: as many groups as were skipped, and as many as the cap on refills had left.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from turntree.core.additive import Additive
 from turntree.core.cost import NO_COST, Cost
-from turntree.core.tree import RolloutTree, StopReason
+from turntree.core.tree import StopReason
 from turntree.rollouts.groups import GrownGroup
 
 
@@ -30,7 +37,7 @@ class Saving(Additive):
     trained_tokens: float = 0.0
     seconds: float = 0.0
 
-    def __mul__(self, times: int) -> Saving:
+    def __mul__(self, times: float) -> Saving:
         return Saving(**{f.name: getattr(self, f.name) * times for f in dataclasses.fields(self)})
 
     @classmethod
@@ -38,6 +45,14 @@ class Saving(Additive):
         """The mean of `count` costs that add up to `total`."""
         names = [f.name for f in dataclasses.fields(cls)]
         return cls(**{name: getattr(total, name) / count for name in names}) if count else cls()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Redirected(Additive):
+    """`prompts` that GRESO skipped, each once an iteration, for others in their place."""
+
+    prompts: int = 0
+    refills_avoided_at_most: int = 0  # groups
 
 
 @dataclass
@@ -55,11 +70,11 @@ class _Sum:
 
 
 class SavingsLedger:
-    """Tell it every group that came back, every skipped prompt, and what was kept out of an update."""
+    """Tell it every group that came back, and what was skipped and filtered in each iteration."""
 
     def __init__(self) -> None:
-        self.saved = {"greso": Saving(), "gate": Saving(), "dapo": Saving()}
-        self._group = _Sum()
+        self.saved = {"gate": Saving(), "dapo": Saving()}
+        self.redirected = Redirected()
         self._after: dict[int, _Sum] = defaultdict(_Sum)  # by turn: what a rollout alive then went on to cost
 
     def came_back(self, group: GrownGroup) -> None:
@@ -68,7 +83,6 @@ class SavingsLedger:
             alive = sum(tree.stop_reason(leaf) is StopReason.GATED for leaf in tree.leaves())
             self.saved["gate"] += self._after[group.cut].mean * alive
             return
-        self._group.add(tree.cost)
         paid: set[int] = set()
         for leaf in tree.leaves():
             own = [node for node in tree.path(leaf) if node.id not in paid]  # a branch begins where it was made
@@ -76,19 +90,23 @@ class SavingsLedger:
             for turn in range(max(1, own[0].turn), own[-1].turn):
                 self._after[turn].add(sum((node.cost for node in own if node.turn > turn), NO_COST))
 
-    def skipped(self, prompts: int) -> None:
-        self.saved["greso"] += self._group.mean * prompts
+    def skipped(self, tasks: Sequence[str], *, refills_left: int) -> None:
+        """The tasks that an iteration skipped, once for every time, and how many further refills its cap allowed."""
+        avoided = min(len(tasks), refills_left)
+        self.redirected += Redirected(prompts=len(set(tasks)), refills_avoided_at_most=avoided)
 
-    def dropped(self, tree: RolloutTree) -> None:
-        """A finished group that stayed out of the update: every token position of its tree."""
-        self.saved["dapo"] += Saving(trained_tokens=sum(len(node.token_ids) for node in tree))
+    def filtered(self, trained_tokens: int, refills: Sequence[Cost]) -> None:
+        """The tokens by which an iteration's filter made the update smaller, and what each of its refills cost."""
+        played = Saving.mean(sum(refills, NO_COST), 1)
+        self.saved["dapo"] += Saving(trained_tokens=trained_tokens) + played * -1
 
     def counts(self) -> dict[str, dict[str, float]]:
-        """What was saved so far, by filter, without the clock."""
-        return {
+        """What was saved and redirected so far, by filter, without the clock."""
+        saved = {
             name: {key: value for key, value in dataclasses.asdict(saving).items() if key != "seconds"}
             for name, saving in self.saved.items()
         }
+        return {"greso": dataclasses.asdict(self.redirected), **saved}
 
     def seconds(self) -> dict[str, float]:
         return {name: saving.seconds for name, saving in self.saved.items()}
@@ -97,11 +115,11 @@ class SavingsLedger:
         """A JSON value that `restore` takes back."""
         after = {str(turn): _state(part) for turn, part in self._after.items()}
         saved = {name: dataclasses.asdict(saving) for name, saving in self.saved.items()}
-        return {"saved": saved, "group": _state(self._group), "after": after}
+        return {"saved": saved, "redirected": dataclasses.asdict(self.redirected), "after": after}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.saved = {name: Saving(**row) for name, row in state["saved"].items()}
-        self._group = _sum(state["group"])
+        self.redirected = Redirected(**state["redirected"])
         self._after = defaultdict(_Sum, {int(turn): _sum(row) for turn, row in state["after"].items()})
 
 
