@@ -30,13 +30,19 @@ def test_a_split_turn_is_one_action_of_every_branch_and_paid_for_once() -> None:
 
     def say(parent: int, tokens: int, text: str | None) -> int:
         message = None if text is None else Message("assistant", text)
-        return tree.add(parent, NodeKind.COMPLETION, (5,) * tokens, logprobs=(0.0,) * tokens, message=message).id
+        return tree.add(
+            parent,
+            NodeKind.COMPLETION,
+            (5,) * tokens,
+            logprobs=(0.0,) * tokens,
+            messages=() if message is None else (message,),
+        ).id
 
-    prompt = tree.add(None, NodeKind.PROMPT, (1,), message=Message("user", "find it")).id
-    seen = tree.add(say(prompt, 4, "look"), NodeKind.OBSERVATION, (2,), message=Message("user", "a drawer")).id
+    prompt = tree.add(None, NodeKind.PROMPT, (1,), messages=(Message("user", "find it"),)).id
+    seen = tree.add(say(prompt, 4, "look"), NodeKind.OBSERVATION, (2,), messages=(Message("user", "a drawer"),)).id
     shared = say(seen, 3, None)
     long, short = say(shared, 2, "open it"), say(shared, 1, "go")
-    heard = tree.add(long, NodeKind.OBSERVATION, (2,), message=Message("user", "a mug")).id
+    heard = tree.add(long, NodeKind.OBSERVATION, (2,), messages=(Message("user", "a mug"),)).id
     last = say(heard, 6, "take it")
     for leaf in (short, last):
         tree.stop(leaf, StopReason.COMPLETED)

@@ -30,13 +30,14 @@ costs = st.builds(
     training_seconds=st.floats(0, 9),
 )
 calls = st.builds(ToolCall, st.sampled_from(["go", "take"]), st.dictionaries(st.text(max_size=3), st.integers()))
-messages = st.none() | st.builds(
+one_message = st.builds(
     Message,
     role=st.sampled_from(["user", "assistant", "tool"]),
     content=st.text(max_size=9),
     tool_calls=st.lists(calls, max_size=2).map(tuple),
     tool_call_id=st.none() | st.text(min_size=1, max_size=3),
 )
+messages = st.lists(one_message, max_size=3).map(tuple)
 
 
 class Growth(RuleBasedStateMachine):
@@ -50,7 +51,7 @@ class Growth(RuleBasedStateMachine):
         self.sampled: list[tuple[bool, ...]] = []
         self.ended: dict[int, StopReason] = {}
 
-    def grow(self, parent: int | None, kind: NodeKind, ids: tuple[int, ...], message, cost) -> None:
+    def grow(self, parent: int | None, kind: NodeKind, ids: tuple[int, ...], messages, cost) -> None:
         given = kind is not NodeKind.COMPLETION
         node = self.tree.add(
             parent,
@@ -59,7 +60,7 @@ class Growth(RuleBasedStateMachine):
             logprobs=None if given else tuple(-0.1 * t for t in ids),
             entropies=None if given else tuple(0.5 for _ in ids),
             policy_version=None if given else len(self.seen),
-            message=message,
+            messages=messages,
             cost=cost,
         )
         self.frozen.append(dataclasses.replace(node))
@@ -68,13 +69,13 @@ class Growth(RuleBasedStateMachine):
 
     @rule(ids=tokens, cost=costs)
     def plant(self, ids, cost) -> None:
-        self.grow(None, NodeKind.PROMPT, ids, None, cost)
+        self.grow(None, NodeKind.PROMPT, ids, (), cost)
 
     @precondition(lambda self: any(n not in self.ended for n in range(len(self.seen))))
-    @rule(data=st.data(), kind=st.sampled_from(NodeKind), ids=tokens, message=messages, cost=costs)
-    def extend(self, data, kind, ids, message, cost) -> None:
+    @rule(data=st.data(), kind=st.sampled_from(NodeKind), ids=tokens, messages=messages, cost=costs)
+    def extend(self, data, kind, ids, messages, cost) -> None:
         parent = data.draw(st.sampled_from([n for n in range(len(self.seen)) if n not in self.ended]))
-        self.grow(parent, kind, ids, message, cost)
+        self.grow(parent, kind, ids, messages, cost)
 
     @precondition(lambda self: any(leaf not in self.ended for leaf in self.tree.leaves()))
     @rule(data=st.data(), reason=st.sampled_from(StopReason))

@@ -64,12 +64,12 @@ def test_a_tree_becomes_rollouts_whose_shared_turns_are_paid_for_once():
     def say(parent, text, tokens):
         ids = tuple(range(tokens))
         return tree.add(
-            parent, NodeKind.COMPLETION, ids, logprobs=(0.0,) * tokens, message=Message("assistant", text)
+            parent, NodeKind.COMPLETION, ids, logprobs=(0.0,) * tokens, messages=(Message("assistant", text),)
         ).id
 
-    prompt = tree.add(None, NodeKind.PROMPT, (1,), message=Message("user", "find it")).id
+    prompt = tree.add(None, NodeKind.PROMPT, (1,), messages=(Message("user", "find it"),)).id
     shared = say(prompt, "look", 5)
-    seen = tree.add(shared, NodeKind.OBSERVATION, (2,), message=Message("user", "a drawer")).id
+    seen = tree.add(shared, NodeKind.OBSERVATION, (2,), messages=(Message("user", "a drawer"),)).id
     leaves = [say(seen, "open", 3), say(seen, "go", 4), say(prompt, "wait", 2)]
     reasons = [StopReason.COMPLETED, StopReason.MAX_TURNS, StopReason.ENGINE_ERROR]
     for leaf, reason in zip(leaves, reasons, strict=True):

@@ -20,11 +20,18 @@ def say(tree: RolloutTree, parent: int, tokens: int, *, calls: int = 1, whole: b
     made = tuple(ToolCall("search", {"n": n}) for n in range(calls))
     message = Message("assistant", "", tool_calls=made) if whole else None
     zeros = (0.0,) * tokens
-    return tree.add(parent, NodeKind.COMPLETION, (5,) * tokens, logprobs=zeros, entropies=zeros, message=message).id
+    return tree.add(
+        parent,
+        NodeKind.COMPLETION,
+        (5,) * tokens,
+        logprobs=zeros,
+        entropies=zeros,
+        messages=() if message is None else (message,),
+    ).id
 
 
 def hear(tree: RolloutTree, parent: int) -> int:
-    return tree.add(parent, NodeKind.OBSERVATION, (6, 6), message=Message("tool", "found")).id
+    return tree.add(parent, NodeKind.OBSERVATION, (6, 6), messages=(Message("tool", "found"),)).id
 
 
 def split() -> RolloutTree:

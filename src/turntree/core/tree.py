@@ -63,7 +63,7 @@ class Node:
     entropies: tuple[float, ...] | None = None
     turn: int = 0  # turns on the path up to and including this node; a completion below a completion is its rest
     policy_version: int | None = None
-    message: Message | None = None
+    messages: tuple[Message, ...] = ()  # what the tokens say: a task, a completion, all that a step answered
     cost: Cost = NO_COST
 
     def __post_init__(self) -> None:
@@ -77,6 +77,11 @@ class Node:
     @property
     def sampled(self) -> bool:
         return self.logprobs is not None
+
+    @property
+    def message(self) -> Message | None:
+        """The last of its messages: of a completion the only one."""
+        return self.messages[-1] if self.messages else None
 
 
 REFILL = "refill"  # the action of the decision that marks a start which was added after outcomes had been seen
@@ -138,7 +143,7 @@ class RolloutTree:
         logprobs: tuple[float, ...] | None = None,
         entropies: tuple[float, ...] | None = None,
         policy_version: int | None = None,
-        message: Message | None = None,
+        messages: tuple[Message, ...] = (),
         cost: Cost = NO_COST,
     ) -> Node:
         """Append a node below `parent` (None for a root) and return it."""
@@ -157,7 +162,7 @@ class RolloutTree:
             entropies=entropies,
             turn=(above.turn if above else 0) + speaks,
             policy_version=policy_version,
-            message=message,
+            messages=messages,
             cost=cost,
         )
         self._nodes.append(node)
@@ -186,7 +191,7 @@ class RolloutTree:
             logprobs=completion.logprobs[part],
             entropies=completion.entropies[part],
             policy_version=completion.policy_version,
-            message=message,
+            messages=() if message is None else (message,),
             cost=cost,
         )
 
@@ -336,7 +341,7 @@ class RolloutTree:
                 logprobs=None if row.get("logprobs") is None else tuple(row["logprobs"]),
                 entropies=None if row.get("entropies") is None else tuple(row["entropies"]),
                 policy_version=row.get("policy_version"),
-                message=None if row.get("message") is None else Message.from_chat(row["message"]),
+                messages=tuple(Message.from_chat(message) for message in row.get("messages", ())),
                 cost=Cost(**row.get("cost", {})),
             )
         for leaf, reason in value["stops"].items():
@@ -354,8 +359,8 @@ def _node_to_json(node: Node) -> dict[str, Any]:
         row["entropies"] = list(node.entropies)
     if node.policy_version is not None:
         row["policy_version"] = node.policy_version
-    if node.message is not None:
-        row["message"] = node.message.to_chat()
+    if node.messages:
+        row["messages"] = [message.to_chat() for message in node.messages]
     if node.cost != NO_COST:
         row["cost"] = {**node.cost.counts(), **node.cost.timing()}
     return row

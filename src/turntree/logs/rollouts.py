@@ -83,8 +83,8 @@ def _rollout(
         elif node.sampled:
             turns.append(([node], "\n".join(seen)))
             seen = []
-        elif node.message is not None:
-            seen.append(node.message.content)
+        else:
+            seen += [message.content for message in node.messages]
     said = [nodes[-1].message for nodes, _ in turns]
     new = [[node for node in nodes if node.id not in paid] for nodes, _ in turns]
     forked = any(node.id in paid for nodes, _ in turns for node in nodes)

@@ -86,7 +86,7 @@ class _Played:
 def _plant(tree: RolloutTree, environment: Environment, renderer: Renderer, group_size: int) -> list[_Played]:
     task = Observation(environment.reset(), done=False)
     prompt_ids = renderer.prompt(task.messages, environment.tools)
-    root = tree.add(None, NodeKind.PROMPT, prompt_ids).id
+    root = tree.add(None, NodeKind.PROMPT, prompt_ids, messages=task.messages).id
     return [
         _Played(start_rollout(tree, root, (sample,), task, prompt_ids), environment.fork())
         for sample in range(group_size)

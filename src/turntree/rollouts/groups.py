@@ -244,7 +244,7 @@ class _Layout:
         self._group = group
         self.tree = RolloutTree(group.task.task_id)
         self.verdicts: dict[int, Verdict] = {}
-        self._ids = {root: self.tree.add(None, NodeKind.PROMPT, group.prompt_ids).id}
+        self._ids = {root: self._root(group).id}
         self._dropped: dict[Key, Cost] = {}
         for _, key, node in sorted((group.tree[n].turn, r.key, n) for r in group.rollouts.values() for n in r.nodes):
             self._place(key, group.tree[node])
@@ -262,6 +262,10 @@ class _Layout:
         for _, decision in sorted(kept, key=lambda pair: (self._ids[pair[1].node], pair[0])):
             saw = None if decision.saw is None else self._ids.get(decision.saw, self._ids[decision.node])
             self.tree.record(replace(decision, node=self._ids[decision.node], saw=saw))
+
+    def _root(self, group: Group) -> Node:
+        task = () if group.told is None else group.told.messages
+        return self.tree.add(None, NodeKind.PROMPT, group.prompt_ids, messages=task)
 
     def _place(self, key: Key, node: Node) -> None:
         assert node.parent is not None

@@ -146,8 +146,8 @@ class LiveRollout:
 
     def hear(self, observation: Observation, added: tuple[int, ...], cost: Cost) -> None:
         """Append what the environment answered."""
-        last = observation.messages[-1]
-        self.leaf = self.tree.add(self.leaf, NodeKind.OBSERVATION, added, message=last, cost=cost).id
+        node = self.tree.add(self.leaf, NodeKind.OBSERVATION, added, messages=observation.messages, cost=cost)
+        self.leaf = node.id
         self.nodes.append(self.leaf)
         self.messages += observation.messages
         self.token_ids = (*self.token_ids, *added)

@@ -58,7 +58,7 @@ def sample_local(
     trees: list[RolloutTree] = []
     for item in prompted:
         tree = RolloutTree(item.state.id)
-        root = tree.add(None, NodeKind.PROMPT, item.prompt_ids)
+        root = tree.add(None, NodeKind.PROMPT, item.prompt_ids, messages=item.state.history)
         for _ in range(group_size):
             completion = next(completions)
             leaf = tree.add_completion(root.id, completion, renderer.parse(completion.token_ids))

@@ -1,0 +1,184 @@
+"""The rollout trees of a run on disk, `trees.jsonl`: every node, decision, verdict and credit, one tree a line.
+
+Everything that reports, audits and calibrates can be read from it. An iteration is in the file whole or not at all
+(`append` writes it in one piece; a line that a kill cut off is dropped when a run goes on, see `rewind`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from turntree.core.errors import InputError
+from turntree.core.labels import Credit, NodeCredit, Rewards
+from turntree.core.tree import RolloutTree
+from turntree.core.verdict import Verdict
+from turntree.logs.groups import LoggedGroup
+from turntree.logs.report import ReadReport
+from turntree.logs.rollouts import group_from_tree
+from turntree.logs.rows import ReadConfig
+from turntree.observe import jsonl
+from turntree.observe.files import atomic_write
+
+SCHEMA = "turntree.trees/1"
+FILE_NAME = "trees.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptTree:
+    """One group as it was grown and learned from. `credit` is None where nothing was learned from it (dropped by a
+    filter, cut, censored); `tools` are those that its prompts showed."""
+
+    id: str
+    iteration: int
+    tree: RolloutTree
+    rewards: Rewards
+    credit: Credit | None = None
+    task_type: str | None = None
+    tools: tuple[dict[str, Any], ...] = ()
+    cut: int | None = None
+    meta: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def group(self) -> LoggedGroup:
+        """What audits and calibrations read."""
+        return group_from_tree(self.tree, self.rewards, id=self.id, iteration=self.iteration, task_type=self.task_type)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON value that `from_json` restores: facts exactly, log-probabilities and entropies to single precision
+        (they were computed in no better one)."""
+        row: dict[str, Any] = {"schema": SCHEMA, "id": self.id, "iteration": self.iteration}
+        row |= {"task_type": self.task_type} if self.task_type is not None else {}
+        row |= {"tools": list(self.tools)} if self.tools else {}
+        row |= {"cut": self.cut} if self.cut is not None else {}
+        row |= {"meta": self.meta} if self.meta else {}
+        verdicts = {str(leaf): _verdict(verdict) for leaf, verdict in sorted(self.rewards.verdicts.items())}
+        tree = self.tree.to_json()
+        for node in tree["nodes"]:
+            for name in ("logprobs", "entropies"):
+                if name in node:
+                    node[name] = [_single(value) for value in node[name]]
+        return row | {
+            "tree": tree,
+            "verdicts": verdicts,
+            "credit": None if self.credit is None else _credit(self.credit),
+        }
+
+    @classmethod
+    def from_json(cls, row: Any) -> KeptTree:
+        """Raises `InputError` for another schema and for a row that is no tree."""
+        if not isinstance(row, dict) or row.get("schema") != SCHEMA:
+            found = row.get("schema") if isinstance(row, dict) else type(row).__name__
+            raise InputError(f"is {found!r}, not {SCHEMA!r}", field="schema")
+        try:
+            credit = row["credit"]
+            return cls(
+                id=str(row["id"]),
+                iteration=int(row["iteration"]),
+                tree=RolloutTree.from_json(row["tree"]),
+                rewards=Rewards({int(leaf): Verdict(**verdict) for leaf, verdict in row["verdicts"].items()}),
+                credit=None if credit is None else _credit_from(credit),
+                task_type=row.get("task_type"),
+                tools=tuple(row.get("tools", ())),
+                cut=row.get("cut"),
+                meta=row.get("meta", {}),
+            )
+        except InputError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            problem = f"is no rollout tree ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+            raise InputError(problem, field="tree", hint="the line is damaged: restore the file") from error
+
+
+def append(path: Path, trees: Iterable[KeptTree]) -> None:
+    """Add the trees of one iteration, in one piece."""
+    text = "".join(json.dumps(tree.to_json(), ensure_ascii=False, allow_nan=False) + "\n" for tree in trees)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as handle:
+        handle.write(text.encode("utf-8"))
+        handle.flush()
+        os.fsync(handle.fileno())
+
+
+def read(path: Path) -> Iterator[KeptTree]:
+    """The trees of a file in order, one at a time. Raises `InputError` with the line."""
+    for number, line in jsonl.read_lines(path):
+        try:
+            yield KeptTree.from_json(jsonl.parse_json(line, path, number))
+        except InputError as error:
+            raise jsonl.located(error, path=path, line=number) from error
+
+
+def rewind(path: Path, iteration: int) -> None:
+    """Forget the trees after `iteration`, and half a line that a kill left."""
+    _keep_lines(path, lambda found: found <= iteration)
+
+
+def keep_last(path: Path, iterations: int) -> None:
+    """Forget all but the trees of the last `iterations` iterations that are there."""
+    if path.exists():
+        there = sorted(set(_iterations(path)))
+        if len(there) > iterations:
+            first = there[-iterations] if iterations else math.inf
+            _keep_lines(path, lambda found: found >= first)
+
+
+def _keep_lines(path: Path, wanted: Callable[[int], bool]) -> None:
+    if not path.exists():
+        return
+    with path.open("rb") as lines, atomic_write(path) as kept:
+        for line in lines:
+            if line.endswith(b"\n") and wanted(_iteration(line)):
+                kept.write(line.decode("utf-8"))
+
+
+def _iterations(path: Path) -> Iterator[int]:
+    with path.open("rb") as lines:
+        yield from (_iteration(line) for line in lines if line.endswith(b"\n"))
+
+
+def _iteration(line: bytes) -> int:
+    """Of a line that this module wrote: the number stands in its first hundred bytes."""
+    head = line[:4096].partition(b'"iteration": ')[2]
+    return int(head[: next((i for i, byte in enumerate(head) if not 48 <= byte <= 57), len(head))] or -1)
+
+
+def read_groups(paths: Sequence[Path], config: ReadConfig, report: ReadReport) -> Iterator[LoggedGroup]:
+    """The groups of kept trees, for audits and calibrations (a log format of `logs.read`)."""
+    for path in paths:
+        report.files += 1
+        for number, line in jsonl.read_lines(path):
+            report.lines += 1
+            try:
+                group = KeptTree.from_json(jsonl.parse_json(line, path, number)).group()
+            except InputError as error:
+                report.drop(f"a line that is no rollout tree ({error.problem})", path, number)
+                continue
+            report.groups += 1
+            report.rollouts += len(group.rollouts)
+            yield group
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    return {
+        key: value for key, value in asdict(verdict).items() if key in ("reward", "reason") or value not in (None, "")
+    }
+
+
+def _credit(credit: Credit) -> dict[str, Any]:
+    nodes = {str(node): [c.positive, c.negative, c.multiplicity] for node, c in sorted(credit.nodes.items())}
+    return {**{key: value for key, value in vars(credit).items() if key != "nodes"}, "nodes": nodes}
+
+
+def _credit_from(row: dict[str, Any]) -> Credit:
+    nodes = {int(node): NodeCredit(*numbers) for node, numbers in row["nodes"].items()}
+    return Credit(**{**row, "nodes": nodes})
+
+
+def _single(value: float) -> float:
+    """The shortest decimal that is the same number in single precision."""
+    return float(f"{value:.9g}")

@@ -1,0 +1,113 @@
+"""The rollout tree on disk: everything that was decided, whole iterations or nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from token_world import EPISODES, TokenRenderer, TokenWorld, WatchedEngine
+from turntree.advantages.credit import CreditRule
+from turntree.branching.rules import RandomBrancher
+from turntree.core.errors import InputError
+from turntree.logs import trees
+from turntree.logs.rollouts import group_from_tree
+from turntree.logs.trees import KeptTree
+from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
+
+
+def grown(count: int = 3, iteration: int = 1) -> list[KeptTree]:
+    """Real trees: forked, refilled, scored and labelled with credit."""
+    settings = SchedulerConfig(episodes=EPISODES, group_size=6, initial_rollouts=3)
+    scheduler = Scheduler(
+        WatchedEngine(), TokenRenderer(), settings, brancher=RandomBrancher(rate=0.6, shared=1, branches=2)
+    )
+    tasks = [TokenWorld(f"task {n}") for n in range(count)]
+    return [
+        KeptTree(
+            id=f"{iteration}.{number}",
+            iteration=iteration,
+            tree=group.tree,
+            rewards=group.rewards,
+            credit=CreditRule()(group.tree, group.rewards) if number else None,
+            task_type="walk",
+            tools=({"type": "function", "function": {"name": "go"}},),
+        )
+        for number, group in enumerate(scheduler.run(tasks, seed=iteration))
+    ]
+
+
+def test_a_tree_comes_back_with_every_node_decision_verdict_and_credit(tmp_path: Path) -> None:
+    written = grown()
+    trees.append(tmp_path / "trees.jsonl", written)
+    for one, other in zip(written, trees.read(tmp_path / "trees.jsonl"), strict=True):
+        assert [node.messages for node in one.tree] == [node.messages for node in other.tree]
+        assert [node.token_ids for node in one.tree] == [node.token_ids for node in other.tree]
+        assert one.tree.decisions == other.tree.decisions and one.tree.decisions
+        assert one.tree.cost == other.tree.cost
+        assert [one.tree.stop_reason(leaf) for leaf in one.tree.leaves()] == [
+            other.tree.stop_reason(leaf) for leaf in other.tree.leaves()
+        ]
+        assert dict(one.rewards.verdicts) == dict(other.rewards.verdicts)
+        assert one.credit == other.credit
+        assert (one.id, one.iteration, one.tools, one.task_type) == (other.id, 1, other.tools, "walk")
+        for mine, theirs in zip(one.tree, other.tree, strict=True):
+            assert theirs.logprobs == (None if mine.logprobs is None else pytest.approx(mine.logprobs, rel=1e-8))
+            assert theirs.entropies == (None if mine.entropies is None else pytest.approx(mine.entropies, rel=1e-8))
+
+
+def test_the_prompt_holds_the_task_itself(tmp_path: Path) -> None:
+    (tree, *_) = grown()
+    root = tree.tree[tree.tree.roots[0]]
+    assert root.messages and root.messages[0].role == "user"
+
+
+def test_what_audits_read_from_trees_is_what_they_read_from_the_rollout_log(tmp_path: Path) -> None:
+    written = grown()
+    trees.append(tmp_path / "trees.jsonl", written)
+    for one, other in zip(written, trees.read(tmp_path / "trees.jsonl"), strict=True):
+        assert other.group() == group_from_tree(one.tree, one.rewards, id=one.id, iteration=1, task_type="walk")
+
+
+def test_a_run_that_goes_on_keeps_whole_iterations_only(tmp_path: Path) -> None:
+    path = tmp_path / "trees.jsonl"
+    for iteration in (1, 2, 3):
+        trees.append(path, grown(2, iteration))
+    with path.open("ab") as handle:
+        handle.write(b'{"schema": "turntree.trees/1", "id": "4.0", "iter')  # a kill
+    trees.rewind(path, 2)
+    assert [tree.iteration for tree in trees.read(path)] == [1, 1, 2, 2]
+    trees.rewind(path, 0)
+    assert path.read_bytes() == b""
+    trees.rewind(tmp_path / "absent.jsonl", 3)
+
+
+def test_the_last_iterations_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "trees.jsonl"
+    for iteration in (1, 2, 3, 4):
+        trees.append(path, grown(2, iteration))
+        trees.keep_last(path, 2)
+    assert [tree.iteration for tree in trees.read(path)] == [3, 3, 4, 4]
+    trees.keep_last(path, 0)
+    assert path.read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda row: row.pop("verdicts"), "is no rollout tree"),
+        (lambda row: row.update(schema="other/1"), "is 'other/1', not 'turntree.trees/1'"),
+        (lambda row: row["tree"]["nodes"][1].update(parent=99), "is no rollout tree"),
+        (lambda row: row["tree"]["nodes"][1].update(logprobs=[0.0]), "is no rollout tree"),
+        (lambda row: row.update(tree=[]), "is no rollout tree"),
+    ],
+)
+def test_a_damaged_line_is_named(tmp_path: Path, change, said: str) -> None:
+    rows = [json.loads(json.dumps(tree.to_json())) for tree in grown(2)]
+    change(rows[1])
+    path = tmp_path / "trees.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(InputError, match=said) as caught:
+        list(trees.read(path))
+    assert (caught.value.path, caught.value.line) == (path, 2)
