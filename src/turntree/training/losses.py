@@ -30,6 +30,7 @@ from pi (tokens drawn from pi_old are weighted by r, without gradient):
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -210,6 +211,17 @@ def exact_kl(policy_SV: Tensor, reference_SV: Tensor) -> Tensor:
     return (policy_SV.exp() * (policy_SV - reference_SV)).sum(-1)
 
 
+def probability_ratio(log_ratio: Tensor) -> Tensor:
+    """exp(log_ratio), which stays finite: beyond the fourth root of the largest float (e^22 in float32) it goes on
+    along its tangent.
+
+    A completion of 200 tokens reaches a log ratio of 100, where exp is infinite, and infinity times an advantage of
+    zero, or times the zero gradient of a clipped ratio, is no number. The root leaves room for squaring in a norm.
+    """
+    bound = math.log(torch.finfo(log_ratio.dtype).max) / 4
+    return log_ratio.clamp(max=bound).exp() * (1 + torch.relu(log_ratio - bound))
+
+
 def _surrogate(log_ratio_T: Tensor, batch: PackedBatch, config: LossConfig) -> tuple[Tensor, LossSums]:
     """sum w [P min(r, 1+hi) + N max(r, 1-lo)], over terms or over actions (R stands for either)."""
     drift_T = (batch.old_logprobs_T - batch.sampling_logprobs_T).to(log_ratio_T)
@@ -221,8 +233,8 @@ def _surrogate(log_ratio_T: Tensor, batch: PackedBatch, config: LossConfig) -> t
     else:
         log_ratio_R, drift_R, owner_R = log_ratio_T, drift_T, batch.action_T
     positive_R, negative_R = (x.to(log_ratio_R)[owner_R] for x in (batch.positive_A, batch.negative_A))
-    weight_R = drift_R.exp().clamp(max=config.importance_cap)
-    ratio_R = log_ratio_R.exp()
+    weight_R = drift_R.clamp(max=math.log(config.importance_cap)).exp()
+    ratio_R = probability_ratio(log_ratio_R)
     raised_R = ratio_R.clamp(max=1 + config.clip_high)
     lowered_R = ratio_R.clamp(min=1 - config.clip_low, max=config.dual_clip)
     surrogate = (weight_R * (positive_R * raised_R + negative_R * lowered_R)).sum()
@@ -259,4 +271,4 @@ def _kl_terms(
     if batch.reference_logprobs_S is None:
         raise ConfigError("a KL term needs a reference policy", field="kl_coefficient", hint="pass one, or set it to 0")
     reference_T = batch.reference_logprobs_S.to(policy_T)[batch.slot_T]
-    return log_ratio_T.exp() * kl_estimates(policy_T, reference_T, config.kl)
+    return probability_ratio(log_ratio_T) * kl_estimates(policy_T, reference_T, config.kl)
