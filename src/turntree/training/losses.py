@@ -50,9 +50,10 @@ class LossConfig:
 
     `temperature` is the one that the engine sampled at. The two sides of the clip range are independent (DAPO's
     clip-higher). `dual_clip` (at least 1 - clip_low) bounds the ratio of punished tokens: dual-clip PPO and, above
-    1 + clip_high, the delta of "two-sided" clipping. `importance_cap` bounds exp(old - sampling), which is 1 unless
-    old log-probabilities are recomputed. `kl_on_zero_variance` says whether trees without reward variance still pull
-    towards the reference.
+    1 + clip_high, the delta of "two-sided" clipping. `old_logprobs` says whose numbers pi_old is: the engine's, those
+    of the trainer before the update, or (auto) the trainer's wherever the two can differ (`learner.engine_differs`);
+    `importance_cap` bounds exp(old - sampling), which is 1 with the engine's. `kl_on_zero_variance` says whether trees
+    without reward variance still pull towards the reference.
     """
 
     clip_low: float = 0.2
@@ -64,6 +65,7 @@ class LossConfig:
     kl_on_zero_variance: bool = True
     normalizer: Normalizer = "tokens"
     constant: float | None = None
+    old_logprobs: Literal["auto", "trainer", "engine"] = "auto"
     importance_cap: float = 2.0
     temperature: float = 1.0
 
@@ -112,6 +114,8 @@ class LossSums:
     ratio_max: float = 0.0
     push: float = 0.0  # sum of P + |N| over ratios
     clipped_push: float = 0.0  # the part of it that has no gradient
+    importance: float = 0.0  # sum of m times the truncated importance weight
+    truncated: float = 0.0  # the part of `ratio_weight` whose importance weight was cut
 
     def __add__(self, other: LossSums) -> LossSums:
         summed = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(self)}
@@ -120,7 +124,8 @@ class LossSums:
     def metrics(self) -> dict[str, float]:
         """Means weighted by multiplicity, so that packed and flat batches report the same numbers.
 
-        `clip_fraction` is the share of advantage mass without gradient; `dilution` the share of the trained tokens
+        `clip_fraction` is the share of advantage mass without gradient; `importance_truncated` that of the ratios whose
+        importance weight was cut at the cap; `dilution` the share of the trained tokens
         that lie in zero-variance trees.
         """
         weight = max(self.multiplicity, 1e-30)
@@ -131,6 +136,8 @@ class LossSums:
             "ratio_mean": self.ratio / max(self.ratio_weight, 1e-30),
             "ratio_max": self.ratio_max,
             "clip_fraction": self.clipped_push / self.push if self.push else 0.0,
+            "importance_mean": self.importance / max(self.ratio_weight, 1e-30),
+            "importance_truncated": self.truncated / max(self.ratio_weight, 1e-30),
             "dilution": self.zero_variance_multiplicity / weight,
         }
 
@@ -249,6 +256,8 @@ def _surrogate(log_ratio_T: Tensor, batch: PackedBatch, config: LossConfig) -> t
             ratio_max=float(ratio_R.max()),
             push=float((positive_R - negative_R).sum()),
             clipped_push=float(clipped),
+            importance=float((multiplicity_R * weight_R).sum()),
+            truncated=float(multiplicity_R[drift_R > math.log(config.importance_cap)].sum()),
         )
     return surrogate, sums
 
