@@ -231,6 +231,7 @@ class _Run:
         return {
             "trained_groups": len(kept),
             "redistributed_weight": sum(credit.redistributed for credit in credits),
+            "uncounted_leaves": sum(credit.uncounted for credit in credits),
             "biased_forks": sum(credit.biased_forks for credit in credits),
             **metrics,
         }
