@@ -5,7 +5,7 @@ true gradient is a sum over eight episodes. Every tree that a group of rollouts 
 built with its probability, labelled by the library's own estimators, and its on-policy gradient is averaged. No
 sampling anywhere: the figures are exact.
 
-    python recipes/credit_table.py            # the tables of docs/design/credit.md, about two minutes
+    python recipes/credit_table.py            # the tables of docs/design/credit.md, about four minutes
     python recipes/credit_table.py --starts 2
 """
 
@@ -21,10 +21,11 @@ from typing import TypeVar
 
 import numpy as np
 
+from turntree.advantages.comparisons import across_starts
 from turntree.advantages.config import CreditConfig
 from turntree.advantages.credit import CreditRule
 from turntree.advantages.grpo import rloo
-from turntree.advantages.weights import path_weighted
+from turntree.advantages.weights import LeafWeighting, path_weighted
 from turntree.core.labels import Rewards
 from turntree.core.tree import REFILL, Decision, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
@@ -151,6 +152,13 @@ def branchings() -> dict[str, Branching]:
     }
 
 
+def plans(starts: int) -> dict[str, tuple[Branching, int]]:
+    """Each column of the table: a rule, and up to how many leaves its groups are refilled."""
+    plain: dict[str, tuple[Branching, int]] = {name: (rule, 0) for name, rule in branchings().items()}
+    refilled = ("no forks", "entropy, after the probe")
+    return plain | {f"{name}, refilled": (plain[name][0], starts + 1) for name in refilled}
+
+
 # Groups of starts, as trees
 
 
@@ -164,23 +172,32 @@ class Group:
     tokens: int
 
 
-def groups(branching: Branching, starts: int) -> Iterator[Group]:
-    """Every group of independent starts; their order does not matter, so equal ones are built once."""
+def groups(branching: Branching, starts: int, leaves: int = 0) -> Iterator[Group]:
+    """Every group of independent starts, with refills where they have fewer than `leaves` leaves."""
+    for chance, chosen in draws(branching, starts):
+        for refill_chance, refills in draws(never, max(0, leaves - sum(len(start.answers) for start in chosen))):
+            tokens = sum(start.tokens for start in (*chosen, *refills))
+            yield Group(chance * refill_chance, *as_tree(chosen, refills), tokens)
+
+
+def draws(branching: Branching, count: int) -> Iterator[tuple[float, tuple[Start, ...]]]:
+    """`count` independent starts with their probability; their order does not matter, so equal ones come once."""
     chances: dict[Start, float] = {}
     for probability, start in outcomes(branching):
         chances[start] = chances.get(start, 0.0) + probability
-    for chosen in itertools.combinations_with_replacement(sorted(chances), starts):
-        orders = math.factorial(starts) / math.prod(math.factorial(n) for n in Counter(chosen).values())
-        probability = orders * math.prod(chances[start] for start in chosen)
-        yield Group(probability, *as_tree(chosen), sum(start.tokens for start in chosen))
+    for chosen in itertools.combinations_with_replacement(sorted(chances), count):
+        orders = math.factorial(count) / math.prod(math.factorial(n) for n in Counter(chosen).values())
+        yield orders * math.prod(chances[start] for start in chosen), chosen
 
 
-def as_tree(chosen: Sequence[Start]) -> tuple[RolloutTree, Rewards]:
+def as_tree(chosen: Sequence[Start], refills: Sequence[Start] = ()) -> tuple[RolloutTree, Rewards]:
     tree = RolloutTree("toy")
     prompt = tree.add(None, NodeKind.PROMPT, (9,)).id
     verdicts: dict[int, Verdict] = {}
-    for start in chosen:
+    for number, start in enumerate((*chosen, *refills)):
         called = sampled(tree, prompt, start.call)
+        if number >= len(chosen):
+            tree.record(Decision("toy", called, REFILL, "leaves were left over"))
         fork = tree.add(called, NodeKind.OBSERVATION, (7, start.call)).id
         ends = start.answers
         if start.shared_probe and len(ends) > 1:
@@ -247,6 +264,19 @@ class Estimator:
     by_tokens: bool = False  # divide by realised trained tokens instead of a constant
 
 
+def refills_weigh_one(tree: RolloutTree, leaves: Sequence[int]) -> LeafWeighting:
+    """Path weights that count refills like initial starts (not offered)."""
+    forks = set(tree.branch_points())
+    paths = [[len(tree.children(node.id)) for node in tree.path(leaf) if node.id in forks] for leaf in leaves]
+    return LeafWeighting(tuple(math.prod(1 / children for children in path) for path in paths))
+
+
+def divided_by_starts(tree: RolloutTree, leaves: Sequence[int]) -> LeafWeighting:
+    """The same, with weights that add up to the number of initial starts (not offered)."""
+    share = 1 - len(tree.refills()) / len(tree.starts())
+    return LeafWeighting(tuple(share * weight for weight in refills_weigh_one(tree, leaves).weights))
+
+
 def estimators() -> list[Estimator]:
     def made(name: str, credit: CreditConfig, by_tokens: bool = False) -> Estimator:
         return Estimator(name, credit.rule("constant", per_rollout=False), by_tokens)
@@ -254,6 +284,7 @@ def estimators() -> list[Estimator]:
     centred, left_out = CreditConfig(advantages="mean_centred"), CreditConfig(advantages="rloo")
     starts = CreditConfig(leaf_weights="path_weighted", comparison="starts")
     siblings = CreditConfig(leaf_weights="path_weighted", comparison="siblings", advantages="mean_centred")
+    unbiased = CreditRule(advantages=rloo, comparison=across_starts)
     return [
         made("soft, GRPO", CreditConfig()),
         made("soft, mean-centred (Dr. GRPO)", centred),
@@ -271,6 +302,8 @@ def estimators() -> list[Estimator]:
         made("path_weighted, starts, RLOO", replace(starts, advantages="rloo")),
         made("path_weighted, siblings, mean-centred", siblings),
         made("path_weighted, siblings, RLOO", replace(siblings, advantages="rloo")),
+        Estimator("refills weigh 1, starts, RLOO (not offered)", replace(unbiased, leaf_weights=refills_weigh_one)),
+        Estimator("the same over all starts (not offered)", replace(unbiased, leaf_weights=divided_by_starts)),
     ]
 
 
@@ -337,14 +370,14 @@ def refill_values() -> dict[str, float]:
     leaves = normalised = initial = 0.0
     for probability, (tree, rewards) in outcomes(refilled):
         calls = rewards.scored()
-        weighed = dict(zip(calls, path_weighted(tree, list(calls)).weights, strict=True))
+        weighed = dict(zip(calls, refills_weigh_one(tree, list(calls)).weights, strict=True))
         first = [leaf for leaf in calls if tree.starts()[0] in (node.id for node in tree.path(leaf))]
         leaves += probability * sum(calls.values()) / len(calls)
         normalised += probability * sum(w * calls[leaf] for leaf, w in weighed.items()) / sum(weighed.values())
         initial += probability * sum(weighed[leaf] * calls[leaf] for leaf in first)  # they weigh one together
     return {
         "mean over leaves": leaves,
-        "self-normalised path weights": normalised,
+        "self-normalised path weights, refills at 1": normalised,
         "path weights of the initial start": initial,
     }
 
@@ -369,8 +402,8 @@ def main() -> None:
     starts = parser.parse_args().starts
     print(f"{starts} starts; true gradient of norm {np.linalg.norm(true_gradient()):.3f}\n")
     flat = 3.0 * starts
-    for name, branching in branchings().items():
-        found, tokens = estimate(estimators(), groups(branching, starts), starts)
+    for name, (branching, leaves) in plans(starts).items():
+        found, tokens = estimate(estimators(), groups(branching, starts, leaves), starts)
         print(f"**{name}**: {tokens / flat:.2f} times the tokens of a flat group\n")
         print("| estimator | scale | bias | variance | variance x tokens |\n|---|---|---|---|---|")
         for estimator, e in zip(estimators(), found, strict=True):

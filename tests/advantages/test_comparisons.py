@@ -87,18 +87,20 @@ def test_path_weights_are_the_share_of_each_leaf_in_its_start(forked: Forked) ->
     f = forked
     credit = CreditRule(leaf_weights=path_weighted, comparison=across_starts, advantages=rloo)(f.tree, f.rewards)
     assert {n: c.multiplicity for n, c in credit.nodes.items()} == approx(
-        {f.a: 1.0, f.a1: 0.5, f.a2: 0.5, f.b: 1.0, f.b1: 1.0, f.c: 1.0, f.c1: 1.0}
-    )
-    assert credit.rollouts == pytest.approx(3.0) and credit.censored == 1
+        {f.a: 1.0, f.a1: 0.5, f.a2: 0.5, f.b: 1.0, f.b1: 1.0}
+    )  # c is a refill: how many there are is an outcome
+    assert credit.rollouts == pytest.approx(2.0) and credit.censored == credit.uncounted == 1
     assert credit.redistributed == pytest.approx(1 / 3)  # what the lost branch would have weighed
 
 
 def test_a_leaf_stands_in_for_its_start_among_the_other_initial_starts(forked: Forked) -> None:
-    """Value of a: 1/2, of b: 0; c is a refill and no baseline. RLOO: a1 has 1 - 0, a2 0 - 0, b 0 - 1/2, and c is
-    compared with the mean of a and b, 1/4."""
+    """Value of a: 1/2, of b: 0; c is a refill and no baseline. RLOO: a1 has 1 - 0, a2 0 - 0, b 0 - 1/2. Where leaves
+    weigh 1 each, c is compared with the mean of a and b, 1/4."""
     f = forked
     credit = CreditRule(leaf_weights=path_weighted, comparison=across_starts, advantages=rloo)(f.tree, f.rewards)
-    assert net(credit) == approx({f.a: 0.5, f.a1: 0.5, f.a2: 0.0, f.b: -0.5, f.b1: -0.5, f.c: 0.75, f.c1: 0.75})
+    assert net(credit) == approx({f.a: 0.5, f.a1: 0.5, f.a2: 0.0, f.b: -0.5, f.b1: -0.5})
+    unit = CreditRule(comparison=across_starts, advantages=rloo)(f.tree, f.rewards)
+    assert net(unit) == approx({f.a: 1.0, f.a1: 1.0, f.a2: 0.0, f.b: -0.5, f.b1: -0.5, f.c: 0.75, f.c1: 0.75})
 
 
 def test_a_branch_is_compared_with_its_siblings(forked: Forked) -> None:
@@ -106,10 +108,9 @@ def test_a_branch_is_compared_with_its_siblings(forked: Forked) -> None:
     f = forked
     rule = CreditRule(leaf_weights=path_weighted, comparison=across_siblings, advantages=mean_centred)
     credit = rule(f.tree, f.rewards)
-    refill = 1.0 - (0.5 + 0.0 + 1.0) / 3  # stands beside the initial starts, which never see it
-    assert net(credit) == approx(
-        {f.a: 0.25, f.a1: 0.5 * 0.5, f.a2: -0.5 * 0.5, f.b: -0.25, f.b1: -0.25, f.c: refill, f.c1: refill}
-    )
+    assert net(credit) == approx({f.a: 0.25, f.a1: 0.5 * 0.5, f.a2: -0.5 * 0.5, f.b: -0.25, f.b1: -0.25})
+    unit = CreditRule(comparison=across_siblings, advantages=mean_centred)(f.tree, f.rewards)
+    assert net(unit)[f.c] == pytest.approx(1.0 - (0.5 + 0.0 + 1.0) / 3)  # beside the starts, which never see it
 
 
 def test_a_branch_that_lost_its_siblings_is_no_branch(forked: Forked) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import itertools
 import sys
@@ -16,7 +17,6 @@ from turntree.advantages.credit import CreditRule
 from turntree.advantages.grpo import grpo_advantages, mean_centred, rloo
 from turntree.advantages.weights import path_weighted
 from turntree.core.labels import Rewards
-from turntree.core.tree import REFILL, Decision
 from turntree.core.verdict import Verdict
 
 PATH = Path(__file__).resolve().parents[2] / "recipes" / "credit_table.py"
@@ -107,27 +107,54 @@ def test_leaving_the_own_start_out_is_what_makes_rloo_exact_on_flat_groups_and_g
     assert abs(grpo.scale - 1.0) > 0.1
 
 
-def test_refills_neither_tilt_the_baseline_nor_the_gradient(toy) -> None:
-    """A third start is drawn whenever neither of the first two forked. With the initial starts as baseline the
-    expected sum is the expected number of starts times the true gradient; with all starts it is not."""
-    grow = toy.branchings()["entropy, after the probe"]
-    starts = [(p, start) for p, start in toy.outcomes(grow)]
-    exact, expected_starts = np.zeros(len(toy.P)), 0.0
-    tilted = np.zeros(len(toy.P))
+PROMPTS = ["no forks", "entropy, after the probe"]  # one whose rollouts never fork, one whose do
+
+
+def expected(toy, branching: str, rule: CreditRule, starts: int, leaves: int) -> np.ndarray:
+    """The expected gradient of a prompt's tree, a sum over its nodes: what the loss divides by a constant."""
+    grown = toy.groups(toy.branchings()[branching], starts, leaves)
+    return sum(group.probability * gradient(toy, rule, group.tree, group.rewards) for group in grown)
+
+
+@pytest.mark.parametrize("comparison", [across_starts, across_siblings])
+@pytest.mark.parametrize("branching", PROMPTS)
+def test_every_prompt_takes_the_same_step_for_each_unit_of_its_gradient(toy, branching, comparison) -> None:
+    """Two initial starts, refilled to four leaves: the prompt that never forks has four starts, the other one fewer.
+    The step of both is two true gradients: of the initial starts, whose number is no outcome."""
+    rule = CreditRule(leaf_weights=path_weighted, comparison=comparison, advantages=rloo)
+    assert expected(toy, branching, rule, 2, 4) == pytest.approx(2 * toy.true_gradient(), abs=EXACT)
+    group = next(iter(toy.groups(toy.never, 2, 4)))
+    credit = rule(group.tree, group.rewards)
+    assert credit.uncounted == 2 and credit.rollouts == 2.0
+    assert not group.tree.refills() & set(credit.nodes)
+
+
+def test_neither_counting_refills_nor_dividing_by_all_starts_is_a_way_out(toy) -> None:
+    """Counted, refills lengthen the step of the prompt that never forks most (4 against 3.4 true gradients); divided by
+    the starts that there are, the forking prompt is tilted by a tenth, since forking depends on what was sampled."""
+    truth, rule = toy.true_gradient(), CreditRule(comparison=across_starts, advantages=rloo)
+
+    def steps(weights) -> list[np.ndarray]:
+        counted = dataclasses.replace(rule, leaf_weights=weights)
+        return [expected(toy, branching, counted, 2, 4) for branching in PROMPTS]
+
+    counted = steps(toy.refills_weigh_one)
+    assert counted[0] == pytest.approx(4.0 * truth) and counted[1] == pytest.approx(3.4 * truth)
+    flat, forking = steps(toy.divided_by_starts)
+    assert flat == pytest.approx(2.0 * truth)
+    across = forking - float(forking @ truth / (truth @ truth)) * truth
+    assert np.linalg.norm(across) > 0.09 * np.linalg.norm(forking)
+
+
+def test_refills_are_no_baseline(toy) -> None:
+    """Not marked as refills, they would enter the baseline of the starts whose outcomes called for them."""
     rule = CreditRule(leaf_weights=path_weighted, comparison=across_starts, advantages=rloo)
-    for (p, first), (q, second) in itertools.product(starts, repeat=2):
-        forked = len(first.answers) + len(second.answers) > 2
-        for chance, extra in [(1.0, None)] if forked else starts:
-            chosen = [first, second] if extra is None else [first, second, extra]
-            tree, rewards = toy.as_tree(chosen)
-            unmarked = gradient(toy, rule, tree, rewards)
-            if extra is not None:
-                tree.record(Decision("toy", tree.starts()[-1], REFILL, "nobody forked"))
-            exact += p * q * chance * gradient(toy, rule, tree, rewards)
-            tilted += p * q * chance * unmarked
-            expected_starts += p * q * chance * len(chosen)
-    assert exact == pytest.approx(expected_starts * toy.true_gradient(), abs=EXACT)
-    assert np.linalg.norm(tilted - expected_starts * toy.true_gradient()) > 1e-3
+    tilted, starts = np.zeros(len(toy.P)), 0.0
+    for group in toy.groups(toy.branchings()["entropy, after the probe"], 2, 3):
+        tree = type(group.tree).from_json(group.tree.to_json() | {"decisions": []})
+        tilted += group.probability * gradient(toy, rule, tree, group.rewards)
+        starts += group.probability * len(tree.starts())
+    assert np.linalg.norm(tilted - starts * toy.true_gradient()) > 1e-3
 
 
 def gradient(toy, rule: CreditRule, tree, rewards: Rewards) -> np.ndarray:
@@ -139,7 +166,7 @@ def test_values_of_forks_on_the_probe_and_of_refills_by_enumeration(toy) -> None
     assert toy.probe_value() == pytest.approx(0.375)  # true: 0.5
     values = toy.refill_values()
     assert values["path weights of the initial start"] == pytest.approx(0.875)  # true
-    assert values["self-normalised path weights"] == pytest.approx(0.987, abs=5e-4)
+    assert values["self-normalised path weights, refills at 1"] == pytest.approx(0.987, abs=5e-4)
     assert values["mean over leaves"] > 1.0
 
 

@@ -7,6 +7,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from turntree.advantages.config import CreditConfig
@@ -15,7 +17,15 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Rewards
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
-from turntree.training.losses import LossConfig, LossSums, exact_kl, kl_estimates, loss_normalizer, policy_loss
+from turntree.training.losses import (
+    LossConfig,
+    LossSums,
+    exact_kl,
+    kl_estimates,
+    loss_normalizer,
+    policy_loss,
+    probability_ratio,
+)
 from turntree.training.packing import PackedBatch, PackingStats, pack
 
 NO_KL = LossConfig(kl_coefficient=0.0)
@@ -109,8 +119,8 @@ def test_every_published_clip_is_a_setting_of_the_two_numbers(ratio: float, adva
     two_sided = min(min(ratio, c) * advantage, clipped * advantage)
     batch = batch_of([(max(advantage, 0.0), min(advantage, 0.0), 1.0)], [0], [0.0])
     config = dataclasses.replace(NO_KL, clip_low=low, clip_high=high)
-    for settings, expected in (({}, ppo), ({"dual_clip": c}, dual), ({"dual_clip": c}, two_sided)):
-        found, _ = policy_loss(leaf([math.log(ratio)]), batch, dataclasses.replace(config, **settings), normalizer=1.0)
+    for options, expected in (({}, ppo), ({"dual_clip": c}, dual), ({"dual_clip": c}, two_sided)):
+        found, _ = policy_loss(leaf([math.log(ratio)]), batch, dataclasses.replace(config, **options), normalizer=1.0)
         assert -float(found.detach()) == pytest.approx(expected)
 
 
@@ -365,3 +375,52 @@ def test_a_kl_term_without_a_reference_is_an_error_and_never_silently_zero(kl: s
 def test_impossible_settings_are_refused(values: dict) -> None:
     with pytest.raises(ConfigError):
         from_mapping(LossConfig, values)
+
+
+def surrogate(log_ratio: Tensor, positive: float, negative: float, config: LossConfig) -> Tensor:
+    """-[P min(r, 1 + hi) + N max(r, 1 - lo)] and its slope by the log ratio, case by case in double precision."""
+    x = log_ratio.double()
+    rises = x <= math.log(1 + config.clip_high)  # not clipped above
+    falls = x >= math.log(1 - config.clip_low) if config.clip_low < 1 else torch.ones_like(rises)
+    if config.dual_clip is not None:
+        falls = falls & (x <= math.log(config.dual_clip))
+    return -(positive * rises + negative * falls) * x.exp()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    log_ratio=st.floats(-150.0, 150.0),
+    tokens=st.integers(1, 200),
+    positive=st.sampled_from([0.0, 0.5, 2.0]),
+    negative=st.sampled_from([0.0, -1.5]),
+    dual_clip=st.sampled_from([None, 3.0]),
+    kl=st.sampled_from([0.0, 0.1]),
+)
+def test_no_log_ratio_of_an_action_overflows_and_a_clipped_one_has_no_gradient(
+    log_ratio: float, tokens: int, positive: float, negative: float, dual_clip: float | None, kl: float
+) -> None:
+    """At log ratio 100 exp is infinite in float32, and infinity times a zero advantage is no number. In the limit a
+    clipped half is a constant without gradient; an unclipped one pushes the way that the formula says."""
+    config = LossConfig(ratio="action", dual_clip=dual_clip, kl_coefficient=kl, importance_cap=3.0)
+    policy = torch.full((tokens,), log_ratio / tokens, requires_grad=True)
+    batch = batch_of([(positive, negative, 1.0)], [0] * tokens, [0.0] * tokens, sampling=[-1.0] * tokens,
+                     reference=policy.tolist())  # fmt: skip
+    loss, sums = policy_loss(policy, batch, config, normalizer=1.0)
+    loss.backward()
+    weight = min(math.exp(tokens), config.importance_cap)  # its exponent overflows too
+    assert torch.isfinite(loss) and torch.isfinite(policy.grad).all()
+    assert all(math.isfinite(value) for value in sums.metrics().values())
+    total = policy.detach().sum()
+    if min(abs(float(total) - math.log(edge)) for edge in (0.8, 1.2, 3.0)) < 1e-3:
+        return  # on an edge of the clip rounding decides
+    exact = weight * surrogate(total, positive, negative, config)
+    if total < 22.0 or exact == 0.0:
+        assert policy.grad.double() == pytest.approx(exact.expand(tokens).numpy(), rel=1e-3, abs=1e-30)
+    else:
+        assert (policy.grad.sign() == exact.sign()).all() and policy.grad.abs().min() > 1e9
+
+
+def test_a_token_ratio_is_exact_far_beyond_what_any_clip_lets_through() -> None:
+    x = torch.linspace(-200.0, 170.0, 500, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(probability_ratio(x).sum(), x)
+    assert torch.equal(probability_ratio(x), x.exp()) and torch.equal(slope, x.exp())

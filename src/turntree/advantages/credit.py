@@ -53,7 +53,7 @@ class CreditRule:
             )
 
     def __call__(self, tree: RolloutTree, rewards: Rewards) -> Credit:
-        """Label the completions on the paths of scored leaves; nodes above censored leaves only stay untrained.
+        """Label the completions on the paths of scored leaves that have a weight; all others stay untrained.
 
         Raises ValueError when the rewards do not label exactly the leaves, or reward a censored one.
         """
@@ -61,9 +61,7 @@ class CreditRule:
         scored = rewards.scored()
         _check_gate(tree, scored)
         weighting = self.leaf_weights(tree, tuple(scored))
-        facts = ScoredTree(
-            tree, tuple(scored), tuple(scored.values()), weighting.weights, positions_below(tree, tuple(scored))
-        )
+        facts = _counted(tree, scored, weighting.weights)
         lengths = facts.trained_tokens
         nodes = self._label(facts, lengths)
         return Credit(
@@ -72,6 +70,7 @@ class CreditRule:
             rollouts=math.fsum(facts.weights),
             zero_variance=is_zero_variance(facts.rewards),
             censored=len(rewards.verdicts) - len(scored),
+            uncounted=len(scored) - len(facts.leaves),
             redistributed=weighting.redistributed,
             biased_forks=len(tree.biased_forks()),
         )
@@ -96,6 +95,13 @@ class CreditRule:
 def soft_credit(tree: RolloutTree, rewards: Rewards, *, advantages: Advantages = grpo_advantages) -> Credit:
     """Soft attribution with unit weights: w_i = 1 and A_{i,n} = A_i at every completion n above leaf i."""
     return CreditRule(advantages=advantages)(tree, rewards)
+
+
+def _counted(tree: RolloutTree, scored: dict[int, float], weights: Sequence[float]) -> ScoredTree:
+    """The scored leaves that have a weight: the others are compared with nothing and trained on by nothing."""
+    kept = {leaf: w for leaf, w in zip(scored, weights, strict=True) if w > 0}
+    rewards = tuple(scored[leaf] for leaf in kept)
+    return ScoredTree(tree, tuple(kept), rewards, tuple(kept.values()), positions_below(tree, tuple(kept)))
 
 
 def _check_gate(tree: RolloutTree, scored: dict[int, float]) -> None:

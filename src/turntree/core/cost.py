@@ -22,6 +22,7 @@ class Cost(Additive):
     reused_tokens: int = 0
     tool_calls: int = 0  # environment steps or tool executions
     trained_tokens: int = 0  # unique token positions in backward passes
+    scored_tokens: int = 0  # of forward passes without one: old and reference log-probabilities
     engine_seconds: float = 0.0
     environment_seconds: float = 0.0
     training_seconds: float = 0.0

@@ -108,6 +108,11 @@ class HFEngine:
         self.max_context = bounded
 
     @property
+    def model(self) -> PreTrainedModel:
+        """What it samples from: a trainer of the same object knows that both give the same log-probabilities."""
+        return self._model
+
+    @property
     def policy_version(self) -> int:
         return self._version
 

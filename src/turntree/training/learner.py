@@ -6,13 +6,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from transformers import PreTrainedModel
 
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.labels import Credit
 from turntree.core.protocols import Engine
 from turntree.core.tree import RolloutTree
-from turntree.training.forward import with_reference_logprobs
+from turntree.training.forward import with_old_logprobs, with_reference_logprobs
 from turntree.training.lora import Reference
 from turntree.training.losses import LossConfig
 from turntree.training.optimizer import Optimizer
@@ -22,7 +23,8 @@ from turntree.training.update import update_step
 
 @dataclass
 class Learner:
-    """Packs, compares with the reference, steps `updates` times on the same batch, and tells the engine.
+    """Packs, scores with the old policy and the reference, steps `updates` times on the same batch, and tells the
+    engine.
 
     `max_tokens` bounds one forward and backward pass; all passes of a batch share one normaliser.
     """
@@ -36,19 +38,48 @@ class Learner:
     max_tokens: int
 
     def learn(self, trees: Sequence[RolloutTree], credits: Sequence[Credit]) -> tuple[dict[str, float], Cost]:
-        """The metrics of the last step, and what all steps cost. Where no tree has a scored leaf there is nothing to
-        learn: no step is taken, the policy keeps its version, and the metrics say that 0 groups were trained."""
+        """The metrics of the last step, and what all steps cost, the passes that only score included. Where no tree
+        has a scored leaf there is nothing to learn: no step is taken, the policy keeps its version, and the metrics
+        say that 0 groups were trained."""
         started = time.perf_counter()
         batches = [part.to(self.model.device) for part in pack(trees, credits, max_tokens=self.max_tokens)]
         if not batches:
             return {"trained_groups": 0}, NO_COST
+        one_pass = Cost(scored_tokens=sum(int(batch.stats.unique_tokens) for batch in batches))
+        cost = NO_COST
+        if self.rescores(trees):
+            batches = with_old_logprobs(self.model, batches, temperature=self.loss.temperature)
+            cost += one_pass
         if self.reference is not None and self.loss.needs_reference_logprobs:
             batches = with_reference_logprobs(self.reference, batches, temperature=self.loss.temperature)
+            cost += one_pass
         trained = sum(bool(credit.nodes) for credit in credits)
         metrics: dict[str, float] = {}
-        cost = NO_COST
         for _ in range(self.updates):
             metrics = update_step(self.model, self.reference, self.optimizer, batches, self.loss)
             cost += Cost(trained_tokens=int(metrics["trained_tokens"]))
         self.engine.weights_changed(self.engine.policy_version + 1)
         return {"trained_groups": trained, **metrics}, cost + Cost(training_seconds=time.perf_counter() - started)
+
+    def rescores(self, trees: Sequence[RolloutTree]) -> bool:
+        """Whether old log-probabilities are computed by the trainer, at the price of a forward pass."""
+        if self.loss.old_logprobs == "auto":
+            return engine_differs(self.engine, self.model, trees)
+        return self.loss.old_logprobs == "trainer"
+
+
+def engine_differs(engine: Engine, model: PreTrainedModel, trees: Sequence[RolloutTree]) -> bool:
+    """Whether the engine's log-probabilities can be others than `model` gives now, by more than float32 rounding.
+
+    They cannot where the engine samples from this very object (its `model`, so an adapter is merged alike), every
+    weight and product is float32 or wider, and no completion is older than the weights. In bfloat16 decoding and the
+    packed pass round differently: log-probabilities are off by 0.1, which the clip takes for an update.
+    """
+    if getattr(engine, "model", None) is not model:
+        return True
+    if any(p.is_floating_point() and torch.finfo(p.dtype).bits < 32 for p in model.parameters()):
+        return True
+    if model.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest":
+        return True
+    now = engine.policy_version
+    return any(node.sampled and node.policy_version != now for tree in trees for node in tree)

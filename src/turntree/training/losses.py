@@ -30,6 +30,7 @@ from pi (tokens drawn from pi_old are weighted by r, without gradient):
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -49,9 +50,10 @@ class LossConfig:
 
     `temperature` is the one that the engine sampled at. The two sides of the clip range are independent (DAPO's
     clip-higher). `dual_clip` (at least 1 - clip_low) bounds the ratio of punished tokens: dual-clip PPO and, above
-    1 + clip_high, the delta of "two-sided" clipping. `importance_cap` bounds exp(old - sampling), which is 1 unless
-    old log-probabilities are recomputed. `kl_on_zero_variance` says whether trees without reward variance still pull
-    towards the reference.
+    1 + clip_high, the delta of "two-sided" clipping. `old_logprobs` says whose numbers pi_old is: the engine's, those
+    of the trainer before the update, or (auto) the trainer's wherever the two can differ (`learner.engine_differs`);
+    `importance_cap` bounds exp(old - sampling), which is 1 with the engine's. `kl_on_zero_variance` says whether trees
+    without reward variance still pull towards the reference.
     """
 
     clip_low: float = 0.2
@@ -63,6 +65,7 @@ class LossConfig:
     kl_on_zero_variance: bool = True
     normalizer: Normalizer = "tokens"
     constant: float | None = None
+    old_logprobs: Literal["auto", "trainer", "engine"] = "auto"
     importance_cap: float = 2.0
     temperature: float = 1.0
 
@@ -111,6 +114,8 @@ class LossSums:
     ratio_max: float = 0.0
     push: float = 0.0  # sum of P + |N| over ratios
     clipped_push: float = 0.0  # the part of it that has no gradient
+    importance: float = 0.0  # sum of m times the truncated importance weight
+    truncated: float = 0.0  # the part of `ratio_weight` whose importance weight was cut
 
     def __add__(self, other: LossSums) -> LossSums:
         summed = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(self)}
@@ -119,7 +124,8 @@ class LossSums:
     def metrics(self) -> dict[str, float]:
         """Means weighted by multiplicity, so that packed and flat batches report the same numbers.
 
-        `clip_fraction` is the share of advantage mass without gradient; `dilution` the share of the trained tokens
+        `clip_fraction` is the share of advantage mass without gradient; `importance_truncated` that of the ratios whose
+        importance weight was cut at the cap; `dilution` the share of the trained tokens
         that lie in zero-variance trees.
         """
         weight = max(self.multiplicity, 1e-30)
@@ -130,6 +136,8 @@ class LossSums:
             "ratio_mean": self.ratio / max(self.ratio_weight, 1e-30),
             "ratio_max": self.ratio_max,
             "clip_fraction": self.clipped_push / self.push if self.push else 0.0,
+            "importance_mean": self.importance / max(self.ratio_weight, 1e-30),
+            "importance_truncated": self.truncated / max(self.ratio_weight, 1e-30),
             "dilution": self.zero_variance_multiplicity / weight,
         }
 
@@ -210,6 +218,17 @@ def exact_kl(policy_SV: Tensor, reference_SV: Tensor) -> Tensor:
     return (policy_SV.exp() * (policy_SV - reference_SV)).sum(-1)
 
 
+def probability_ratio(log_ratio: Tensor) -> Tensor:
+    """exp(log_ratio), which stays finite: beyond the fourth root of the largest float (e^22 in float32) it goes on
+    along its tangent.
+
+    A completion of 200 tokens reaches a log ratio of 100, where exp is infinite, and infinity times an advantage of
+    zero, or times the zero gradient of a clipped ratio, is no number. The root leaves room for squaring in a norm.
+    """
+    bound = math.log(torch.finfo(log_ratio.dtype).max) / 4
+    return log_ratio.clamp(max=bound).exp() * (1 + torch.relu(log_ratio - bound))
+
+
 def _surrogate(log_ratio_T: Tensor, batch: PackedBatch, config: LossConfig) -> tuple[Tensor, LossSums]:
     """sum w [P min(r, 1+hi) + N max(r, 1-lo)], over terms or over actions (R stands for either)."""
     drift_T = (batch.old_logprobs_T - batch.sampling_logprobs_T).to(log_ratio_T)
@@ -221,8 +240,8 @@ def _surrogate(log_ratio_T: Tensor, batch: PackedBatch, config: LossConfig) -> t
     else:
         log_ratio_R, drift_R, owner_R = log_ratio_T, drift_T, batch.action_T
     positive_R, negative_R = (x.to(log_ratio_R)[owner_R] for x in (batch.positive_A, batch.negative_A))
-    weight_R = drift_R.exp().clamp(max=config.importance_cap)
-    ratio_R = log_ratio_R.exp()
+    weight_R = drift_R.clamp(max=math.log(config.importance_cap)).exp()
+    ratio_R = probability_ratio(log_ratio_R)
     raised_R = ratio_R.clamp(max=1 + config.clip_high)
     lowered_R = ratio_R.clamp(min=1 - config.clip_low, max=config.dual_clip)
     surrogate = (weight_R * (positive_R * raised_R + negative_R * lowered_R)).sum()
@@ -237,6 +256,8 @@ def _surrogate(log_ratio_T: Tensor, batch: PackedBatch, config: LossConfig) -> t
             ratio_max=float(ratio_R.max()),
             push=float((positive_R - negative_R).sum()),
             clipped_push=float(clipped),
+            importance=float((multiplicity_R * weight_R).sum()),
+            truncated=float(multiplicity_R[drift_R > math.log(config.importance_cap)].sum()),
         )
     return surrogate, sums
 
@@ -259,4 +280,4 @@ def _kl_terms(
     if batch.reference_logprobs_S is None:
         raise ConfigError("a KL term needs a reference policy", field="kl_coefficient", hint="pass one, or set it to 0")
     reference_T = batch.reference_logprobs_S.to(policy_T)[batch.slot_T]
-    return log_ratio_T.exp() * kl_estimates(policy_T, reference_T, config.kl)
+    return probability_ratio(log_ratio_T) * kl_estimates(policy_T, reference_T, config.kl)

@@ -232,6 +232,7 @@ class _Run:
         self.cost += cost
         return {
             "redistributed_weight": sum(credit.redistributed for credit in credits),
+            "uncounted_leaves": sum(credit.uncounted for credit in credits),
             "biased_forks": sum(credit.biased_forks for credit in credits),
             **metrics,
         }

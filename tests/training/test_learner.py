@@ -1,0 +1,134 @@
+"""Whose log-probabilities the old policy's are: the engine's where they are the trainer's own, else the trainer's."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+
+import pytest
+import torch
+from test_lora import adapted
+
+from tiny_models import tiny_model, tiny_tokenizer
+from turntree.advantages.config import CreditConfig
+from turntree.core.completion import Completion, Sampling
+from turntree.core.labels import Credit, Rewards
+from turntree.core.messages import Message
+from turntree.core.protocols import TurnState
+from turntree.core.tree import RolloutTree
+from turntree.core.verdict import Verdict
+from turntree.engines.hf import HFEngine
+from turntree.renderers.template import ChatRenderer
+from turntree.rollouts.local import render, sample_local
+from turntree.training.learner import Learner
+from turntree.training.losses import LossConfig
+from turntree.training.optimizer import Optimizer, OptimizerConfig
+
+RENDERER = ChatRenderer(tiny_tokenizer())
+NO_KL = LossConfig(kl_coefficient=0.0)
+STILL = OptimizerConfig(learning_rate=1e-9)
+
+
+class Rounding:
+    """An engine elsewhere: the same tokens, with log-probabilities that are off by `off`."""
+
+    def __init__(self, engine: HFEngine, off: float) -> None:
+        self.engine, self.off = engine, off
+
+    def __getattr__(self, name):
+        if name == "model":
+            raise AttributeError(name)
+        return getattr(self.engine, name)
+
+    def generate(self, requests) -> list[Completion]:
+        return [
+            dataclasses.replace(done, logprobs=tuple(value - self.off for value in done.logprobs))
+            for done in self.engine.generate(requests)
+        ]
+
+
+def sampled(engine, states: int = 3, group: int = 4) -> tuple[list[RolloutTree], list[Credit]]:
+    """Groups of one-turn rollouts of which every second one is right."""
+    asked = [
+        render(TurnState(f"t{i}", 0, (Message("user", f"say {i}"),), Message("assistant", "yes")), RENDERER)
+        for i in range(states)
+    ]
+    trees = sample_local(asked, engine, RENDERER, Sampling(max_tokens=12), group, seed=0)
+    rewards = [Rewards({leaf: Verdict(float(n % 2), "") for n, leaf in enumerate(t.leaves())}) for t in trees]
+    return trees, [NO_KL.estimator(CreditConfig())(tree, labels) for tree, labels in zip(trees, rewards, strict=True)]
+
+
+def learner(model, engine, *, loss: LossConfig = NO_KL, optimizer: OptimizerConfig = STILL, reference=None) -> Learner:
+    return Learner(model, reference, Optimizer(model.parameters(), optimizer, 9), engine, loss, 1, 4096)
+
+
+def test_no_policy_has_moved_before_its_first_update_in_bfloat16_either() -> None:
+    """Decoding and the packed pass round differently in bfloat16: with the engine's numbers as pi_old the ratio is off
+    by more than a tenth though nothing was learned."""
+    found = {}
+    for whose in ("engine", "auto"):
+        model = adapted(tiny_model(dtype=torch.bfloat16), spread=0.1)
+        engine = HFEngine(model, RENDERER.stop_ids)
+        loss = dataclasses.replace(NO_KL, old_logprobs=whose)
+        found[whose], _ = learner(model, engine, loss=loss).learn(*sampled(engine))
+    assert found["engine"]["ratio_max"] > 1.02
+    assert found["auto"]["ratio_max"] == pytest.approx(1.0, abs=1e-6)
+    assert found["auto"]["ratio_mean"] == pytest.approx(1.0, abs=1e-6)
+    assert found["auto"]["importance_mean"] != 1.0  # what the ratio lost, the importance weight says
+
+
+def test_the_engine_s_numbers_are_taken_where_they_are_the_trainer_s_own() -> None:
+    model = tiny_model()
+    engine = HFEngine(model, RENDERER.stop_ids)
+    trees, credits = sampled(engine)
+    once = learner(model, engine)
+    assert not once.rescores(trees)
+    metrics, cost = once.learn(trees, credits)
+    assert metrics["ratio_max"] == pytest.approx(1.0, abs=1e-4) and metrics["importance_mean"] == 1.0
+    assert cost.scored_tokens == 0
+    assert once.rescores(trees)  # the weights have moved: these rollouts are of an older policy
+    assert learner(copy.deepcopy(model), engine).rescores(sampled(engine)[0])
+    assert learner(model, Rounding(engine, 0.0)).rescores(sampled(engine)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_bill_counts_every_pass_that_only_scores(dtype: torch.dtype) -> None:
+    model = adapted(tiny_model(dtype=dtype))
+    reference = tiny_model(seed=3).requires_grad_(False)
+    engine = HFEngine(model, RENDERER.stop_ids)
+    metrics, cost = learner(model, engine, loss=LossConfig(), reference=reference).learn(*sampled(engine))
+    passes = 2 if dtype == torch.bfloat16 else 1  # the old policy's, and the reference's
+    assert cost.scored_tokens == passes * metrics["trained_tokens"] > 0
+
+
+@pytest.mark.parametrize(("off", "cap"), [(0.3, 2.0), (0.3, 1.1), (-0.4, 2.0)])
+def test_an_engine_that_is_off_is_corrected_by_the_truncated_weight(off: float, cap: float) -> None:
+    """The gradient is -1/Z sum of min(exp(old - sampling), C) A d log pi, with old = pi before the update: the plain
+    policy gradient of the same tokens, times exp(off) or the cap. Uncorrected it would be A exp(old - sampling)."""
+    model = tiny_model()
+    engine = HFEngine(model, RENDERER.stop_ids)
+    trees, credits = sampled(Rounding(engine, off))
+    loss = dataclasses.replace(NO_KL, importance_cap=cap)
+    gradient: dict[torch.nn.Parameter, torch.Tensor] = {}
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: gradient.update({p: p.grad.clone()}))
+    metrics, _ = learner(model, Rounding(engine, off), loss=loss).learn(trees, credits)
+    weight = min(math.exp(off), cap)
+    assert metrics["importance_mean"] == pytest.approx(weight, rel=1e-4)
+    assert metrics["importance_truncated"] == (1.0 if cap < math.exp(off) else 0.0)
+    assert metrics["ratio_max"] == pytest.approx(1.0, abs=1e-6) and metrics["clip_fraction"] == 0.0
+
+    fresh = tiny_model()
+    total, tokens = torch.tensor(0.0), 0
+    for tree, credit in zip(trees, credits, strict=True):
+        for leaf in tree.leaves():
+            path = torch.tensor([tree.rollout(leaf).token_ids])
+            said = len(tree[leaf].token_ids)
+            scores = torch.log_softmax(fresh(input_ids=path).logits[0], -1)[-1 - said : -1]
+            advantage = credit.nodes[leaf].positive + credit.nodes[leaf].negative
+            total = total - weight * advantage * scores.gather(1, path[0, -said:, None]).sum()
+            tokens += said
+    (total / tokens).backward()
+    for ours, theirs in zip(model.parameters(), fresh.parameters(), strict=True):
+        assert torch.allclose(gradient[ours], theirs.grad, rtol=1e-3, atol=1e-5 * float(theirs.grad.norm()))
