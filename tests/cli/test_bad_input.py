@@ -78,7 +78,7 @@ def test_a_template_without_generation_prompt_is_refused(turntree, household, tm
 def test_a_missing_profile_and_a_wrong_file_are_told_apart(turntree, household, tmp_path):
     assert "no such file" in turntree.error("select", tmp_path / "none.jsonl", "--out", tmp_path / "p.jsonl")
     message = turntree.error("select", household / "traces.jsonl", "--out", tmp_path / "p.jsonl")
-    assert "turntree.profile/1" in message
+    assert "turntree.profile/2" in message
 
 
 def test_changed_traces_are_refused(turntree, household, tmp_path):

@@ -10,7 +10,7 @@ TRAIN = ("--steps", 2, "--set", "train.states=4", "--set", "train.group_size=4")
 
 
 def test_a_profile_has_exact_counts_and_names_its_policy(household):
-    header, rows = read_table(household / "profile.jsonl", "turntree.profile/1")
+    header, rows = read_table(household / "profile.jsonl", "turntree.profile/2")
     assert len(rows) == header["summary"]["candidates"] == 60
     assert sum(header["summary"]["classes"].values()) == 60
     for row in rows:
@@ -27,8 +27,8 @@ def test_a_profile_has_exact_counts_and_names_its_policy(household):
 def test_the_same_seed_gives_the_same_profile(turntree, household, tmp_path):
     arguments = ("profile", "--traces", household / "traces.jsonl", "--limit", 60, "--rollouts", 8, "--max-tokens", 24)
     turntree(*arguments, "--out", tmp_path / "again.jsonl")
-    _, first = read_table(household / "profile.jsonl", "turntree.profile/1")
-    _, again = read_table(tmp_path / "again.jsonl", "turntree.profile/1")
+    _, first = read_table(household / "profile.jsonl", "turntree.profile/2")
+    _, again = read_table(tmp_path / "again.jsonl", "turntree.profile/2")
     assert first == again
 
 

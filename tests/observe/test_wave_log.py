@@ -40,7 +40,7 @@ def test_another_run_is_refused_and_what_differs_is_named(tmp_path):
     path = tmp_path / "p.waves"
     fill(path, [{"n": 0}])
     other = {"config": {"seed": 0, "profile": {"rollouts": 8}}, "policy": "abc"}
-    expected = r"differs in config\.profile\.rollouts \(16, not 8\); .*--overwrite"
+    expected = r"differs in profile\.rollouts \(16, not 8\); .*--overwrite"
     with pytest.raises(InputError, match=expected) as caught, open_log(path, other):
         pass
     assert "\n" not in str(caught.value)
@@ -63,5 +63,22 @@ def test_a_damaged_line_is_named(tmp_path):
     path = tmp_path / "p.waves"
     fill(path, [{"n": 0}])
     path.write_bytes(path.read_bytes() + b"nonsense\n")
-    with open_log(path, IDENTITY) as log, pytest.raises(InputError, match=r"p\.waves:3: is not JSON"):
-        list(log)
+    with pytest.raises(InputError, match=r"p\.waves:3: is not JSON"), open_log(path, IDENTITY):
+        pass
+
+
+@pytest.mark.parametrize("kind", ["lost", "changed", "moved", "twice", "binary"])
+def test_a_wave_that_is_not_where_it_was_written_is_noticed(tmp_path, kind):
+    path = tmp_path / "p.waves"
+    fill(path, [{"n": n} for n in range(3)])
+    head, *waves = path.read_bytes().splitlines(keepends=True)
+    damaged = {
+        "lost": [waves[0], waves[2]],
+        "changed": [waves[0], waves[1].replace(b'"n": 1', b'"n": 5'), waves[2]],
+        "moved": [waves[1], waves[0], waves[2]],
+        "twice": [waves[0], waves[0], waves[1], waves[2]],
+        "binary": [waves[0], b"\xff\xfe\n", waves[2]],
+    }[kind]
+    path.write_bytes(head + b"".join(damaged))
+    with pytest.raises(InputError, match=r"p\.waves:[23]: is .*pass --overwrite"), open_log(path, IDENTITY):
+        pass

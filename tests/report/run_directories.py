@@ -73,7 +73,7 @@ def candidates() -> list[Any]:
 def write_profile(path: Path, rows: Sequence[Any] | None = None) -> None:
     traces = path / "traces.jsonl"
     header = {
-        "schema": "turntree.profile/1",
+        "schema": "turntree.profile/2",
         "config": {"traces": "traces.jsonl", "model": "default", "split": "train"},
         "policy_hash": POLICY,
         "verifier": "household-functional/1",
@@ -93,7 +93,7 @@ def write_selections(path: Path) -> None:
     for name, config in (("pivots", SelectConfig()), ("random", SelectConfig(rule="random"))):
         chosen = select(candidates(), config)
         header = {
-            "schema": "turntree.pivots/1",
+            "schema": "turntree.pivots/2",
             "config": {"threshold": config.threshold},
             "policy_hash": POLICY,
             "summary": {"preview": preview(candidates(), (0.3, 0.6, 1.01))},

@@ -247,7 +247,7 @@ def train() -> None:
 @click.option("--kl", default=0.02, show_default=True, help="Coefficient of the KL penalty to the frozen start.")
 @click.option("--max-tokens", default=256, show_default=True, help="Longest completion; longer ones are cut.")
 @click.option("--seed", default=0, show_default=True)
-@click.option("--allow-stale", is_flag=True, help="Accept pivots that were profiled with another policy or verifier.")
+@click.option("--allow-stale", is_flag=True, help="Accept pivots of another policy, sampling or verifier.")
 @click.option("--overwrite", is_flag=True, help="Start anew where a run lies already.")
 @set_option
 @json_option

@@ -5,6 +5,7 @@ A bad configuration or input is a crash with one clear line; a bad rollout is da
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 
@@ -37,3 +38,17 @@ class InputError(TurntreeError):
 
 class ConfigError(InputError):
     """A configuration names an unknown key or an impossible value."""
+
+
+def disk_is_full(error: BaseException | None) -> bool:
+    """Whether an error, or one that it came from, says that a disk or a quota is full. Libraries in other languages
+    (safetensors, SQLite) say so in their text only."""
+    full = (errno.ENOSPC, errno.EDQUOT)
+    while error is not None:
+        text = str(error)
+        if isinstance(error, OSError) and error.errno in full:
+            return True
+        if any(f"os error {number})" in text for number in full) or "database or disk is full" in text:
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -173,6 +173,29 @@ def policy_hash(model: PreTrainedModel) -> str:
     return digest.hexdigest()
 
 
+def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The name of a tokenizer, that is of the ids that it gives a text: vocabulary, merges, normaliser, added and
+    special tokens, but not the chat template. Saving and loading keeps it."""
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        rules: dict[str, Any] = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
+    else:
+        rules = json.loads(backend.to_str())
+        for setting in ("truncation", "padding"):  # of a call, not of the tokenizer
+            rules.pop(setting, None)
+    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+    return _named([rules, special])
+
+
+def template_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The name of the chat template (or templates)."""
+    return _named(tokenizer.chat_template)
+
+
+def _named(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
 def _write_weights(model: PreTrainedModel, folder: Path, dtype: str | None) -> None:
     if getattr(model, "_hf_peft_config_loaded", False):
         _write_adapter(model, folder)

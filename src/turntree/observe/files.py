@@ -11,20 +11,35 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from turntree.core.errors import InputError
+from turntree.core.errors import InputError, TurntreeError, disk_is_full
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raises `TurntreeError` in one line where a write inside the block finds the disk (or the quota) full."""
+    try:
+        yield
+    except TurntreeError:
+        raise
+    except Exception as error:  # libraries raise their own: safetensors, sqlite
+        if not disk_is_full(error):
+            raise
+        problem = f"{path}: cannot be written, because the disk or your quota is full"
+        raise TurntreeError(f"{problem}; free some space and give the same command again") from error
 
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[IO[str]]:
     """Open a temporary sibling of `path` for writing; it takes the name only when the block ends well."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as handle:
-            yield handle
-            handle.flush()
-            os.fsync(handle.fileno())
-        os.replace(temporary, path)
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("w", encoding="utf-8") as handle:
+                yield handle
+                handle.flush()
+                os.fsync(handle.fileno())
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -110,3 +125,12 @@ def file_hash(path: Path) -> str:
     """Short content hash, to name the input of a stage."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
+
+
+def tree_hash(path: Path) -> str:
+    """`file_hash` of a file, or of a folder: the names and contents of all files below it."""
+    if not path.is_dir():
+        return file_hash(path)
+    inside = sorted(each for each in path.rglob("*") if each.is_file())
+    named = "".join(f"{each.relative_to(path)} {file_hash(each)}\n" for each in inside)
+    return hashlib.blake2b(named.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()

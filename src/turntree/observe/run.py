@@ -1,13 +1,14 @@
 """The run directory: `config.json`, `metrics.jsonl`, `cost.json`, and what the stage makes.
 
-The life of a run: `config.json` says what runs here, `metrics.jsonl` grows a row a step, `checkpoints` hold what a
-killed run needs to go on, `model` is the result, and `cost.json` comes last: where it is, the run is finished.
+The life of a run: `config.json` says what runs here, `metrics.jsonl` (and the stage's other logs) grow, `checkpoints`
+hold what a killed run needs to go on, `model` is the result, and `cost.json` comes last: where it is, the run is
+finished. A checkpoint records how far the logs had come and their checksums, so a run that goes on cuts them back to
+there, and notices rows that are missing or changed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -21,20 +22,26 @@ from tqdm import tqdm
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import InputError
 from turntree.observe import files
+from turntree.observe.identity import file_digest, locked, require_same
 
 T = TypeVar("T")
 
 _OWN = ("config.json", "metrics.jsonl", "cost.json", "pass_rates.jsonl", "model")
-_FREE = "config.checkpoints"  # how often to save changes no result
+_MADE = ("metrics.jsonl", "cost.json", "checkpoints", "model")  # by a run, after its config.json
+FREE = ("config.checkpoints", "config.environments.workers")  # how often to save, and where to step: no result changes
+
+Logged = dict[str, dict[str, Any]]  # by file name: {"rows", "bytes", "digest"}
 
 
 class RunDirectory:
     """One run's folder. Metrics are appended and flushed to disk a row at a time; everything else is atomic."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, logs: tuple[str, ...] = ()) -> None:
         self.path = Path(path)
         self.model = self.path / "model"
         self.checkpoints = self.path / "checkpoints"
+        self.logs = ("metrics.jsonl", *logs)  # what the stage appends to
+        self.identity: dict[str, Any] = {}  # of the run that has the folder; `begin` sets it
         self._config, self._metrics, self._cost = (
             self.path / name for name in ("config.json", "metrics.jsonl", "cost.json")
         )
@@ -44,27 +51,41 @@ class RunDirectory:
         return self._cost.exists()
 
     def log(self, row: dict[str, Any]) -> None:
-        with self._metrics.open("a", encoding="utf-8") as handle:
-            handle.write(json.dumps(row, allow_nan=False) + "\n")
+        self.append("metrics.jsonl", [row])
+
+    def append(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
+        """Add rows to one of `logs`; they are on disk when this returns, so that no checkpoint outlives them."""
+        with files.writing(self.path / name), (self.path / name).open("a", encoding="utf-8") as handle:
+            handle.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
             handle.flush()
-            os.fsync(handle.fileno())  # a checkpoint must not outlive the rows before it
+            os.fsync(handle.fileno())
 
     def metrics(self) -> list[dict[str, Any]]:
         """The rows logged so far. Raises `InputError` for a line that is not JSON."""
         lines = enumerate(self._metrics.read_text(encoding="utf-8").splitlines(), start=1)
         return [files.parse_line(text, self._metrics, number) for number, text in lines]
 
-    def rewind(self, step: int | None) -> None:
-        """Forget the rows after `step` (None: all of them), which a killed process logged after its last checkpoint.
-        The last line may be half a row."""
-        kept: list[str] = []
-        if step is not None:
-            for line in self._metrics.read_text(encoding="utf-8").splitlines(keepends=True):
-                if not line.endswith("\n") or json.loads(line)["step"] > step:
-                    break
-                kept.append(line)
-        with files.atomic_write(self._metrics) as handle:
-            handle.writelines(kept)
+    def logged(self) -> Logged:
+        """How far every log has come, for the checkpoint that is being saved."""
+        found: Logged = {}
+        for path in (self.path / name for name in self.logs):
+            if path.exists():
+                checksum, rows, size = file_digest(path)
+                found[path.name] = {"rows": rows, "bytes": size, "digest": checksum}
+        return found
+
+    def rewind(self, logged: Logged | None) -> None:
+        """Cut the logs back to where a checkpoint saw them (None: there is none, and nothing stays): what a killed
+        process wrote after it will be written again. Raises `InputError`, before anything is cut, where rows that the
+        checkpoint saw are missing or changed."""
+        known = logged or {}
+        for name, seen in known.items():
+            _check_rows(self.path / name, seen)
+        for path in (self.path / name for name in self.logs):
+            if path.name in known:
+                os.truncate(path, known[path.name]["bytes"])
+            else:
+                path.unlink(missing_ok=True)
 
     def write_cost(self, cost: Cost, checks: Cost = NO_COST) -> None:
         """The bill of the stage, which finishes the run; what held-out checks spent is an entry of its own."""
@@ -73,8 +94,9 @@ class RunDirectory:
 
     def begin(self, identity: dict[str, Any], *, overwrite: bool) -> None:
         """Take the folder for the run that `identity` describes, or go on with the unfinished run of the same
-        identity that lies here. Raises `InputError` for a finished run, and for another run (naming a key that
-        differs), unless `overwrite`."""
+        identity that lies here. Raises `InputError` for a finished run, for another run (naming what differs), unless
+        `overwrite`, and for a folder that is no run's."""
+        self.identity = json.loads(json.dumps(identity))
         if self._config.exists():
             found = files.read_json(self._config)
             if not isinstance(found, dict) or "stage" not in found:
@@ -83,8 +105,13 @@ class RunDirectory:
             if overwrite:
                 self._clear()
             else:
-                self._check_same(found, identity)
-        files.write_json(self._config, identity)
+                require_same(found, identity, self.path, free=FREE)
+                if self.finished:
+                    raise InputError("holds this run, finished", path=self.path, hint="pass --overwrite to run it again")
+        elif made := next((name for name in _MADE if (self.path / name).exists()), None):
+            problem = f"holds {made}, and no config.json that says which run made it"
+            raise InputError(problem, path=self.path, hint="choose another --out, or delete it")
+        files.write_json(self._config, self.identity)
 
     def _tidy(self) -> None:
         """Remove what a killed process left half done: atomic writes, and checkpoints that a finished run dropped."""
@@ -97,24 +124,8 @@ class RunDirectory:
         """Whether a run of this configuration lies here, finished. Raises `InputError` where it is of another one."""
         if not self.finished:
             return False
-        self._compare({"config": files.read_json(self._config)["config"]}, {"config": config})
+        require_same({"config": files.read_json(self._config)["config"]}, {"config": config}, self.path, free=FREE)
         return True
-
-    def _check_same(self, found: dict[str, Any], identity: dict[str, Any]) -> None:
-        self._compare(found, identity)
-        if self.finished:
-            raise InputError("holds this run, finished", path=self.path, hint="pass --overwrite to run it again")
-
-    def _compare(self, found: dict[str, Any], identity: dict[str, Any]) -> None:
-        here, wanted = _flat(found), _flat(identity)
-        for key in sorted({*here, *wanted}):
-            if not key.startswith(_FREE) and here.get(key) != wanted.get(key):
-                raise InputError(
-                    f"holds another run ({here.get(key)!r}, and not {wanted.get(key)!r})",
-                    path=self.path,
-                    field=key.removeprefix("config."),
-                    hint="choose another --out, or pass --overwrite",
-                )
 
     def _clear(self) -> None:
         """Remove what the run before made; the mark that it is finished goes first."""
@@ -125,32 +136,36 @@ class RunDirectory:
 
 @contextlib.contextmanager
 def open_run(
-    path: str | Path, stage: str, config: dict[str, Any], inputs: dict[str, Any], *, overwrite: bool = False
+    path: str | Path,
+    stage: str,
+    config: dict[str, Any],
+    inputs: dict[str, Any],
+    *,
+    overwrite: bool = False,
+    logs: tuple[str, ...] = (),
 ) -> Iterator[RunDirectory]:
     """The folder of a run, for this process alone while the block lasts (`RunDirectory.begin` says what is refused).
 
     `config` is the resolved configuration and `inputs` names the contents that it points to (hashes): together they
-    are the identity of the run, which says whether an unfinished one may go on.
+    are the identity of the run, which says whether an unfinished one may go on. `logs` are the names of files that the
+    stage appends to beside the metrics.
     """
-    run = RunDirectory(path)
-    run.path.mkdir(parents=True, exist_ok=True)
-    with _locked(run.path):
+    run = RunDirectory(path, logs)
+    with files.writing(run.path):
+        run.path.mkdir(parents=True, exist_ok=True)
+    with locked(run.path):
         run.begin({"stage": stage, "config": config, "inputs": inputs}, overwrite=overwrite)
         yield run
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Nobody else's folder meanwhile; the kernel lets go of it when the process dies, however it dies."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError("is in use by another process", path=folder, hint="choose another --out") from error
-        yield
-    finally:
-        os.close(descriptor)
+def _check_rows(path: Path, seen: dict[str, Any]) -> None:
+    hint = "put the file back as it was, or pass --overwrite to start anew"
+    checksum, held, _ = file_digest(path, seen["bytes"]) if path.exists() else ("", 0, 0)
+    if held < seen["rows"]:
+        problem = f"holds {held} of the {seen['rows']} rows that the run had written when it was saved"
+        raise InputError(f"{problem}: {seen['rows'] - held} are missing", path=path, hint=hint)
+    if checksum != seen["digest"]:
+        raise InputError(f"its first {seen['rows']} rows are not those that the run wrote", path=path, hint=hint)
 
 
 def progress(
@@ -172,11 +187,3 @@ def progress(
 def notice(text: str) -> None:
     """One line for a person on standard error, above whatever bar is drawn there."""
     tqdm.write(f"turntree: {text}", file=sys.stderr)
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as dotted keys."""
-    if not isinstance(value, dict):
-        return {prefix: value}
-    parts = [_flat(item, f"{prefix}.{key}" if prefix else str(key)) for key, item in value.items()]
-    return {key: item for part in parts for key, item in part.items()}

@@ -3,24 +3,25 @@
 A stage that works in waves of fixed membership and order appends each one when it is done. Whatever kills the process
 costs the unfinished wave only, which is replayed; a stage that is deterministic therefore ends with the same artifact.
 
-Laws (tests): a wave is in the log whole or not at all; waves are read back in the order in which they were appended;
-a log is opened again by the same identity only, and by one process at a time.
+Every line carries a checksum over itself and the line before, so that a line that was changed, lost or moved is
+noticed when the log is opened. Laws (tests): a wave is in the log whole or not at all; waves are read back in the order
+in which they were appended; a log is opened again by the same identity only, and by one process at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from turntree.core.errors import InputError
-from turntree.observe.files import json_line, parse_line
+from turntree.observe.files import json_line, parse_line, writing
+from turntree.observe.identity import digest, locked, require_same
 
-SCHEMA = "turntree.waves/1"
+SCHEMA = "turntree.waves/2"
+_CHECK = "check"
 
 
 class WaveLog:
@@ -28,7 +29,7 @@ class WaveLog:
 
     def __init__(self, path: Path, handle: IO[bytes]) -> None:
         self.path, self.finished = path, 0
-        self._handle = handle
+        self._handle, self._last = handle, ""  # the checksum of the last line
 
     def append(self, wave: dict[str, Any]) -> None:
         """Add a finished wave; it is on disk when this returns."""
@@ -37,10 +38,10 @@ class WaveLog:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """The finished waves in order, one at a time."""
-        with self.path.open(encoding="utf-8") as handle:
+        with self.path.open("rb") as handle:
             for number, line in enumerate(handle, start=1):
                 if number > 1:
-                    yield parse_line(line, self.path, number)
+                    yield _parsed(line, self.path, number)[0]
 
     def remove(self) -> None:
         """Forget the waves: what they were made for is finished."""
@@ -49,32 +50,37 @@ class WaveLog:
     def _resume(self, identity: dict[str, Any]) -> None:
         """Drop what a kill left half written, check whose waves these are, or begin a new log."""
         held = whole = 0
-        first = b""
         for line in self._handle:
             if not line.endswith(b"\n"):
                 break
-            first = first or line
             whole += len(line)
             held += 1
+            value, check = _parsed(line, self.path, held)
+            if held == 1:
+                self._require(value, identity)
+            self._last = _checksum(self._last, value)
+            if check != self._last:
+                problem = "is damaged, or lines before it are missing"
+                raise InputError(problem, path=self.path, line=held, hint="pass --overwrite to start anew")
         self._handle.truncate(whole)
         self._handle.seek(whole)
         if not held:
             self._write({"schema": SCHEMA, "identity": identity})
-            return
-        self._check(parse_line(first.decode("utf-8"), self.path, 1).get("identity", {}), identity)
-        self.finished = held - 1
+        self.finished = max(0, held - 1)
 
-    def _check(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-        wanted = json.loads(json.dumps(wanted))
-        differing = sorted(_differing(found, wanted))
-        if differing:
-            hint = "give the same settings to go on, choose another --out, or pass --overwrite to start anew"
-            raise InputError(f"is an interrupted run that differs in {', '.join(differing)}", path=self.path, hint=hint)
+    def _require(self, first: dict[str, Any], identity: dict[str, Any]) -> None:
+        if first.get("schema") != SCHEMA:
+            problem = f"is {first.get('schema')!r}, not {SCHEMA!r}"
+            raise InputError(problem, path=self.path, line=1, field="schema", hint="pass --overwrite to start anew")
+        require_same(first.get("identity"), identity, self.path)
 
     def _write(self, value: dict[str, Any]) -> None:
-        self._handle.write(json_line(value).encode("utf-8"))
-        self._handle.flush()
-        os.fsync(self._handle.fileno())
+        check = _checksum(self._last, value)
+        with writing(self.path):
+            self._handle.write(json_line({**value, _CHECK: check}).encode("utf-8"))
+            self._handle.flush()
+            os.fsync(self._handle.fileno())
+        self._last = check
 
 
 @contextlib.contextmanager
@@ -82,14 +88,10 @@ def open_log(path: Path, identity: dict[str, Any], *, overwrite: bool = False) -
     """The log at `path`, for this process alone while the block lasts; `overwrite` empties it first.
 
     `identity` (a JSON object) names everything that decides what the waves hold. Raises `InputError` where the log
-    belongs to another identity, naming what differs, and where another process has it open.
+    belongs to another identity, naming what differs, where another process has it open, and where it is damaged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel lets go of it however the process dies
-        except BlockingIOError as error:
-            raise InputError("is in use by another process", path=path, hint="choose another --out") from error
+    with path.open("a+b") as handle, locked(path):
         if overwrite:
             handle.truncate(0)
         handle.seek(0)
@@ -98,10 +100,14 @@ def open_log(path: Path, identity: dict[str, Any], *, overwrite: bool = False) -
         yield log
 
 
-def _differing(found: Any, wanted: Any, key: str = "") -> Iterator[str]:
-    """Dotted keys (with both values) at which two JSON values differ."""
-    if isinstance(found, dict) and isinstance(wanted, dict):
-        for part in {*found, *wanted}:
-            yield from _differing(found.get(part), wanted.get(part), f"{key}.{part}" if key else part)
-    elif found != wanted:
-        yield f"{key} ({found!r}, not {wanted!r})"
+def _checksum(last: str, value: dict[str, Any]) -> str:
+    return digest((last + json_line(value)).encode("utf-8"))
+
+
+def _parsed(line: bytes, path: Path, number: int) -> tuple[dict[str, Any], Any]:
+    """The object of a line without its checksum, and that."""
+    try:
+        value = parse_line(line.decode("utf-8"), path, number)
+    except UnicodeDecodeError as error:
+        raise InputError("is not text", path=path, line=number, hint="pass --overwrite to start anew") from error
+    return value, value.pop(_CHECK, None)

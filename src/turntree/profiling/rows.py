@@ -19,7 +19,7 @@ from turntree.observe.statistics import wilson
 from turntree.profiling.classes import moments
 from turntree.profiling.samples import Sample
 
-SCHEMA = "turntree.profile/1"
+SCHEMA = "turntree.profile/2"
 
 Row = Mapping[str, Any]
 

@@ -16,8 +16,8 @@ from turntree.core import seeds
 from turntree.core.errors import ConfigError
 from turntree.profiling.classes import class_of_moments
 
-SCHEMA = "turntree.pivots/1"
-Row = Mapping[str, Any]  # a row of a profile (schema turntree.profile/1)
+SCHEMA = "turntree.pivots/2"
+Row = Mapping[str, Any]  # a row of a profile (schema turntree.profile/2)
 
 
 @dataclass(frozen=True, kw_only=True)

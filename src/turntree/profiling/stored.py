@@ -38,11 +38,12 @@ class StoredProfile:
                 offset += len(line)
         self._read = lru_cache(maxsize=256)(self._read_place)
 
-    def check_draws(self, policy_hash: str, sampling: Sampling, seed: int) -> None:
-        """Raise `InputError` unless this policy would draw the stored samples again."""
+    def check_draws(self, policy: Mapping[str, str], sampling: Sampling, seed: int) -> None:
+        """Raise `InputError` unless this policy (the names of its weights, tokenizer and chat template) would draw the
+        stored samples again."""
         made = self.header["config"]["profile"]
-        found = {"policy": self.header["policy_hash"], "sampling": made["sampling"], "seed": made["seed"]}
-        wanted: dict[str, Any] = {"policy": policy_hash, "sampling": to_mapping(sampling), "seed": seed}
+        found = {**{key: self.header[key] for key in policy}, "sampling": made["sampling"], "seed": made["seed"]}
+        wanted: dict[str, Any] = {**policy, "sampling": to_mapping(sampling), "seed": seed}
         for key, value in wanted.items():
             if found[key] != value:
                 hint = "its samples are not those that this run would draw: use the same, or leave --reuse out"

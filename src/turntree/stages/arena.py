@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from turntree.core.errors import ConfigError
 from turntree.core.protocols import Environment
 from turntree.domains.household.environment import HouseholdEnvironment
 from turntree.environments.pool import EnvironmentPool
+from turntree.environments.processes import ProcessPool, ProcessPoolConfig
+from turntree.observe.files import tree_hash
 from turntree.stages.questions import QuestionsConfig, open_questions
 from turntree.stages.tasks import GamesConfig, games
 
@@ -23,18 +28,41 @@ class Arena:
     pool: EnvironmentPool | None = None
     figures: Callable[[], dict[str, Any]] = dict
     read: Sequence[dict[str, Any]] = ()  # what reading question files counted
+    contents: Mapping[str, str] = field(default_factory=dict[str, str])  # hashes of the files that it was read from
 
 
 @contextlib.contextmanager
 def open_arena(
-    held_out: GamesConfig, questions: QuestionsConfig | None, *, train: GamesConfig | None = None
+    held_out: GamesConfig,
+    questions: QuestionsConfig | None,
+    *,
+    train: GamesConfig | None = None,
+    workers: ProcessPoolConfig | None = None,
 ) -> Iterator[Arena]:
-    """The questions, where there are any, else the games; without `train` there are no games to train on."""
+    """The questions, where there are any, else the games; without `train` there are no games to train on. Games are
+    stepped in `workers`, questions in threads, since they share their tools."""
+    processes = workers is not None and workers.workers > 0
     if questions is None:
-        yield Arena(_household(train) if train else (), _household(held_out))
+        files = {"held_out": held_out.source, **({"games": train.source} if train else {})}
+        with ProcessPool(workers) if processes else contextlib.nullcontext() as pool:
+            tasks = _household(train) if train else ()
+            yield Arena(tasks, _household(held_out), pool, contents=_contents(files))
         return
+    if processes:
+        raise ConfigError(
+            "must be 0 for questions, which are stepped in threads and share their tools",
+            field="environments.workers",
+            hint="set questions.threads",
+        )
+    files = {"questions": questions.source, "held_out": questions.held_out, "index": questions.index}
     with open_questions(questions) as opened:
-        yield Arena(opened.tasks, opened.held_out, opened.pool, opened.figures, opened.read)
+        pool, read = opened.pool, opened.read
+        yield Arena(opened.tasks, opened.held_out, pool, opened.figures, read, _contents(files))
+
+
+def _contents(sources: Mapping[str, str | None]) -> dict[str, str]:
+    named = {name: source for name, source in sources.items() if source is not None and source != "generated"}
+    return {f"{name}_hash": tree_hash(Path(os.path.expanduser(os.path.expandvars(source)))) for name, source in named.items()}
 
 
 def _household(config: GamesConfig) -> list[HouseholdEnvironment]:

@@ -9,7 +9,7 @@ from typing import Literal
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turntree.core.errors import ConfigError
-from turntree.engines.checkpoint import load_model, load_tokenizer, policy_hash
+from turntree.engines.checkpoint import load_model, load_tokenizer, policy_hash, template_hash, tokenizer_hash
 from turntree.engines.hf import HFEngine
 from turntree.engines.limits import EngineConfig
 from turntree.renderers.template import ChatRenderer
@@ -52,8 +52,9 @@ class Device:
 
 @dataclass(frozen=True)
 class Policy:
-    """`hash` names the exact weights: a profile records it, training refuses another. A fresh adapter changes nothing
-    yet and is not in it."""
+    """`hash` names the exact weights; a fresh adapter changes nothing yet and is not in it. `identity` names all that
+    decides what is sampled from a prompt (weights, tokenizer, chat template): a profile records it, training and a run
+    that goes on refuse another."""
 
     source: str
     model: PreTrainedModel
@@ -61,6 +62,7 @@ class Policy:
     renderer: ChatRenderer
     engine: HFEngine
     hash: str
+    identity: dict[str, str]
 
     def reference(self) -> Reference:
         """The policy to stay near, for the KL term: with an adapter its base, at no memory; otherwise a frozen copy of
@@ -89,4 +91,13 @@ def load_policy(source: str, device: Device) -> Policy:
     set_tree_attention(model, device.attention)
     if device.gradient_checkpointing:
         set_checkpointing(model)
-    return Policy(source, model, tokenizer, renderer, engine, weights)
+    return Policy(source, model, tokenizer, renderer, engine, weights, identity_of(weights, tokenizer))
+
+
+def identity_of(weights: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+    """By the names under which artifacts record them; `weights` is their name."""
+    return {
+        "policy_hash": weights,
+        "tokenizer_hash": tokenizer_hash(tokenizer),
+        "template_hash": template_hash(tokenizer),
+    }

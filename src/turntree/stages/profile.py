@@ -30,7 +30,7 @@ from turntree.profiling.settle import Prior
 from turntree.profiling.stored import StoredProfile
 from turntree.profiling.tally import Tally
 from turntree.rollouts.local import Prompted
-from turntree.stages.policy import Device, load_policy
+from turntree.stages.policy import Device, identity_of, load_policy
 from turntree.stages.verifier import resolve_verifier
 from turntree.traces.candidates import candidates, skipped_turns
 from turntree.traces.schema import Trace, read_traces
@@ -71,7 +71,7 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
     surveyed = survey(config.traces, config.split, config.limit)
     verifier = resolve_verifier(config.verifier)
     with _profiled(config) as policy:
-        made_from = {"policy_hash": policy.hash, "verifier": verifier.name, "traces_hash": surveyed.traces_hash}
+        made_from = {**policy.identity, "verifier": verifier.name, "traces_hash": surveyed.traces_hash}
         stored = _stored(config, policy)
         judge = Judge(verifier, StrictMatch(), stored)
         sampler = Sampler(policy.answer, policy.renderer, config.profile.sampling, config.profile.seed, stored)
@@ -150,13 +150,14 @@ def _of_split(trace: Trace, split: str) -> bool:
 
 @dataclass(frozen=True)
 class Profiled:
-    """The policy as the profile sees it; `hash` names its weights as far as they are known."""
+    """The policy as the profile sees it; `identity` names its weights as far as they are known, its
+    tokenizer and its chat template."""
 
     renderer: Renderer
     answer: Answer
     forget: Callable[[], None]  # drop every kept key and value
     max_context: int
-    hash: str
+    identity: dict[str, str]
 
 
 @contextlib.contextmanager
@@ -165,7 +166,7 @@ def _profiled(config: ProfileStageConfig) -> Iterator[Profiled]:
         policy = load_policy(config.model, config.device)
         engine = policy.engine
         forget = partial(engine.weights_changed, engine.policy_version)
-        yield Profiled(policy.renderer, together(engine), forget, engine.max_context, policy.hash)
+        yield Profiled(policy.renderer, together(engine), forget, engine.max_context, policy.identity)
         return
     from turntree.engines.checkpoint import load_tokenizer
     from turntree.renderers.template import ChatRenderer
@@ -173,7 +174,8 @@ def _profiled(config: ProfileStageConfig) -> Iterator[Profiled]:
     tokenizer = load_tokenizer(config.endpoint.tokenizer)
     renderer = ChatRenderer(tokenizer)
     with EndpointEngine(config.endpoint, config.model, tokenizer, renderer.stop_ids) as engine:
-        yield Profiled(renderer, one_by_one(engine), lambda: None, engine.max_context, engine.identity)
+        identity = identity_of(engine.identity, tokenizer)
+        yield Profiled(renderer, one_by_one(engine), lambda: None, engine.max_context, identity)
 
 
 def _that_fit(
@@ -199,7 +201,7 @@ def _stored(config: ProfileStageConfig, policy: Profiled) -> StoredProfile | Non
     if config.reuse is None:
         return None
     stored = StoredProfile(Path(config.reuse))
-    stored.check_draws(policy.hash, config.profile.sampling, config.profile.seed)
+    stored.check_draws(policy.identity, config.profile.sampling, config.profile.seed)
     return stored
 
 

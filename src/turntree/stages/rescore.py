@@ -64,7 +64,8 @@ def run_rescore(config: RescoreConfig, out: Path, *, overwrite: bool = False) ->
                 rows.append(draft.finish(rollouts, Cost(**row["cost"])).to_json())
         return {"rows": rows, "skipped": {}, "timing": {}}
 
-    made_from = {**{key: stored.header[key] for key in ("policy_hash", "traces_hash")}, "verifier": verifier.name}
+    kept = ("policy_hash", "tokenizer_hash", "template_hash", "traces_hash")
+    made_from = {**{key: stored.header[key] for key in kept}, "verifier": verifier.name}
     header = {"schema": SCHEMA, "config": to_mapping(made), **made_from, "timing": stored.header["timing"]}
     identity = {"config": to_mapping(config), "version": __version__, "profile": file_hash(stored.path), **made_from}
     skipped = stored.header["summary"]["skipped_turns"]

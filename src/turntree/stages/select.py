@@ -41,9 +41,11 @@ def run_select(profile: Path, config: SelectConfig, out: Path) -> dict[str, Any]
         "classes": dict(selection.counts),
         "preview": preview(rows, THRESHOLDS if settled_at is None else (settled_at,)),
     }
-    kept = ("policy_hash", "verifier", "traces_hash")
+    kept = ("policy_hash", "tokenizer_hash", "template_hash", "verifier", "traces_hash")
     made_from = {
         **{key: header[key] for key in kept},
+        "sampling": header["config"]["profile"]["sampling"],
+        "cut": header["summary"]["truncated"],  # rollouts that reached sampling.max_tokens
         "traces": header["config"]["traces"],
         "verifier_source": header["config"]["verifier"],
         "split": header["config"]["split"],

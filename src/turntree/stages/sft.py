@@ -40,7 +40,7 @@ def run_sft(config: SFTStageConfig, out: Path, *, overwrite: bool = False) -> di
     examples = [row for row in (example(trace, policy.renderer) for trace in found) if any(row.loss_mask)]
     if not examples:
         raise InputError("holds no turn to learn from", path=config.traces, hint="see skip_turns in docs/traces.md")
-    inputs = {"policy_hash": policy.hash, "traces_hash": file_hash(Path(config.traces))}
+    inputs = {**policy.identity, "traces_hash": file_hash(Path(config.traces))}
     with open_run(out, "sft", to_mapping(config), inputs, overwrite=overwrite) as run:
         _train(run, policy, examples, config)
         last = run.metrics()[-1]

@@ -14,11 +14,11 @@ from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError
 from turntree.core.protocols import Gate
 from turntree.engines.checkpoint import save_model
+from turntree.environments.processes import ProcessPoolConfig
 from turntree.gates.compose import RandomGate
 from turntree.gates.config import GateConfig, build_gate
 from turntree.logs.groups import LoggedGroup
 from turntree.logs.rollouts import FILE_NAME, append_groups, group_from_tree
-from turntree.observe.files import atomic_write
 from turntree.observe.run import RunDirectory, open_run, progress
 from turntree.rollouts.groups import GrownGroup
 from turntree.stages.arena import Arena, open_arena
@@ -47,7 +47,8 @@ class TrainOnlineConfig:
     """`games` are trained on; `held_out`, which should be of another split, are played `held_out_samples` times at
     `held_out_temperature` (0: greedily) every `train.check_every` iterations. With `questions` these are asked instead
     of any game. `gate` and `random_cut` exclude each other. `branching` needs `train.rollouts.initial_rollouts` below
-    the group size."""
+    the group size. `environments` says where games are stepped: in worker processes, which are killed and rebuilt where
+    they hang or die, or (`workers` 0) in this one; that changes no result."""
 
     model: str = "default"
     games: GamesConfig = field(default_factory=lambda: GamesConfig(split="train", count=400))
@@ -61,6 +62,7 @@ class TrainOnlineConfig:
     random_cut: RandomCutConfig | None = None
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     device: Device = field(default_factory=Device)
+    environments: ProcessPoolConfig = field(default_factory=lambda: ProcessPoolConfig(workers=0))
 
     def __post_init__(self) -> None:
         self.device.check_trainable()
@@ -107,10 +109,14 @@ def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = 
     in `out/cost.json`."""
     policy = load_policy(config.model, config.device)
     check_path_isolation(policy.model)
-    described = {"policy_hash": policy.hash}
+    logs = (FILE_NAME, GATE_LOG, BRANCH_LOG, HELD_OUT)
     with (
-        open_arena(config.held_out, config.questions, train=config.games) as arena,
-        open_run(out, "train online", to_mapping(config), described, overwrite=overwrite) as run,
+        open_arena(config.held_out, config.questions, train=config.games, workers=config.environments) as arena,
+        open_run(
+            *(out, "train online", to_mapping(config), {**policy.identity, **arena.contents}),
+            overwrite=overwrite,
+            logs=logs,
+        ) as run,
     ):
         trained = _train(run, policy, arena, config)
         rows = run.metrics()
@@ -130,7 +136,6 @@ def _train(run: RunDirectory, policy: Policy, arena: Arena, config: TrainOnlineC
     """Train from where the run stands to its end, and write what it made; the bill last."""
     reference = policy.reference() if config.train.loss.kl_coefficient > 0 else None  # before a checkpoint is loaded
     checkpoints, done = resume(run, config.checkpoints)
-    rewind(run.path, done)
     parts = Parts(
         policy.model,
         reference,
@@ -238,14 +243,3 @@ def _append(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     with path.open("a", encoding="utf-8") as handle:
         handle.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
 
-
-def rewind(folder: Path, iteration: int) -> None:
-    """Forget what was logged after `iteration` by a process that was killed; its last line may be half a row."""
-    for name in (FILE_NAME, GATE_LOG, BRANCH_LOG, HELD_OUT):
-        path = folder / name
-        if not path.exists():
-            continue
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        whole = [line for line in lines if line.endswith("\n")]
-        with atomic_write(path) as handle:
-            handle.writelines(line for line in whole if iteration and json.loads(line)["iteration"] <= iteration)

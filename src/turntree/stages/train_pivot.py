@@ -48,8 +48,8 @@ class CheckConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainPivotConfig:
-    """`allow_stale` accepts pivots that were profiled with another policy than `model` or another verifier than
-    `verifier` (their means are then not those of the start)."""
+    """`allow_stale` accepts pivots that were profiled with another policy than `model` (weights, tokenizer or chat
+    template), other sampling or another verifier than training uses: their means are then not those of the start."""
 
     pivots: str
     model: str = "default"
@@ -71,19 +71,15 @@ def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = Fa
     unfinished run of the same configuration and contents in `out` goes on; any other is refused unless `overwrite`."""
     header, rows = read_table(Path(config.pivots), SCHEMA)
     policy = load_policy(config.model, config.device)
-    if header["policy_hash"] != policy.hash and not config.allow_stale:
-        raise InputError(
-            f"were profiled with policy {header['policy_hash']}, and {config.model!r} is {policy.hash}",
-            path=config.pivots,
-            hint="profile again with this policy, or pass --allow-stale",
-        )
+    if not config.allow_stale:
+        _require_profiled_alike(config, header, policy)
     traces = config.traces or str(header["traces"])
     pivots = _pivots(rows, policy, traces, header)
     verifier = _verifier(config, header)
     check_path_isolation(policy.model)
     check = _checks(config, policy, verifier, traces, out)
     inputs = {
-        "policy_hash": policy.hash,
+        **policy.identity,
         "pivots_hash": file_hash(Path(config.pivots)),
         "traces_hash": header["traces_hash"],
         "verifier": verifier.name,
@@ -168,6 +164,24 @@ def _pivots(rows: Sequence[dict[str, Any]], policy: Policy, traces: str, header:
     return [
         Pivot(render(states[row["trace_id"], row["turn"]], policy.renderer), row["kind"], row["role"]) for row in rows
     ]
+
+
+def _require_profiled_alike(config: TrainPivotConfig, header: dict[str, Any], policy: Policy) -> None:
+    """Raise `InputError`, naming all that differs, unless training samples at its start what the profile sampled."""
+    profiled, trained = dict(header["sampling"]), to_mapping(config.train.sampling)
+    if trained["max_tokens"] > profiled["max_tokens"] and not header["cut"]:
+        profiled.pop("max_tokens")  # no rollout reached the limit, so a higher one changes nothing
+    names = {"policy_hash": "weights", "tokenizer_hash": "tokenizer", "template_hash": "chat template"}
+    pairs = [(what, header[key], policy.identity[key]) for key, what in names.items()]
+    pairs += [(key, value, trained[key]) for key, value in profiled.items()]
+    differing = [f"{what} {there!r}, training {here!r}" for what, there, here in pairs if there != here]
+    if differing:
+        raise InputError(
+            f"were not profiled with what training would sample: profile {'; profile '.join(differing)}",
+            path=config.pivots,
+            hint=f"profile again with {config.model!r} as it is trained (sampling: --set profile.sampling.KEY=VALUE in "
+            "`turntree profile`, train.sampling.KEY here), or pass --allow-stale",
+        )
 
 
 def _verifier(config: TrainPivotConfig, header: dict[str, Any]) -> TurnVerifier:

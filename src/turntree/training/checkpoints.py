@@ -1,9 +1,10 @@
 """Checkpoints of a training run: whole or absent, bit for bit, without pickle.
 
 A checkpoint is a folder `step-00000040` with `weights.safetensors` (every trainable parameter), `optimizer.safetensors`
-(moments and step counts) and `state.json` (what the loop itself remembers: its step, its place in the data, what it
-spent). It is written under a hidden name, flushed to disk and renamed, so that a process killed at any point leaves
-either the whole checkpoint or none.
+(moments and step counts) and `state.json`: what the loop itself remembers (its step, its place in the data, what it
+spent), whose run it is, how far the run's logs had come, and checksums of all of it. It is written under a hidden
+name, flushed to disk and renamed, so that a process killed at any point leaves either the whole checkpoint or none. A
+flipped bit or a checkpoint of another run is refused.
 
 No generator state is in it, because there is none: every draw is keyed by what it is for (`core.seeds`), so a loop
 that knows its step knows its draws. The frozen reference is not in it either: a resumed stage loads it anew.
@@ -11,8 +12,11 @@ that knows its step knows its draws. The frozen reference is not in it either: a
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,66 +28,117 @@ from torch import Tensor
 from torch.nn import Module
 
 from turntree.core.errors import ConfigError, InputError
-from turntree.observe.files import read_json, write_json
-from turntree.observe.run import RunDirectory, notice
+from turntree.observe.files import write_json, writing
+from turntree.observe.identity import digest, file_digest, require_same
+from turntree.observe.run import FREE, RunDirectory, notice
 from turntree.training.optimizer import Optimizer
 
+SCHEMA = "turntree.checkpoint/1"
 _WEIGHTS, _OPTIMIZER, _STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
+_GO_ON = "delete its folder to go on from the checkpoint before"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """One checkpoint every `every` steps (0: none, and a killed run starts over); the newest `keep` stay until the
-    run is finished. Neither changes a result, so both may differ when a run is resumed."""
+    """One checkpoint every `every` steps, and one at the end of a step where the last is `every_seconds` old (0
+    switches either rule off; without both a killed run starts over). The newest `keep` stay until the run is finished.
+    None of it changes a result, so all may differ when a run is resumed."""
 
     every: int = 10
+    every_seconds: float = 300.0
     keep: int = 2
 
     def __post_init__(self) -> None:
-        if self.every < 0 or self.keep < 1:
-            raise ConfigError("every must be at least 0 and keep at least 1", field="every")
+        if self.every < 0 or self.every_seconds < 0 or self.keep < 1:
+            raise ConfigError("every and every_seconds must be at least 0 and keep at least 1", field="every")
 
 
 class Checkpoints:
-    """The checkpoints of one run, in `folder`."""
+    """The checkpoints of one run, in `folder`. With `run` they belong to its identity and know how far its logs had
+    come. `clock` tells seconds."""
 
-    def __init__(self, folder: Path, config: CheckpointConfig) -> None:
-        self.folder, self.config = folder, config
+    def __init__(
+        self,
+        folder: Path,
+        config: CheckpointConfig,
+        run: RunDirectory | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.folder, self.config, self._run, self._clock = folder, config, run, clock
+        self._saved = clock()
 
     def latest(self) -> int | None:
         """The step of the newest checkpoint; None where there is none."""
         return max(self._steps(), default=None)
 
     def due(self, step: int) -> bool:
-        return self.config.every > 0 and step % self.config.every == 0
+        steps, seconds = self.config.every, self.config.every_seconds
+        return (steps > 0 and step % steps == 0) or (seconds > 0 and self._clock() - self._saved >= seconds)
 
     def save(self, step: int, model: Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
         """Write the checkpoint of `step` and remove the oldest beyond `keep`. `state` is plain JSON."""
         for leftover in self.folder.glob(".step-*"):  # of a process that was killed while it wrote
             shutil.rmtree(leftover)
         partial = self.folder / f".step-{step:08d}.partial"
-        partial.mkdir(parents=True)
-        save_file({name: value.contiguous() for name, value in trainable(model).items()}, partial / _WEIGHTS)
-        save_file(optimizer.tensors(), partial / _OPTIMIZER)
-        write_json(partial / _STATE, {"step": step, **state})
-        for path in (partial / _WEIGHTS, partial / _OPTIMIZER, partial):
-            _flush(path)
-        partial.rename(self._path(step))
-        _flush(self.folder)
+        try:
+            with writing(self.folder):
+                self._write(partial, step, model, optimizer, state)
+                partial.rename(self._path(step))
+                _flush(self.folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)  # what a full disk cut off
+        self._saved = self._clock()
         for old in sorted(self._steps())[: -self.config.keep]:
             shutil.rmtree(self._path(old))
 
+    def _write(self, folder: Path, step: int, model: Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        folder.mkdir(parents=True)
+        save_file({name: value.contiguous() for name, value in trainable(model).items()}, folder / _WEIGHTS)
+        save_file(optimizer.tensors(), folder / _OPTIMIZER)
+        held: dict[str, Any] = {
+            "schema": SCHEMA,
+            "identity": {} if self._run is None else self._run.identity,
+            "logs": {} if self._run is None else self._run.logged(),
+            "files": {name: file_digest(folder / name)[0] for name in (_WEIGHTS, _OPTIMIZER)},
+            "state": {"step": step, **state},
+        }
+        write_json(folder / _STATE, {**held, "digest": _digest(held)})
+        for path in (folder / _WEIGHTS, folder / _OPTIMIZER, folder):
+            _flush(path)
+
     def restore(self, model: Module, optimizer: Optimizer) -> dict[str, Any] | None:
         """Put the newest checkpoint into `model` and `optimizer` and return its state; None where there is none.
-        Raises `InputError` for one that is damaged or of another model."""
+        Raises `InputError` for one that is damaged, of another run or of another model."""
+        held = self.held()
+        if held is None:
+            return None
+        folder = self._path(held["state"]["step"])
+        for name, wanted in held["files"].items():
+            if (folder / name).exists() and file_digest(folder / name)[0] != wanted:
+                problem = "cannot be read back as it was written: its checksum differs"
+                raise InputError(problem, path=folder / name, hint=_GO_ON)
+        _copy(_load(folder / _WEIGHTS), trainable(model), folder / _WEIGHTS)
+        optimizer.load_tensors(_load(folder / _OPTIMIZER))
+        return held["state"]
+
+    def held(self) -> dict[str, Any] | None:
+        """What `state.json` of the newest checkpoint holds; None where there is none. Raises `InputError` where it is
+        damaged or of another run."""
         step = self.latest()
         if step is None:
             return None
-        folder = self._path(step)
-        state = read_json(folder / _STATE)
-        _copy(_load(folder / _WEIGHTS), trainable(model), folder / _WEIGHTS)
-        optimizer.load_tensors(_load(folder / _OPTIMIZER))
-        return state
+        path = self._path(step) / _STATE
+        try:
+            held = json.loads(path.read_bytes())
+            whole = held["schema"] == SCHEMA and held.pop("digest") == _digest(held) and held["state"]["step"] == step
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise InputError("is not the state of a checkpoint", path=path, hint=_GO_ON) from error
+        if not whole:
+            raise InputError("is damaged: its checksum differs", path=path, hint=_GO_ON)
+        if self._run is not None:
+            require_same(held["identity"], self._run.identity, path.parent, free=FREE)
+        return held
 
     def clear(self) -> None:
         """Remove all of them: the run is finished."""
@@ -93,17 +148,20 @@ class Checkpoints:
         return self.folder / f"step-{step:08d}"
 
     def _steps(self) -> list[int]:
-        return [int(path.name.removeprefix("step-")) for path in self.folder.glob("step-*")]
+        names = (path.name.removeprefix("step-") for path in self.folder.glob("step-*"))
+        return [int(name) for name in names if name.isdecimal()]
 
 
 def resume(run: RunDirectory, config: CheckpointConfig) -> tuple[Checkpoints, int]:
-    """The checkpoints of `run` and the step of the newest (0: none), with the metrics rewound to it. Says so."""
-    checkpoints = Checkpoints(run.checkpoints, config)
-    done = checkpoints.latest()
-    run.rewind(done)
-    if done is not None:
-        notice(f"{run.path} goes on after step {done}")
-    return checkpoints, done or 0
+    """The checkpoints of `run` and the step of the newest (0: none), with the logs cut back to it. Says so."""
+    checkpoints = Checkpoints(run.checkpoints, config, run)
+    held = checkpoints.held()
+    run.rewind(None if held is None else held["logs"])
+    if held is None:
+        return checkpoints, 0
+    done = int(held["state"]["step"])
+    notice(f"{run.path} goes on after step {done}")
+    return checkpoints, done
 
 
 def trainable(model: Module) -> dict[str, Tensor]:
@@ -124,7 +182,12 @@ def _load(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except (SafetensorError, OSError) as error:
         problem = f"cannot be read ({str(error).splitlines()[0]})"
-        raise InputError(problem, path=path, hint="delete its folder to go on from the checkpoint before") from error
+        raise InputError(problem, path=path, hint=_GO_ON) from error
+
+
+def _digest(held: dict[str, Any]) -> str:
+    """Of JSON values, whatever the order and the type of their keys."""
+    return digest(json.dumps(json.loads(json.dumps(held)), sort_keys=True).encode())
 
 
 def _flush(path: Path) -> None:

@@ -1,0 +1,77 @@
+"""Whose folder (or log) this is: one process has it at a time, and only the run that began it goes on with it.
+
+Run directories, wave logs and checkpoints all ask here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from turntree.core.errors import InputError
+
+_BLOCK = 2**20
+_MOST_SHOWN = 60  # characters of a value in a message
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """A file or folder for this process alone while the block lasts. The kernel releases it however the process dies.
+    Raises `InputError` while another process has it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError("is in use by another process", path=path, hint="choose another --out") from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def require_same(found: Any, wanted: Any, path: Path, *, free: tuple[str, ...] = ()) -> None:
+    """Raise `InputError` where two identities (JSON objects) differ, naming every key with both values. Keys that
+    begin with one of `free` may differ."""
+    here, now = _flat(found), _flat(json.loads(json.dumps(wanted)))
+    keys = [key for key in sorted({*here, *now}) if not key.startswith(free) and here.get(key) != now.get(key)]
+    if keys:
+        differing = ", ".join(
+            f"{key.removeprefix('config.')} ({_short(here.get(key))}, not {_short(now.get(key))})" for key in keys
+        )
+        hint = "give the same settings and inputs to go on, choose another --out, or pass --overwrite to start anew"
+        raise InputError(f"is of another run, which differs in {differing}", path=path, hint=hint)
+
+
+def digest(data: bytes) -> str:
+    """The checksum of what is kept on disk."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def file_digest(path: Path, most: int | None = None) -> tuple[str, int, int]:
+    """The checksum of a file, its lines and its bytes, or those of its first `most` bytes."""
+    found, lines, size = hashlib.blake2b(digest_size=16), 0, 0
+    with path.open("rb") as handle:
+        while block := handle.read(_BLOCK if most is None else min(_BLOCK, most - size)):
+            found.update(block)
+            lines += block.count(b"\n")
+            size += len(block)
+    return found.hexdigest(), lines, size
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as dotted keys."""
+    if not isinstance(value, dict):
+        return {prefix: value}
+    parts = [_flat(item, f"{prefix}.{key}" if prefix else str(key)) for key, item in value.items()]
+    return {key: item for part in parts for key, item in part.items()}
