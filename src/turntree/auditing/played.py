@@ -108,7 +108,8 @@ def play(groups: Iterable[LoggedGroup], *, success: float = SUCCESS_REWARD) -> P
     kept: list[PlayedGroup] = []
     outcomes: list[GroupOutcome] = []
     unknown = dict.fromkeys(UNITS, 0)
-    spent, trained = ({unit: array("q") for unit in UNITS} for _ in range(2))
+    spent = {unit: array("q") for unit in _AMOUNTS}
+    trained = {unit: array("q") for unit in _AMOUNTS}
     censored, horizon, known = Counter[str](), 0, True
     for group in groups:
         for unit, amount in _AMOUNTS.items():

@@ -56,7 +56,7 @@ class LineIndex:
     def __init__(self, path: Path) -> None:
         self._path, self._starts = path, array("q")
         self._copied = path.suffix in (".gz", ".xz")
-        self._file: IO[bytes] = tempfile.TemporaryFile() if self._copied else path.open("rb")
+        self._file: IO[bytes] = tempfile.TemporaryFile() if self._copied else path.open("rb")  # noqa: SIM115
         self._at = self._line = 0
 
     def __enter__(self) -> LineIndex:

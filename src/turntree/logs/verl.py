@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from turntree.logs.groups import LoggedRollout
-from turntree.logs.rows import LoggedRow, ReadConfig, RowRefused, count, named_prompt, reward, text, writable
+from turntree.logs.rows import LoggedRow, ReadConfig, RowRefused, count, named_prompt, reward, text
 
 
 def read_row(row: dict[str, Any], config: ReadConfig, file_number: int) -> LoggedRow:
@@ -20,13 +20,13 @@ def read_row(row: dict[str, Any], config: ReadConfig, file_number: int) -> Logge
     if not isinstance(prompt, str) or not isinstance(output, str):
         raise RowRefused("no text in field 'input' or 'output'")
     actions, observations = config.split(output)
-    uid = row.get("uid")
-    named = isinstance(uid, str) and uid.count("_") >= 2
+    uid = text(row, "uid") or ""
+    named = uid.count("_") >= 2
     if not prompt.strip() and not named:
         raise RowRefused("neither a prompt nor a uid: its group is not known")
     task = named_prompt(prompt)
     return LoggedRow(
-        group=writable(uid.rsplit("_", 2)[0]) if named else task,
+        group=uid.rsplit("_", 2)[0] if named else task,
         task=task,
         rollout=LoggedRollout(
             actions=actions,
