@@ -100,6 +100,6 @@ def _no_history(played: Played) -> str | None:
 def _no_turns(played: Played) -> str | None:
     if not played.has_turns:
         return f"{played.absent[TURNS]}: a gate compares the actions of each turn"
-    if max(len(rollout.actions) for group in played.groups for rollout in group.rollouts) < 2:
+    if played.horizon < 2:
         return "every rollout has one turn: there is no middle to stop in"
     return None

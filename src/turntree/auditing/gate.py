@@ -28,7 +28,7 @@ def recommend(
     Late in a run most groups have zero variance, and then even a gate that cuts nearly all of them is precise: so it
     may also cut at most a share `may_lose` of the groups with a gradient.
     """
-    latest = [group for group, known in zip(played.groups, played.scored_N, strict=True) if known][-LATEST:]
+    latest = [played.groups[i].logged() for i in np.flatnonzero(played.scored_N)[-LATEST:]]
     config = CalibrationConfig(floor=floor, repeats=5, resamples=200)
     calibrated = calibrate(table_from_groups(latest, source="the log"), config)
     chosen = calibrated["recommended"]
@@ -66,13 +66,15 @@ def _share_lost(groups: list[LoggedGroup], gate: PrefixDivergenceGate) -> float:
 def cuts(played: Played, gate: PrefixDivergenceGate) -> GateCuts:
     """Ask the gate about every group as it was after `gate.turn` turns. Censored and forked rollouts are not shown to
     it (the former were not there, the latter share their prefix), but what they spent later is saved too."""
-    horizon = max(len(rollout.actions) for group in played.groups for rollout in group.rollouts)
-    cut = [_is_cut(group, gate, horizon) for group in played.groups]
-    units = [unit for unit in (TOKENS, TURNS) if unit in played.spent]
-    if any(r.turn_tokens is None for group in played.groups for r in group.rollouts):
-        units = [TURNS]
-    after = {unit: np.array([_after(group, gate.turn, unit) for group in played.groups]) for unit in units}
-    return GateCuts(turn=gate.turn, cut_N=np.array(cut, dtype=bool), after=after)
+    units = [unit for unit in (TOKENS, TURNS) if unit in played.spent] if played.knows_turn_tokens else [TURNS]
+    cut_N = np.zeros(len(played.groups), dtype=bool)
+    after = {unit: np.zeros(len(played.groups), dtype=np.int64) for unit in units}
+    for i, compact in enumerate(played.groups):
+        group = compact.logged()
+        cut_N[i] = _is_cut(group, gate, played.horizon)
+        for unit in units:
+            after[unit][i] = _after(group, gate.turn, unit)
+    return GateCuts(turn=gate.turn, cut_N=cut_N, after=after)
 
 
 def _is_cut(group: LoggedGroup, gate: PrefixDivergenceGate, horizon: int) -> bool:

@@ -7,6 +7,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from turntree.auditing.played import Played
 from turntree.core.outcome import GroupOutcome
 from turntree.observe.statistics import wilson
@@ -95,18 +97,22 @@ def group_sizes(played: Played) -> list[dict[str, Any]]:
 
     Larger groups than the log has are not extrapolated to.
     """
-    scored = [group.scored for group, known in zip(played.groups, played.scored_N, strict=True) if known]
-    smallest = min(map(len, scored), default=0)
+    patterns = Counter(_alike(played.groups[i].scored) for i in np.flatnonzero(played.scored_N))
+    groups, smallest = patterns.total(), min(map(sum, patterns), default=0)
     rows: list[dict[str, Any]] = []
     for size in range(2, smallest + 1):
-        flat = math.fsum(_equal_share(rewards, size) for rewards in scored) / len(scored)
+        flat = math.fsum(times * _equal_share(alike, size) for alike, times in patterns.items()) / groups
         rows.append(
             {"size": size, "zero_variance_rate": flat, "mixed_groups_per_1000_rollouts": 1000 * (1 - flat) / size}
         )
     return rows
 
 
-def _equal_share(rewards: tuple[float, ...], size: int) -> float:
-    """The chance that `size` of the rewards, drawn without replacement, are equal (to 8 decimals)."""
-    alike = Counter(round(reward, 8) for reward in rewards).values()
-    return sum(math.comb(count, size) for count in alike) / math.comb(len(rewards), size)
+def _alike(rewards: tuple[float, ...]) -> tuple[int, ...]:
+    """How many of the rewards are equal (to 8 decimals), largest first: (3, 1) for 0, 0, 1, 0."""
+    return tuple(sorted(Counter(round(reward, 8) for reward in rewards).values(), reverse=True))
+
+
+def _equal_share(alike: tuple[int, ...], size: int) -> float:
+    """The chance that `size` of the rewards, drawn without replacement, are equal."""
+    return sum(math.comb(count, size) for count in alike) / math.comb(sum(alike), size)

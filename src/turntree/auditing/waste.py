@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from turntree.auditing.played import TOKENS, Played
 from turntree.core.outcome import GroupOutcome
 from turntree.observe.statistics import wilson
 
+K = TypeVar("K", int, str)
+
 
 def counts(played: Played) -> dict[str, Any]:
     """Groups by outcome and rollouts by whether they were scored; both add up."""
-    rollouts = [rollout for group in played.groups for rollout in group.rollouts]
-    censored = [rollout for rollout in rollouts if rollout.reward is None]
+    sizes = Counter(len(group.rewards) for group in played.groups)
     outcomes = Counter(played.outcomes)
     return {
         "groups": len(played.groups),
         **{outcome.value: outcomes[outcome] for outcome in GroupOutcome},
-        "rollouts": len(rollouts),
-        "censored_rollouts": len(censored),
-        "censored_by_reason": dict(sorted(Counter(r.stop or "no reward" for r in censored).items())),
+        "rollouts": sum(size * times for size, times in sizes.items()),
+        "censored_rollouts": sum(played.censored.values()),
+        "censored_by_reason": played.censored,
         "tasks": len({group.task for group in played.groups}),
-        "group_sizes": dict(sorted(Counter(len(group.rollouts) for group in played.groups).items())),
+        "group_sizes": dict(sorted(sizes.items())),
     }
 
 
@@ -58,16 +59,25 @@ def over_time(played: Played) -> list[dict[str, Any]] | None:
     """One row an iteration; None where the log has no iterations."""
     if not played.has_iterations:
         return None
-    iterations = np.array([group.iteration for group in played.groups])
-    return [_row(played, iterations == one) | {"iteration": int(one)} for one in np.unique(iterations)]
+    rows = _groups_by([group.iteration for group in played.groups])
+    return [_row(played, rows[one]) | {"iteration": one} for one in sorted(rows)]
 
 
-def _row(played: Played, here: NDArray[np.bool_]) -> dict[str, Any]:
-    flat = played.zero_variance_N & here
-    outcomes = Counter(outcome for outcome, inside in zip(played.outcomes, here, strict=True) if inside)
-    spent = {unit: _share(values[flat].sum(), values[here].sum()) for unit, values in played.spent.items()}
+def _groups_by(keys: Sequence[K | None]) -> dict[K, list[int]]:
+    """The numbers of the groups with each key, in one pass. Groups without a key are left out."""
+    rows: dict[K, list[int]] = defaultdict(list)
+    for i, key in enumerate(keys):
+        if key is not None:
+            rows[key].append(i)
+    return rows
+
+
+def _row(played: Played, rows: list[int]) -> dict[str, Any]:
+    flat_N = played.zero_variance_N[rows]
+    outcomes = Counter(played.outcomes[i] for i in rows)
+    spent = {unit: _share(values[rows][flat_N].sum(), values[rows].sum()) for unit, values in played.spent.items()}
     return {
-        **rate(int(flat.sum()), int((played.scored_N & here).sum())),
+        **rate(int(flat_N.sum()), int(played.scored_N[rows].sum())),
         **{outcome.value: outcomes[outcome] for outcome in GroupOutcome},
         "spent_share": spent,
     }
@@ -96,10 +106,8 @@ def dilution(played: Played) -> dict[str, Any]:
 
 def by_task_type(played: Played) -> dict[str, Any]:
     """The rate of every task type, where the log has them."""
-    types = sorted({group.task_type for group in played.groups if group.task_type is not None})
-    return {
-        kind: _row(played, np.array([group.task_type == kind for group in played.groups], dtype=bool)) for kind in types
-    }
+    rows = _groups_by([group.task_type for group in played.groups])
+    return {kind: _row(played, rows[kind]) for kind in sorted(rows)}
 
 
 def _share(part: Any, whole: Any) -> float | None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from turntree.cli.common import configured, finish, json_option, set_option
 
+if TYPE_CHECKING:
+    from turntree.logs.report import ReadReport
+
+PROGRESS_SECONDS = 5.0
 FORMATS = ("auto", "turntree", "verl", "trl", "nemo-gym", "generic")
 
 
@@ -45,7 +52,21 @@ def audit(
 
     reading = ReadConfig(rewards=rewards, turn_separator=turn_separator)
     config: Any = configured(AuditConfig(epochs=epochs), overrides)
-    result = run_audit(logs, None if form == "auto" else LogFormat(form), reading, config)
+    result = run_audit(logs, None if form == "auto" else LogFormat(form), reading, config, _progress())
     build_audit_page(result, out)
     dropped = [f"dropped {count}: {reason}" for reason, count in result["log"]["dropped"].items()]
-    finish(result, json_path, [result["headline"], *sentences(result), *dropped, f"-> {out}"])
+    notes = result["log"]["notes"]
+    finish(result, json_path, [result["headline"], *sentences(result), *notes, *dropped, f"-> {out}"])
+
+
+def _progress() -> Callable[[ReadReport], None]:
+    """A line on standard error every five seconds; a log that is read faster prints none."""
+    last = time.monotonic()
+
+    def show(report: ReadReport) -> None:
+        nonlocal last
+        if time.monotonic() - last >= PROGRESS_SECONDS:
+            last = time.monotonic()
+            print(f"{report.lines:,} lines read, {report.groups:,} groups taken in", file=sys.stderr, flush=True)
+
+    return show

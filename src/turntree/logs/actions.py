@@ -13,7 +13,7 @@ def call_text(name: str, arguments: Any) -> str:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             return f"{name}({arguments})"
     return f"{name}({json.dumps(arguments, sort_keys=True, ensure_ascii=False)})"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from turntree.logs.groups import LoggedRollout
-from turntree.logs.rows import LoggedRow, ReadConfig, RowRefused, count, counts, needed, reward, text, texts
+from turntree.logs.rows import LoggedRow, ReadConfig, RowRefused, count, counts, flag, needed, reward, text, texts
 
 
 def read_row(row: dict[str, Any], config: ReadConfig, file_number: int) -> LoggedRow:
@@ -16,7 +16,7 @@ def read_row(row: dict[str, Any], config: ReadConfig, file_number: int) -> Logge
         rollout = LoggedRollout(
             actions=texts(row, "actions") or (),
             reward=reward(row, config.rewards or ("reward",)),
-            completed=row["completed"] if isinstance(row.get("completed"), bool) else None,
+            completed=flag(row, "completed"),
             turn_tokens=counts(row, "turn_tokens"),
             observations=texts(row, "observations"),
             tokens=count(row, "tokens"),

@@ -1,29 +1,97 @@
-"""Rollouts that were logged apart, put back into their groups."""
+"""Rollouts that were logged apart, put back into their groups; no more than one group is held at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import shutil
+import tempfile
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO
 
+import numpy as np
+
+from turntree.core.errors import InputError
 from turntree.logs.groups import LoggedGroup
 from turntree.logs.report import ReadReport
-from turntree.logs.rows import LoggedRow
+from turntree.logs.rows import LoggedRow, RowRefused
+
+Key = tuple[int | None, str]
 
 
-def grouped(rows: Iterable[LoggedRow], report: ReadReport) -> Iterator[LoggedGroup]:
+def grouped(keys: Iterable[Key], row_at: Callable[[int], LoggedRow], report: ReadReport) -> Iterator[LoggedGroup]:
     """The groups in order of iteration, then of first appearance (stable: a log in order stays in order).
 
-    All rows of one file are held at once, because asynchronous frameworks log rollouts in order of completion.
+    `keys`: iteration and group of every row. `row_at(i)` reads the i-th row, which is asked for when its group comes:
+    asynchronous frameworks log rollouts in order of completion, so the rows of a group may lie anywhere in a file.
     """
-    groups: dict[tuple[int | None, str], list[LoggedRow]] = {}
-    for row in rows:
-        groups.setdefault((row.iteration, row.group), []).append(row)
-    for (iteration, name), members in sorted(groups.items(), key=lambda item: item[0][0] or 0):
-        report.groups += 1
-        report.rollouts += len(members)
+    numbers: dict[Key, int] = {}
+    group_of_row = array("q", (numbers.setdefault(key, len(numbers)) for key in keys))
+    iterations = np.array([iteration or 0 for iteration, _ in numbers], dtype=np.int64)
+    del numbers
+    order = np.argsort(iterations, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    rows = np.argsort(place[np.asarray(group_of_row)], kind="stable")
+    ends = np.cumsum(np.bincount(group_of_row)[order]) if len(order) else []
+    start = 0
+    for end in ends:
+        members = [row_at(int(i)) for i in rows[start:end]]
+        start = end
+        first = members[0]
+        report.saw_group(len(members))
         yield LoggedGroup(
-            id=name if iteration is None else f"{iteration}/{name}",
-            task=members[0].task,
+            id=first.group if first.iteration is None else f"{first.iteration}/{first.group}",
+            task=first.task,
             rollouts=tuple(row.rollout for row in members),
-            iteration=iteration,
-            task_type=members[0].task_type,
+            iteration=first.iteration,
+            task_type=first.task_type,
         )
+
+
+class LineIndex:
+    """Where the lines of a file begin, so that they can be read again in any order: 8 bytes a line. What is compressed
+    cannot be entered in the middle and is unpacked into a temporary file (in TMPDIR)."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._starts = path, array("q")
+        self._copied = path.suffix in (".gz", ".xz")
+        self._file: IO[bytes] = tempfile.TemporaryFile() if self._copied else path.open("rb")  # noqa: SIM115
+        self._at = self._line = 0
+
+    def __enter__(self) -> LineIndex:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def add(self, number: int, line: bytes) -> None:
+        """Remember line `number` (from 1, in ascending order), which a reader has just read."""
+        if self._copied:
+            self._starts.append(self._at)
+            self._at += self._write(line if line.endswith(b"\n") else line + b"\n")
+            return
+        while self._line < number:
+            start, self._line = self._at, self._line + 1
+            self._at += len(self._file.readline())
+            if self._line == number:
+                self._starts.append(start)
+
+    def _write(self, line: bytes) -> int:
+        try:
+            return self._file.write(line)
+        except OSError as error:
+            free = shutil.disk_usage(tempfile.gettempdir()).free // 1_000_000
+            problem = f"cannot be unpacked into {tempfile.gettempdir()} ({free} MB are free)"
+            raise InputError(problem, path=self._path, hint="set TMPDIR to a folder with more room") from error
+
+    def __getitem__(self, i: int) -> bytes:
+        """The i-th line that was added."""
+        self._file.seek(self._starts[i])
+        return self._file.readline()
+
+    def row(self, i: int, read: Callable[[bytes], LoggedRow]) -> LoggedRow:
+        try:
+            return read(self[i])
+        except RowRefused as error:  # it was read before
+            raise InputError("changed while it was read", path=self._path, hint="wait until it is written") from error

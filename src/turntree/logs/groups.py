@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+LARGEST = 1 << 40  # of any count in a log: above it, sums over a log would leave the integers of 64 bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,11 @@ class LoggedRollout:
             values = getattr(self, name)
             if values is not None and len(values) != len(self.actions):
                 raise ValueError(f"{len(values)} {name} for {len(self.actions)} actions")
+        counts = (self.tokens or 0, self.characters or 0, *(self.turn_tokens or ()))
+        if min(counts) < 0 or max(counts) > LARGEST:
+            raise ValueError("a count is negative or too large")
+        if self.reward is not None and not math.isfinite(self.reward):
+            raise ValueError("the reward is not finite; null is a rollout without one")
 
     @property
     def turns(self) -> int | None:
@@ -53,6 +61,10 @@ class LoggedGroup:
     rollouts: tuple[LoggedRollout, ...]
     iteration: int | None = None
     task_type: str | None = None
+
+    def __post_init__(self) -> None:
+        if abs(self.iteration or 0) > LARGEST:
+            raise ValueError("the iteration is too large")
 
     @property
     def rewards(self) -> tuple[float | None, ...]:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from turntree.core.errors import InputError
 from turntree.logs import generic, nemo_gym, rollouts, trl, verl
-from turntree.logs.grouping import grouped
+from turntree.logs.grouping import Key, LineIndex, grouped
 from turntree.logs.groups import LoggedGroup
 from turntree.logs.report import ReadReport
-from turntree.logs.rows import LoggedRow, ReadConfig, RowRefused
+from turntree.logs.rows import LoggedRow, ReadConfig, RowRefused, parse_row
 from turntree.observe.jsonl import read_lines
 
 RowReader = Callable[[dict[str, Any], ReadConfig, int], LoggedRow]
@@ -96,7 +96,7 @@ def _recognise(path: Path) -> LogFormat:
         return LogFormat.TRL
     for number, line in read_lines(path):
         try:
-            fields = set(_parse(line))
+            fields = set(parse_row(line))
         except RowRefused as refused:
             raise InputError(f"is no JSON object ({refused})", path=path, line=number, hint="give --format") from None
         matching = [form for form, marks in _MARKS.items() if marks <= fields]
@@ -113,34 +113,35 @@ def _recognise(path: Path) -> LogFormat:
 
 
 def _json_lines(read_row: RowReader) -> GroupReader:
+    """Twice through the file: first for the group of every line, then for the lines of one group after the other."""
+
     def read_groups(paths: Sequence[Path], config: ReadConfig, report: ReadReport) -> Iterator[LoggedGroup]:
         for number, path in enumerate(paths):
             report.files += 1
-            yield from grouped(_rows(read_row, path, number, config, report), report)
+
+            def row(line: bytes, number: int = number) -> LoggedRow:
+                try:
+                    return read_row(parse_row(line), config, number)
+                except RecursionError as error:
+                    raise RowRefused("nested too deeply to read") from error
+
+            with LineIndex(path) as index:
+                keys = _keys(path, row, index, report)
+                yield from grouped(keys, partial(index.row, read=row), report)
 
     return read_groups
 
 
-def _rows(
-    read_row: RowReader, path: Path, file_number: int, config: ReadConfig, report: ReadReport
-) -> Iterator[LoggedRow]:
+def _keys(path: Path, row: Callable[[bytes], LoggedRow], index: LineIndex, report: ReadReport) -> Iterator[Key]:
     for number, line in read_lines(path):
-        report.lines += 1
+        report.saw_line()
         try:
-            yield read_row(_parse(line), config, file_number)
+            found = row(line)
         except RowRefused as refused:
             report.drop(refused.reason, path, number)
-
-
-def _parse(line: bytes) -> dict[str, Any]:
-    """NaN, which Python's writers leave in JSON, is null: a reward that is no number was never given."""
-    try:
-        value = json.loads(line, parse_constant=lambda _: None)
-    except (ValueError, RecursionError) as error:
-        raise RowRefused("not JSON", str(error)) from error
-    if not isinstance(value, dict):
-        raise RowRefused("not a JSON object")
-    return cast("dict[str, Any]", value)
+            continue
+        index.add(number, line)
+        yield found.iteration, found.group
 
 
 _READERS: dict[LogFormat, GroupReader] = {

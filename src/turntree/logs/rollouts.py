@@ -40,10 +40,11 @@ def group_to_json(group: LoggedGroup) -> dict[str, Any]:
     return {"schema": SCHEMA, **known, "rollouts": rollouts}
 
 
-def group_from_json(value: dict[str, Any]) -> LoggedGroup:
+def group_from_json(value: Any) -> LoggedGroup:
     """`group_from_json(group_to_json(group)) == group`. Raises `InputError` for another schema or unknown fields."""
-    if value.get("schema") != SCHEMA:
-        raise InputError(f"is {value.get('schema')!r}, not {SCHEMA!r}", field="schema")
+    found = value.get("schema") if isinstance(value, dict) else None
+    if found != SCHEMA:
+        raise InputError(f"is {str(found)[:40]!r}, not {SCHEMA!r}", field="schema")
     return from_mapping(LoggedGroup, {key: field for key, field in value.items() if key != "schema"})
 
 
@@ -106,12 +107,11 @@ def read_groups(paths: Sequence[Path], config: ReadConfig, report: ReadReport) -
     for path in paths:
         report.files += 1
         for number, line in jsonl.read_lines(path):
-            report.lines += 1
+            report.saw_line()
             try:
                 group = group_from_json(jsonl.parse_json(line))
             except InputError as error:
-                report.drop(f"a line that is no finished group ({error})", path, number)
+                report.drop("a line that is no finished group", path, number, detail=str(error))
                 continue
-            report.groups += 1
-            report.rollouts += len(group.rollouts)
+            report.saw_group(len(group.rollouts))
             yield group

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
 from dataclasses import dataclass
 from typing import Any, cast
 
 from turntree.core.errors import ConfigError
-from turntree.logs.groups import LoggedRollout
+from turntree.logs.groups import LARGEST, LoggedRollout
 
 
 class RowRefused(Exception):
@@ -62,13 +63,38 @@ class ReadConfig:
         return tuple(turns), ("", *between)
 
 
+def parse_row(line: bytes | str) -> dict[str, Any]:
+    """NaN, which Python's writers leave in JSON, is null: a reward that is no number was never given."""
+    try:
+        value = json.loads(line, parse_constant=lambda _: None)
+    except (ValueError, RecursionError) as error:
+        raise RowRefused("not JSON", str(error)) from error
+    if not isinstance(value, dict):
+        raise RowRefused("not a JSON object")
+    return cast("dict[str, Any]", value)
+
+
 def text(row: dict[str, Any], *names: str) -> str | None:
-    """The first of the fields that is text or a whole number, as text."""
+    """The first of the fields that is not null, text or a whole number, as text that every file can hold."""
     for name in names:
         value = row.get(name)
-        if isinstance(value, str | int) and not isinstance(value, bool):
-            return str(value)
+        if value is None:
+            continue
+        if not isinstance(value, str | int) or isinstance(value, bool):
+            raise RowRefused(f"field {name!r} is not text")
+        return writable(value if isinstance(value, str) else _printed(value, name))
     return None
+
+
+def _printed(value: int, name: str) -> str:
+    if abs(value) > LARGEST:
+        raise RowRefused(f"field {name!r} is too large")
+    return str(value)
+
+
+def writable(text: str) -> str:
+    """The text with lone surrogates, which UTF-8 cannot hold, written as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def needed(row: dict[str, Any], name: str) -> str:
@@ -79,7 +105,7 @@ def needed(row: dict[str, Any], name: str) -> str:
 
 
 def number(row: dict[str, Any], name: str) -> float | None:
-    """A finite number; null and NaN are None. Raises `RowRefused` where the field is missing or no number."""
+    """A finite number; null and NaN are None. Raises `RowRefused` where the field is missing or not a number."""
     if name not in row:
         raise RowRefused(f"no field {name!r}")
     value = row[name]
@@ -87,22 +113,42 @@ def number(row: dict[str, Any], name: str) -> float | None:
         return None
     if not isinstance(value, int | float):
         raise RowRefused(f"field {name!r} is not a number", repr(value)[:40])
-    return float(value) if math.isfinite(value) else None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError as error:
+        raise RowRefused(f"field {name!r} is too large") from error
 
 
 def reward(row: dict[str, Any], names: tuple[str, ...]) -> float | None:
     """The sum of the columns; one that does not apply (null) is left out, None where none applies."""
     values = [value for name in names if (value := number(row, name)) is not None]
-    return math.fsum(values) if values else None
+    try:
+        return math.fsum(values) if values else None
+    except OverflowError as error:
+        raise RowRefused("a reward that is too large") from error
 
 
 def count(row: dict[str, Any], *names: str) -> int | None:
-    """The first of the fields that is a whole number, or None."""
+    """The first of the fields that is not null, as a whole number from 0. Raises `RowRefused` for anything else."""
     for name in names:
         value = row.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-            return value
+        if value is None:
+            continue
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise RowRefused(f"field {name!r} is not a whole number from 0")
+        if value > LARGEST:
+            raise RowRefused(f"field {name!r} is too large")
+        return value
     return None
+
+
+def flag(row: dict[str, Any], name: str) -> bool | None:
+    value = row.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise RowRefused(f"field {name!r} is not true or false")
+    return value
 
 
 def texts(row: dict[str, Any], name: str) -> tuple[str, ...] | None:
@@ -119,13 +165,15 @@ def counts(row: dict[str, Any], name: str) -> tuple[int, ...] | None:
     values = row.get(name)
     if values is None:
         return None
-    good = isinstance(values, list) and all(isinstance(v, int) and v >= 0 for v in cast("list[Any]", values))
+    good = isinstance(values, list) and all(type(v) is int and v >= 0 for v in cast("list[Any]", values))
     if not good:
         raise RowRefused(f"field {name!r} is not a list of whole numbers")
+    if max(cast("list[int]", values), default=0) > LARGEST:
+        raise RowRefused(f"field {name!r} is too large")
     return tuple(cast("list[int]", values))
 
 
 def named_prompt(prompt: str) -> str:
     """A name for a prompt that is the same wherever the prompt is: a hash, and how it ends, for people."""
-    end = " ".join(prompt.split())[-60:]
-    return f"{hashlib.blake2b(prompt.encode(), digest_size=6).hexdigest()} …{end}"
+    end = writable(" ".join(prompt[-1000:].split())[-60:])
+    return f"{hashlib.blake2b(prompt.encode(errors='surrogatepass'), digest_size=6).hexdigest()} …{end}"

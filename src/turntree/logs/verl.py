@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from turntree.logs.groups import LoggedRollout
-from turntree.logs.rows import LoggedRow, ReadConfig, RowRefused, count, named_prompt, reward
+from turntree.logs.rows import LoggedRow, ReadConfig, RowRefused, count, named_prompt, reward, text
 
 
 def read_row(row: dict[str, Any], config: ReadConfig, file_number: int) -> LoggedRow:
@@ -20,10 +20,13 @@ def read_row(row: dict[str, Any], config: ReadConfig, file_number: int) -> Logge
     if not isinstance(prompt, str) or not isinstance(output, str):
         raise RowRefused("no text in field 'input' or 'output'")
     actions, observations = config.split(output)
-    uid = row.get("uid")
+    uid = text(row, "uid") or ""
+    named = uid.count("_") >= 2
+    if not prompt.strip() and not named:
+        raise RowRefused("neither a prompt nor a uid: its group is not known")
     task = named_prompt(prompt)
     return LoggedRow(
-        group=uid.rsplit("_", 2)[0] if isinstance(uid, str) and uid.count("_") >= 2 else task,
+        group=uid.rsplit("_", 2)[0] if named else task,
         task=task,
         rollout=LoggedRollout(
             actions=actions,
@@ -32,5 +35,5 @@ def read_row(row: dict[str, Any], config: ReadConfig, file_number: int) -> Logge
             characters=sum(map(len, actions)) if actions else len(output),
         ),
         iteration=count(row, "step"),
-        task_type=row["data_source"] if isinstance(row.get("data_source"), str) else None,
+        task_type=text(row, "data_source"),
     )
