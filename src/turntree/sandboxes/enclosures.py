@@ -22,8 +22,9 @@ class Bubblewrap:
     """Namespaces of its own for everything (no network, no other process, a file system of /usr read-only and a small
     scratch in memory).
 
-    As root, no user namespace is made: bubblewrap keeps three capabilities with which the guest takes an unused user
-    id, and loses them all by that, before it runs anything. Inside a user namespace root's programs would still be
+    Bubblewrap leaves the guest a capability with which it mounts the scratch folder (bubblewrap itself cannot bound
+    the number of files), and the guest gives it up before it runs anything. As root, no user namespace is made: with
+    three more capabilities the guest takes an unused user id. Inside a user namespace root's programs would still be
     the host's root to the kernel, which exempts them from the limit on processes. Others get a user namespace.
     """
 
@@ -46,7 +47,7 @@ class Bubblewrap:
 
     def command(self, config: SandboxConfig, interpreter: Interpreter) -> list[str]:
         namespaces = ["ipc", "pid", "net", "uts", "cgroup-try"]
-        identity = ["--cap-drop", "ALL"]
+        identity = ["--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]
         if os.geteuid() == 0:
             for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"):
                 identity += ["--cap-add", capability]
@@ -61,8 +62,8 @@ class Bubblewrap:
             *_read_only({interpreter.prefix: interpreter.prefix} if interpreter.prefix != "/usr" else {}),
             *_read_only({package: package for package in config.packages}),
             *_read_only({str(_PACKAGE / "sandboxes"): code}),
-            "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev",
-            "--size", str(config.limits.disk_bytes), "--tmpfs", "/tmp", "--remount-ro", "/", "--chdir", "/tmp",
+            "--proc", "/proc", "--remount-ro", "/proc", "--dev", "/dev", "--remount-ro", "/dev",
+            "--dir", "/tmp", "--remount-ro", "/", "--chdir", "/",
         ]  # fmt: skip
 
 
@@ -92,8 +93,9 @@ def _read_only(folders: dict[str, str]) -> list[str]:
 
 class Landlock:
     """Files denied by Landlock (Linux 6.2 or later), everything else by a system-call filter. Needs no package and no
-    privilege, but what lies around a program is then the host: programs may start no process, signal nobody and write
-    no file, which leaves shell commands out."""
+    privilege, but what lies around a program is then the host: programs may start no process or thread, send no signal
+    and write no file, which leaves shell commands out. They can still ask for the size and times of any file, so it is
+    used only where the configuration accepts that."""
 
     name = "Landlock"
     languages: frozenset[Language] = frozenset({"python"})

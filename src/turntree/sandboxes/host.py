@@ -30,7 +30,7 @@ _MAIN += "sys.path.pop(0); main({channel}, json.loads({settings!r}))"
 
 
 class SandboxLost(TurntreeError):
-    """The box died under a program, twice. Nobody's fault that can be told: censor, do not punish."""
+    """There is no box: none starts, or boxes die under a harmless program too. Censor, do not punish."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +167,7 @@ def _command(enclosure: Enclosure, interpreter: Interpreter, config: SandboxConf
         "output_bytes": limits.output_bytes,
         "alone": settings.pop("alone"),
     }
-    settings |= {"processes": limits.processes, "packages": list(config.packages), "preload": list(config.preload)}
+    settings |= {"processes": limits.processes, "files": limits.files}
+    settings |= {"packages": list(config.packages), "preload": list(config.preload)}
     main = _MAIN.format(root=enclosure.package_root(), channel=channel, settings=json.dumps(settings))
     return [*enclosure.command(config, interpreter), interpreter.program, "-s", "-S", "-B", "-c", main]

@@ -13,17 +13,20 @@ Language = Literal["python", "shell"]
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """Bounds of one execution. `seconds` is wall-clock; memory is address space per process (so a box may use up to
-    `processes` times as much); `disk_bytes` is the whole scratch folder; `output_bytes` is kept of each stream."""
+    `processes` times as much); `disk_bytes` and `files` (folders included) bound the whole scratch folder;
+    `output_bytes` is kept of each stream. Landlock allows neither processes beside the first nor files."""
 
     seconds: float = 10.0
     memory_bytes: int = 512 * 2**20
     processes: int = 16  # threads included
     disk_bytes: int = 32 * 2**20
+    files: int = 4096
     open_files: int = 64
     output_bytes: int = 16 * 2**10
 
     def __post_init__(self) -> None:
-        if min(self.seconds, self.memory_bytes, self.processes, self.disk_bytes, self.output_bytes) <= 0:
+        sizes = (self.memory_bytes, self.processes, self.disk_bytes, self.files, self.output_bytes)
+        if min(self.seconds, *sizes) <= 0:
             raise ConfigError(f"impossible limits {self}", hint="every limit must be positive")
         if self.open_files < 16:
             raise ConfigError("is too small for an interpreter", field="open_files", hint="use 16 or more")
@@ -32,10 +35,13 @@ class Limits:
 @dataclass(frozen=True, kw_only=True)
 class SandboxConfig:
     """`boxes` is how many executions may run at once. `packages` are folders of importable packages that programs may
-    read (say, the site-packages that hold sympy); `preload` names modules imported once, before any program runs."""
+    read (say, the site-packages that hold sympy); `preload` names modules imported once, before any program runs.
+    `landlock` accepts Landlock where there is no bubblewrap: programs then learn that files of the host exist, their
+    sizes and times, and may leave traces in the times at which files were read (docs/design/sandbox.md)."""
 
     limits: Limits = Limits()
     boxes: int = 2
+    landlock: bool = False
     packages: tuple[str, ...] = ()
     preload: tuple[str, ...] = ("math", "cmath", "json", "re", "itertools", "collections", "fractions", "datetime")
 
@@ -48,7 +54,7 @@ class SandboxConfig:
 class Execution:
     """What became of one program. `value` is the repr of a last line that is an expression (Python only; None when
     there is none or it is None); a negative `exit_code` is the signal that ended it, and None says that it was ended
-    for its time or its flood of output."""
+    for its time or its flood of output, or that it ends the boxes that it runs in (`lost`)."""
 
     stdout: str
     stderr: str
@@ -57,7 +63,14 @@ class Execution:
     timed_out: bool
     exit_code: int | None
     seconds: float
+    lost: bool = False
 
     @property
     def failed(self) -> bool:
         return self.exit_code != 0
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the same program will answer the same: it came to its own end without an error, which may come from
+        a limit, a signal or the state of the machine."""
+        return self.exit_code == 0 and not self.timed_out

@@ -7,6 +7,7 @@ import os
 import queue
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from turntree.sandboxes.enclosures import Bubblewrap, Landlock
 from turntree.sandboxes.host import Box, Enclosure, Interpreter, SandboxLost
 from turntree.sandboxes.limits import Execution, Language, SandboxConfig
 
-_WAYS: tuple[Callable[[], Enclosure], ...] = (Bubblewrap, Landlock)
+_LOSSES = 2  # boxes that a program may end before that is its outcome
+_HARMLESS = "20 + 22"
 _PROBE = """
 import os, socket
 allowed = []
@@ -46,8 +48,8 @@ class Sandbox:
     """
 
     def __init__(self, config: SandboxConfig | None = None, *, enclosure: Enclosure | None = None) -> None:
-        """Probes `enclosure`, or else bubblewrap and then Landlock. Raises `InputError` when nothing here contains a
-        program: there is no way to run one unsandboxed."""
+        """Probes `enclosure`, or else bubblewrap and then (where the configuration accepts it) Landlock. Raises
+        `InputError` when nothing here contains a program: there is no way to run one unsandboxed."""
         self.config = config if config is not None else SandboxConfig()
         self._enclosure, self._interpreter, first = _chosen(self.config, enclosure)
         self.lost = 0  # boxes that died under a program, each replaced
@@ -72,18 +74,27 @@ class Sandbox:
     def run(self, source: str, *, language: Language = "python", seconds: float | None = None) -> Execution:
         """Run a program, for at most `seconds` (default: the limit). Blocks while every box is busy.
 
-        Raises `InputError` for a language that this machine's sandbox cannot contain, and `SandboxLost` when a second
-        box died under the program as the first one did.
+        A program under which a fresh box dies as the first one did, while a harmless program is answered, has ended
+        its boxes itself: that is its outcome (`Execution.lost`). Raises `SandboxLost` when the harmless program is not
+        answered either, and `InputError` for a language that this machine's sandbox cannot contain.
         """
         if language not in self.languages:
             raise InputError(f"{self.name} cannot contain {language} programs", hint="install bubblewrap (bwrap)")
         limit = self.config.limits.seconds if seconds is None else seconds
+        started = time.monotonic()
         with self._box() as held:
-            try:
-                return held.run(language, source, limit)
-            except SandboxLost:
-                self.lost += 1
-            return held.run(language, source, limit)
+            for _ in range(_LOSSES):
+                held.fill()
+                try:
+                    return held.run(language, source, limit)
+                except SandboxLost:
+                    self.lost += 1
+            held.fill()
+            held.run("python", _HARMLESS, limit)
+        return Execution(
+            stdout="", stderr="", value=None, truncated=False, timed_out=False, exit_code=None,
+            seconds=time.monotonic() - started, lost=True,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Kill every box. Programs must not be running."""
@@ -107,9 +118,14 @@ class _Held:
     def __init__(self, box: Box | None, start: Callable[[], Box]) -> None:
         self.box, self._start = box, start
 
+    def fill(self) -> None:
+        """Start a box where there is none. Raises `SandboxLost`, which is no program's doing."""
+        if self.box is None:
+            self.box = self._start()
+
     def run(self, language: Language, source: str, seconds: float) -> Execution:
-        box = self.box if self.box is not None else self._start()
-        self.box, again = None, False
+        box, self.box, again = self.box, None, False
+        assert box is not None
         try:
             execution, again = box.run(language, source, seconds)
         finally:
@@ -123,7 +139,7 @@ class _Held:
 def _chosen(config: SandboxConfig, enclosure: Enclosure | None) -> tuple[Enclosure, Interpreter, Box]:
     """The first enclosure and interpreter that pass the probe, with the box that did."""
     reasons: list[str] = []
-    for way in _WAYS if enclosure is None else (lambda: enclosure,):
+    for way in _ways(config) if enclosure is None else (lambda: enclosure,):
         try:
             found = way()
         except InputError as error:
@@ -136,8 +152,13 @@ def _chosen(config: SandboxConfig, enclosure: Enclosure | None) -> tuple[Enclosu
                 reasons.append(f"{found.name} with {interpreter.program}: {error}")
     raise InputError(
         f"this machine offers no sandbox for model-written programs ({'; '.join(reasons)})",
-        hint="install bubblewrap (bwrap) and allow it to make namespaces, or use Linux 6.2 or later with Landlock",
+        hint="install bubblewrap (bwrap) and allow it to make namespaces, or accept the weaker Landlock (Linux 6.2 or "
+        "later) by landlock=true in the sandbox's configuration",
     )
+
+
+def _ways(config: SandboxConfig) -> tuple[Callable[[], Enclosure], ...]:
+    return (Bubblewrap, Landlock) if config.landlock else (Bubblewrap,)
 
 
 def probed(enclosure: Enclosure, interpreter: Interpreter, config: SandboxConfig) -> Box:

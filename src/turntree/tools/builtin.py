@@ -58,7 +58,7 @@ class SandboxTool:
     def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolOutput:
         limit = self._sandbox.config.limits.seconds
         execution = self._sandbox.run(arguments[self._argument], language=self._language)
-        return ToolOutput(described(execution, limit), final=not execution.timed_out)
+        return ToolOutput(described(execution, limit), final=execution.repeatable)
 
 
 def described(execution: Execution, limit: float) -> str:
@@ -68,6 +68,8 @@ def described(execution: Execution, limit: float) -> str:
         parts.append("[output cut]")
     if execution.timed_out:
         parts.append(f"[stopped after {limit:g} s]")
+    elif execution.lost:
+        parts.append("[stopped: the program ended its sandbox]")
     elif execution.exit_code is None:
         parts.append("[stopped: too much output]")
     elif execution.failed and not execution.stderr:

@@ -39,6 +39,35 @@ def drop_privileges(uid: int | None) -> None:
     hide()
 
 
+_NEW_MOUNTS = 0x00020000
+_READ_ONLY, _NO_SETUID, _NO_DEVICES, _NO_EXECUTION, _REMOUNT, _BIND = 1, 2, 4, 8, 32, 4096
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/pts")
+
+
+def mount_scratch(folder: str, size: int, files: int) -> None:
+    """An empty folder in memory for anyone, of at most `size` bytes and `files` files, seen by this process and what it
+    starts. Devices can be written to as before, but the times of those of the host stay as they are."""
+    _check(_libc.unshare(_NEW_MOUNTS), "a mount space")
+    options = f"size={size},nr_inodes={files + 1},mode=0777".encode()  # the folder is a file, too
+    tmpfs, flags = b"tmpfs", ctypes.c_ulong(_NO_SETUID | _NO_DEVICES)
+    _check(_libc.mount(tmpfs, folder.encode(), tmpfs, flags, options), f"a scratch folder at {folder}")
+    for path in filter(os.path.exists, _DEVICES):
+        flags = _REMOUNT | _BIND | _READ_ONLY | _NO_SETUID | (_NO_EXECUTION if os.path.isdir(path) else 0)
+        _check(_libc.mount(None, path.encode(), None, ctypes.c_ulong(flags), None), f"{path} read-only")
+
+
+def io_priority() -> int:
+    return _check(_libc.syscall(_IOPRIO_GET[_column()], 1, 0), "ioprio_get")
+
+
+def _column() -> int:
+    """Where the tables below have this machine's numbers. Raises `OSError` on an architecture they do not know."""
+    machine = os.uname().machine
+    if machine not in _MACHINES:
+        raise OSError(errno.ENOSYS, f"no system-call filter for {machine}")
+    return list(_MACHINES).index(machine)
+
+
 def hide() -> None:
     """No other process may read this one's memory or descriptors."""
     _prctl(_SET_DUMPABLE, 0)
@@ -89,7 +118,8 @@ def landlock(readable: list[str], writable: list[str]) -> None:
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
-_AF_UNIX, _CLONE_THREAD = 1, 0x00010000
+_AF_UNIX = 1
+_MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # and what the kernel calls them
 _NEW_NAMESPACES = 0x7E020080  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET,TIME}
 
 # name: (x86_64, aarch64), None where the architecture has no such call
@@ -101,26 +131,37 @@ _KERNEL_SURFACE: dict[str, tuple[int | None, int | None]] = {
     "reboot": (169, 142), "kexec_load": (246, 104), "kexec_file_load": (320, 294), "init_module": (175, 105),
     "finit_module": (313, 273), "delete_module": (176, 106), "bpf": (321, 280), "perf_event_open": (298, 241),
     "keyctl": (250, 219), "add_key": (248, 217), "request_key": (249, 218), "io_uring_setup": (425, 425),
-    "userfaultfd": (323, 282), "open_by_handle_at": (304, 265), "pidfd_getfd": (438, 438), "shmget": (29, 194),
-    "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180), "acct": (163, 89), "quotactl": (179, 60),
-    "syslog": (103, 116), "memfd_secret": (447, 447), "memfd_create": (319, 279),
+    "userfaultfd": (323, 282), "open_by_handle_at": (304, 265), "pidfd_getfd": (438, 438), "acct": (163, 89),
+    "quotactl": (179, 60), "syslog": (103, 116), "memfd_secret": (447, 447), "memfd_create": (319, 279),
+    # what outlives a program: objects of System V and POSIX, which are found by number as well as by name
+    "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195), "semget": (64, 190), "semop": (65, 193),
+    "semctl": (66, 191), "semtimedop": (220, 192), "msgget": (68, 186), "msgsnd": (69, 189), "msgrcv": (70, 188),
+    "msgctl": (71, 187), "mq_open": (240, 180), "mq_unlink": (241, 181), "mq_timedsend": (242, 182),
+    "mq_timedreceive": (243, 183), "mq_notify": (244, 184), "mq_getsetattr": (245, 185),
+    # what acts on other processes of the same user, among them the guest that forks the next program
+    "setpriority": (141, 140), "sched_setparam": (142, 118), "sched_setscheduler": (144, 119),
+    "sched_setaffinity": (203, 122), "sched_setattr": (314, 274), "ioprio_set": (251, 30),
+    "migrate_pages": (256, 238), "move_pages": (279, 239), "process_madvise": (440, 440),
+    "process_mrelease": (448, 448),
+    # what tells of files that others use
+    "inotify_init": (253, None), "inotify_init1": (294, 26), "inotify_add_watch": (254, 27),
+    "fanotify_init": (300, 262), "fanotify_mark": (301, 263),
 }  # fmt: skip
 # what reaches other processes, or the owner, mode and times of any file, where all that lies around the program is
 # the host (Landlock does not look at these)
 _HOST_SURFACE: dict[str, tuple[int | None, int | None]] = {
     "fork": (57, None), "vfork": (58, None), "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131),
     "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424),
-    "setpriority": (141, 140), "sched_setparam": (142, 118), "sched_setscheduler": (144, 119),
-    "sched_setaffinity": (203, 122), "sched_setattr": (314, 274), "ioprio_set": (251, 30),
-    "migrate_pages": (256, 238), "move_pages": (279, 239), "process_madvise": (440, 440),
-    "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None),
+    "flock": (73, 32), "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None),
     "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None),
     "futimesat": (261, None), "utimensat": (280, 88), "setxattr": (188, 5), "lsetxattr": (189, 6),
     "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
     "setxattrat": (463, 463), "removexattrat": (466, 466), "file_setattr": (469, 469),
 }  # fmt: skip
 _CLONE, _CLONE3, _SOCKET, _FCNTL, _IOCTL, _PRLIMIT = (56, 220), (435, 435), (41, 198), (72, 25), (16, 29), (302, 261)
-_OWNER_COMMANDS = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: a signal to somebody else on input
+_IOPRIO_GET = (252, 31)
+# F_SETOWN, F_SETSIG, F_SETOWN_EX: a signal to somebody else on input; F_SETLEASE, F_NOTIFY: what others do with a file
+_OWNER_COMMANDS = (8, 10, 15, 1024, 1026)
 _OWNER_REQUESTS = (0x8901, 0x8902)  # FIOSETOWN, SIOCSPGRP
 
 
@@ -153,7 +194,7 @@ def _refuse_values(number: int, argument: int, values: tuple[int, ...]) -> list[
 
 def _program(machine: str, alone: bool) -> list[_Instruction]:
     """`alone`: the box has a process space of its own, so programs may start and signal processes."""
-    column, architecture = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}[machine]
+    column, architecture = list(_MACHINES).index(machine), _MACHINES[machine]
     program = [
         _Instruction(_LOAD, _ARCHITECTURE), _Instruction(_EQUAL, architecture, 1, 0), _Instruction(_RETURN, _KILL),
         _Instruction(_LOAD, _NUMBER),
@@ -170,11 +211,11 @@ def _program(machine: str, alone: bool) -> list[_Instruction]:
         program += _refuse_unless(clone, 0, [_Instruction(_ANY_BIT, _NEW_NAMESPACES, 0, 1)])
         program += _refuse_unless(socket, 0, [_Instruction(_EQUAL, _AF_UNIX, 1, 0)])
     else:
-        program += _refuse_unless(clone, 0, [_Instruction(_ANY_BIT, _CLONE_THREAD, 1, 0)])
+        program += _refuse(clone)  # threads too: only a user id of its own would bound their number
         program += _refuse(socket)
         program += _refuse_values(_FCNTL[column], 1, _OWNER_COMMANDS)
         program += _refuse_values(_IOCTL[column], 1, _OWNER_REQUESTS)
-        program += _refuse_unless(_PRLIMIT[column], 0, [_Instruction(_EQUAL, 0, 1, 0)])
+    program += _refuse_unless(_PRLIMIT[column], 0, [_Instruction(_EQUAL, 0, 1, 0)])  # its own limits only
     return [*program, _Instruction(_RETURN, _ALLOW)]
 
 
@@ -182,10 +223,7 @@ class SystemCallFilter:
     """Assembled once, applied in each program's process. Raises `OSError` on an architecture it does not know."""
 
     def __init__(self, *, alone: bool) -> None:
-        machine = os.uname().machine
-        if machine not in ("x86_64", "aarch64"):
-            raise OSError(errno.ENOSYS, f"no system-call filter for {machine}")
-        instructions = _program(machine, alone)
+        instructions = _program(list(_MACHINES)[_column()], alone)
         self._code = ctypes.create_string_buffer(b"".join(i.packed() for i in instructions))
         self._header = ctypes.create_string_buffer(
             struct.pack("HxxxxxxQ", len(instructions), ctypes.addressof(self._code))

@@ -22,6 +22,7 @@ FLOOD_BYTES = 16 * 2**20  # a program that writes more than this is not going to
 _CHUNK = 65536
 _NAME = "<program>"
 _VALUE, _SOURCE = 3, 4  # descriptors in the program's process, beside the standard three
+_BEGUN, _NOT_STARTED = b"+", b"-"  # what comes first from `_VALUE`, and what follows when the shell did not start
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,13 @@ class Program:
             os.close(write)
             os.set_blocking(read, False)
         self._alone, self._channel = bounds.alone, channel
-        self._streams = [Stream(read, bounds.output_bytes) for read, _ in outputs]
+        limits = (bounds.output_bytes, bounds.output_bytes, bounds.output_bytes + len(_BEGUN))
+        self._streams = [Stream(read, limit) for (read, _), limit in zip(outputs, limits, strict=True)]
         self._exited = os.pidfd_open(self.process)
 
     def run(self, language: str, source: str, seconds: float) -> dict[str, Any]:
-        """Feed it, read it, end it. The reply of the protocol."""
+        """Feed it, read it, end it. The reply of the protocol. Raises `ChildProcessError` when it never began: what
+        its process did is then no answer."""
         started = time.monotonic()
         deadline = started + seconds
         timed_out, flooded = self._watch((language[0] + source).encode("utf-8", "replace"), deadline)
@@ -99,10 +102,13 @@ class Program:
         os.close(self._exited)
         out, err, value = self._streams
         code = os.waitstatus_to_exitcode(status)
+        said = value.text
+        if said[:1].encode() != _BEGUN or (language == "shell" and value.written > 1):
+            raise ChildProcessError(f"a program did not begin (exit code {code})")
         return {
             "stdout": out.text,
             "stderr": err.text,
-            "value": value.text if value.written else None,
+            "value": said[1:] if value.written > 1 else None,
             "truncated": any(stream.written > stream.limit for stream in self._streams),
             "timed_out": timed_out,
             "exit_code": None if timed_out or flooded else code,
@@ -196,8 +202,14 @@ def _become_program(
     random.seed(0)  # what a program answers depends on its source only (a fork of its own seeds it anew)
     text = _read_all(_SOURCE).decode()
     os.close(_SOURCE)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.write(_VALUE, _BEGUN)
     if text[:1] == "s":
-        os.execv("/bin/sh", ["sh", "-c", text[1:]])
+        try:
+            os.execv("/bin/sh", ["sh", "-c", text[1:]])
+        except BaseException:
+            os.write(_VALUE, _NOT_STARTED)
+            raise
     os._exit(_run_python(text[1:]))
 
 

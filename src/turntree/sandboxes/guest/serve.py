@@ -1,8 +1,9 @@
 """The guest: a warm interpreter that lives in the box and runs one program after another, each in a fork of its own.
 
 One JSON object a line over a socket that programs do not inherit: a request `{language, source, seconds}` and its
-reply (`Program.run`) with `dirty`, which says that the program left files behind and the box must not be used again.
-When the other end closes, at whatever moment, the guest ends, and all that is in the box with it.
+reply (`Program.run`) with `dirty`, which says that the box is not as it was before the program and must not be used
+again. When the other end closes, at whatever moment, the guest ends, and all that is in the box with it. It also ends
+when it cannot begin a program: the other side sees a lost box, not an answer.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import io
 import json
 import os
 import resource
+import signal
 import socket
 import sys
 from typing import Any
@@ -28,10 +30,11 @@ def main(channel: int, settings: dict[str, Any]) -> None:
         importlib.import_module(module)
     assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=True)  # what was said before a time limit is shown
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # process 1 is spared the signals that it does not handle
     bounds = Bounds(**settings["bounds"])
-    os.chdir(settings["folder"])
     if bounds.alone:
-        os.chmod(".", 0o777)
+        kernel.mount_scratch(settings["folder"], bounds.file_bytes, settings["files"])
+    os.chdir(settings["folder"])
     _lock(settings, bounds)
     system_calls = kernel.SystemCallFilter(alone=bounds.alone)
     link.sendall(b"{}\n")
@@ -48,13 +51,32 @@ def _lock(settings: dict[str, Any], bounds: Bounds) -> None:
 
 
 def _serve(link: socket.socket, bounds: Bounds, system_calls: kernel.SystemCallFilter) -> None:
+    scratch = os.open(".", os.O_RDONLY | os.O_DIRECTORY) if bounds.alone else None
+    untouched = _condition(scratch)
     with link, link.makefile("r", encoding="utf-8") as requests:
         program = Program(bounds, system_calls, link.fileno())
         while line := requests.readline():
             reply = program.run(**json.loads(line))
             reap()
-            reply["dirty"] = bounds.alone and bool(os.listdir("."))
+            reply["dirty"] = _condition(scratch) != untouched
             link.sendall(json.dumps(reply).encode() + b"\n")
             if reply["dirty"]:
                 return
             program = Program(bounds, system_calls, link.fileno())
+
+
+def _condition(scratch: int | None) -> tuple[Any, ...]:
+    """All that a program can inherit from the guest or find in the scratch folder. No program can set the time of the
+    last change, so that it also tells of what was made and removed again."""
+    limits = [resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")]
+    schedule = (
+        os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), os.sched_getparam(0).sched_priority,
+        os.sched_getaffinity(0), kernel.io_priority(),
+    )  # fmt: skip
+    if scratch is None:
+        return limits, schedule
+    folder = os.fstat(scratch)
+    if folder.st_mode & 0o777 != 0o777:  # the folder is its programs' own where no user id can be taken
+        return limits, schedule, folder.st_mode
+    inside = os.listdir(scratch), os.listxattr(scratch)
+    return limits, schedule, folder.st_mode, folder.st_mtime_ns, folder.st_ctime_ns, inside
