@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-Answer = Callable[[dict[str, Any]], dict[str, Any] | int]  # the body of a response, or an HTTP status
+# the body of a response, an HTTP status, or both
+Answer = Callable[[dict[str, Any]], dict[str, Any] | int | tuple[int, dict[str, Any]]]
 
 
 @dataclass
@@ -45,7 +46,9 @@ def serve(answer: Answer) -> Iterator[Server]:
             found = answer(request)
             with lock:
                 now[0] -= 1
-            status, value = (200, found) if isinstance(found, dict) else (found, {"error": {"message": "refused"}})
+            refused = {"error": {"message": "refused"}}
+            both = (200, found) if isinstance(found, dict) else (found, refused) if isinstance(found, int) else found
+            status, value = both
             body = json.dumps(value).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")

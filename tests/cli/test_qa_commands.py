@@ -83,6 +83,10 @@ def test_a_question_policy_is_evaluated(turntree, tmp_path) -> None:
 def test_questions_of_ones_own_are_asked_over_documents_of_ones_own(turntree, tmp_path) -> None:
     (tmp_path / "documents.jsonl").write_text('{"id": "a", "title": "Ada", "text": "Ada lives in Oslo."}\n')
     turntree("index", "build", tmp_path / "documents.jsonl", "--out", tmp_path / "index.sqlite")
+    again = ("index", "build", tmp_path / "documents.jsonl", "--out", tmp_path / "index.sqlite")
+    before = (tmp_path / "index.sqlite").read_bytes()
+    assert "is there already" in turntree.error(*again) and (tmp_path / "index.sqlite").read_bytes() == before
+    turntree(*again, "--overwrite")
     rows = [{"question": f"Where does Ada live, asked {n} times?", "answer": "Oslo"} for n in range(5)]
     questions = tmp_path / "questions.jsonl"
     questions.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -115,6 +115,45 @@ def test_a_request_that_fails_is_a_fault_of_its_own():
             remote.generate([request(prompt=(2,)), request(prompt=(1,))])
 
 
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (401, {"error": {"message": "Incorrect API key provided"}}, "Incorrect API key provided.*OPENAI_API_KEY"),
+        (404, {"error": {"message": "The model `x` does not exist."}}, "The model `x` does not exist.*--model"),
+        (422, {"detail": [{"loc": ["body", "prompt"], "msg": "should be a string"}]}, "should be a string.*token ids"),
+    ],
+)
+def test_what_the_server_will_never_take_ends_the_run_at_once_in_its_own_words(status, body, said):
+    with serve(lambda asked: (status, body)) as server, engine(server, retries=3) as remote:
+        with pytest.raises(InputError, match=f"HTTP {status}: .*{said}") as caught:
+            remote.generate([request()])
+        assert len(server.asked) == 1, "it is not tried again"
+        for seed in range(3):
+            remote.submit(request(seed))
+        with pytest.raises(InputError, match=f"HTTP {status}"):
+            remote.poll()
+        assert remote.in_flight == 0
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
+
+
+def test_a_request_that_is_too_long_for_the_server_is_a_fault_in_its_words():
+    told = {"error": {"message": "This model's maximum context length is 32 tokens."}}
+    with serve(lambda asked: (400, told)) as server, engine(server, retries=3) as remote:
+        remote.submit(request())
+        (done,) = remote.poll()
+    assert "400" in done.fault and "maximum context length is 32" in done.fault
+    assert len(server.asked) == 1
+
+
+def test_a_server_that_is_not_there_is_a_fault_that_says_so():
+    with serve(lambda asked: 500) as server:
+        pass
+    with engine(server) as remote:
+        remote.submit(request())
+        (done,) = remote.poll()
+    assert "Connection error. (ConnectError: All connection attempts failed)" in done.fault
+
+
 def test_a_failure_is_tried_again_and_only_so_often():
     failures = {"left": 1}
 

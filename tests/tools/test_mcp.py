@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from turntree.core.errors import InputError
+from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import ToolCall
 from turntree.tools.mcp import McpServer
 from turntree.tools.runtime import ToolRuntime, ToolRuntimeConfig
@@ -52,3 +52,12 @@ def test_a_server_that_does_not_come_up_is_refused_in_one_line():
 def test_a_pure_tool_that_is_not_there_is_refused():
     with pytest.raises(InputError, match="has no tool 'subtract'"), McpServer(COMMAND, pure=["subtract"]):
         pass
+
+
+@pytest.mark.parametrize("kind", ["silent", "endless"])
+def test_a_server_that_never_comes_to_an_end_is_refused_after_its_time(kind):
+    odd = [sys.executable, str(Path(__file__).with_name("odd_mcp_server.py")), kind]
+    with pytest.raises(InputError, match=r"does not answer \(its tools were not all listed within 1.5 s"):
+        McpServer(odd, seconds=1.5).__enter__()
+    with pytest.raises(ConfigError):
+        McpServer(odd, seconds=0)

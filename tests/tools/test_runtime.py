@@ -1,5 +1,6 @@
 """The laws of tool calls: executed once, in bounded time, each counted; a failure is typed, shared and never kept."""
 
+import functools
 import random
 import threading
 import time
@@ -264,3 +265,72 @@ def test_a_forked_session_replays_from_the_cache():
         pool.step(twin, Message("assistant", "b"))
         assert gather(pool, 1)[twin].observation.messages[0].content == "about b"
     assert tool.executed == ["a", "b"]
+
+
+def declared(parameters):
+    tool = Fake()
+    tool.spec = ToolSpec("fake", "a fake", parameters)
+    return tool
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"properties": {"query": {"$ref": "#/$defs/nowhere"}}},
+        {"properties": {"query": {"$ref": "http://127.0.0.1:9/schema.json"}}},
+        {"properties": {"query": {"$ref": "file:///etc/hostname"}}},
+        {"properties": {"query": {"pattern": "("}}},
+        {"patternProperties": {"[": {}}},
+        {"type": "sentence"},
+        {"$schema": ["not a dialect"]},
+        {"properties": {"deep": functools.reduce(lambda s, _: {"not": s}, range(400), {})}},
+    ],
+    ids=["dangling", "http", "file", "pattern", "pattern of names", "type", "dialect", "deep"],
+)
+def test_a_tool_whose_schema_decides_nothing_is_refused_where_it_is_declared(broken, monkeypatch):
+    fetched = []
+    monkeypatch.setattr("urllib.request.urlopen", lambda *a, **k: fetched.append(a))
+    with pytest.raises(ConfigError, match="field 'fake': its parameters"):
+        runtime(declared(broken))
+    assert fetched == []
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [
+        {"properties": {"query": {"pattern": "^(a+)+$"}}},
+        {"patternProperties": {"^(a|a)*c": {}}, "properties": {"query": {"pattern": "^(a|a)*$"}}},
+        {
+            "properties": {"query": {"$ref": "#/$defs/l0"}},
+            "$defs": {
+                **{f"l{n}": {"allOf": [{"$ref": f"#/$defs/l{n + 1}"}] * 2} for n in range(40)}, "l40": {}
+            },
+        },
+        {"properties": {"query": {"$ref": "#/properties/query"}}},
+    ],
+    ids=["pattern", "names", "references", "circle"],
+)  # fmt: skip
+def test_a_schema_that_takes_endless_time_is_a_failure_of_the_tool_within_the_limit(endless, monkeypatch):
+    monkeypatch.setattr("turntree.verifiers.arguments.SECONDS", 0.2)
+    tools = runtime(tool := declared(endless))
+    result = tools.call(asked("a" * 60 + "!"))
+    assert (result.status, result.source) == (ToolStatus.FAILED, ToolSource.NOTHING)
+    assert tool.executed == [] and balanced(tools.ledger.total())
+
+
+def test_patterns_and_references_inside_a_schema_are_kept_to():
+    tools = runtime(
+        declared({"properties": {"query": {"$ref": "#/$defs/word"}}, "$defs": {"word": {"pattern": "^[a-z]+$"}}})
+    )
+    assert tools.call(asked("word")).status is ToolStatus.ANSWERED
+    refused = tools.call(asked("two words"))
+    assert refused.status is ToolStatus.REFUSED and "query: 'two words' does not match" in refused.text
+
+
+@pytest.mark.parametrize(
+    "written", [10**5000, functools.reduce(lambda v, _: [v], range(5000), [])], ids=["long", "deep"]
+)
+def test_arguments_that_cannot_be_written_are_the_callers_mistake(written):
+    tools = runtime(tool := declared({"type": "object"}))
+    assert tools.call(ToolCall("fake", {"query": "x", "more": written})).status is ToolStatus.REFUSED
+    assert tool.executed == []

@@ -9,13 +9,14 @@ import pytest
 
 from turntree.core.errors import TurntreeError
 from turntree.verifiers import symbolic
+from turntree.verifiers.workers import Workers
 
 HOSTILE = ["9^{9^{9}}", "10000000!", r"\sum_{n=1}^{100000000} n^n", r"\prod_{n=1}^{9999999} n"]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def worker():
-    worker = symbolic.Worker()
+    worker = Workers("symbolic_worker.py", count=2)
     yield worker
     worker.end()
 
@@ -52,7 +53,7 @@ def test_the_order_of_the_two_makes_no_difference_and_what_cannot_be_read_equals
 
 def test_both_orders_are_one_question(monkeypatch):
     asked = []
-    monkeypatch.setattr(symbolic._worker, "ask", lambda texts, seconds: bool(asked.append(texts)))
+    monkeypatch.setattr(symbolic._workers, "ask", lambda texts, seconds: bool(asked.append(texts)))
     symbolic.equal("second one", "first one")
     symbolic.equal("first one", "second one")
     assert asked == [("first one", "second one")]
@@ -60,7 +61,7 @@ def test_both_orders_are_one_question(monkeypatch):
 
 def test_what_was_not_decided_in_time_is_asked_again_and_not_kept(monkeypatch):
     answers = iter([None, True])
-    monkeypatch.setattr(symbolic._worker, "ask", lambda texts, seconds: next(answers))
+    monkeypatch.setattr(symbolic._workers, "ask", lambda texts, seconds: next(answers))
     assert [symbolic.equal("a slow one", "a slow two") for _ in range(3)] == [None, True, True]
 
 
@@ -73,13 +74,12 @@ def test_text_is_never_run_as_python(worker, tmp_path):
 
 def test_a_fork_asks_a_worker_of_its_own():
     assert symbolic.equal("x+x", "2x") is True
-    before = symbolic._worker
     read, write = os.pipe()
     child = os.fork()
     if child == 0:  # exits without running the parent's handlers
-        fresh = symbolic._worker is not before
+        fresh = not symbolic._workers._running
         os.write(write, b"y" if fresh and symbolic.equal("y+y", "2y") is True else b"n")
-        symbolic._worker.end()
+        symbolic._workers.end()
         os._exit(0)
     os.waitpid(child, 0)
     assert os.read(read, 1) == b"y"
@@ -90,12 +90,26 @@ def test_without_the_extra_the_error_names_it(monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name.startswith("latex2") else find(name))
     with pytest.raises(TurntreeError, match=r"pip install 'turntree\[math\]'"):
-        symbolic.Worker().ask(("x",), 1)
+        Workers("symbolic_worker.py", needs=symbolic._workers._needs).ask(("x",), 1)
 
 
-def test_a_worker_that_died_is_replaced(worker):
+def test_a_worker_that_died_is_replaced():
+    one = Workers("symbolic_worker.py", count=1)
+    assert one.ask(("x+x", "2x"), 60) is True
+    (process,) = one._running
+    process.kill()
+    process.wait()
+    assert one.ask(("x+x", "2x"), 60) is None
+    assert one.ask(("x+x", "2x"), 60) is True
+    one.end()
+
+
+def test_an_undecided_comparison_keeps_no_other_waiting(worker):
     assert worker.ask(("x+x", "2x"), 60) is True
-    worker._process.kill()
-    worker._process.wait()
-    assert worker.ask(("x+x", "2x"), 60) is None
-    assert worker.ask(("x+x", "2x"), 60) is True
+    with ThreadPoolExecutor(1) as threads:
+        undecided = threads.submit(worker.ask, (r"\sum_{n=1}^{100000000} n^n", "1"), 120)
+        time.sleep(0.2)
+        assert worker.ask(("y+y", "2y"), 60) is True
+        assert not undecided.done()
+        worker.end()
+        assert undecided.result(60) is None

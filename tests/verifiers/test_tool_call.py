@@ -132,8 +132,8 @@ class TestDemonstrationsThatCannotJudge:
             ([tool("f", {}, required=["y"])], "'y' is a required property"),
             ([tool("g")], "'f' is not declared"),
             ([tool("f", {"x": {"type": "dict"}})], "its parameters are no JSON schema"),
-            ([tool("f", {"x": {"$ref": "#/$defs/None"}})], "its parameters cannot be applied"),
-            ([tool("f", {"x": {"$ref": "https://example.org/schema.json"}})], "its parameters cannot be applied"),
+            ([tool("f", {"x": {"$ref": "#/$defs/None"}})], "which leads nowhere"),
+            ([tool("f", {"x": {"$ref": "https://example.org/schema.json"}})], "which leads nowhere"),
             ([tool("f", {"x": {"$ref": "#/properties/x"}})], "its parameters cannot be applied"),
             ([tool("f"), tool("f", {"x": {}})], "its state declares 'f' in two ways"),
             ([{"type": "function", "name": "f"}], "its state declares a tool without a name"),
@@ -151,6 +151,13 @@ class TestDemonstrationsThatCannotJudge:
         monkeypatch.setattr("urllib.request.urlopen", lambda *a, **k: fetched.append(a))
         assert judge(self.GOLD, self.GOLD, tool("f", {"x": {"$ref": "http://localhost/a.json"}})).reward is None
         assert fetched == []
+
+    def test_a_pattern_that_takes_endless_time_gives_no_reward(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("turntree.verifiers.arguments.SECONDS", 0.2)
+        endless = tool("f", {"x": {"type": "string", "pattern": "^(a+)+$"}})
+        verdict = judge(act(ToolCall("f", {"x": "aa"})), act(ToolCall("f", {"x": "a" * 60 + "!"})), endless)
+        assert verdict.reward is None and "cannot be applied within 0.2 s" in verdict.reason
+        assert judge(act(ToolCall("f", {"x": "aa"})), act(ToolCall("f", {"x": "aa"})), endless).reward == 1.0
 
     def test_an_empty_demonstration_gives_no_reward(self) -> None:
         assert judge(act(text=" "), act(text=" ")).reward is None

@@ -17,8 +17,9 @@ def index() -> None:
 @index.command("build", short_help="Index a corpus (JSONL, text files, or a folder).")
 @click.argument("documents", type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The index file to write.")
+@click.option("--overwrite", is_flag=True, help="Replace the file that lies there already.")
 @json_option
-def build(documents: Path, out: Path, json_path: str | None) -> None:
+def build(documents: Path, out: Path, overwrite: bool, json_path: str | None) -> None:
     """Index DOCUMENTS: JSONL rows (`text`, optional `id` and `title`), text files, or a folder of both.
 
     \b
@@ -26,5 +27,5 @@ def build(documents: Path, out: Path, json_path: str | None) -> None:
     """
     from turntree.stages.index import make_index
 
-    result = make_index(documents, out)
+    result = make_index(documents, out, overwrite=overwrite)
     finish(result, json_path, [f"{result['documents']} documents (hash {result['hash']}) -> {out}"])

@@ -1,6 +1,8 @@
-"""Completions from a server that speaks OpenAI's completions API: vLLM, SGLang, llama.cpp, ...
+"""Completions from a server that speaks OpenAI's completions API with prompts of token ids.
 
-Prompts are sent as token ids. The ids that were sampled come back where the server can say them (`return_token_ids`,
+vLLM does (tested against it). `transformers serve` does not: it refuses prompts of token ids and fields that it does
+not know. Of other servers it depends on whether they take token ids, `stop_token_ids` and `return_token_ids`. The
+ids that were sampled come back where the server can say them (`return_token_ids`,
 or tokens written as "token_id:123"); from other servers only the text comes back and is tokenised here, which is good
 for reading an action and for nothing else: `exact` then turns False. Log-probabilities are those that the server
 reports (at another temperature than 1 many servers report them before the temperature is applied). Entropies are
@@ -20,7 +22,7 @@ import time
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from turntree.core.completion import Completion, Finished, GenerationRequest
 from turntree.core.cost import NO_COST, Cost
@@ -61,7 +63,9 @@ class EndpointEngine:
     """`core.protocols.StreamingEngine` over a server. Use it as a context manager, or `close` it.
 
     A request that fails after its retries is a fault of that request; `generate`, which has no place for faults, raises
-    `TurntreeError` then.
+    `TurntreeError` then. What the server will never take (an unknown model, a key, a field: HTTP 401, 404, 422) is not tried
+    again and not a fault of one request (400 and 413 are: it is too long): `generate` and `poll` raise `InputError`
+    with the server's own words, and nothing is in flight any more.
     """
 
     def __init__(
@@ -124,7 +128,7 @@ class EndpointEngine:
         check_requests(requests, vocab_size=self._vocabulary, max_context=self.max_context)
         tickets = [self.submit(request) for request in requests]
         concurrent.futures.wait([self._open[ticket] for ticket in tickets])
-        finished = [self._finished(ticket, self._open.pop(ticket), 0.0) for ticket in tickets]
+        finished = self._collect(tickets, 0.0)
         completions = [done.completion for done in finished if done.completion is not None]
         if len(completions) < len(finished):
             fault = next(done.fault for done in finished if done.fault is not None)
@@ -148,13 +152,24 @@ class EndpointEngine:
         concurrent.futures.wait(list(self._open.values()), timeout, concurrent.futures.FIRST_COMPLETED)
         done = [ticket for ticket, future in self._open.items() if future.done()]
         seconds = (time.perf_counter() - started) / max(1, len(done))  # waiting is shared by those that it was for
-        return [self._finished(ticket, self._open.pop(ticket), seconds) for ticket in done]
+        return self._collect(done, seconds)
+
+    def _collect(self, tickets: Sequence[int], seconds: float) -> list[Finished]:
+        try:
+            return [self._finished(ticket, self._open.pop(ticket), seconds) for ticket in tickets]
+        except InputError:
+            for ticket in list(self._open):
+                self.cancel(ticket)
+            raise
 
     def _finished(self, ticket: int, future: concurrent.futures.Future[Completion], seconds: float) -> Finished:
         try:
             completion = future.result()
         except Exception as error:  # the boundary to foreign software: whatever it was, there is no completion
-            return Finished(ticket=ticket, fault=" ".join(f"{type(error).__name__}: {error}".split())[:300])
+            if (status := _refused(error)) is not None:
+                problem = f"the server refuses the request (HTTP {status}: {_words_of(error)})"
+                raise InputError(problem, path=self._config.url, hint=_ADVICE.get(status, _CHECK)) from error
+            return Finished(ticket=ticket, fault=_one_line(f"{type(error).__name__}: {_words_of(error)}"))
         cost = dataclasses.replace(completion.cost, engine_seconds=seconds)
         return Finished(ticket=ticket, completion=dataclasses.replace(completion, cost=cost))
 
@@ -244,6 +259,42 @@ class EndpointEngine:
 
 class _Unusable(Exception):
     """An answer that is no completion."""
+
+
+# of 4xx, those of one request alone (it is too long for the server), and those that another time may end well
+_ONE_REQUEST, _PASSING = (400, 413), (408, 409, 425, 429)
+_KEY = "set OPENAI_API_KEY to a key that it takes"
+_CHECK = "use a server that takes prompts of token ids and vLLM's fields (vLLM does, `transformers serve` does not)"
+_ADVICE = {
+    401: _KEY,
+    403: _KEY,
+    404: "check the URL (most end in /v1) and --model, which is the name that the server gives the model",
+}
+
+
+def _refused(error: Exception) -> int | None:
+    """The HTTP status where the server will never take any request of this run, however often it is sent."""
+    status = getattr(error, "status_code", None)
+    lasting = isinstance(status, int) and 400 <= status < 500 and status not in (*_ONE_REQUEST, *_PASSING)
+    return status if lasting else None
+
+
+def _words_of(error: Exception) -> str:
+    """What the server says, else what the connection does."""
+    body: Any = getattr(error, "body", None)
+    if isinstance(body, Mapping):
+        row = cast("Mapping[str, Any]", body)
+        body = next((row[name] for name in ("message", "detail", "error") if row.get(name)), row)
+    if body:
+        said = body if isinstance(body, str) else json.dumps(body, default=str)
+        return _one_line(f"{getattr(error, 'status_code', '')} {said}" if _refused(error) is None else said)
+    cause = f" ({type(error.__cause__).__name__}: {error.__cause__})" if error.__cause__ is not None else ""
+    return _one_line(f"{error}{cause}")
+
+
+def _one_line(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= 300 else f"{text[:299]}…"
 
 
 def entropy_bounds(top_logprobs: Sequence[float], vocabulary: int) -> tuple[float, float]:

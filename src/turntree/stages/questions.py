@@ -28,8 +28,8 @@ class QuestionsConfig:
 
     `source` is "generated" or a file of questions (`domains.qa.formats`), which needs `index`, made by
     `turntree index build`. Of generated ones `count` of split "train" are trained on and `held_out_count` of
-    `held_out_split` checked on; of a file, its first `count` questions and the next `held_out_count`, or those of
-    `held_out`.
+    `held_out_split` checked on; of a file, its first `count` questions and the next `held_out_count`, or the first of
+    `held_out`. No question of `held_out` is trained on, whether it is checked on or not (`Question.key`).
     """
 
     source: str = "generated"
@@ -93,7 +93,7 @@ def open_questions(config: QuestionsConfig) -> Iterator[Questions]:
         else:
             posed = ()
             index = stack.enter_context(SearchIndex(Path(config.index)))
-            asked, checked, read = _from_files(config)
+            asked, checked, read = read_splits(config)
         tools = stack.enter_context(
             open_tools(index, search=config.search, sandbox=config.sandbox, runtime=config.runtime)
         )
@@ -103,21 +103,25 @@ def open_questions(config: QuestionsConfig) -> Iterator[Questions]:
         yield Questions(tasks, held_out, pool, tools, posed, read)
 
 
-def _from_files(config: QuestionsConfig) -> tuple[Sequence[Question], Sequence[Question], list[dict[str, Any]]]:
+def read_splits(config: QuestionsConfig) -> tuple[Sequence[Question], Sequence[Question], list[dict[str, Any]]]:
     """Those to train on and those to check on, which have none in common, and what reading them counted."""
     first = read_questions([config.source])
-    asked, reports = first.questions, [first.report.to_json()]
-    if config.held_out is not None:
-        second = first if config.held_out == config.source else read_questions([config.held_out])
-        reports += [] if second is first else [second.report.to_json()]
-        checked = second.questions[: config.held_out_count]
-        known = {question.text for question in checked}
-        return [question for question in asked if question.text not in known][: config.count], checked, reports
-    rest = asked[config.count : config.count + config.held_out_count]
-    if not rest:
-        raise InputError(
-            f"all {len(asked)} questions would be trained on and none is left to check on",
-            path=config.source,
-            hint=f"lower --count (now {config.count}), or name a file as --held-out",
-        )
-    return asked[: config.count], rest, reports
+    if config.held_out is None:
+        checked = first.questions[config.count : config.count + config.held_out_count]
+        if not checked:
+            raise InputError(
+                f"all {len(first.questions)} questions would be trained on and none is left to check on",
+                path=config.source,
+                hint=f"lower --count (now {config.count}), or name a file as --held-out",
+            )
+        return first.questions[: config.count], checked, [first.report.to_json()]
+    if Path(config.held_out).resolve() == Path(config.source).resolve():
+        checked = first.questions[: config.held_out_count]
+        rest = first.without(checked, "checked on")
+        return rest.questions[: config.count], checked, [first.report.to_json()]
+    second = read_questions([config.held_out])
+    rest = first.without(second.questions, "held out")
+    if not rest.questions:
+        raise InputError("holds no question that is not held out too", path=config.source, field="held_out")
+    reports = [rest.report.to_json(), second.report.to_json()]
+    return rest.questions[: config.count], second.questions[: config.held_out_count], reports

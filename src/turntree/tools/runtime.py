@@ -11,13 +11,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import best_match
-
 from turntree.core.errors import ConfigError
 from turntree.core.messages import ToolCall
 from turntree.tools.ledger import ToolCounts, ToolLedger
 from turntree.tools.tool import Tool, ToolOutput, ToolResult, ToolSource, ToolStatus
+from turntree.verifiers.arguments import SchemaUnusable, rules_of
 
 _UNKNOWN = "(unknown)"  # where the ledger counts calls of tools that do not exist: a policy may make up any name
 
@@ -54,8 +52,10 @@ class ToolRuntime:
     """Calls tools for any number of threads at once.
 
     Laws (tests/tools/test_runtime.py): calls of a pure tool with equal arguments execute once, however many are made
-    and whenever; a slow call delays its own callers only; `call` returns within the time limits whatever a tool does;
-    a failure is a typed result, shared with those who wait for it and never kept.
+    and whenever; a slow call delays its own callers only; `call` returns within the time limits whatever a tool does
+    and its schema declares; a failure is a typed result, shared with those who wait for it and never kept.
+
+    Raises `ConfigError` for a tool whose parameters are no JSON schema, or refer to anything outside of it.
     """
 
     def __init__(self, tools: Iterable[Tool], config: ToolRuntimeConfig | None = None) -> None:
@@ -65,7 +65,10 @@ class ToolRuntime:
         for tool in tools:
             if tool.spec.name in self._tools:
                 raise ConfigError(f"two tools are named {tool.spec.name!r}", hint="name each tool once")
-            Draft202012Validator.check_schema(tool.spec.parameters)
+            try:
+                rules_of(tool.spec.parameters)
+            except SchemaUnusable as error:
+                raise ConfigError(str(error), field=tool.spec.name, hint="leave this tool out") from error
             self._tools[tool.spec.name] = tool
         self._slots = threading.BoundedSemaphore(self.config.concurrent)
         self._lock = threading.Lock()
@@ -81,7 +84,11 @@ class ToolRuntime:
         """Answer one call, waiting for it. Never raises for what a policy or a tool does."""
         started = time.perf_counter()
         tool = self._tools.get(call.name)
-        mistake = self._mistake(tool, call)
+        try:
+            mistake = self._mistake(tool, call)
+        except SchemaUnusable as error:
+            self.ledger.add(call.name, ToolCounts(calls=1, refused=1, failures=1))
+            return ToolResult(text=f"{call.name}: {error}", status=ToolStatus.FAILED, source=ToolSource.NOTHING)
         if tool is None or mistake is not None:
             self.ledger.add(call.name if tool else _UNKNOWN, ToolCounts(calls=1, refused=1))
             return ToolResult(text=mistake or "", status=ToolStatus.REFUSED, source=ToolSource.NOTHING)
@@ -96,8 +103,12 @@ class ToolRuntime:
     def _mistake(self, tool: Tool | None, call: ToolCall) -> str | None:
         if tool is None:
             return f"error: there is no tool {call.name!r}; use one of {', '.join(sorted(self._tools))}"
-        error = best_match(Draft202012Validator(tool.spec.parameters).iter_errors(call.arguments))
-        return None if error is None else self._capped(call.name, f"error: wrong arguments: {error.message}")
+        try:
+            _key(tool, call.arguments)
+            problem = rules_of(tool.spec.parameters).problem(call.arguments)
+        except (ValueError, RecursionError) as error:
+            problem = f"{error}"
+        return None if problem is None else self._capped(call.name, f"error: wrong arguments: {problem}")
 
     def _shared(self, tool: Tool, arguments: Mapping[str, Any]) -> tuple[_Ended, ToolSource]:
         """The kept answer, or that of the call under way, or that of this call, which others may then join."""

@@ -2,6 +2,10 @@
 
 Two argument objects mean the same call when they are equal after the declared defaults are filled in and numbers
 that are declared `integer` or `number` are compared by value (1 and 1.0; never true). Keys have no order, arrays do.
+
+Schemas are written by strangers. Nothing that they refer to is ever fetched. A schema with a regular expression or a
+reference may take endless time to apply, so it is applied in a process that is killed (`arguments_worker`); of all
+others the time is bounded by the sizes of schema and arguments, and they are applied here.
 """
 
 from __future__ import annotations
@@ -16,9 +20,17 @@ from typing import Any, cast
 import jsonschema
 from jsonschema.protocols import Validator
 from jsonschema.validators import validator_for
-from referencing import Registry
+from referencing import Registry, Resource
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012, specification_with
 
 from turntree.verifiers.strict import canonical_json
+from turntree.verifiers.workers import Workers
+
+SECONDS = 2.0
+_ENDLESS = ('"pattern":"', '"patternProperties":{', '"$ref":"', '"$dynamicRef":"', '"$recursiveRef":"')
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+_workers = Workers("arguments_worker.py")
 
 
 class SchemaUnusable(Exception):
@@ -41,11 +53,16 @@ class ArgumentRules:
     """The declared schema of one tool's arguments. Raises `SchemaUnusable` when it is none."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
-        kind: type[Validator] = validator_for(schema, default=jsonschema.Draft202012Validator)
         try:
+            kind: type[Validator] = validator_for(schema, default=jsonschema.Draft202012Validator)
             kind.check_schema(schema)
+            _check_references(schema, kind)
         except jsonschema.SchemaError as error:
             raise SchemaUnusable(f"its parameters are no JSON schema ({_one_line(error.message)})") from error
+        except Unresolvable as error:
+            raise SchemaUnusable(f"its parameters refer to {_one_line(error.ref)!r}, which leads nowhere") from error
+        except Exception as error:  # whatever a stranger's schema makes of jsonschema (it is too deep, ...)
+            raise SchemaUnusable(f"its parameters are no JSON schema ({_one_line(repr(error))})") from error
         self._schema = schema
         self._validator = kind(schema, registry=Registry())  # an empty registry: nothing is ever fetched
 
@@ -116,17 +133,66 @@ class ArgumentRules:
             raise SchemaUnusable(f"its parameters cannot be applied ({_one_line(str(error))})") from error
 
 
-def rules_of(tool: Mapping[str, Any]) -> ArgumentRules:
-    """The rules of a tool declared in chat form; without `parameters` it takes no arguments that are known."""
-    return _rules(canonical_json(tool["function"].get("parameters") or {"type": "object"}))
+class BoundedRules:
+    """`ArgumentRules` applied in another process, within `SECONDS` of its CPU time."""
+
+    def __init__(self, schema_text: str) -> None:
+        self._schema_text = schema_text
+        self._ask("check", None)
+
+    def problem(self, arguments: Any) -> str | None:
+        return self._ask("problem", arguments)
+
+    def canonical(self, arguments: Any, folding: Folding) -> str:
+        return self._ask("canonical", arguments, folding)
+
+    def _ask(self, task: str, arguments: Any, folding: Folding | None = None) -> Any:
+        kind, value = _asked(task, self._schema_text, json.dumps(arguments), folding or Folding())
+        if kind == "unusable":
+            raise SchemaUnusable(value)
+        if kind == "invalid":
+            raise ValueError(value)
+        return value
 
 
 @lru_cache(maxsize=4096)
-def _rules(schema_text: str) -> ArgumentRules:
+def _asked(task: str, schema_text: str, arguments: str, folding: Folding) -> tuple[str, Any]:
+    question = [task, schema_text, arguments, folding.ignore_case, folding.ignore_whitespace]
+    answer = _workers.ask(question, SECONDS)
+    return ("unusable", f"its parameters cannot be applied within {SECONDS:g} s") if answer is None else tuple(answer)
+
+
+def rules_of(parameters: Mapping[str, Any] | None) -> ArgumentRules | BoundedRules:
+    """The rules of a tool's declared parameters (None: any object). Raises `SchemaUnusable`."""
+    return _rules(canonical_json(parameters or {"type": "object"}))
+
+
+@lru_cache(maxsize=4096)
+def _rules(schema_text: str) -> ArgumentRules | BoundedRules:
+    bounded = any(word in schema_text for word in _ENDLESS)
+    return BoundedRules(schema_text) if bounded else rules_here(schema_text)
+
+
+def rules_here(schema_text: str) -> ArgumentRules:
+    """The rules that are applied in this process, whatever time that takes."""
     schema = json.loads(schema_text)
     if not isinstance(schema, dict):
         raise SchemaUnusable("its parameters are not an object")
     return ArgumentRules(cast("dict[str, Any]", schema))
+
+
+def _check_references(schema: dict[str, Any], kind: type[Validator]) -> None:
+    """Raises `Unresolvable` where a reference leads out of the schema, or nowhere in it."""
+    dialect: Any = kind.META_SCHEMA.get("$schema")
+    root: Resource[Any] = specification_with(dialect, default=DRAFT202012).create_resource(schema)
+    left = [(root, Registry[Any]().resolver_with_root(root))]
+    while left:
+        resource, resolver = left.pop()
+        if isinstance(resource.contents, dict):
+            row = cast("dict[str, Any]", resource.contents)
+            for reference in (row[name] for name in _REFERENCES if isinstance(row.get(name), str)):
+                resolver.lookup(reference)
+        left += [(part, resolver.in_subresource(part)) for part in resource.subresources()]
 
 
 def _defaults(applied: Sequence[dict[str, Any]]) -> dict[str, Any]:

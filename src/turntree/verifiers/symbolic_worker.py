@@ -1,15 +1,13 @@
-"""The process in which expressions are compared: one JSON line in (a list of one or two LaTeX texts), one out.
+"""The process in which expressions are compared: a question is a list of one or two LaTeX texts.
 
-One text: can it be read? Two: are they equal? Run by `symbolic` as a script, so that it loads nothing of turntree and
-can be killed at any time: computer algebra has no upper bound on its time. No text is ever evaluated as Python; the
-parser (ANTLR) builds unevaluated expressions.
+One text: can it be read? Two: are they equal? Run by `symbolic` as a script that can be killed at any time: computer
+algebra has no upper bound on its time. No text is ever evaluated as Python; the parser (ANTLR) builds unevaluated
+expressions.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import resource
 import sys
 from typing import Any
 
@@ -21,7 +19,8 @@ from sympy.core.relational import Relational
 from sympy.logic.boolalg import Boolean
 from sympy.matrices import MatrixBase
 
-_MOST_BYTES = 2 << 30
+from turntree.verifiers.workers import serve
+
 _NORMAL = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
 _CASE_COUNTS = ConversionConfig(lowercase_symbols=False)
 
@@ -90,21 +89,16 @@ def _zero(difference: Any) -> bool:
     return settled.equals(0) is True
 
 
-def serve() -> None:
-    if sys.platform == "linux":  # elsewhere address space is not limited
-        resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    sys.setrecursionlimit(2000)
-    parse(r"\frac{x}{2}+1")  # builds the parser's tables
-    print("ready", flush=True)
-    for line in sys.stdin:
-        seed(0)  # sympy compares at random points
-        try:
-            values = [parse(re.sub(r"\s+", " ", text)) for text in json.loads(line)]
-            answer = len(values) == 1 or equal(*values)
-        except (Exception, RecursionError, MemoryError):  # whatever a policy wrote
-            answer = False
-        print(json.dumps(bool(answer)), flush=True)
+def answer(texts: list[str]) -> bool:
+    seed(0)  # sympy compares at random points
+    try:
+        values = [parse(re.sub(r"\s+", " ", text)) for text in texts]
+        return bool(len(values) == 1 or equal(*values))
+    except (Exception, RecursionError, MemoryError):  # whatever a policy wrote
+        return False
 
 
 if __name__ == "__main__":
-    serve()
+    sys.setrecursionlimit(2000)
+    parse(r"\frac{x}{2}+1")  # builds the parser's tables
+    serve(answer)

@@ -102,7 +102,7 @@ class ToolCallMatch:
             return call.name, canonical_json(_fold(call.arguments, self._folding))
         if call.name not in tools:
             raise ValueError(f"{call.name!r} is not declared")
-        rules = rules_of(tools[call.name])
+        rules = rules_of(tools[call.name]["function"].get("parameters"))
         problem = rules.problem(call.arguments)
         if problem is not None:
             raise ValueError(f"{call.name!r}: {problem}")

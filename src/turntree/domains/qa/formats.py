@@ -19,9 +19,10 @@ backspace and "oxed{" where `\boxed{` was meant. Their number is reported.) The 
 
 from __future__ import annotations
 
+import copy
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -60,9 +61,22 @@ class QuestionFile:
     questions: tuple[Question, ...]
     report: QuestionReport
 
+    def without(self, others: Iterable[Question], reason: str) -> QuestionFile:
+        """Those that ask none of `others`; the rest counts as dropped."""
+        known = {question.key for question in others}
+        kept = tuple(question for question in self.questions if question.key not in known)
+        if len(kept) == len(self.questions):
+            return self
+        report = copy.deepcopy(self.report)
+        report.questions = len(kept)
+        report.dropped[reason] += len(self.questions) - len(kept)
+        first = next(question for question in self.questions if question.key in known)
+        report.first.setdefault(reason, f"question {first.id!r}")
+        return QuestionFile(kept, report)
+
 
 def read_questions(paths: Sequence[str | Path], *, answer_type: AnswerType | None = None) -> QuestionFile:
-    """The questions of JSON, JSON lines (also .gz, .xz) and Parquet files, in order, each question text once.
+    """The questions of JSON, JSON lines (also .gz, .xz) and Parquet files, in order, each (`Question.key`) once.
 
     A row that cannot be used is dropped and counted. Raises `InputError` for a file that cannot be read, or when no
     question is left. `answer_type` is that of every answer, unless its row says its own.
@@ -77,7 +91,7 @@ def read_questions(paths: Sequence[str | Path], *, answer_type: AnswerType | Non
             except RowRefused as refused:
                 report.drop(refused.reason, refused.error)
             else:
-                kept[_folded(question.text)] = question
+                kept[question.key] = question
                 ids.add(question.id)
     report.questions = len(kept)
     if not kept:
@@ -239,7 +253,7 @@ def _parquet(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _check_new(question: Question, kept: dict[str, Question], ids: set[str], row: _Row) -> None:
-    same = kept.get(_folded(question.text))
+    same = kept.get(question.key)
     if same is not None:
         again = "asked before" if same.answers == question.answers else "asked before, with another answer"
         raise row.refused(again, "question")
@@ -249,7 +263,3 @@ def _check_new(question: Question, kept: dict[str, Question], ids: set[str], row
 
 def _plain(answer: Any) -> bool:
     return isinstance(answer, str | int | float) and not isinstance(answer, bool)
-
-
-def _folded(text: str) -> str:
-    return " ".join(text.split()).casefold()

@@ -67,15 +67,15 @@ def generate_questions(world: World, split: Split, count: int, mix: QuestionMix 
     that no two splits share a question. Raises `ConfigError` when the world is too small for so many."""
     mix = mix or QuestionMix()
     starts = split_entities(world, split)
-    posed: dict[str, Posed] = {}
+    posed: dict[str, Posed] = {}  # by the key of its question
     number = last = 0  # of the draw, and of the last one that was new
     while len(posed) < count:
         if number - last > _PATIENCE:
             raise ConfigError(f"this world has only {len(posed)} of {count} {split} questions", hint="ask for fewer")
         rng = seeds.generator(world.seed, "qa", "question", split, number)
         found = _draw(world, starts, rng, mix, f"qa-{world.seed}-{split}-{len(posed)}")
-        if found is not None and found.question.text not in posed:
-            posed[found.question.text], last = found, number
+        if found is not None and found.question.key not in posed:
+            posed[found.question.key], last = found, number
         number += 1
     return tuple(posed.values())
 

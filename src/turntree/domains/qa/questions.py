@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import dataclass
 
 from turntree.core.errors import ConfigError
@@ -24,3 +25,9 @@ class Question:
     def __post_init__(self) -> None:
         if not self.text.strip() or not any(answer.strip() for answer in self.answers):
             raise ConfigError("a question needs a text and at least one answer", field=self.id)
+
+    @property
+    def key(self) -> str:
+        """Equal for texts that ask the same question, wherever they were read: white space, case and the way in which
+        accents are encoded make no difference. The only notion of "the same question" that there is."""
+        return unicodedata.normalize("NFC", " ".join(self.text.split()).casefold())
