@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from token_world import EPISODES, TokenRenderer, TokenWorld, WatchedEngine
 from turntree.advantages.credit import CreditRule
@@ -14,6 +16,7 @@ from turntree.core.errors import InputError
 from turntree.logs import trees
 from turntree.logs.rollouts import group_from_tree
 from turntree.logs.trees import KeptTree
+from turntree.observe.jsonl import write_lines
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 
 
@@ -40,7 +43,7 @@ def grown(count: int = 3, iteration: int = 1) -> list[KeptTree]:
 
 def test_a_tree_comes_back_with_every_node_decision_verdict_and_credit(tmp_path: Path) -> None:
     written = grown()
-    trees.append(tmp_path / "trees.jsonl", written)
+    write_lines(tmp_path / "trees.jsonl", (tree.to_json() for tree in written))
     for one, other in zip(written, trees.read(tmp_path / "trees.jsonl"), strict=True):
         assert [node.messages for node in one.tree] == [node.messages for node in other.tree]
         assert [node.token_ids for node in one.tree] == [node.token_ids for node in other.tree]
@@ -65,32 +68,18 @@ def test_the_prompt_holds_the_task_itself(tmp_path: Path) -> None:
 
 def test_what_audits_read_from_trees_is_what_they_read_from_the_rollout_log(tmp_path: Path) -> None:
     written = grown()
-    trees.append(tmp_path / "trees.jsonl", written)
+    write_lines(tmp_path / "trees.jsonl", (tree.to_json() for tree in written))
     for one, other in zip(written, trees.read(tmp_path / "trees.jsonl"), strict=True):
         assert other.group() == group_from_tree(one.tree, one.rewards, id=one.id, iteration=1, task_type="walk")
 
 
-def test_a_run_that_goes_on_keeps_whole_iterations_only(tmp_path: Path) -> None:
-    path = tmp_path / "trees.jsonl"
-    for iteration in (1, 2, 3):
-        trees.append(path, grown(2, iteration))
-    with path.open("ab") as handle:
-        handle.write(b'{"schema": "turntree.trees/1", "id": "4.0", "iter')  # a kill
-    trees.rewind(path, 2)
-    assert [tree.iteration for tree in trees.read(path)] == [1, 1, 2, 2]
-    trees.rewind(path, 0)
-    assert path.read_bytes() == b""
-    trees.rewind(tmp_path / "absent.jsonl", 3)
-
-
-def test_the_last_iterations_are_kept(tmp_path: Path) -> None:
-    path = tmp_path / "trees.jsonl"
-    for iteration in (1, 2, 3, 4):
-        trees.append(path, grown(2, iteration))
-        trees.keep_last(path, 2)
-    assert [tree.iteration for tree in trees.read(path)] == [3, 3, 4, 4]
-    trees.keep_last(path, 0)
-    assert path.read_bytes() == b""
+@given(st.integers(1, 200), st.none() | st.integers(0, 250))
+def test_as_many_iterations_as_were_asked_for_are_kept_and_the_last_among_them(
+    iterations: int, keep: int | None
+) -> None:
+    kept = [n for n in range(1, iterations + 1) if trees.is_kept(n, iterations, keep)]
+    assert len(kept) == (iterations if keep is None else min(keep, iterations))
+    assert keep == 0 or kept[-1] == iterations
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,12 @@
 """The rollout trees of a run on disk, `trees.jsonl`: every node, decision, verdict and credit, one tree a line.
 
-Everything that reports, audits and calibrates can be read from it. An iteration is in the file whole or not at all
-(`append` writes it in one piece; a line that a kill cut off is dropped when a run goes on, see `rewind`).
+Everything that reports, audits and calibrates can be read from it. It is one of the logs of a run directory
+(`observe.run`): an iteration is in it whole or not at all, and a run that goes on cuts it back.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,6 @@ from turntree.logs.report import ReadReport
 from turntree.logs.rollouts import group_from_tree
 from turntree.logs.rows import ReadConfig
 from turntree.observe import jsonl
-from turntree.observe.files import atomic_write
 
 SCHEMA = "turntree.trees/1"
 FILE_NAME = "trees.jsonl"
@@ -94,14 +90,12 @@ class KeptTree:
             raise InputError(problem, field="tree", hint="the line is damaged: restore the file") from error
 
 
-def append(path: Path, trees: Iterable[KeptTree]) -> None:
-    """Add the trees of one iteration, in one piece."""
-    text = "".join(json.dumps(tree.to_json(), ensure_ascii=False, allow_nan=False) + "\n" for tree in trees)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as handle:
-        handle.write(text.encode("utf-8"))
-        handle.flush()
-        os.fsync(handle.fileno())
+def is_kept(iteration: int, iterations: int, keep: int | None) -> bool:
+    """Whether the trees of an iteration are kept: all of them (`keep` None), none (0), or those of `keep` iterations
+    that are spread evenly over a run of `iterations`, the last among them."""
+    if keep is None or not keep:
+        return keep is None
+    return iteration * keep // iterations > (iteration - 1) * keep // iterations
 
 
 def read(path: Path) -> Iterator[KeptTree]:
@@ -111,40 +105,6 @@ def read(path: Path) -> Iterator[KeptTree]:
             yield KeptTree.from_json(jsonl.parse_json(line, path, number))
         except InputError as error:
             raise jsonl.located(error, path=path, line=number) from error
-
-
-def rewind(path: Path, iteration: int) -> None:
-    """Forget the trees after `iteration`, and half a line that a kill left."""
-    _keep_lines(path, lambda found: found <= iteration)
-
-
-def keep_last(path: Path, iterations: int) -> None:
-    """Forget all but the trees of the last `iterations` iterations that are there."""
-    if path.exists():
-        there = sorted(set(_iterations(path)))
-        if len(there) > iterations:
-            first = there[-iterations] if iterations else math.inf
-            _keep_lines(path, lambda found: found >= first)
-
-
-def _keep_lines(path: Path, wanted: Callable[[int], bool]) -> None:
-    if not path.exists():
-        return
-    with path.open("rb") as lines, atomic_write(path) as kept:
-        for line in lines:
-            if line.endswith(b"\n") and wanted(_iteration(line)):
-                kept.write(line.decode("utf-8"))
-
-
-def _iterations(path: Path) -> Iterator[int]:
-    with path.open("rb") as lines:
-        yield from (_iteration(line) for line in lines if line.endswith(b"\n"))
-
-
-def _iteration(line: bytes) -> int:
-    """Of a line that this module wrote: the number stands in its first hundred bytes."""
-    head = line[:4096].partition(b'"iteration": ')[2]
-    return int(head[: next((i for i, byte in enumerate(head) if not 48 <= byte <= 57), len(head))] or -1)
 
 
 def read_groups(paths: Sequence[Path], config: ReadConfig, report: ReadReport) -> Iterator[LoggedGroup]:
