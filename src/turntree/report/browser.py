@@ -1,0 +1,159 @@
+"""The rollout browser: every kept tree of a run on one page that opens from disk, to choose a group and read it.
+
+The page holds the trees as data and draws one group at a time. It shows what the run wrote and computes nothing of its
+own but sums: the task, every turn with its tokens, what a step answered, the verdict's reason, decisions with the
+numbers they saw, entropy and credit as colour.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from turntree.core.errors import InputError
+from turntree.core.messages import Message
+from turntree.core.tree import Node
+from turntree.logs.trees import FILE_NAME, KeptTree, read
+from turntree.observe.files import atomic_write
+from turntree.report.page import templates
+
+PAGE = "trees.html"
+MAX_NODES = 20_000  # of a page: a browser opens so many at once
+
+
+def build_browser(run_dir: Path, out: Path | None = None, *, max_nodes: int = MAX_NODES) -> Path | None:
+    """Write `trees.html` of a run directory, and return where it lies; None where the run kept no tree."""
+    source = run_dir / FILE_NAME
+    if not source.exists():
+        return None
+    out = out or run_dir / PAGE
+    page = render(read(source), title=run_dir.name, words=token_texts(run_dir), max_nodes=max_nodes)
+    with atomic_write(out) as handle:
+        handle.write(page)
+    return out
+
+
+def render(
+    trees: Iterable[KeptTree], *, title: str, words: Mapping[int, str] | None = None, max_nodes: int = MAX_NODES
+) -> str:
+    """The page. `words` says what a token reads as; without it tokens are numbers."""
+    groups, left_out = _fitting(trees, max_nodes)
+    used = {token for group in groups for node in group["nodes"] for token in node["ids"]}
+    data = {
+        "title": title,
+        "groups": groups,
+        "left_out": left_out,
+        "words": {str(token): words[token] for token in sorted(used) if token in words} if words else {},
+    }
+    # inside a script element only this character could end it
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    environment = templates()
+    source = {name: environment.loader.get_source(environment, name)[0] for name in ("browser.css", "browser.js")}  # pyright: ignore[reportOptionalMemberAccess]
+    return environment.get_template("browser.html.j2").render(
+        title=title, data=text, style=source["browser.css"], script=source["browser.js"]
+    )
+
+
+def _fitting(trees: Iterable[KeptTree], max_nodes: int) -> tuple[list[dict[str, Any]], int]:
+    """As many groups as a page holds, the latest first where not all fit, and how many were left out."""
+    groups = [group_view(tree) for tree in trees]
+    kept: list[dict[str, Any]] = []
+    nodes = 0
+    for group in reversed(groups):
+        nodes += len(group["nodes"])
+        if kept and nodes > max_nodes:
+            break
+        kept.append(group)
+    return kept[::-1], len(groups) - len(kept)
+
+
+def group_view(kept: KeptTree) -> dict[str, Any]:
+    """One group as the page takes it. Nodes lie depth first, so that a row's subtree follows it; `lane` counts the
+    forks above a node that it left by another child than the first; `start` numbers the independent rollouts."""
+    tree, credit = kept.tree, kept.credit
+    verdicts = kept.rewards.verdicts
+    rows: list[dict[str, Any]] = []
+    places: dict[int, int] = {}
+    starts = {node: number for number, node in enumerate(tree.starts(), start=1)}
+    for node, lane in _depth_first(kept):
+        places[node.id] = len(rows)
+        row = _node(node) | {"lane": lane, "parent": None if node.parent is None else places[node.parent]}
+        if node.id in starts:
+            row["start"] = starts[node.id]
+        if credit is not None and node.id in credit.nodes:
+            found = credit.nodes[node.id]
+            row["credit"] = [_short(found.positive), _short(found.negative), _short(found.multiplicity)]
+        stop = tree.stop_reason(node.id)
+        if stop is not None:
+            verdict = verdicts[node.id]
+            row["end"] = {"stop": stop.value, "reward": verdict.reward, "reason": verdict.reason}
+            row["end"] |= {"success": verdict.success} if verdict.success is not None else {}
+        rows.append(row)
+    for decision in tree.decisions:
+        said = {"actor": decision.actor, "action": decision.action, "reason": decision.reason}
+        numbers = {name: _short(value) for name, value in decision.numbers.items()}
+        rows[places[decision.node]].setdefault("decisions", []).append({**said, "numbers": numbers})
+    return {
+        "id": kept.id,
+        "iteration": kept.iteration,
+        "task": tree.task_id,
+        "type": kept.task_type,
+        "cut": kept.cut,
+        "learned": credit is not None and bool(credit.nodes),
+        "tools": list(kept.tools),
+        "cost": {name: value for name, value in tree.cost.counts().items() if value},
+        "nodes": rows,
+    }
+
+
+def _depth_first(kept: KeptTree) -> Iterator[tuple[Node, int]]:
+    tree, forks = kept.tree, set(kept.tree.branch_points())
+    left = [(root, 0) for root in reversed(tree.roots)]
+    while left:
+        node, lane = left.pop()
+        yield tree[node], lane
+        further = lane + (node in forks)
+        children = tree.children(node)
+        left += [(child, further if number else lane) for number, child in reversed(list(enumerate(children)))]
+
+
+def _node(node: Node) -> dict[str, Any]:
+    row: dict[str, Any] = {"id": node.id, "kind": node.kind.value, "turn": node.turn, "ids": list(node.token_ids)}
+    if node.messages:
+        row["messages"] = [_message(message) for message in node.messages]
+    if node.logprobs is not None:
+        row["logprobs"] = [_short(value) for value in node.logprobs]
+    if node.entropies is not None:
+        row["entropies"] = [_short(value) for value in node.entropies]
+    if node.policy_version is not None:
+        row["version"] = node.policy_version
+    return row
+
+
+def _message(message: Message) -> dict[str, Any]:
+    row: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        row["calls"] = [{"name": call.name, "arguments": call.arguments} for call in message.tool_calls]
+    if message.name is not None:
+        row["name"] = message.name
+    return row
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def token_texts(run_dir: Path) -> dict[int, str] | None:
+    """What each token of the run's tokenizer reads as; None where the run has no tokenizer of its own to ask."""
+    path = run_dir / "model" / "tokenizer.json"
+    if not path.exists():
+        return None
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises a bare Exception
+        raise InputError(f"is no tokenizer ({error})", path=path, hint="restore the file") from error
+    return {token: tokenizer.decode([token], skip_special_tokens=False) for token in tokenizer.get_vocab().values()}
