@@ -6,6 +6,7 @@
     ["tree", "detail", "group", "only", "colour", "find"].map(at);
   let shown = [];   // the groups that the filter leaves
   let group = null; // the one that is drawn
+  let drawn = [];   // its rows
   let chosen = -1;  // its chosen node
 
   const make = (tag, name, text) => {
@@ -76,6 +77,7 @@
     const peak = Math.max(1e-9, ...group.nodes.map((node) => (node.credit ? Math.max(node.credit[0], -node.credit[1]) : 0)));
     const rows = document.createDocumentFragment();
     group.nodes.forEach((node, place) => rows.append(rowOf(node, place, middle, peak)));
+    drawn = [...rows.children];
     tree.replaceChildren(rows);
     tree.scrollTop = 0;
     const told = [
@@ -87,9 +89,8 @@
     if (rewards.length > scored.length) told.push(`${rewards.length - scored.length} censored`);
     if (data.left_out) told.push(`${plural(data.left_out, "earlier group")} not on this page`);
     at("summary").textContent = told.join(" · ");
-    find();
-    const first = tree.firstElementChild;
-    if (first) first.tabIndex = 0;
+    if (findBox.value) find();
+    if (drawn.length) drawn[0].tabIndex = 0;
   }
 
   function tint(node, peak) {
@@ -134,7 +135,7 @@
   // one node
 
   function choose(place, focus = true) {
-    const rows = tree.children;
+    const rows = drawn;
     if (place < 0 || place >= group.nodes.length) return;
     if (chosen >= 0) {
       rows[chosen].setAttribute("aria-selected", "false");
@@ -143,8 +144,7 @@
     chosen = place;
     rows[place].setAttribute("aria-selected", "true");
     rows[place].tabIndex = 0;
-    if (focus) rows[place].focus({ preventScroll: true });
-    rows[place].scrollIntoView({ block: "nearest" });
+    if (focus) rows[place].focus(); // a click has the row in sight and the focus already
     showDetail(group.nodes[place]);
   }
 
@@ -227,7 +227,7 @@
   function find() {
     const wanted = findBox.value.trim().toLowerCase();
     group.nodes.forEach((node, place) => {
-      tree.children[place].classList.toggle("found", wanted !== "" && textOf(node).toLowerCase().includes(wanted));
+      drawn[place].classList.toggle("found", wanted !== "" && textOf(node).toLowerCase().includes(wanted));
     });
   }
 
@@ -235,7 +235,7 @@
 
   tree.addEventListener("click", (event) => {
     const row = event.target.closest(".row");
-    if (row) choose(Number(row.dataset.place));
+    if (row) choose(Number(row.dataset.place), false);
   });
   groupBox.onchange = () => draw(Number(groupBox.value));
   onlyBox.onchange = listGroups;
