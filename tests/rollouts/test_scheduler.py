@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from turntree.core.messages import Message
 from turntree.core.protocols import GateDecision, GroupProgress, Observation
 from turntree.core.tree import NodeKind, RolloutTree
 from turntree.engines.scripted import ScriptedEngine
+from turntree.gates.compose import RandomGate
 from turntree.renderers.template import ChatRenderer
 from turntree.rollouts.episodes import EpisodeConfig, grow
 from turntree.rollouts.groups import GrownGroup
@@ -253,6 +255,14 @@ def test_a_gate_sees_every_turn_of_its_group_as_it_was_then() -> None:
     last = gate.shown[-1]
     for actions, observations in zip(last.actions, last.observations, strict=True):
         assert observations == ("walk 3", actions[0], " ".join(actions[:2]), " ".join(actions))
+
+
+def test_a_random_gate_draws_anew_for_every_group_of_a_task_also_in_a_later_run_of_the_iteration() -> None:
+    scheduler = Scheduler(engine(), RENDERER, config(), gate=RandomGate(turn=1, rate=0.5))
+    tasks, begun = [Corridor("again", 4)] * 8, Counter[str]()
+    cuts = [[group.cut for group in scheduler.run(tasks, seed=0, iteration=3, begun=begun)] for _ in range(2)]
+    assert {*cuts[0]} == {*cuts[1]} == {None, 1}
+    assert cuts[0] != cuts[1]
 
 
 def test_an_audited_group_runs_on_and_says_so() -> None:
