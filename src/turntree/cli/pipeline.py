@@ -298,8 +298,8 @@ def pivot(
     )
     config = configured(base, overrides)
     result = run_train_pivot(config, out, overwrite=overwrite)
-    kl = result["kl"] if config.train.loss.kl_coefficient > 0 else None
-    figures = [("reward", result["reward_mean"], ".2f"), ("KL", kl, ".3f")]  # None: all of the last step was censored
+    divergence = result["kl"] if config.train.loss.kl_coefficient > 0 else None  # None too where all was censored
+    figures = [("reward", result["reward_mean"], ".2f"), ("KL", divergence, ".3f")]
     told = [f"{name} not measured" if value is None else f"{name} {value:{form}}" for name, value, form in figures]
     line = f"{', '.join(told)} on {result['states']} states -> {result['model']}"
     finish(result, json_path, [line])
