@@ -11,6 +11,7 @@ import pytest
 
 from fault_drill import Corridor, FaultPlan, Faulty
 from tiny_models import tiny_tokenizer
+from turntree.branching.rules import FixedBrancher
 from turntree.core.completion import Finished, GenerationRequest, Sampling
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message
@@ -319,6 +320,21 @@ def test_a_group_that_takes_too_long_ends_with_all_its_rollouts_even_those_not_b
     assert [endings(group) for group in groups] == [
         [("cancelled", None, "the group took longer than 50 seconds")] * 3
     ] * 2
+
+
+def test_a_group_that_expires_while_it_is_refilled_starts_nothing_more() -> None:
+    """One place: the second refill waits for the first, which never answers."""
+    asked = itertools.count()
+    scheduler = Scheduler(
+        Silent(lambda request: next(asked) >= 2),
+        RENDERER,
+        config(group_size=4, initial_rollouts=2, max_live_rollouts=1, group_seconds=200.0),
+        clock=ticking(),
+        brancher=FixedBrancher(turns=(9,)),
+    )
+    group = only(list(scheduler.run(corridors(1), seed=0)))
+    assert [stop for stop, _, _ in endings(group)] == ["completed", "completed", "cancelled", "cancelled"]
+    assert (scheduler.usage.refilled, scheduler.usage.forked, scheduler.usage.rollouts) == (2, 0, 3)
 
 
 # faults
