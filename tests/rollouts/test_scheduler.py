@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -10,12 +11,14 @@ import pytest
 
 from fault_drill import Corridor, FaultPlan, Faulty
 from tiny_models import tiny_tokenizer
+from turntree.branching.rules import FixedBrancher
 from turntree.core.completion import Finished, GenerationRequest, Sampling
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message
 from turntree.core.protocols import GateDecision, GroupProgress, Observation
 from turntree.core.tree import NodeKind, RolloutTree
 from turntree.engines.scripted import ScriptedEngine
+from turntree.gates.compose import RandomGate
 from turntree.renderers.template import ChatRenderer
 from turntree.rollouts.episodes import EpisodeConfig, grow
 from turntree.rollouts.groups import GrownGroup
@@ -255,6 +258,14 @@ def test_a_gate_sees_every_turn_of_its_group_as_it_was_then() -> None:
         assert observations == ("walk 3", actions[0], " ".join(actions[:2]), " ".join(actions))
 
 
+def test_a_random_gate_draws_anew_for_every_group_of_a_task_also_in_a_later_run_of_the_iteration() -> None:
+    scheduler = Scheduler(engine(), RENDERER, config(), gate=RandomGate(turn=1, rate=0.5))
+    tasks, begun = [Corridor("again", 4)] * 8, Counter[str]()
+    cuts = [[group.cut for group in scheduler.run(tasks, seed=0, iteration=3, begun=begun)] for _ in range(2)]
+    assert {*cuts[0]} == {*cuts[1]} == {None, 1}
+    assert cuts[0] != cuts[1]
+
+
 def test_an_audited_group_runs_on_and_says_so() -> None:
     group = only(list(Scheduler(engine(), RENDERER, config(), gate=CutAt(1, audited=True)).run(corridors(3), seed=0)))
     assert group.cut is None
@@ -309,6 +320,21 @@ def test_a_group_that_takes_too_long_ends_with_all_its_rollouts_even_those_not_b
     assert [endings(group) for group in groups] == [
         [("cancelled", None, "the group took longer than 50 seconds")] * 3
     ] * 2
+
+
+def test_a_group_that_expires_while_it_is_refilled_starts_nothing_more() -> None:
+    """One place: the second refill waits for the first, which never answers."""
+    asked = itertools.count()
+    scheduler = Scheduler(
+        Silent(lambda request: next(asked) >= 2),
+        RENDERER,
+        config(group_size=4, initial_rollouts=2, max_live_rollouts=1, group_seconds=200.0),
+        clock=ticking(),
+        brancher=FixedBrancher(turns=(9,)),
+    )
+    group = only(list(scheduler.run(corridors(1), seed=0)))
+    assert [stop for stop, _, _ in endings(group)] == ["completed", "completed", "cancelled", "cancelled"]
+    assert (scheduler.usage.refilled, scheduler.usage.forked, scheduler.usage.rollouts) == (2, 0, 3)
 
 
 # faults

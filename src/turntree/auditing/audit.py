@@ -17,7 +17,8 @@ ASSUMPTIONS = (
     "rollouts are censored and enter no rate.",
     "Outcomes are those of the log: a policy trained on other groups would have given others.",
     "Unfiltered training is taken to train on every scored rollout, those of zero-variance groups too.",
-    "GRESO is replayed with its authors' settings, over 20 seeds, asking only about iterations before the present one.",
+    "GRESO is replayed with its authors' settings, over 20 seeds, asking only about iterations before the present one. "
+    "Online another prompt takes the place of a skipped one: what it saves here is budget for others.",
     "Pivot selection takes whole tasks as states, because a log has no rollouts from inside its episodes: the first "
     "scored group of a task is its profile; only tasks that were mixed there, with a mean below lambda, are played "
     "again.",

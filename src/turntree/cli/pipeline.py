@@ -298,7 +298,8 @@ def pivot(
     )
     config = configured(base, overrides)
     result = run_train_pivot(config, out, overwrite=overwrite)
-    kl, reward = result["kl"], result["reward_mean"]  # None where every rollout of the last step was censored
-    measured = f"KL {kl:.3f}" if kl is not None and config.train.loss.kl_coefficient > 0 else "KL not measured"
-    line = f"reward {'not measured' if reward is None else f'{reward:.2f}'}, {measured} on {result['states']} states -> {result['model']}"
+    divergence = result["kl"] if config.train.loss.kl_coefficient > 0 else None  # None too where all was censored
+    figures = [("reward", result["reward_mean"], ".2f"), ("KL", divergence, ".3f")]
+    told = [f"{name} not measured" if value is None else f"{name} {value:{form}}" for name, value, form in figures]
+    line = f"{', '.join(told)} on {result['states']} states -> {result['model']}"
     finish(result, json_path, [line])

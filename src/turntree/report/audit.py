@@ -12,7 +12,7 @@ from turntree.report.wording import count, percent, plural
 
 REMEDIES = (
     ("dapo", "DAPO filter", "drops finished groups without a gradient from the update"),
-    ("greso", "GRESO", "skips prompts whose history predicts no gradient"),
+    ("greso", "GRESO", "skips prompts whose history predicts no gradient; others take their place"),
     ("gate", "Gate, calibrated on this log", "stops groups whose rollouts have converged"),
     ("gate_paper", "Gate, the paper’s setting", "stops at turn 10 below a mean distance of 0.12; not calibrated here"),
     ("pivots", "Pivot selection of tasks", "plays only tasks that were mixed and hard when first seen"),

@@ -148,7 +148,6 @@ class Group:
         left = rollout.budget - (decision.branches - 1)
         if left < 0:
             raise ValueError(f"a fork into {decision.branches} branches where {rollout.budget} leaves may be added")
-        rollout.budget = 0
         twins = [rollout.branch(completion, decision.shared) for _ in range(decision.branches - 1)]
         for number, each in enumerate((rollout, *twins)):
             each.budget = left // decision.branches + (number < left % decision.branches)

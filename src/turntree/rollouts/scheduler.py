@@ -160,8 +160,8 @@ class Scheduler:
     ) -> Iterator[GrownGroup]:
         """Play `group_size` rollouts of every task; yields each task once, in the order of the tasks or of their
         completion. `tasks` is pulled from when a place is free, so it may be endless. Draws are keyed by (seed,
-        iteration, task, sample, turn); a task that comes again draws anew. `begun` counts the groups of each task id: pass
-        one counter to all runs of an iteration, so that a task which comes again in a later run draws anew too.
+        iteration, task, sample, turn); a task that comes again draws anew. `begun` counts the groups of each task id:
+        pass one counter to all runs of an iteration, and that holds across them too.
 
         Work goes on only while the caller asks for the next group. A caller that stops asking cancels what is in
         flight, and the tasks of it do not come back. Raises `ValueError` while the engine is used by somebody else.
