@@ -56,7 +56,8 @@ class Judge:
         *,
         cut_turns: CutTurns = "fail",
     ) -> None:
-        self.verifier, self.strict, self._stored, self._cut_turns = verifier, strict, stored, cut_turns
+        self.verifier, self.strict, self._stored = verifier, strict, stored
+        self._cut_turns: CutTurns = cut_turns
 
     @property
     def name(self) -> str:
