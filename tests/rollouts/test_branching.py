@@ -297,8 +297,9 @@ def test_a_refill_is_asked_for_only_when_the_last_initial_rollout_is_over() -> N
 
 
 def test_a_refill_is_no_baseline_for_initial_starts() -> None:
-    """Whatever a refill earned, the credit of initial starts is the same."""
-    rule = CreditRule(leaf_weights=path_weighted, comparison=across_starts, advantages=rloo)
+    """Whatever a refill earned, the credit of initial starts is the same; with path weights it has none itself."""
+    rule = CreditRule(comparison=across_starts, advantages=rloo)
+    weighed = dataclasses.replace(rule, leaf_weights=path_weighted)
     changed = 0
     for group in play(RandomBrancher(rate=0.2), 6)[0]:
         tree, refills = group.tree, group.tree.refills()
@@ -308,6 +309,7 @@ def test_a_refill_is_no_baseline_for_initial_starts() -> None:
             else verdict
             for leaf, verdict in group.rewards.verdicts.items()
         }
+        assert weighed(tree, group.rewards) == weighed(tree, Rewards(richer))
         before, after = rule(tree, group.rewards).nodes, rule(tree, Rewards(richer)).nodes
         for node, credit in before.items():
             below_refill = bool(refills & {above.id for above in tree.path(node)})

@@ -56,9 +56,8 @@ def train(renderer):
             role, _, trace = name.rpartition(":")
             state = TurnState(f"{trace}-{index}", 0, (Message("user", f"say {index}"),), Message("assistant", "yes"))
             pivots.append(Pivot(render(state, renderer), "say", role or "pivot"))
-        config = PivotConfig(
-            **{"steps": 1, "states": 4, "group_size": GROUP, "sampling": Sampling(max_tokens=6), **settings}
-        )
+        short = {"sampling": Sampling(max_tokens=6), "cut_turns": "judge"}  # a random policy does not stop in time
+        config = PivotConfig(**{"steps": 1, "states": 4, "group_size": GROUP, **short, **settings})
         rows = []
         engine = HFEngine(model, renderer.stop_ids)
         trained = train_pivot(
@@ -83,6 +82,13 @@ def test_every_group_drawn_is_trained_on_by_default(train) -> None:
     assert row["trees"] == 4
     assert row["mixed_groups"] == row["mixed_groups_trained"] == 0.5
     assert row["replaced_groups"] == row["replaced_turns"] == 0
+
+
+def test_turns_that_the_token_limit_cut_are_failures_and_are_counted(train) -> None:
+    done = train(["solved"] * 4, cut_turns="fail")
+    (row,) = done.rows
+    assert row["cut_turns"] == 4 * GROUP - len(done.judged) > 0 == row["censored"]
+    assert row["reward_mean"] == 1 - row["cut_turns"] / (4 * GROUP)
 
 
 def test_groups_without_variance_are_replaced_and_the_bill_says_so(train) -> None:

@@ -28,6 +28,12 @@ def judged(content, answers=("Paris",), answer_type="span", calls=(), **config):
     )
 
 
+def test_an_answer_that_the_token_limit_cut_is_none_unless_it_is_asked_for():
+    endless = Message("assistant", "<answer>Paris</answer>" + " blah blah" * 50, cut=True)
+    assert (judged(endless).reward, judged(endless).reason) == (-1.0, "cut by the token limit")
+    assert judged(endless, cut_turns="judge").reward == 1.0 == judged(endless.content).reward
+
+
 def test_the_reward_is_correctness_plus_a_bonus_for_correct_answers_with_all_tools():
     right, wrong = "I looked it up. <answer>Paris</answer>", "<answer>Rome</answer>"
     assert (judged(right).reward, judged(wrong).reward) == (1.0, 0.0)

@@ -52,9 +52,9 @@ class Credit:
 
     `rollout_tokens` and `rollouts` are what the flat objective would have normalised by: sum of w_i times trained
     tokens of rollout i (each unique trained token once under `hard_dedup`), and sum of w_i. `zero_variance` says that
-    all leaves with a weight had the same reward. `redistributed` is the leaf weight that censored branches gave up to their
-    siblings; `uncounted` are the scored leaves without weight (refills under path weights); `biased_forks` counts the
-    branch points that were chosen by what was sampled below them.
+    all leaves with a weight had the same reward. `redistributed` is the leaf weight that censored branches gave up to
+    their siblings; `uncounted` are the scored leaves without weight (refills under path weights); `biased_forks` counts
+    the branch points that were chosen by what was sampled below them.
     """
 
     nodes: Mapping[int, NodeCredit]

@@ -23,11 +23,14 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Message:
+    """`cut`: of a sampled turn, the token limit ended it and not the policy."""
+
     role: Role
     content: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None
+    cut: bool = False
 
     def to_chat(self) -> dict[str, Any]:
         """The mapping that chat templates and JSONL files use; absent fields are left out."""
@@ -45,6 +48,8 @@ class Message:
             chat["tool_call_id"] = self.tool_call_id
         if self.name is not None:
             chat["name"] = self.name
+        if self.cut:
+            chat["cut"] = True
         return chat
 
     @classmethod
@@ -65,6 +70,7 @@ class Message:
             tool_calls=tuple(_tool_call(call) for call in cast("list[Any]", calls)),
             tool_call_id=row.get("tool_call_id"),
             name=row.get("name"),
+            cut=row.get("cut") is True,
         )
 
 

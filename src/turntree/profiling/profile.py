@@ -16,7 +16,7 @@ from turntree.profiling.rows import SCHEMA, CandidateProfile, Judgement, Stop
 from turntree.profiling.samples import Sample, Sampler
 from turntree.profiling.settle import AdaptiveConfig, Forecast, Prior, Settler
 from turntree.profiling.stored import StoredProfile
-from turntree.rollouts.local import Prompted
+from turntree.rollouts.local import CutTurns, Prompted, judge_turn, rule_name
 
 __all__ = ["SCHEMA", "Draft", "Judge", "ProfileConfig", "profile_wave"]
 
@@ -24,13 +24,15 @@ __all__ = ["SCHEMA", "Draft", "Judge", "ProfileConfig", "profile_wave"]
 @dataclass(frozen=True, kw_only=True)
 class ProfileConfig:
     """`rollouts` is the paper's K; with `adaptive` it is the most that a candidate gets. `wave` candidates are sampled
-    together and written down together: what a killed profile has to do again."""
+    together and written down together: what a killed profile has to do again. `cut_turns`: what a turn that
+    `sampling.max_tokens` cut is worth, nothing ("fail") or what the verifier says of its text ("judge")."""
 
     rollouts: int = 16
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0, max_tokens=256))
     seed: int = 0
     wave: int = 32
     adaptive: AdaptiveConfig | None = None
+    cut_turns: CutTurns = "fail"
 
     def __post_init__(self) -> None:
         if self.rollouts < 2:
@@ -46,15 +48,29 @@ class ProfileConfig:
 class Judge:
     """The verifier, and beside it the exact-match rule by which the miss rate is measured."""
 
-    def __init__(self, verifier: TurnVerifier, strict: TurnVerifier, stored: StoredProfile | None = None) -> None:
+    def __init__(
+        self,
+        verifier: TurnVerifier,
+        strict: TurnVerifier,
+        stored: StoredProfile | None = None,
+        *,
+        cut_turns: CutTurns = "fail",
+    ) -> None:
         self.verifier, self.strict, self._stored = verifier, strict, stored
+        self._cut_turns: CutTurns = cut_turns
+
+    @property
+    def name(self) -> str:
+        return rule_name(self.verifier, self._cut_turns)
 
     def known(self, state: TurnState) -> dict[str, Judgement]:
         """What is already known of the actions at a state, by `Sample.key`."""
-        return {} if self._stored is None else self._stored.judgements(state, self.verifier.name)
+        return {} if self._stored is None else self._stored.judgements(state, self.name)
 
     def __call__(self, state: TurnState, action: Message) -> Judgement:
-        return Judgement(self.verifier.judge(state, action).reward, self.strict.judge(state, action).reward)
+        said = (judge_turn(rule, state, action, cut_turns=self._cut_turns) for rule in (self.verifier, self.strict))
+        reward, strict = (verdict.reward for verdict in said)
+        return Judgement(reward, strict)
 
 
 class Draft:

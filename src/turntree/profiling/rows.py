@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -94,16 +94,16 @@ def samples_of(row: Row) -> list[Sample]:
     """The samples in a row, by number; their cost is that of the row. Raises `InputError` for a row that lacks them."""
     if "samples" not in row:
         raise InputError("holds no samples (an older version made it)", field="samples", hint="profile again")
-    actions = [Sample(_message(action), action.get("truncated", False)) for action in row["actions"]]
+    actions = [Sample(_message(action)) for action in row["actions"]]
     faults = iter([reason for reason, count in row["faults"].items() for _ in range(count)])
     return [Sample(None, fault=next(faults)) if index is None else actions[index] for index in row["samples"]]
 
 
 def judgements_of(row: Row) -> dict[str, Judgement]:
-    """What the verifiers said about the actions in a row, by `Sample.key`."""
-    samples = (Sample(_message(action), action.get("truncated", False)) for action in row["actions"])
-    pairs = zip(samples, row["actions"], strict=True)
-    return {sample.key: Judgement(action["reward"], action["strict"]) for sample, action in pairs}
+    """What the verifiers said about the whole actions in a row, by `Sample.key`. Cut ones are judged again: profiles of
+    older versions hold the verdict on their text."""
+    whole = [action for action in row["actions"] if not action.get("truncated", False)]
+    return {Sample(_message(action)).key: Judgement(action["reward"], action["strict"]) for action in whole}
 
 
 def state_hash(state: TurnState) -> str:
@@ -130,7 +130,7 @@ def _actions(
     for sample, judgement in zip(samples, judgements, strict=True):
         if sample.action is None:
             continue
-        entry = counted.setdefault(sample.key, _entry(sample.action, sample.truncated))
+        entry = counted.setdefault(sample.key, _entry(sample.action))
         entry |= {"reward": judgement.reward, "strict": judgement.strict, "count": entry["count"] + 1}
     order = sorted(counted, key=lambda key: (-counted[key]["count"], counted[key]["text"], key))
     places = {key: place for place, key in enumerate(order)}
@@ -138,7 +138,7 @@ def _actions(
     return [counted[key] for key in order], named
 
 
-def _entry(action: Message, truncated: bool) -> dict[str, Any]:
+def _entry(action: Message) -> dict[str, Any]:
     """The text says it all unless there are calls; then the whole message is kept beside it."""
     text = " ".join(
         part for part in (action.content, " ".join(f"{c.name}({c.arguments})" for c in action.tool_calls)) if part
@@ -146,11 +146,12 @@ def _entry(action: Message, truncated: bool) -> dict[str, Any]:
     entry: dict[str, Any] = {"text": text, "reward": None, "strict": None, "count": 0}
     if action.tool_calls:
         entry["message"] = action.to_chat()
-    return entry | ({"truncated": True} if truncated else {})
+    return entry | ({"truncated": True} if action.cut else {})
 
 
 def _message(action: Row) -> Message:
-    return Message.from_chat(action["message"]) if "message" in action else Message("assistant", action["text"])
+    said = Message.from_chat(action["message"]) if "message" in action else Message("assistant", action["text"])
+    return replace(said, cut=action.get("truncated", False))
 
 
 def _digest(value: Any) -> str:

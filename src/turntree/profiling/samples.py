@@ -12,6 +12,7 @@ from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import TurntreeError
 from turntree.core.messages import Message
 from turntree.core.protocols import Engine, Renderer, StreamingEngine, TurnState
+from turntree.rollouts.live import sampled_turn
 from turntree.rollouts.local import Prompted, local_request
 
 _AN_OUTAGE = 8  # so many requests that all fail are no chance; fewer may be one state that the engine refuses
@@ -24,15 +25,18 @@ class Sample:
     """One local rollout as a profile keeps it. `action` is None where the engine failed: censored, never a reward."""
 
     action: Message | None
-    truncated: bool = False  # cut at max_tokens
     cost: Cost = NO_COST
     fault: str = ""  # why there is no action
 
     @property
+    def truncated(self) -> bool:
+        """Cut at max_tokens."""
+        return self.action is not None and self.action.cut
+
+    @property
     def key(self) -> str:
         """Equal for equal actions with equal ends."""
-        chat = None if self.action is None else self.action.to_chat()
-        return json.dumps([chat, self.truncated], sort_keys=True)
+        return json.dumps(None if self.action is None else self.action.to_chat(), sort_keys=True)
 
 
 class Store(Protocol):
@@ -105,4 +109,4 @@ class Sampler:
         completion = finished.completion
         if completion is None:
             return Sample(None, fault=finished.fault or "")
-        return Sample(self._renderer.parse(completion.token_ids), completion.finish == "length", completion.cost)
+        return Sample(sampled_turn(self._renderer, completion.token_ids, completion), completion.cost)

@@ -20,6 +20,7 @@ from turntree.rollouts.live import (
     ending_of,
     has_room,
     no_room,
+    sampled_turn,
     start_rollout,
 )
 
@@ -96,7 +97,7 @@ def _plant(tree: RolloutTree, environment: Environment, renderer: Renderer, grou
 def _advance(played: _Played, completion: Completion, renderer: Renderer, config: EpisodeConfig) -> Ending | None:
     """Append the completion, step the environment; how the rollout ended, None if it goes on."""
     rollout, environment = played.rollout, played.environment
-    action = renderer.parse(completion.token_ids)
+    action = sampled_turn(renderer, completion.token_ids, completion)
     rollout.say(completion, action)
     started = time.perf_counter()
     try:

@@ -165,6 +165,11 @@ def start_rollout(
     return rollout
 
 
+def sampled_turn(renderer: Renderer, token_ids: Sequence[int], completion: Completion) -> Message:
+    """The assistant message in a sampled turn, which ends with `completion` and says whether that was cut."""
+    return replace(renderer.parse(token_ids), cut=completion.finish == "length")
+
+
 def answer_tokens(
     rollout: LiveRollout, observation: Observation, environment: Environment, renderer: Renderer
 ) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from turntree.core import seeds
 from turntree.core.completion import GenerationRequest, Sampling
@@ -12,6 +13,10 @@ from turntree.core.messages import Message
 from turntree.core.protocols import Engine, Renderer, TurnState, TurnVerifier
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
+from turntree.rollouts.live import sampled_turn
+from turntree.verifiers.strict import action_kind
+
+CutTurns = Literal["fail", "judge"]  # what a turn that the token limit cut is worth: nothing, or what its text is
 
 
 @dataclass(frozen=True)
@@ -61,22 +66,41 @@ def sample_local(
         root = tree.add(None, NodeKind.PROMPT, item.prompt_ids, messages=item.state.history)
         for _ in range(group_size):
             completion = next(completions)
-            leaf = tree.add_completion(root.id, completion, renderer.parse(completion.token_ids))
-            tree.stop(leaf.id, StopReason.COMPLETED if completion.finish == "stop" else StopReason.MAX_TOKENS)
+            action = sampled_turn(renderer, completion.token_ids, completion)
+            leaf = tree.add_completion(root.id, completion, action)
+            tree.stop(leaf.id, StopReason.MAX_TOKENS if action.cut else StopReason.COMPLETED)
         trees.append(tree)
     return trees
 
 
-def score_local(tree: RolloutTree, state: TurnState, verifier: TurnVerifier) -> Rewards:
-    """The verifier's verdict on every leaf. Equal actions are judged once."""
+def judge_turn(verifier: TurnVerifier, state: TurnState, action: Message, *, cut_turns: CutTurns = "fail") -> Verdict:
+    """The verdict on one sampled action; where it was cut by the token limit and `cut_turns` is "fail", 0 unasked.
+
+    A right call with endless text behind it is no right turn: paid for, it teaches a policy not to stop. That is an
+    outcome and no failure, so the verdict has a reward.
+    """
+    if action.cut and cut_turns == "fail":
+        return Verdict(0.0, "cut by the token limit", action_kind(action))
+    return verifier.judge(state, action)
+
+
+def rule_name(verifier: TurnVerifier, cut_turns: CutTurns) -> str:
+    """What profiles and pivots record: rewards of another name are no means of this one."""
+    return verifier.name if cut_turns == "fail" else f"{verifier.name}+cut_turns={cut_turns}"
+
+
+def score_local(
+    tree: RolloutTree, state: TurnState, verifier: TurnVerifier, *, cut_turns: CutTurns = "fail"
+) -> Rewards:
+    """The verdict on every leaf, as `judge_turn` gives it. Equal actions are judged once."""
     verdicts: dict[int, Verdict] = {}
-    seen: dict[Message, Verdict] = {}
+    seen: dict[str, Verdict] = {}
     for leaf in tree.leaves():
         action = tree[leaf].message
         assert action is not None
-        key = Message("assistant", repr((action.content, action.tool_calls)))  # arguments are unhashable mappings
+        key = repr((action.content, action.tool_calls, action.cut))  # arguments are unhashable mappings
         if key not in seen:
-            seen[key] = verifier.judge(state, action)
+            seen[key] = judge_turn(verifier, state, action, cut_turns=cut_turns)
         verdicts[leaf] = seen[key]
     rewards = Rewards(verdicts)
     rewards.check(tree)

@@ -39,7 +39,16 @@ from turntree.core.verdict import Verdict
 from turntree.environments.inline import InlinePool
 from turntree.environments.pool import Answer, EnvironmentPool, Session
 from turntree.rollouts.groups import Group, GrownGroup, Key
-from turntree.rollouts.live import Ending, EpisodeConfig, LiveRollout, answer_tokens, ending_of, has_room, no_room
+from turntree.rollouts.live import (
+    Ending,
+    EpisodeConfig,
+    LiveRollout,
+    answer_tokens,
+    ending_of,
+    has_room,
+    no_room,
+    sampled_turn,
+)
 
 Order = Literal["task", "completion"]
 
@@ -330,7 +339,7 @@ class _Run:
 
     def _speak(self, place: _Place, rollout: LiveRollout, completion: Completion) -> None:
         """Append a turn, fork where the brancher says so, and do what the turn says."""
-        action = self._renderer.parse(rollout.said(completion))
+        action = sampled_turn(self._renderer, rollout.said(completion), completion)
         decision = self._decide(place.group, rollout, completion)
         shared = decision.shared if decision is not None and decision.branches > 1 else 0
         rollout.say(completion, action, shared=shared)

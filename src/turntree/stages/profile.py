@@ -71,9 +71,9 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
     surveyed = survey(config.traces, config.split, config.limit)
     verifier = resolve_verifier(config.verifier)
     with _profiled(config) as policy:
-        made_from = {**policy.identity, "verifier": verifier.name, "traces_hash": surveyed.traces_hash}
         stored = _stored(config, policy)
-        judge = Judge(verifier, StrictMatch(), stored)
+        judge = Judge(verifier, StrictMatch(), stored, cut_turns=config.profile.cut_turns)
+        made_from = {**policy.identity, "verifier": judge.name, "traces_hash": surveyed.traces_hash}
         sampler = Sampler(policy.answer, policy.renderer, config.profile.sampling, config.profile.seed, stored)
         prior = Prior(config.profile.rollouts)
 

@@ -48,7 +48,7 @@ def run_rescore(config: RescoreConfig, out: Path, *, overwrite: bool = False) ->
     if surveyed.traces_hash != stored.header["traces_hash"]:
         raise InputError("is not the file that was profiled", path=made.traces, hint="name it with --traces")
     verifier = resolve_verifier(config.verifier)
-    judge = Judge(verifier, StrictMatch())
+    judge = Judge(verifier, StrictMatch(), cut_turns=made.profile.cut_turns)
     rollouts, adaptive = made.profile.rollouts, made.profile.adaptive
     settler = None if adaptive is None else Settler(replace(adaptive, confidence=1.0), rollouts, Prior(rollouts))
 
@@ -65,7 +65,7 @@ def run_rescore(config: RescoreConfig, out: Path, *, overwrite: bool = False) ->
         return {"rows": rows, "skipped": {}, "timing": {}}
 
     kept = ("policy_hash", "tokenizer_hash", "template_hash", "traces_hash")
-    made_from = {**{key: stored.header[key] for key in kept}, "verifier": verifier.name}
+    made_from = {**{key: stored.header[key] for key in kept}, "verifier": judge.name}
     header = {"schema": SCHEMA, "config": to_mapping(made), **made_from, "timing": stored.header["timing"]}
     identity = {"config": to_mapping(config), "version": __version__, "profile": file_hash(stored.path), **made_from}
     skipped = stored.header["summary"]["skipped_turns"]

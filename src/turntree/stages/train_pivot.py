@@ -19,7 +19,7 @@ from turntree.engines.checkpoint import save_model
 from turntree.observe.files import file_hash, read_table, write_table
 from turntree.observe.run import RunDirectory, notice, open_run, progress
 from turntree.profiling.select import SCHEMA
-from turntree.rollouts.local import render, sample_local, score_local
+from turntree.rollouts.local import render, rule_name, sample_local, score_local
 from turntree.stages.evaluate import EvaluateConfig, play
 from turntree.stages.policy import Device, Policy, load_policy
 from turntree.stages.profile import read_candidates
@@ -187,11 +187,12 @@ def _require_profiled_alike(config: TrainPivotConfig, header: dict[str, Any], po
 def _verifier(config: TrainPivotConfig, header: dict[str, Any]) -> TurnVerifier:
     """The profile's verifier, or the named one if it is the strict baseline or a stale profile is allowed."""
     verifier = resolve_verifier(config.verifier or str(header["verifier_source"]))
-    if verifier.name != header["verifier"] and config.verifier != "strict" and not config.allow_stale:
+    name = rule_name(verifier, config.train.cut_turns)
+    if name != header["verifier"] and config.verifier != "strict" and not config.allow_stale:
         raise InputError(
-            f"were profiled with verifier {header['verifier']!r}, and training would use {verifier.name!r}",
+            f"were profiled with verifier {header['verifier']!r}, and training would use {name!r}",
             path=config.pivots,
-            hint="profile again with this verifier, or pass --allow-stale",
+            hint="profile again with this verifier and cut_turns, or pass --allow-stale",
         )
     return verifier
 
@@ -216,7 +217,10 @@ def _checks(config: TrainPivotConfig, policy: Policy, verifier: TurnVerifier, tr
                 prompted, policy.engine, policy.renderer, config.train.sampling, settings.samples, seed=1
             )
             cost = sum((tree.cost for tree in trees), cost)
-            rewards = [score_local(tree, state, verifier) for tree, state in zip(trees, states, strict=True)]
+            rewards = [
+                score_local(tree, state, verifier, cut_turns=config.train.cut_turns)
+                for tree, state in zip(trees, states, strict=True)
+            ]
             figures["held_out_acceptance"], acceptance = _acceptance(kinds, rewards)
         if environments:
             played = EvaluateConfig(max_turns=settings.max_turns)

@@ -17,9 +17,9 @@ from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Rewards
 from turntree.core.outcome import GroupOutcome, group_outcome
-from turntree.core.protocols import Engine, Estimator, Renderer, TurnVerifier
-from turntree.core.tree import RolloutTree
-from turntree.rollouts.local import Prompted, sample_local, score_local
+from turntree.core.protocols import Engine, Estimator, Renderer, TurnState, TurnVerifier
+from turntree.core.tree import RolloutTree, StopReason
+from turntree.rollouts.local import CutTurns, Prompted, sample_local, score_local
 from turntree.training.checkpoints import Checkpoints
 from turntree.training.curriculum import Curriculum, CurriculumConfig, PivotRecord
 from turntree.training.drift import DriftConfig, DriftMonitor
@@ -32,7 +32,7 @@ from turntree.training.optimizer import Optimizer, OptimizerConfig
 @dataclass(frozen=True, kw_only=True)
 class PivotConfig:
     """`states` is the paper's B, `group_size` its G, `steps` its K_train. `check_every` steps the caller's held-out
-    checks run (0: only before the first and after the last step)."""
+    checks run (0: only before the first and after the last step). `cut_turns` as the profile's."""
 
     steps: int = 40
     states: int = 32
@@ -47,6 +47,7 @@ class PivotConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     drift: DriftConfig = field(default_factory=DriftConfig)
+    cut_turns: CutTurns = "fail"
 
     def __post_init__(self) -> None:
         if min(self.steps, self.states, self.updates, self.max_tokens) < 1 or self.group_size < 2:
@@ -222,9 +223,12 @@ class _Run:
         )
         self.cost = sum((tree.cost for tree in trees), self.cost)
         return [
-            _Group(index, pivot, tree, score_local(tree, pivot.prompted.state, self.verifier))
+            _Group(index, pivot, tree, self._score(tree, pivot.prompted.state))
             for index, pivot, tree in zip(indices, batch, trees, strict=True)
         ]
+
+    def _score(self, tree: RolloutTree, state: TurnState) -> Rewards:
+        return score_local(tree, state, self.verifier, cut_turns=self.config.cut_turns)
 
     def update(self, groups: Sequence[_Group]) -> dict[str, Any]:
         """`config.updates` optimizer steps on the groups; metrics of the last. None where every rollout is censored."""
@@ -275,17 +279,19 @@ def _reward_metrics(groups: Sequence[_Group]) -> dict[str, Any]:
     groups that were drawn: those that remain after a replacement were chosen by their rewards."""
     by_role: dict[str, list[float]] = defaultdict(list)
     by_kind: dict[str, list[float]] = defaultdict(list)
-    censored = 0
+    censored = cut = 0
     for group in groups:
         scored = list(group.rewards.scored().values())
         by_role[group.pivot.role] += scored
         by_kind[group.pivot.kind] += scored
         censored += len(group.rewards.verdicts) - len(scored)
+        cut += sum(group.tree.stop_reason(leaf) is StopReason.MAX_TOKENS for leaf in group.rewards.verdicts)
     everything = [reward for scored in by_role.values() for reward in scored]
     return {
         "reward_mean": _mean_or_none(everything),
         "mixed_groups": _mixed_share(groups),
         "censored": censored,
+        "cut_turns": cut,
         "reward_by_role": {role: _mean_or_none(scored) for role, scored in sorted(by_role.items())},
         "reward_by_kind": {kind: _mean_or_none(scored) for kind, scored in sorted(by_kind.items())},
     }

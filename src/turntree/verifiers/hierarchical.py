@@ -35,6 +35,7 @@ class HierarchicalConfig:
     `score`: "equal" is 1 for an answer that is equal by its type, else 0; "overlap" is F1 for spans and lists, and the
     same as "equal" for the other types. `bonus_for`: "correct" answers (the paper), or those with "any_overlap" (the
     released code, F1 > 0). `boxed`: whether the answer must stand in a `\\boxed{}` inside its tags, or may.
+    `cut_turns`: an answer that the token limit cut is none ("fail"), whatever it begins with, or is read ("judge").
     """
 
     score: Literal["equal", "overlap"] = "equal"
@@ -43,6 +44,7 @@ class HierarchicalConfig:
     bonus_tools: tuple[str, ...] = ("search", "python")
     bonus_for: Literal["correct", "any_overlap"] = "correct"
     boxed: Literal["optional", "required"] = "optional"
+    cut_turns: Literal["fail", "judge"] = "fail"
 
     def __post_init__(self) -> None:
         if self.format_penalty > 0 or self.tool_bonus < 0:
@@ -89,6 +91,8 @@ class HierarchicalReward:
         the right `answers`, each right by itself, and all `calls` of the episode."""
         config = self.config
         try:
+            if message is not None and message.cut and config.cut_turns == "fail":
+                raise NoAnswer("cut by the token limit")
             answer = extract_answer(message, boxed=config.boxed == "required")
         except NoAnswer as why:
             return Judgement(reward=config.format_penalty, reason=str(why))

@@ -1,0 +1,140 @@
+"""A turn that the token limit cut is worth nothing wherever turns are judged, and every record says so."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from tiny_models import tiny_tokenizer
+from turntree.core.completion import Sampling
+from turntree.core.messages import Message, ToolCall
+from turntree.core.protocols import Observation, TurnState
+from turntree.core.tree import RolloutTree, StopReason
+from turntree.core.verdict import Verdict
+from turntree.engines.scripted import ScriptedEngine
+from turntree.profiling.profile import Draft, Judge, ProfileConfig, profile_wave
+from turntree.profiling.rows import judgements_of, samples_of
+from turntree.profiling.samples import Sampler, together
+from turntree.profiling.settle import Prior
+from turntree.renderers.template import ChatRenderer
+from turntree.rollouts.episodes import EpisodeConfig, grow
+from turntree.rollouts.local import render, rule_name, sample_local, score_local
+from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
+from turntree.verifiers.strict import StrictMatch
+from turntree.verifiers.tool_call import ToolCallMatch
+
+TOKENIZER = tiny_tokenizer()
+RENDERER = ChatRenderer(TOKENIZER)
+CALL = Message("assistant", "", (ToolCall("look", {"at": "shelf"}),))
+WHOLE = RENDERER.completion(CALL)
+ENDLESS = (*WHOLE[:-1], *TOKENIZER(" blah blah" * 50, add_special_tokens=False)["input_ids"])
+STATE = TurnState("t", 0, (Message("user", "look at the shelf"),), CALL)
+SAMPLING = Sampling(max_tokens=len(ENDLESS))
+
+
+def engine() -> ScriptedEngine:
+    """Makes the right call, and goes on without end in every second sample."""
+    return ScriptedEngine(
+        lambda prompt, seed: ENDLESS if seed % 2 else WHOLE, RENDERER.stop_ids, vocab_size=len(TOKENIZER)
+    )
+
+
+def leaves(tree: RolloutTree, *, cut: bool) -> list[int]:
+    return [leaf for leaf in tree.leaves() if (tree.stop_reason(leaf) is StopReason.MAX_TOKENS) is cut]
+
+
+def test_the_right_call_with_endless_text_behind_it_is_a_failure_and_no_gap() -> None:
+    (tree,) = sample_local([render(STATE, RENDERER)], engine(), RENDERER, SAMPLING, 8, seed=0)
+    cut, whole = leaves(tree, cut=True), leaves(tree, cut=False)
+    assert cut and whole
+    assert all(tree[leaf].message.tool_calls == CALL.tool_calls for leaf in cut + whole)  # the same call in both
+    rewards = score_local(tree, STATE, ToolCallMatch())
+    assert {rewards.of(leaf) for leaf in whole} == {1.0}
+    assert {rewards.verdicts[leaf] for leaf in cut} == {Verdict(0.0, "cut by the token limit", "look")}
+    judged = score_local(tree, STATE, ToolCallMatch(), cut_turns="judge")
+    assert {judged.of(leaf) for leaf in tree.leaves()} == {1.0}
+
+
+def test_a_verifier_that_is_asked_about_a_cut_turn_sees_that_it_was_cut() -> None:
+    class Whole:
+        name = "whole/1"
+
+        def judge(self, state: TurnState, action: Message) -> Verdict:
+            return Verdict(0.25 if action.cut else 1.0, "")
+
+    (tree,) = sample_local([render(STATE, RENDERER)], engine(), RENDERER, SAMPLING, 8, seed=0)
+    judged = score_local(tree, STATE, Whole(), cut_turns="judge")
+    assert {judged.of(leaf) for leaf in leaves(tree, cut=True)} == {0.25}
+    again = RolloutTree.from_json(json.loads(json.dumps(tree.to_json())))
+    assert [node.message for node in again] == [node.message for node in tree]
+
+
+def profiled(cut_turns: str) -> dict:
+    config = ProfileConfig(rollouts=16, sampling=SAMPLING, cut_turns=cut_turns)
+    judge = Judge(ToolCallMatch(), StrictMatch(), cut_turns=cut_turns)
+    sampler = Sampler(together(engine()), RENDERER, SAMPLING, 0)
+    (found,) = profile_wave([render(STATE, RENDERER)], sampler, judge, config, Prior(16))
+    return json.loads(json.dumps(found.to_json()))
+
+
+@pytest.mark.parametrize("before", ["fail", "judge"])
+@pytest.mark.parametrize("after", ["fail", "judge"])
+def test_a_stored_profile_judged_anew_is_the_profile_that_would_have_been_made(before: str, after: str) -> None:
+    row = profiled(before)
+    assert 0 < row["truncated"] < 16
+    assert row["reward_mean"] == (1.0 if before == "judge" else 1 - row["truncated"] / 16)
+    draft = Draft(STATE, Judge(ToolCallMatch(), StrictMatch(), cut_turns=after))
+    draft.add(samples_of(row))
+    expected = profiled(after)
+    found = json.loads(json.dumps(draft.finish(16).to_json()))
+    assert {key: found[key] for key in found if key != "cost"} == {k: expected[k] for k in expected if k != "cost"}
+
+
+def test_what_older_profiles_say_of_cut_turns_is_not_taken_over() -> None:
+    """They hold the verdict on the text, under the name that the rule still has."""
+    row = profiled("judge")
+    assert [judgement.reward for judgement in judgements_of(row).values()] == [1.0]
+    assert len(row["actions"]) == 2
+
+
+def test_rewards_by_another_rule_for_cut_turns_have_another_name() -> None:
+    assert rule_name(ToolCallMatch(), "fail") == ToolCallMatch().name != rule_name(ToolCallMatch(), "judge")
+
+
+class Once:
+    """An environment of one turn that keeps what it was told."""
+
+    tools = ()
+    told: list[Message]
+
+    def __init__(self) -> None:
+        self.task_id, self.told = "once", []
+
+    def reset(self) -> tuple[Message, ...]:
+        return (Message("user", "go"),)
+
+    def step(self, action: Message) -> Observation:
+        self.told.append(action)
+        return Observation((Message("user", "done"),), done=True, success=True)
+
+    def fork(self) -> "Once":
+        twin = Once()
+        twin.told = self.told
+        return twin
+
+
+def in_waves(task: Once) -> None:
+    grow([task], engine(), RENDERER, EpisodeConfig(sampling=SAMPLING), group_size=8, seed=0)
+
+
+def in_flight(task: Once) -> None:
+    config = SchedulerConfig(episodes=EpisodeConfig(sampling=SAMPLING), group_size=8)
+    list(Scheduler(engine(), RENDERER, config).run([task], seed=0))
+
+
+@pytest.mark.parametrize("play", [in_waves, in_flight])
+def test_an_environment_is_told_which_turns_were_cut(play: Callable[[Once], None]) -> None:
+    task = Once()
+    play(task)
+    assert {action.cut for action in task.told} == {True, False}
+    assert all(action.cut == ("blah" in action.content) for action in task.told)
