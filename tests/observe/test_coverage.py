@@ -58,7 +58,8 @@ def test_a_difference_of_these_policies_is_covered_and_tested_over_tasks(task_sd
     told = paired_outcomes([dict(zip(tasks, row, strict=True)) for row in samples[0]], [dict.fromkeys(tasks, 0.0)] * 4)[
         "held_out_difference"
     ]
-    assert (told["low"], told["p_value"]) == pytest.approx((found[0].low, sign_flip(samples[0].mean(0))))
+    assert told["low"] == pytest.approx(found[0].low)
+    assert told["p_value"] == pytest.approx(sign_flip(samples[0].mean(0)), abs=0.03)
 
 
 @TASK_SD
@@ -130,7 +131,7 @@ def test_a_ratio_of_costs_is_covered_by_three_seeds(task_sd):
 
 def test_the_detectable_effect_is_detected_in_four_of_five_samples():
     for found in (lambda sample: t_interval(sample.mean(0)), crossed_interval):
-        sample = differences(4, 100, 0.4, 0.1 if found is crossed_interval else 0.0)
+        sample = differences(4, 100, 0.4, 0.1 if found is crossed_interval else 0.0)[:500]
         effect = np.mean([found(one).detectable for one in sample])
         shifted = [found(one + effect) for one in sample]
         assert 0.72 <= share([one.low > 0 for one in shifted]) <= 0.88
