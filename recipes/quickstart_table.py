@@ -24,10 +24,10 @@ def outcomes(folders: dict[str, Path], arm: str, key: str) -> list[Outcomes]:
     return [{row["task"]: mean(row["rewards"]) for row in rows if row["rewards"]} for rows in found]
 
 
-def interval(found: dict[str, Any]) -> str:
+def interval(found: dict[str, Any], form: str = "{:+.1f}") -> str:
     """In points, for other seeds and other games; one seed has no interval."""
-    edges = "" if found["low"] is None else f" [{100 * found['low']:+.1f}, {100 * found['high']:+.1f}]"
-    return f"{100 * found['mean']:+.1f}{edges}"
+    told = [None if found[key] is None else form.format(100 * found[key]) for key in ("mean", "low", "high")]
+    return f"{told[0]}" if told[1] is None else f"{told[0]} [{told[1]}, {told[2]}]"
 
 
 def success_rows(runs: dict[str, Any], folders: dict[str, Path]) -> list[str]:
@@ -42,8 +42,8 @@ def success_rows(runs: dict[str, Any], folders: dict[str, Path]) -> list[str]:
     averages = []
     for arm in ARMS:
         matrices = [task_matrix(outcomes(folders, arm, key))[0][0] for key in ("sampled", "greedy")]
-        averages.append("{} ({})".format(*(interval(over_seeds_and_tasks(each)) for each in matrices)))
-    return [*rows, "| all seeds | " + " | ".join(averages).replace("+", "") + " |"]
+        averages.append("{} ({})".format(*(interval(over_seeds_and_tasks(each), "{:.1f}%") for each in matrices)))
+    return [*rows, "| all seeds | " + " | ".join(averages) + " |"]
 
 
 def difference_rows(runs: dict[str, Any], folders: dict[str, Path]) -> list[str]:
