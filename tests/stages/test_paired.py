@@ -6,7 +6,7 @@ import pytest
 
 from turntree.core.errors import InputError
 from turntree.stages.experiment_branching import area, at
-from turntree.stages.paired import held_out_checks, paired_outcomes, write_experiment
+from turntree.stages.paired import held_out_checks, held_out_outcomes, paired_outcomes, write_experiment
 
 
 def test_seeds_that_repeat_each_other_add_no_tasks():
@@ -41,6 +41,8 @@ def test_outcomes_by_task_lie_beside_the_summary(tmp_path):
     rows = [{"iteration": 0, "task": "a", "rewards": [0.0, 1.0]}, {"iteration": 0, "task": "b", "rewards": []}]
     (run / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert held_out_checks(run) == {0: {"a": 0.5}}
+    with pytest.raises(InputError, match="no outcomes by task"):
+        held_out_outcomes(tmp_path / "seed4" / "none")
     write_experiment(tmp_path, {}, [3], ["none"])
     (kept,) = [json.loads(line) for line in (tmp_path / "outcomes.jsonl").read_text().splitlines()]
     assert kept == {"arm": "none", "seed": 3, "check": 0, "success": {"a": 0.5}}
