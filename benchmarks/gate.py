@@ -12,7 +12,7 @@ they are compared with is stated per basis:
 
 Seconds are CPU seconds of this process on one thread, so that other work on the machine does not disturb the ratio.
 `share_of_rollout` is the largest share over all sizes, turns and both bases, of the gate as it is by default; `early`
-is the gate with bounds, which computes distances at every turn, in the worst case that no turn settles it.
+is the gate with bounds, which computes distances at every turn, timed as if no turn settled it.
 `in_scheduler` is what the gate took of whole household episodes (groups of 8, 16 turns, K = 10), as the scheduler
 counts it, on cold caches.
 """
@@ -139,7 +139,7 @@ def plain_gate(turn: int) -> Gate:
 
 
 def early_gate(turn: int) -> Gate:
-    """Asked in vain at every turn before K: the threshold lies between the bounds until the end."""
+    """Asked at every turn up to K, whatever it said before: the work of a gate that no turn settles."""
     return PrefixDivergenceGate(turn=turn, threshold=1.0, bounds=edit_distance_bounds)
 
 

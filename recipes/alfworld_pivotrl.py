@@ -20,13 +20,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from turntree.core.completion import Sampling
 from turntree.observe.files import read_json, read_table
-from turntree.observe.statistics import paired_bootstrap, wilson
+from turntree.observe.statistics import clustered_wilson
 from turntree.profiling import profile as profiling
 from turntree.profiling.profile import ProfileConfig
 from turntree.profiling.select import SelectConfig
 from turntree.stages import evaluate, household_traces, profile, select, sft, train_pivot
 from turntree.stages.evaluate import EvaluateConfig
 from turntree.stages.household_traces import HouseholdTracesConfig
+from turntree.stages.paired import paired_outcomes, task_matrix
 from turntree.stages.profile import ProfileStageConfig
 from turntree.stages.sft import SFTStageConfig
 from turntree.stages.tasks import GamesConfig
@@ -142,13 +143,14 @@ def play(options: argparse.Namespace, arm: str, seed: int) -> None:
         evaluate.evaluate(replace(PLAY, model=model, games=source, skills_per_kind=skills, seed=seed), path)
 
 
-def shares(evaluation: dict, key: str) -> list[float]:
-    """Success of every game, as the mean over its episodes."""
-    return [sum(row["rewards"]) / len(row["rewards"]) for row in evaluation[key]["outcomes"]]
+def shares(evaluation: dict, key: str) -> dict[str, float]:
+    """Success of every game, as the mean over its episodes; games without an episode are left out."""
+    rows = evaluation[key]["outcomes"]
+    return {row["task"]: sum(row["rewards"]) / len(row["rewards"]) for row in rows if row["rewards"]}
 
 
 def table(options: argparse.Namespace) -> None:
-    """Per arm and set: success over all seeds, and the difference to base and to SFT, paired over (seed, game)."""
+    """Per arm and set: success over all seeds with its interval over games, and the differences to base and to SFT."""
     for name in options.sets:
         loaded = {
             arm: [read_json(options.out / f"seed{s}" / "evaluation" / f"{arm}-{name}.json") for s in options.seeds]
@@ -159,14 +161,13 @@ def table(options: argparse.Namespace) -> None:
         print("| policy | sampled | greedy | minus base | minus SFT | impossible |" + (" retention |" if first else ""))
         print("|---|---|---|---|---|---|" + ("---|" if first else ""))
         for arm, runs in loaded.items():
-            sampled = [x for run in runs for x in shares(run, "sampled")]
-            greedy = [x for run in runs for x in shares(run, "greedy")]
-            episodes = sum(run["sampled"]["episodes"] for run in runs)
-            low, high = wilson(round(sum(sampled) / len(sampled) * episodes), episodes)
+            sampled, greedy = (task_matrix([shares(run, key) for run in runs])[0][0] for key in ("sampled", "greedy"))
+            episodes = [len(runs) * PLAY.samples] * sampled.shape[1]
+            low, high = clustered_wilson((sampled.sum(0) * PLAY.samples).tolist(), episodes)
             cells = [
-                f"{sum(sampled) / len(sampled):.1%} [{low:.1%}, {high:.1%}]",
-                f"{sum(greedy) / len(greedy):.1%}",
-                *(difference(runs, loaded.get(other), arm, other) for other in ("base", "sft")),
+                f"{sampled.mean():.1%} [{low:.1%}, {high:.1%}]",
+                f"{greedy.mean():.1%}",
+                *(difference(runs, loaded.get(other)) if arm != other else "" for other in ("base", "sft")),
                 f"{sum(run['sampled']['invalid_share'] for run in runs) / len(runs):.1%}",
             ]
             if first:
@@ -177,16 +178,17 @@ def table(options: argparse.Namespace) -> None:
         print(f"\nseed {seed}: {header['summary']['classes']}, miss rate {header['summary']['miss_rate']:.1%}")
 
 
-def difference(runs: list[dict], others: list[dict] | None, arm: str, other: str) -> str:
-    """In points, with a bootstrap interval over games (each game's outcomes averaged over seeds)."""
-    if others is None or arm == other:
+def difference(runs: list[dict], others: list[dict] | None) -> str:
+    """In points: [for these policies on other games], and (for other seeds and other games)."""
+    if others is None:
         return ""
-    games = [
-        [sum(column) / len(column) for column in zip(*(shares(run, "sampled") for run in group), strict=True)]
-        for group in (runs, others)
-    ]
-    mean, low, high = paired_bootstrap(*games, seed=0)
-    return f"{mean * 100:+.1f} [{low * 100:+.1f}, {high * 100:+.1f}]"
+    found = paired_outcomes([shares(run, "sampled") for run in runs], [shares(run, "sampled") for run in others])
+    row, training = (
+        {k: 100 * v for k, v in found[name].items() if k in ("mean", "low", "high") and v is not None}
+        for name in ("held_out_difference", "by_seed")
+    )
+    told = f"{row['mean']:+.1f} [{row['low']:+.1f}, {row['high']:+.1f}]"
+    return told + (f" ({training['low']:+.1f}, {training['high']:+.1f})" if "low" in training else "")
 
 
 def main() -> None:

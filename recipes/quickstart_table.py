@@ -1,4 +1,5 @@
-"""Several quickstart runs as the tables of docs/results/quickstart.md.
+"""Several quickstart runs as the tables of docs/results/quickstart.md. A row of one seed has intervals over games; the
+row of all seeds has intervals for other seeds and other games.
 
 for seed in 0 1 2 3 4; do turntree quickstart --seed $seed --out runs/seeds/$seed; done
 python recipes/quickstart_table.py runs/seeds/*
@@ -12,11 +13,24 @@ from statistics import mean
 from typing import Any
 
 from turntree.observe.files import read_json
+from turntree.stages.paired import Outcomes, over_seeds_and_tasks, paired_outcomes, task_matrix
 
 ARMS = {"base": "base", "sft": "SFT", "random": "random pivots", "pivotrl": "PivotRL"}
 
 
-def success_rows(runs: dict[str, Any]) -> list[str]:
+def outcomes(folders: dict[str, Path], arm: str, key: str) -> list[Outcomes]:
+    """Success by game in every seed; every seed plays the same games."""
+    found = [read_json(folder / "evaluation" / f"{arm}.json")[key]["outcomes"] for folder in folders.values()]
+    return [{row["task"]: mean(row["rewards"]) for row in rows if row["rewards"]} for rows in found]
+
+
+def interval(found: dict[str, Any], form: str = "{:+.1f}") -> str:
+    """In points, for other seeds and other games; one seed has no interval."""
+    told = [None if found[key] is None else form.format(100 * found[key]) for key in ("mean", "low", "high")]
+    return f"{told[0]}" if told[1] is None else f"{told[0]} [{told[1]}, {told[2]}]"
+
+
+def success_rows(runs: dict[str, Any], folders: dict[str, Path]) -> list[str]:
     rows = ["| seed | " + " | ".join(f"{name} (greedy)" for name in ARMS.values()) + " |", "|---" * 5 + "|"]
     for seed, run in runs.items():
         cells = [
@@ -25,15 +39,14 @@ def success_rows(runs: dict[str, Any]) -> list[str]:
             for arm in ARMS
         ]
         rows.append(f"| {seed} | " + " | ".join(cells) + " |")
-    averages = [
-        f"{mean(run['arms'][arm]['success'] for run in runs.values()):.1%} "
-        f"({mean(run['arms'][arm]['greedy_success'] for run in runs.values()):.1%})"
-        for arm in ARMS
-    ]
-    return [*rows, "| mean | " + " | ".join(averages) + " |"]
+    averages = []
+    for arm in ARMS:
+        matrices = [task_matrix(outcomes(folders, arm, key))[0][0] for key in ("sampled", "greedy")]
+        averages.append("{} ({})".format(*(interval(over_seeds_and_tasks(each), "{:.1f}%") for each in matrices)))
+    return [*rows, "| all seeds | " + " | ".join(averages) + " |"]
 
 
-def difference_rows(runs: dict[str, Any]) -> list[str]:
+def difference_rows(runs: dict[str, Any], folders: dict[str, Path]) -> list[str]:
     names = list(next(iter(runs.values()))["differences"])
     rows = ["| seed | " + " | ".join(f"{name} | greedy" for name in names) + " |", "|---" * (2 * len(names) + 1) + "|"]
     for seed, run in runs.items():
@@ -43,7 +56,13 @@ def difference_rows(runs: dict[str, Any]) -> list[str]:
                 row = {key: 100 * run["differences"][name][prefix + key] for key in ("mean", "low", "high")}
                 cells.append(f"{row['mean']:+.1f} [{row['low']:+.1f}, {row['high']:+.1f}]")
         rows.append(f"| {seed} | " + " | ".join(cells) + " |")
-    return rows
+    pairs = [name.split("-") for name in names]
+    cells = [
+        interval(paired_outcomes(*(outcomes(folders, arm, key) for arm in pair))["by_seed"])
+        for pair in pairs
+        for key in ("sampled", "greedy")
+    ]
+    return [*rows, "| all seeds | " + " | ".join(cells) + " |"]
 
 
 def cost_rows(runs: dict[str, Any]) -> list[str]:
@@ -56,8 +75,9 @@ def cost_rows(runs: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    runs = {Path(folder).name: read_json(Path(folder) / "summary.json") for folder in sys.argv[1:]}
-    for table in (success_rows(runs), difference_rows(runs), cost_rows(runs)):
+    folders = {Path(folder).name: Path(folder) for folder in sys.argv[1:]}
+    runs = {name: read_json(folder / "summary.json") for name, folder in folders.items()}
+    for table in (success_rows(runs, folders), difference_rows(runs, folders), cost_rows(runs)):
         print("\n".join(table), end="\n\n")
 
 

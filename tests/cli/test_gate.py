@@ -80,6 +80,13 @@ def test_calibrating_the_published_buffer_is_refused_with_the_reason_and_still_w
     assert "No operating point is recommended" in page.read_text(encoding="utf-8")
 
 
+def test_a_feature_table_is_calibrated_at_the_turns_that_were_asked_for(capsys, features):
+    _, out, _ = run(capsys, "calibrate", features, "--turns", "15", "--resamples", "2", "--json", "-")
+    result = json.loads(out)
+    assert result["turns"] == [15] and set(result["sweeps"]) == {"15"}
+    assert {row["turn"] for row in result["choices"]} == {15, None}
+
+
 def test_a_log_of_rollouts_is_calibrated_like_a_table(capsys, log, tmp_path):
     page = tmp_path / "gate.html"
     options = ("--turns", "2,4", "--resamples", "20", "--out", str(page))
@@ -106,6 +113,7 @@ def test_a_log_is_swept_at_any_turn(capsys, log):
         (("sweep", "{features}", "--thresholds", "a,b"), "field '--thresholds': 'a,b' is no list of numbers"),
         (("sweep", "{features}", "--signal", "x"), "does not have the signal 'x'"),
         (("calibrate", "{features}", "--floor", "2"), "floor must be between 0 and 1"),
+        (("calibrate", "{features}", "--turns", "10,12"), "has no signals at turn 12; use one of 10, 15, 20"),
         (("calibrate", "{features}", "--turns", "0"), "field '--turns': 0 is no turn"),
         (("calibrate", "{log}", "--format", "csv"), "field '--format': 'csv' is no format"),
     ],

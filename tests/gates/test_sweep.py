@@ -93,3 +93,12 @@ def test_masks_and_points_say_what_they_mean(published):
     assert str(Point(turn=3, threshold=0.1)) == "prefix_edit_distance_mean < 0.1 at turn 3"
     assert str(Point(turn=3, threshold=0.0, termination=0.9)) == "termination_fraction >= 0.9 at turn 3"
     assert measure(published, cut_mask(published, point), 10)["cut"] == 23
+
+
+def test_a_signal_that_rises_with_convergence_cuts_from_its_threshold_on(published):
+    """Six groups had ended in nine of ten rollouts at turn 10, all of them without variance: the OR rule's second
+    clause, counted by hand above."""
+    (row,) = sweep(published, [0.9], turn=10, signal="termination_fraction")
+    assert (row["cut"], row["tp"], row["fp"]) == (6, 6, 0)
+    with pytest.raises(InputError, match="already the second clause"):
+        sweep(published, [0.9], turn=10, signal="termination_fraction", termination=0.9)

@@ -1,11 +1,11 @@
 """Adaptive K: what stops early would have ended the same way, certainly or as often as it says."""
 
-import itertools
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import betabinom
 
 from turntree.core.errors import ConfigError
 from turntree.profiling.classes import Class, class_of
@@ -58,27 +58,23 @@ def test_fractional_rewards_can_be_certain_and_are_not_forecast():
     assert rule.settled([0.5, 0.25] + [0.0] * 8).kind is Class.PIVOT
 
 
-@pytest.mark.parametrize("counts", [(4, 0), (0, 4), (3, 1), (1, 1), (2, 4)])
-def test_the_forecast_is_the_sum_over_all_endings(counts):
-    """Enumerated over the 2^left endings, with the posterior written out."""
-    rollouts, (successes, failures) = 8, counts
-    rows = (row(8, 0), row(8, 0), row(3, 5), row(0, 8))
-    rule = settler(rollouts, rows, confidence=0.51)
-    prior = Prior(rollouts)
-    prior.learn(rows)
-    weights = prior.weights()
-    from turntree.profiling.settle import _grid
+@pytest.mark.parametrize(("successes", "failures"), [(4, 0), (3, 1), (1, 1), (2, 3)])
+def test_without_candidates_the_forecast_is_that_of_jeffreys_prior(successes, failures):
+    """Eight rollouts: the successes to come are beta-binomial, and from five on the mean is above lambda = 0.6."""
+    left = 8 - successes - failures
+    to_come = betabinom(left, successes + 0.5, failures + 0.5)
+    above = to_come.sf(4 - successes)  # more than four in all
+    forecast = settler(8, confidence=0.51).settled([1.0] * successes + [0.0] * failures)
+    assert forecast is not None
+    assert forecast.kind is (Class.EASY if above > 0.5 else Class.PIVOT)
+    assert forecast.probability == pytest.approx(max(above, 1 - above), abs=0.015)
 
-    points, found = _grid(), dict.fromkeys(Class, 0.0)
-    evidence = sum(w * p**successes * (1 - p) ** failures for w, p in zip(weights, points, strict=True))
-    for ending in itertools.product([0.0, 1.0], repeat=rollouts - successes - failures):
-        wins, losses = successes + sum(ending), failures + len(ending) - sum(ending)
-        joint = sum(w * p**wins * (1 - p) ** losses for w, p in zip(weights, points, strict=True))
-        kind = way_of([1.0] * int(wins) + [0.0] * int(losses), AdaptiveConfig())
-        found[kind] += joint / evidence
-    forecast = rule._forecast(successes, failures, rollouts - successes - failures)
-    assert forecast.probability == pytest.approx(max(found.values()), abs=1e-9)
-    assert found[forecast.kind] == max(found.values())
+
+def test_only_failures_leave_a_pivot_or_all_fail():
+    """None of four, Jeffreys' prior: that the other four fail too has the chance B(1/2, 8.5) / B(1/2, 4.5) = 0.72."""
+    forecast = settler(8, confidence=0.51).settled([0.0] * 4)
+    assert forecast is not None and forecast.kind is Class.FAIL
+    assert forecast.probability == pytest.approx(betabinom(4, 0.5, 4.5).pmf(0), abs=0.015)
 
 
 def test_the_prior_depends_on_the_counts_alone():

@@ -1,11 +1,13 @@
 """The comparison that the quickstart prints: paired over games, billed to the arm that spent it."""
 
+from dataclasses import replace
+
 import pytest
 
 from turntree.core.errors import ConfigError
 from turntree.observe.files import write_json
 from turntree.stages.quickstart import QuickstartConfig, _bill, _difference, table
-from turntree.stages.tasks import GamesConfig
+from turntree.stages.tasks import SPLIT_SIZE, games
 
 
 def evaluation(rewards):
@@ -47,11 +49,16 @@ def test_the_table_says_when_zero_is_inside():
         "wall_seconds": 1.0,
         "report": "r.html",
     }
-    text = "\n".join(table(summary))
-    assert "above zero" in text and "zero is inside" in text
+    told = {line.split()[0]: line for line in table(summary) if line.startswith("pivotrl-")}
+    assert told["pivotrl-base"].endswith("above zero") and told["pivotrl-sft"].endswith("zero is inside")
 
 
 def test_no_seed_trains_on_games_that_it_is_tested_on():
+    """The first and the last games that the largest seed can train on, against those that every seed is tested on."""
+    played = QuickstartConfig().traces.games
+    last = replace(played, offset=SPLIT_SIZE - 20, count=20)
+    tested = {game.id for game, _ in games(replace(QuickstartConfig().evaluate.games, count=20))}
+    for trained in (replace(played, count=20), last):
+        assert tested.isdisjoint(game.id for game, _ in games(trained))
     with pytest.raises(ConfigError, match="leave the split"):
-        GamesConfig(split="train", offset=2_000_000, count=1)
-    assert QuickstartConfig().evaluate.games.split == "test"
+        replace(last, count=21)

@@ -37,7 +37,12 @@ def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @gate.command(short_help="Table 1 of the paper, for thresholds of your choice.")
 @click.option("--turn", default=10, show_default=True, help="K, the turn at which the gate looks.")
-@click.option("--thresholds", default=".05,.08,.10,.12,.14,.18", show_default=True, help="Cut below these.")
+@click.option(
+    "--thresholds",
+    default=".05,.08,.10,.12,.14,.18",
+    show_default=True,
+    help="Cut below these; from these on for termination_fraction.",
+)
 @click.option("--signal", default="prefix_edit_distance_mean", show_default=True, help="Any of the seven.")
 @click.option("--rule", type=click.Choice(["single", "or"]), default="single", show_default=True)
 @click.option("--termination", default=None, type=float, help="With --rule or: cut from this termination fraction on.")

@@ -18,7 +18,7 @@ from turntree.gates.table import GroupTable
 from turntree.observe.statistics import clopper_pearson_low, percentile_interval, resampled
 
 SHOWN_THRESHOLDS = (0.05, 0.08, 0.10, 0.12, 0.14, 0.18)  # those of the paper's Table 1
-BOUND = "Clopper-Pearson, one-sided"
+BOUND = "Clopper-Pearson, one-sided, for all signals, turns and thresholds together"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +47,11 @@ def calibrate(table: GroupTable, config: CalibrationConfig) -> Row:
 
     `choices` holds, for every turn (None: any of them), scope, criterion and set of signals, the chosen point or None
     with the reason. `recommended` is the choice over all turns and signals by the lower bound of precision among
-    actionable groups, provided that the same choice, made by nested cross-validation, keeps the floor out of sample;
-    else None, and `refused` says why.
+    actionable groups; else None, and `refused` says why. With probability `confidence` no point below the floor is
+    recommended: the bound holds for all turns, signals and thresholds together.
     """
     choices = _choices(table, config)
-    recommended, reason = _recommend(choices, config)
+    recommended, reason = _recommend(choices)
     zero = int(table.zero_variance_N.sum())
     return {
         "source": table.source,
@@ -88,7 +88,7 @@ def _choices(table: GroupTable, config: CalibrationConfig) -> list[Row]:
         signal_sets = {PAPER_SIGNAL: [PAPER_SIGNAL], **signal_sets}
     scopes: tuple[Scope, ...] = ("all", "actionable")
     criteria: tuple[Criterion, ...] = ("point", "lower_bound")
-    rules = {by: Rule.build(by, len(table.tasks), config.floor, config.confidence) for by in criteria}
+    by_point = Rule.by_point(len(table.tasks), config.floor, config.confidence)
     rows: list[Row] = []
     for turn in (*table.turns, None):
         for named, signals in signal_sets.items():
@@ -97,7 +97,8 @@ def _choices(table: GroupTable, config: CalibrationConfig) -> list[Row]:
                 grid = Grid.build(table, points, scope)
                 for by in criteria:
                     head = {"turn": turn, "signals": named, "scope": scope, "by": by, "points": len(grid.points)}
-                    rows.append({**head, **_choice(grid, rules[by], by, config)})
+                    rule = by_point if by == "point" else Rule.by_lower_bound(grid, config.floor, config.confidence)
+                    rows.append({**head, **_choice(grid, rule, by, config)})
     return rows
 
 
@@ -110,17 +111,18 @@ def _choice(grid: Grid, rule: Rule, by: Criterion, config: CalibrationConfig) ->
     if chosen is None:
         reason, nearest = _none(grid, rule, by, config)
         return {"choice": None, "reason": reason, "nearest": nearest, **validation}
-    described = _described(grid.table, grid.points[chosen], grid.cut_PN[chosen], config)
+    described = _described(grid.table, grid.points[chosen], grid.cut_PN[chosen], rule, config)
     return {"choice": described, "reason": None, "nearest": None, **validation}
 
 
-def _described(table: GroupTable, point: Point, cut_N: Mask, config: CalibrationConfig) -> Row:
-    """A point with what it measured; `same_up_to` is the largest threshold that cuts the same groups."""
+def _described(table: GroupTable, point: Point, cut_N: Mask, rule: Rule, config: CalibrationConfig) -> Row:
+    """A point with what it measured; `same_up_to` is the largest threshold that cuts the same groups. The lower bound
+    of a point chosen by it is that of its test, which pays for the choice."""
     everyone = cut_mask(table, point)
     return {
         **_named(point),
         "same_up_to": _same_up_to(table, point),
-        **measure(table, everyone, point.turn, confidence=config.confidence),
+        **measure(table, everyone, point.turn, confidence=rule.confidence),
         "intervals": _intervals(table, everyone, point.turn, config),
         "random": _random(table, int(cut_N.sum()), point.turn),
         "task_types": by_task_type(table, cut_N),
@@ -184,7 +186,7 @@ def _none(grid: Grid, rule: Rule, by: Criterion, config: CalibrationConfig) -> t
     if not grid.points:
         return "no point of the grid cuts a group", None
     cut, true, _ = grid.totals
-    lows = [clopper_pearson_low(int(t), int(c), config.confidence) for t, c in zip(true, cut, strict=True)]
+    lows = [clopper_pearson_low(int(t), int(c), rule.confidence) for t, c in zip(true, cut, strict=True)]
     best = int(np.argmax(true / cut + cut * 1e-9 if by == "point" else lows))
     point, counted = grid.points[best], f"{true[best]} true of {cut[best]} cuts"
     nearest = {
@@ -198,28 +200,23 @@ def _none(grid: Grid, rule: Rule, by: Criterion, config: CalibrationConfig) -> t
     none = f"none of {len(grid.points)} points has a"
     if by == "point":
         return f"{none} precision of {config.floor:g}: the best is {point}, with {counted}", nearest
-    needed = rule.fewest_cuts
+    families, needed = len(np.unique(grid.family_P)), rule.fewest_cuts
     fewest = f"{needed} cuts" if needed is not None else f"more than {len(grid.table.tasks)} cuts"
+    among = "" if families == 1 else f", for {families} pairs of signal and turn together"
+    allowed = "without a single false cut" if not rule.forgiven else f"with at most {rule.forgiven} false cuts"
     reason = (
-        f"{none} {config.confidence:.0%} lower bound of precision of {config.floor:g}: the highest is "
-        f"{lows[best]:.3f}, of {point} ({counted}); without a single false cut it takes {fewest}"
+        f"{none} {config.confidence:.0%} lower bound of precision of {config.floor:g}{among}: the highest is "
+        f"{lows[best]:.3f}, of {point} ({counted}); {allowed} it takes {fewest}"
     )
     return reason, nearest
 
 
-def _recommend(choices: Sequence[Row], config: CalibrationConfig) -> tuple[Row | None, str | None]:
-    """The choice over everything by the lower bound, if it survives its own cross-validation; else why not."""
+def _recommend(choices: Sequence[Row]) -> tuple[Row | None, str | None]:
+    """The choice over everything by the lower bound; else why there is none."""
     wanted = {"turn": None, "signals": "any", "scope": "actionable", "by": "lower_bound"}
     row = next(row for row in choices if all(row[key] == value for key, value in wanted.items()))
     if row["choice"] is None:
         return None, f"the data support no operating point among actionable groups: {row['reason']}"
-    outside = row["cross_validation"]
-    if outside["precision"] is None or outside["precision"] < config.floor:
-        found = "no cut" if outside["precision"] is None else f"a precision of {outside['precision']:.3f}"
-        return None, (
-            f"{row['choice']['rule']} reaches the floor of {config.floor:g} on these groups only: chosen on "
-            f"{config.folds - 1} of {config.folds} parts and applied to the rest, the same procedure has {found}"
-        )
     return row["choice"], None
 
 

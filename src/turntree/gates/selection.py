@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from turntree.gates.sweep import TERMINATION, Mask, Point, Row, cut_mask, nominal
+from turntree.gates.sweep import TERMINATION, Mask, Point, Row, cut_mask, nominal, single_point
 from turntree.gates.table import GroupTable
 from turntree.observe.statistics import clopper_pearson_low, successes_needed
 
@@ -22,14 +22,7 @@ THRESHOLDS = tuple(step / 100 for step in range(1, 101))
 
 def grid_points(signals: Sequence[str], turns: Sequence[int]) -> list[Point]:
     """Every signal at every turn and threshold 0.01, 0.02 ... 1; the termination fraction cuts from above."""
-    points: list[Point] = []
-    for turn in turns:
-        for signal in signals:
-            for value in THRESHOLDS:
-                high = signal == TERMINATION
-                point = Point(turn=turn, threshold=0.0, termination=value)
-                points.append(point if high else Point(turn=turn, threshold=value, signal=signal))
-    return points
+    return [single_point(signal, value, turn) for turn in turns for signal in signals for value in THRESHOLDS]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +57,13 @@ class Grid:
         )
 
     @cached_property
+    def family_P(self) -> NDArray[np.int64]:
+        """The number of each point's family: the thresholds of one signal at one turn, which cut more and more."""
+        names = [(p.turn, TERMINATION if p.termination is not None else p.signal) for p in self.points]
+        order = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        return np.array([order[name] for name in names], dtype=np.int64)
+
+    @cached_property
     def true_PN(self) -> Mask:
         return self.cut_PN & self.table.zero_variance_N
 
@@ -79,32 +79,68 @@ class Grid:
 
 @dataclass(frozen=True)
 class Rule:
-    """How a choice is made: among the points with at least `needed[cut]` true cuts, the largest safe saving.
+    """How a choice is made: among the points that qualify, the largest safe saving. Ties go to the first.
 
-    Ties go to the first, that is, to the lower threshold.
+    A point qualifies with at least `needed[cut]` true cuts. With a `family_P` it must also be reached by a
+    fixed-sequence test: the points of a family are tested from few cuts to many, from the first that forgives
+    `forgiven` false cuts, and the first failure ends the family. `confidence` is that of each test.
     """
 
-    floor: float
     needed: NDArray[np.int64]
+    confidence: float
+    forgiven: int = 0
+    family_P: NDArray[np.int64] | None = None
+    order_P: NDArray[np.int64] | None = None  # in which points are tested: family by family, from few cuts to many
 
     @classmethod
-    def build(cls, criterion: Criterion, groups: int, floor: float, confidence: float) -> Rule:
-        """`point`: precision at the floor, as the paper chooses. `lower_bound`: its exact lower bound at the floor."""
-        if criterion == "point":
-            return cls(floor, np.maximum(1, np.ceil(floor * np.arange(groups + 1) - 1e-9)).astype(np.int64))
-        return cls(floor, successes_needed(groups, floor, confidence))
+    def by_point(cls, groups: int, floor: float, confidence: float) -> Rule:
+        """Precision at the floor, as the paper chooses; its bounds hold for a point chosen beforehand."""
+        return cls(np.maximum(1, np.ceil(floor * np.arange(groups + 1) - 1e-9)).astype(np.int64), confidence)
+
+    @classmethod
+    def by_lower_bound(cls, grid: Grid, floor: float, confidence: float) -> Rule:
+        """The exact lower bound of precision at the floor, for all points of the grid together: the error is split
+        evenly over the families (Bonferroni), and within a family a fixed-sequence test has it to itself.
+
+        Whatever the signals are, the chance to choose a point whose precision is below the floor is at most
+        1 - `confidence`, for groups that are independent. Where the test of a family begins depends on the signals
+        alone: at the first point that forgives a false cut for every 150 groups, so that one early mistake does not end
+        the test of a large buffer.
+        """
+        groups = len(grid.table.tasks)
+        each = 1 - (1 - confidence) / max(1, len(np.unique(grid.family_P)))
+        order = np.lexsort((grid.totals[0], grid.family_P))
+        return cls(successes_needed(groups, floor, each), each, groups // 150, grid.family_P, order)
 
     def choose(self, cut_P: NDArray[np.int64], true_P: NDArray[np.int64], safe_P: NDArray[np.float64]) -> int | None:
-        fit = np.flatnonzero((true_P > 0) & (true_P >= self.needed[cut_P]))
+        passed = true_P >= self.needed[cut_P]
+        fit = np.flatnonzero((true_P > 0) & (passed if self.family_P is None else self._reached(cut_P, passed)))
         if not len(fit):
             return None
         best = safe_P[fit].max()
         return int(fit[np.argmax(safe_P[fit] >= best * (1 - 1e-9))])  # equal but for rounding is a tie
 
+    @cached_property
+    def _sequences(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where each family begins in the order of tests, and how many points it has."""
+        assert self.family_P is not None
+        starts = np.flatnonzero(np.diff(self.family_P[self.order_P], prepend=-1))
+        return starts, np.diff(starts, append=len(self.family_P))
+
+    def _reached(self, cut_P: NDArray[np.int64], passed_P: Mask) -> Mask:
+        """(P,) points that are tested and pass, like all that are tested before them."""
+        tested = cut_P - self.needed[cut_P] >= self.forgiven
+        starts, lengths = self._sequences
+        failed = (tested & ~passed_P)[self.order_P]
+        failures = np.cumsum(failed)
+        reached = np.empty_like(tested)
+        reached[self.order_P] = failures == np.repeat(failures[starts] - failed[starts], lengths)
+        return tested & reached
+
     @property
     def fewest_cuts(self) -> int | None:
-        """How many cuts it takes where every one of them is true; None where these groups are too few."""
-        enough = np.flatnonzero(self.needed[1:] <= np.arange(1, len(self.needed)))
+        """How many cuts the first point of a test has at least; None where these groups are too few."""
+        enough = np.flatnonzero(np.arange(1, len(self.needed)) - self.needed[1:] >= self.forgiven)
         return int(enough[0]) + 1 if len(enough) else None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,13 @@ class Point:
         clauses = [f"{self.signal} < {self.threshold:g}"] if self.threshold > 0 or self.termination is None else []
         clauses += [] if self.termination is None else [f"{TERMINATION} >= {self.termination:g}"]
         return f"{' or '.join(clauses)} at turn {self.turn}"
+
+
+def single_point(signal: str, threshold: float, turn: int) -> Point:
+    """The rule that cuts on one signal: below the threshold, or from it on where a larger value means converged."""
+    if signal == TERMINATION:
+        return Point(turn=turn, threshold=0.0, termination=threshold)
+    return Point(turn=turn, threshold=threshold, signal=signal)
 
 
 def cut_mask(table: GroupTable, point: Point) -> Mask:
@@ -104,9 +111,13 @@ def sweep(
     termination: float | None = None,
 ) -> list[Row]:
     """One row a threshold, in the given order. Raises `InputError` where the table lacks the turn or the signal."""
+    if termination is not None and signal == TERMINATION:
+        raise InputError(f"{TERMINATION} is already the second clause of the OR rule", hint="choose another signal")
     rows: list[Row] = []
     for threshold in thresholds:
-        point = Point(turn=turn, threshold=threshold, signal=signal, termination=termination)
+        point = single_point(signal, threshold, turn)
+        if termination is not None:
+            point = replace(point, termination=termination)
         rows.append({"threshold": threshold, **measure(table, cut_mask(table, point), turn)})
     return rows
 

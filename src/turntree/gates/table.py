@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +66,18 @@ class GroupTable:
                 f"has no signals at turn {turn}", path=self.source, hint=f"use one of {', '.join(map(str, self.turns))}"
             )
         return self.turns.index(turn)
+
+    def at(self, turns: Sequence[int]) -> GroupTable:
+        """The same groups at some of the turns. Raises `InputError` where the table was not made at one of them."""
+        chosen = tuple(sorted(set(turns)))
+        columns = [self.column(turn) for turn in chosen]
+        return replace(
+            self,
+            turns=chosen,
+            signals_NK={name: values[:, columns] for name, values in self.signals_NK.items()},
+            actionable_NK=self.actionable_NK[:, columns],
+            savings=tuple(replace(each, after_NK=each.after_NK[:, columns]) for each in self.savings),
+        )
 
 
 def default_turns(max_turns: int) -> tuple[int, ...]:

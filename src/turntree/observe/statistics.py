@@ -109,7 +109,7 @@ def sign_flip(differences: Sequence[float] | NDArray[Any], *, seed: int = 0, res
     One difference a task, averaged over its seeds: outcomes of one task under several seeds are not independent.
     """
     values = np.asarray(differences, dtype=float)
-    signs = np.random.default_rng(seed).integers(0, 2, size=(resamples, len(values)), dtype=np.int8) * 2 - 1
+    signs = np.random.default_rng(seed).integers(0, 2, size=(resamples, len(values))) * 2.0 - 1
     as_far = np.abs(signs @ values) >= abs(values.sum()) - 1e-9 * len(values)
     return float((1 + as_far.sum()) / (1 + resamples))
 

@@ -36,7 +36,8 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class OverSeeds:
-    """A mean over seeds with its 95% t interval and detectable effect, which a single seed does not have."""
+    """A mean over seeds with its 95% interval for other seeds and tasks, and the detectable effect; a single seed has
+    neither."""
 
     mean: float
     low: float | None

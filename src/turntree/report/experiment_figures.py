@@ -20,20 +20,20 @@ COLUMNS = 3  # of the small figures
 
 
 def arms(success: Mapping[str, OverSeeds], base: Sequence[float]) -> Chart:
-    """One row an arm: the mean with its t interval, a small dot a seed; a line where the policy began."""
+    """One row an arm: the mean with its interval, a small dot a seed; a line where the policy began."""
     with drawing("arms", 7.0, 1.0 + 0.45 * len(success)) as (figure, made):
         axes = figure.add_subplot()
         start = sum(base) / len(base)
         axes.axvline(start, color=INK, linewidth=1, linestyle=(0, (4, 3)))
         for row, one in enumerate(success.values()):
             _row(axes, row, one, filled=True)
-        low, high = axes.get_xlim()  # a t interval of few seeds may leave what a share can be
+        low, high = axes.get_xlim()  # an interval of few seeds may leave what a share can be
         axes.set(xlabel="held-out success (%); dashed: before training", xlim=(max(-0.02, low), min(1.02, high)))
         category_rows(axes, list(success))
         plain_ticks(axes, "x", steps=(1, 2, 5, 10))
         percent_ticks(axes)
     said = "; ".join(f"{name} {percent(one.mean)}{_span(one)}" for name, one in success.items())
-    caption = "Means over seeds with 95% t intervals; a small dot is a seed."
+    caption = "Means over seeds with 95% intervals for other seeds and tasks; a small dot is a seed."
     return Chart(made[0], f"Held-out success by arm. {said}. Before training {percent(start)}.", caption)
 
 
@@ -59,7 +59,7 @@ def differences(found: Mapping[str, Mapping[str, OverSeeds]], ways: Mapping[str,
         f"{name}: " + ", ".join(f"{ways[key].lower()} {points(one.mean)}" for key, one in by_way.items())
         for name, by_way in found.items()
     )
-    caption = "Differences in held-out success with 95% t intervals over seeds; hollow: nothing is shown."
+    caption = "Differences in held-out success with 95% intervals for other seeds and tasks; hollow: nothing is shown."
     return Chart(made[0], f"Differences in percentage points. {said}.", caption)
 
 

@@ -59,7 +59,7 @@ class GateExperimentConfig:
 
 
 def run_gate_experiment(config: GateExperimentConfig, out: Path) -> dict[str, Any]:
-    """Run what is not there yet, then compare; `out/summary.json` holds the result, `out/outcomes.jsonl` the outcomes by
+    """Run what is not there yet, then compare; `out/summary.json` holds the result, `out/outcomes.jsonl` outcomes by
     task."""
     for seed in config.seeds:
         for arm in config.arms:

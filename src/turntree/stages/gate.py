@@ -27,7 +27,8 @@ def read_groups(
 ) -> tuple[GroupTable, dict[str, Any] | None]:
     """A feature table (one CSV file) or a rollout log (anything that `open_log` reads), and what reading counted."""
     if len(paths) == 1 and paths[0].suffix == ".csv":
-        return read_features(paths[0], max_turns=max_turns or PAPER_HORIZON), None
+        features = read_features(paths[0], max_turns=max_turns or PAPER_HORIZON)
+        return features if turns is None else features.at(turns), None
     log = open_log(paths, form, config)
     table = table_from_groups(list(log), source=str(paths[0]), max_turns=max_turns, turns=turns)
     return table, log.report.to_json()

@@ -44,8 +44,11 @@ def held_out_checks(folder: Path) -> dict[int, dict[str, float]]:
 
 
 def held_out_outcomes(folder: Path, iteration: int | None = None) -> dict[str, float]:
-    """Success by task at the check after `iteration`, None for the last one of a run."""
+    """Success by task at the check after `iteration`, None for the last one of a run. Raises `InputError` where a run
+    kept none."""
     checks = held_out_checks(folder)
+    if not checks:
+        raise InputError("has no outcomes by task", path=folder / HELD_OUT, hint="run this arm again in a new folder")
     return checks[max(checks) if iteration is None else iteration]
 
 
