@@ -58,7 +58,7 @@ def test_an_unknown_option_is_an_error(turntree):
 
 
 def test_a_missing_model_folder_is_named(turntree):
-    message = turntree.error("evaluate", "--model", "no/such/model", "--count", 1)
+    message = turntree.error("evaluate", "--environment", "household", "--model", "no/such/model", "--count", 1)
     assert "no/such/model" in message
 
 
@@ -71,7 +71,7 @@ def test_a_template_without_generation_prompt_is_refused(turntree, household, tm
         (folder / file.name).write_bytes(file.read_bytes())
     template = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
     (folder / "chat_template.jinja").write_text(template)
-    message = turntree.error("evaluate", "--model", folder, "--count", 1)
+    message = turntree.error("evaluate", "--environment", "household", "--model", folder, "--count", 1)
     assert "generation prompt" in message
 
 

@@ -91,7 +91,7 @@ def test_training_uses_the_verifier_of_the_profile(turntree, own, tmp_path):
         "--steps",
         1,
         "--max-tokens",
-        32,
+        64,
         "--set",
         "train.states=2",
         "--set",

@@ -92,7 +92,7 @@ def test_an_interruption_says_what_is_kept_and_the_next_run_what_is_there(turntr
 def test_another_run_does_not_go_on_with_it(turntree, household, tmp_path, monkeypatch):
     out = tmp_path / "p.jsonl"
     interrupted(turntree, household, out, monkeypatch)
-    assert "config.profile.seed (0, not 3)" in turntree.error(*command(household, out), "--seed", 3)
+    assert "profile.seed (0, not 3)" in turntree.error(*command(household, out), "--seed", 3)
     assert "verifier" in turntree.error(*command(household, out), "--verifier", "strict")
     traces = tmp_path / "fewer.jsonl"
     traces.write_text("".join((household / "traces.jsonl").read_text().splitlines(keepends=True)[:-1]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ from fault_drill import Corridor, FaultPlan, Faulty
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation
+from turntree.environments import processes
 from turntree.environments.inline import InlinePool
 from turntree.environments.pool import Answer, EnvironmentPool, Session
 from turntree.environments.processes import ProcessPool, ProcessPoolConfig
@@ -307,6 +310,50 @@ def test_workers_killed_while_idle_are_replaced_without_a_fault(workers: Process
     assert workers.lost == lost + 2
     for session in sessions:
         workers.close(session)
+
+
+class Large(Corridor):
+    """Too large for a pipe to take at once: whoever sends it to a stopped worker would wait."""
+
+    def __init__(self, task_id: str = "large", length: int = 3) -> None:
+        super().__init__(task_id, length)
+        self.ballast = "x" * 2_000_000
+
+    def fork(self) -> Large:
+        twin = Large(self.task_id, self.length)
+        twin.said = list(self.said)
+        return twin
+
+
+@pytest.mark.parametrize("environment", [Corridor, Large])
+def test_a_stopped_worker_holds_a_call_for_seconds_and_the_episode_goes_on(
+    monkeypatch: pytest.MonkeyPatch, environment: type[Corridor]
+) -> None:
+    """However long a step may take. A worker that is stopped between two calls, or that a call cannot be brought to."""
+    monkeypatch.setattr(processes, "_STOPPED_SECONDS", 0.3)
+    monkeypatch.setattr(processes, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(processes, "_PIPE_SECONDS", 1)
+    before = set(multiprocessing.active_children())
+    with ProcessPool(ProcessPoolConfig(workers=1, step_seconds=3600.0)) as pool:
+        session = begun(pool, Corridor())
+        pool.step(session, said("left"))
+        one(pool)
+        (worker,) = set(multiprocessing.active_children()) - before
+        os.kill(worker.pid or 0, signal.SIGSTOP)
+        second = pool.open(environment())
+        pool.reset(second)
+        pool.step(session, said("right"))
+        told: dict[Session, Answer] = {}
+        until = time.monotonic() + 100
+        while set(told) != {session, second} and time.monotonic() < until:
+            for answer in pool.poll(1.0):
+                if answer.fault is None:
+                    told[answer.session] = answer
+                else:
+                    assert answer.fault == "the worker was stopped (SIGSTOP) for 0.3 seconds"
+                    pool.reset(second) if answer.session is second else pool.step(session, said("right"))
+        assert (content(told[session]), content(told[second])) == ("left right", "walk 3")
+        assert pool.lost == 1
 
 
 class Stubborn(Corridor):

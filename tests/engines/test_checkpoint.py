@@ -14,7 +14,14 @@ from transformers.utils import logging as transformers_logging
 
 from tiny_models import save_tiny_checkpoint, tiny_model, tiny_tokenizer
 from turntree.core.errors import ConfigError, InputError
-from turntree.engines.checkpoint import load_model, load_tokenizer, policy_hash, save_model
+from turntree.engines.checkpoint import (
+    load_model,
+    load_tokenizer,
+    policy_hash,
+    save_model,
+    template_hash,
+    tokenizer_hash,
+)
 
 
 @pytest.fixture
@@ -49,6 +56,20 @@ def test_the_tokenizer_comes_back_with_its_template(folder: Path) -> None:
     tokenizer, original = load_tokenizer(folder), tiny_tokenizer()
     assert tokenizer.chat_template == original.chat_template
     assert tokenizer.encode("open the drawer 1<|end|>") == original.encode("open the drawer 1<|end|>")
+
+
+def test_the_name_of_a_tokenizer_survives_saving_and_knows_nothing_of_the_template(
+    folder: Path, tmp_path: Path
+) -> None:
+    tokenizer = load_tokenizer(folder)
+    name, template = tokenizer_hash(tokenizer), template_hash(tokenizer)
+    tokenizer(["a", "a longer text"], padding=True, truncation=True, max_length=5)
+    again = load_tokenizer(save_model(tiny_model(), tokenizer, tmp_path / "again"))
+    assert (tokenizer_hash(again), template_hash(again)) == (name, template)
+    again.chat_template = "{{ messages }}" + str(again.chat_template)
+    assert tokenizer_hash(again) == name and template_hash(again) != template
+    again.add_tokens(["<new>"])
+    assert tokenizer_hash(again) != name
 
 
 def test_weights_are_converted_on_the_way_to_disk_only(tmp_path: Path) -> None:

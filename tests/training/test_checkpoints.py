@@ -1,15 +1,19 @@
 """Checkpoints hold everything that a next step depends on, whole or not at all."""
 
 import itertools
+import json
+import random
 import shutil
 
 import pytest
 import torch
 from killed_runs import killed_at
+from safetensors import SafetensorError
 
 from tiny_models import tiny_model
-from turntree.core.errors import ConfigError, InputError
-from turntree.training.checkpoints import CheckpointConfig, Checkpoints
+from turntree.core.errors import ConfigError, InputError, TurntreeError
+from turntree.observe.run import RunDirectory
+from turntree.training.checkpoints import CheckpointConfig, Checkpoints, resume
 from turntree.training.optimizer import Optimizer, OptimizerConfig
 
 SETTINGS = OptimizerConfig(learning_rate=1e-2, warmup_steps=2, schedule="cosine", weight_decay=0.1)
@@ -124,8 +128,87 @@ def test_a_damaged_file_is_one_line_that_says_how_to_go_on(tmp_path) -> None:
     checkpoints.save(1, *trained(1), {})
     weights = tmp_path / "step-00000001" / "weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(InputError, match=r"weights\.safetensors: cannot be read back .* delete its folder"):
+        checkpoints.restore(*trained(0))
+    weights.unlink()
     with pytest.raises(InputError, match=r"weights\.safetensors: cannot be read .* delete its folder"):
         checkpoints.restore(*trained(0))
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.safetensors", "state.json"])
+def test_no_flipped_bit_resumes_to_another_result(tmp_path, name) -> None:
+    """In the weights, the moments or what the loop remembers: refused, whichever bit it is."""
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig())
+    checkpoints.save(3, *trained(3), {"place": [1, 2], "cost": {"turns": 7}})
+    path = tmp_path / "step-00000003" / name
+    whole, draw = path.read_bytes(), random.Random(name)
+    for _ in range(60):
+        data = bytearray(whole)
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        path.write_bytes(data)
+        if name == "state.json" and same_json(data, whole):
+            continue  # white space
+        with pytest.raises(InputError, match=f"{name}: .* delete its folder"):
+            checkpoints.restore(*trained(0))
+    path.write_bytes(whole)
+    assert checkpoints.restore(*trained(0)) == {"step": 3, "place": [1, 2], "cost": {"turns": 7}}
+
+
+def same_json(one, two):
+    try:
+        return json.loads(bytes(one)) == json.loads(two)
+    except ValueError:
+        return False
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "null", "7", "", "nonsense", "[" * 100_000, '{"schema": "x"}'])
+def test_a_state_that_is_none_is_one_line(tmp_path, text) -> None:
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig())
+    checkpoints.save(1, *trained(1), {})
+    (tmp_path / "step-00000001" / "state.json").write_text(text)
+    with pytest.raises(InputError, match=r"state\.json: is (not the state of|damaged).*; delete its folder"):
+        checkpoints.restore(*trained(0))
+
+
+def test_another_runs_checkpoint_is_refused_wherever_it_lies(tmp_path) -> None:
+    """As where it is copied here, or where the config.json beside it was replaced."""
+    runs = {seed: RunDirectory(tmp_path / str(seed)) for seed in (0, 1)}
+    for seed, run in runs.items():
+        run.path.mkdir()
+        run.begin({"stage": "sft", "config": {"seed": seed, "checkpoints": {"every": seed}}}, overwrite=False)
+        Checkpoints(run.checkpoints, CheckpointConfig(), run).save(1, *trained(1), {})
+    shutil.copytree(runs[0].checkpoints, runs[1].checkpoints, dirs_exist_ok=True)
+    for use in (lambda c: c.restore(*trained(0)), lambda c: resume(runs[1], CheckpointConfig())):
+        with pytest.raises(InputError, match=r"step-00000001: is of another run, which differs in seed \(0, not 1\)"):
+            use(Checkpoints(runs[1].checkpoints, CheckpointConfig(), runs[1]))
+
+
+def test_a_checkpoint_is_due_by_steps_and_by_time(tmp_path) -> None:
+    """So that a run of seven slow steps, killed in its last, does not begin anew."""
+    now = 0.0
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig(every=10, every_seconds=300), clock=lambda: now)
+    saved = []
+    for step in range(1, 21):
+        now += 120.0 if step < 8 else 1.0
+        if checkpoints.due(step):
+            checkpoints.save(step, *trained(1), {})
+            saved.append(step)
+    assert saved == [3, 6, 10, 20]
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_part_of_a_checkpoint(tmp_path, monkeypatch) -> None:
+    def full(tensors, path):
+        path.write_bytes(b"the part that fitted")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig())
+    checkpoints.save(1, *trained(1), {})
+    with monkeypatch.context() as patch:
+        patch.setattr("turntree.training.checkpoints.save_file", full)
+        with pytest.raises(TurntreeError, match=f"{tmp_path}: cannot be written, because the disk"):
+            checkpoints.save(2, *trained(2), {})
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    assert checkpoints.restore(*trained(0)) == {"step": 1}
 
 
 def test_another_models_checkpoint_is_refused(tmp_path) -> None:
@@ -140,6 +223,6 @@ def test_another_models_checkpoint_is_refused(tmp_path) -> None:
 
 def test_no_checkpoint_is_due_where_none_is_wanted() -> None:
     assert [step for step in range(1, 7) if Checkpoints(None, CheckpointConfig(every=3)).due(step)] == [3, 6]
-    assert not any(Checkpoints(None, CheckpointConfig(every=0)).due(step) for step in range(1, 7))
+    assert not any(Checkpoints(None, CheckpointConfig(every=0, every_seconds=0)).due(step) for step in range(1, 7))
     with pytest.raises(ConfigError):
         CheckpointConfig(keep=0)

@@ -9,13 +9,20 @@ import click
 
 from turntree.cli.common import configured, dropped, finish, instructions_for, json_option, refuse, set_option, share
 from turntree.cli.pipeline import MODEL_HELP
+from turntree.core.errors import InputError
+from turntree.observe.run import notice
 
 if TYPE_CHECKING:
     from turntree.stages.evaluate import EvaluateConfig
 
 
 @click.command(short_help="Success on held-out games or questions, and retention.")
-@click.option("--environment", default="household", show_default=True, type=click.Choice(["household", "qa"]))
+@click.option(
+    "--environment",
+    default=None,
+    type=click.Choice(["household", "qa"]),
+    help="What to play [default: what --games or --questions say, or what an embedded policy was made for].",
+)
 @click.option("--model", default=None, help=f"{MODEL_HELP} [default: the one of the environment]")
 @click.option("--games", default="generated", show_default=True, help="'generated', a packed games file, or a folder.")
 @click.option("--questions", default="generated", show_default=True, help="Of qa: 'generated', or a file of questions.")
@@ -37,13 +44,15 @@ def evaluate(
     unrelated skills.
 
     \b
-    Example: turntree evaluate --model runs/pivotrl/model --count 200
+    Example: turntree evaluate --environment household --model runs/pivotrl/model --count 200
              turntree evaluate --environment qa --model runs/qa/model
     """
     from turntree.stages.evaluate import evaluate as run
 
-    base = _config(temperature=temperature, **chosen)
-    result = run(configured(base, overrides), out)
+    base = _config(temperature=temperature, **{**chosen, "environment": _environment(**chosen)})
+    config = configured(base, overrides)
+    notice(f"evaluates {config.model!r} on {_played(config)}")
+    result = run(config, out)
     lines = [f"sampled at {temperature}: {share(result['sampled'])}, {result['sampled']['invalid_share']:.1%} invalid"]
     lines += [f"  {kind}: {share(row)}" for kind, row in result["sampled"]["by_task_type"].items()]
     if "greedy" in result:
@@ -53,6 +62,31 @@ def evaluate(
         skills = ", ".join(f"{name} {row['accuracy']:.0%}" for name, row in kept["by_skill"].items())
         lines.append(f"retention: {kept['accuracy']:.1%} (chance {kept['chance']:.1%}): {skills}")
     finish(result, json_path, [*lines, *dropped(result.get("questions", []))])
+
+
+def _environment(environment: str | None, model: str | None, games: str, questions: str, **_: Any) -> str:
+    """What is played. A model of the user's own says nothing about that, so the options have to."""
+    if environment is not None:
+        return environment
+    if games != "generated":
+        return "household"
+    if questions != "generated" or model == "qa":
+        return "qa"
+    if model in (None, "default"):
+        return "household"
+    hint = "say --environment household or qa, or name --games or --questions"
+    raise InputError(f"{model!r} does not say what it was made to play", field="--environment", hint=hint)
+
+
+def _played(config: EvaluateConfig) -> str:
+    """What is played, for a person."""
+    if config.questions is not None:
+        asked = config.questions
+        source = f"of split {asked.held_out_split!r}" if asked.source == "generated" else f"of {asked.held_out}"
+        return f"up to {asked.held_out_count} questions {source} (environment 'qa')"
+    games = config.games
+    source = f"{games.difficulty} ones of split {games.split!r}" if games.source == "generated" else games.source
+    return f"up to {games.count} household games: {source} (environment 'household')"
 
 
 def _config(
@@ -153,9 +187,12 @@ def report(run: Path, out: Path | None, json_path: str | None) -> None:
 @click.option("--out", default=Path("runs/quickstart"), show_default=True, type=click.Path(path_type=Path))
 @click.option("--seed", default=0, show_default=True)
 @click.option("--workers", default=2, show_default=True, help="Stages that may run at the same time.")
+@click.option("--overwrite", is_flag=True, help="Start anew where other settings were run.")
 @set_option
 @json_option
-def quickstart(out: Path, seed: int, workers: int, overrides: tuple[str, ...], json_path: str | None) -> None:
+def quickstart(
+    out: Path, seed: int, workers: int, overwrite: bool, overrides: tuple[str, ...], json_path: str | None
+) -> None:
     """The main job end to end on the embedded policy: base, SFT, random pivots and PivotRL side by side.
 
     \b
@@ -164,6 +201,7 @@ def quickstart(out: Path, seed: int, workers: int, overrides: tuple[str, ...], j
     from turntree.report.html import build_report
     from turntree.stages.quickstart import QuickstartConfig, run_quickstart, table
 
-    summary = run_quickstart(configured(QuickstartConfig(seed=seed, workers=workers), overrides), out)
+    config = configured(QuickstartConfig(seed=seed, workers=workers), overrides)
+    summary = run_quickstart(config, out, overwrite=overwrite)
     build_report(out)
     finish(summary, json_path, table(summary))

@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging as transformers_logging
 
 from turntree.core.errors import ConfigError, InputError
+from turntree.observe.files import writing
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
@@ -150,10 +151,11 @@ def save_model(
     fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
     try:
         fresh.chmod(0o755)
-        with _quiet():
-            _write_weights(model, fresh, dtype)
-            tokenizer.save_pretrained(fresh)
-        _replace(fresh, target)
+        with writing(target):
+            with _quiet():
+                _write_weights(model, fresh, dtype)
+                tokenizer.save_pretrained(fresh)
+            _replace(fresh, target)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return target

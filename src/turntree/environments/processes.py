@@ -15,30 +15,37 @@ import multiprocessing
 import os
 import pickle
 import signal
+import socket
+import struct
 import time
 from collections import deque
 from dataclasses import dataclass
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment
 from turntree.environments.pool import Answer, Session
 from turntree.environments.worker import Call, Rebuild, Reply, serve
+from turntree.observe.workers import without_interrupts
 
 _START_SECONDS = 120.0  # for a worker to import what it and its environments need
+_STOPPED_SECONDS = 5.0  # that a worker may be stopped (SIGSTOP) while it owes an answer
+_PIPE_SECONDS = 10  # without progress on a message to or from a worker: it is stopped in the middle of it
+_LOOK_SECONDS = 1.0  # between two looks at workers that owe an answer
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessPoolConfig:
-    """`step_seconds` bounds one environment call, and each step of a rebuild."""
+    """`step_seconds` bounds one environment call, and each step of a rebuild. `workers` 0 in a configuration means no
+    pool: environments are stepped in this process, where nothing bounds them."""
 
     workers: int = 4
     step_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        if self.workers < 1 or self.step_seconds <= 0:
-            raise ConfigError(f"impossible pool {self}", hint="workers >= 1, step_seconds > 0")
+        if self.workers < 0 or self.step_seconds <= 0:
+            raise ConfigError(f"impossible pool {self}", hint="workers >= 0, step_seconds > 0")
 
 
 class ProcessPool:
@@ -50,6 +57,8 @@ class ProcessPool:
 
     def __init__(self, config: ProcessPoolConfig | None = None) -> None:
         self._config = config if config is not None else ProcessPoolConfig()
+        if self._config.workers < 1:
+            raise ConfigError("must be at least 1 for a pool of processes", field="workers")
         self._workers = [_Worker() for _ in range(self._config.workers)]
         self._seats: dict[Session, _Seat] = {}
         self._numbers = itertools.count()
@@ -141,15 +150,15 @@ class ProcessPool:
         worker.since, worker.forget = time.monotonic(), []
         try:
             worker.pipe.send(call)
-        except OSError:  # it died since its last call: that call is not to blame
+        except OSError:  # it died or was stopped since its last call: that call is not to blame
             worker.current = None
             worker.queue.appendleft(pending)
             self._replace(worker)
 
     def _collect(self, timeout: float | None) -> None:
         """Take in what workers sent, waiting until there is something, a time limit is reached or `timeout` is over."""
-        limits = [w.since + w.limit - time.monotonic() for w in self._workers if w.current or not w.ready]
-        nearest = min((max(0.0, limit) for limit in limits), default=None)
+        limits = [w.since + w.limit - time.monotonic() for w in self._workers if w.owes]
+        nearest = min((max(0.0, min(limit, _LOOK_SECONDS)) for limit in limits), default=None)
         patience = [seconds for seconds in (timeout, nearest) if seconds is not None]
         by_pipe = {worker.pipe: worker for worker in self._workers}
         for pipe in wait(list(by_pipe), min(patience, default=None)):
@@ -194,9 +203,11 @@ class ProcessPool:
 
     def _enforce_limits(self) -> None:
         for worker in self._workers:
-            if (worker.current or not worker.ready) and time.monotonic() - worker.since >= worker.limit:
+            if worker.owes and time.monotonic() - worker.since >= worker.limit:
                 what = "the environment call" if worker.ready else "the start of a worker"
                 self._lose(worker, f"{what} took longer than {worker.limit:g} seconds")
+            elif worker.stopped_for() >= _STOPPED_SECONDS:
+                self._lose(worker, f"the worker was stopped (SIGSTOP) for {_STOPPED_SECONDS:g} seconds")
 
     def _lose(self, worker: _Worker, why: str) -> None:
         """The worker is gone or must go; the call that it was making, or could not begin, is a fault."""
@@ -245,13 +256,39 @@ class _Worker:
     def start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
+        _bound(self.pipe)
         self._process = context.Process(target=serve, args=(theirs,), daemon=True)
-        self._process.start()
+        with without_interrupts():
+            self._process.start()
         theirs.close()  # so that its death closes the pipe
+        self._stopped_since: float | None = None
         self.ready, self.since, self.limit = False, time.monotonic(), _START_SECONDS
         self.current: _Pending | None = None
         self.held: set[int] = set()
         self.forget: list[int] = []
+
+    @property
+    def owes(self) -> bool:
+        """It has not said yet that it is ready, or what a call is answered."""
+        return self.current is not None or not self.ready
+
+    def stopped_for(self) -> float:
+        """For how many seconds it was seen stopped while it owes an answer; 0 where the system does not tell."""
+        if not self.owes or not self._stopped():
+            self._stopped_since = None
+            return 0.0
+        self._stopped_since = self._stopped_since or time.monotonic()
+        return time.monotonic() - self._stopped_since
+
+    def _stopped(self) -> bool:
+        """By its state alone: the process is not waited for."""
+        if self._process.pid is None or not hasattr(os, "waitid"):
+            return False
+        look = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+        with contextlib.suppress(ChildProcessError):
+            found = os.waitid(os.P_PID, self._process.pid, look)
+            return found is not None and found.si_code == os.CLD_STOPPED
+        return False
 
     def kill(self) -> None:
         """With everything that its environments started."""
@@ -267,6 +304,14 @@ class _Worker:
         self._process.join(timeout=1.0)
         early = "" if self.ready else " before it was ready (a script needs `if __name__ == '__main__':`)"
         return f"{early}, exit code {self._process.exitcode}"
+
+
+def _bound(pipe: Connection) -> None:
+    """No message keeps this process waiting for a worker that is stopped in the middle of it."""
+    seconds = struct.pack("ll", _PIPE_SECONDS, 0)
+    with socket.socket(fileno=os.dup(pipe.fileno())) as ours:
+        for direction in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            ours.setsockopt(socket.SOL_SOCKET, direction, seconds)
 
 
 def _pickled(environment: Environment) -> bytes:

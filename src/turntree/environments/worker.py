@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation
 from turntree.environments.pool import EnvironmentFault, Session, checked, reason_of, replay, start
+from turntree.observe.workers import die_with_parent
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,11 @@ def serve(pipe: Connection) -> None:
 
     `None` says that a step begins now: its time limit counts neither the start of the worker, nor what environments
     import, nor the steps that were replayed before it. The worker leads a process group, so that whatever its
-    environments start dies with it, and an interrupt at the terminal is the parent's affair.
+    environments start dies with it, and an interrupt at the terminal is the parent's affair. It dies with its parent,
+    also in the middle of a call.
     """
     os.setsid()
+    die_with_parent()
     held: dict[int, Environment] = {}
     pipe.send(None)  # ready
     while True:

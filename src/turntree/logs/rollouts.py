@@ -17,6 +17,7 @@ from turntree.logs.groups import LoggedGroup, LoggedRollout
 from turntree.logs.report import ReadReport
 from turntree.logs.rows import ReadConfig
 from turntree.observe import jsonl
+from turntree.observe.files import writing
 
 SCHEMA = "turntree.rollouts/1"
 FILE_NAME = "rollouts.jsonl"
@@ -25,7 +26,7 @@ FILE_NAME = "rollouts.jsonl"
 def append_groups(path: Path, groups: Iterable[LoggedGroup]) -> None:
     """Write finished groups at the end of a rollout log. A line that a crash cut off is counted when it is read."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as handle:
+    with writing(path), path.open("a", encoding="utf-8") as handle:
         for group in groups:
             handle.write(json.dumps(group_to_json(group), ensure_ascii=False, allow_nan=False) + "\n")
 

@@ -17,6 +17,7 @@ from typing import Any
 from turntree.core.errors import InputError
 
 _BLOCK = 2**20
+_MOST_KEYS = 8  # in a message
 _MOST_SHOWN = 60  # characters of a value in a message
 
 
@@ -36,16 +37,20 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def require_same(found: Any, wanted: Any, path: Path, *, free: tuple[str, ...] = ()) -> None:
-    """Raise `InputError` where two identities (JSON objects) differ, naming every key with both values. Keys that
+    """Raise `InputError` where two identities (JSON objects) differ, naming the keys with both values. Keys that
     begin with one of `free` may differ."""
     here, now = _flat(found), _flat(json.loads(json.dumps(wanted)))
-    keys = [key for key in sorted({*here, *now}) if not key.startswith(free) and here.get(key) != now.get(key)]
-    if keys:
-        differing = ", ".join(
-            f"{key.removeprefix('config.')} ({_short(here.get(key))}, not {_short(now.get(key))})" for key in keys
-        )
+    differing = {
+        ".".join(key): f"({_short(here.get(key))}, not {_short(now.get(key))})"
+        for key in sorted({*here, *now})
+        if here.get(key) != now.get(key)
+    }
+    shown = [f"{key.removeprefix('config.')} {both}" for key, both in differing.items() if not key.startswith(free)]
+    if shown:
+        more = [f"{len(shown) - _MOST_KEYS} more"] if len(shown) > _MOST_KEYS else []
+        named = ", ".join(shown[:_MOST_KEYS] + more)
         hint = "give the same settings and inputs to go on, choose another --out, or pass --overwrite to start anew"
-        raise InputError(f"is of another run, which differs in {differing}", path=path, hint=hint)
+        raise InputError(f"is of another run, which differs in {named}", path=path, hint=hint)
 
 
 def digest(data: bytes) -> str:
@@ -53,10 +58,13 @@ def digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def file_digest(path: Path, most: int | None = None) -> tuple[str, int, int]:
-    """The checksum of a file, its lines and its bytes, or those of its first `most` bytes."""
+def file_digest(path: Path, most: int | None = None, *, flush: bool = False) -> tuple[str, int, int]:
+    """The checksum of a file, its lines and its bytes, or those of its first `most` bytes. `flush` brings it onto the
+    disk first."""
     found, lines, size = hashlib.blake2b(digest_size=16), 0, 0
     with path.open("rb") as handle:
+        if flush:
+            os.fsync(handle.fileno())
         while block := handle.read(_BLOCK if most is None else min(_BLOCK, most - size)):
             found.update(block)
             lines += block.count(b"\n")
@@ -69,9 +77,9 @@ def _short(value: Any) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as dotted keys."""
-    if not isinstance(value, dict):
-        return {prefix: value}
-    parts = [_flat(item, f"{prefix}.{key}" if prefix else str(key)) for key, item in value.items()]
+def _flat(value: Any, place: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    """Nested mappings by the keys that lead to a value."""
+    if not isinstance(value, dict) or not value:
+        return {place: value}
+    parts = [_flat(item, (*place, str(key))) for key, item in value.items()]
     return {key: item for part in parts for key, item in part.items()}

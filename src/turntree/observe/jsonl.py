@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from turntree.core.errors import InputError
+from turntree.observe.files import writing
 
 
 def read_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
@@ -57,13 +58,14 @@ def write_lines(path: str | Path, values: Iterable[Any]) -> int:
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     count = 0
     try:
-        with partial.open("wb") as raw:
-            with _compressed(raw, path) as file:
-                for count, value in enumerate(values, start=1):
-                    file.write(_encode(value, path, count))
-            raw.flush()
-            os.fsync(raw.fileno())
-        os.replace(partial, path)
+        with writing(path):
+            with partial.open("wb") as raw:
+                with _compressed(raw, path) as file:
+                    for count, value in enumerate(values, start=1):
+                        file.write(_encode(value, path, count))
+                raw.flush()
+                os.fsync(raw.fileno())
+            os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
     return count

@@ -70,7 +70,7 @@ class RunDirectory:
         found: Logged = {}
         for path in (self.path / name for name in self.logs):
             if path.exists():
-                checksum, rows, size = file_digest(path)
+                checksum, rows, size = file_digest(path, flush=True)
                 found[path.name] = {"rows": rows, "bytes": size, "digest": checksum}
         return found
 
@@ -98,16 +98,16 @@ class RunDirectory:
         `overwrite`, and for a folder that is no run's."""
         self.identity = json.loads(json.dumps(identity))
         if self._config.exists():
-            found = files.read_json(self._config)
-            if not isinstance(found, dict) or "stage" not in found:
-                raise InputError("is no training run's folder", path=self.path, hint="choose another --out")
+            found = _read_config(self._config)
             self._tidy()
             if overwrite:
                 self._clear()
             else:
                 require_same(found, identity, self.path, free=FREE)
                 if self.finished:
-                    raise InputError("holds this run, finished", path=self.path, hint="pass --overwrite to run it again")
+                    raise InputError(
+                        "holds this run, finished", path=self.path, hint="pass --overwrite to run it again"
+                    )
         elif made := next((name for name in _MADE if (self.path / name).exists()), None):
             problem = f"holds {made}, and no config.json that says which run made it"
             raise InputError(problem, path=self.path, hint="choose another --out, or delete it")
@@ -124,7 +124,8 @@ class RunDirectory:
         """Whether a run of this configuration lies here, finished. Raises `InputError` where it is of another one."""
         if not self.finished:
             return False
-        require_same({"config": files.read_json(self._config)["config"]}, {"config": config}, self.path, free=FREE)
+        found = _read_config(self._config).get("config")
+        require_same({"config": found}, {"config": config}, self.path, free=FREE)
         return True
 
     def _clear(self) -> None:
@@ -156,6 +157,30 @@ def open_run(
     with locked(run.path):
         run.begin({"stage": stage, "config": config, "inputs": inputs}, overwrite=overwrite)
         yield run
+
+
+@contextlib.contextmanager
+def open_folder(
+    path: Path, stage: str, config: dict[str, Any], *, overwrite: bool = False, free: tuple[str, ...] = ()
+) -> Iterator[None]:
+    """The folder of a stage that keeps runs in folders below it, for this process alone while the block lasts; it may
+    be run there again and again. Raises `InputError` where another configuration was run there, unless `overwrite`."""
+    with files.writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+    described, place = {"stage": stage, "config": config}, path / "config.json"
+    with locked(path):
+        found = _read_config(place) if place.exists() else None
+        if found is not None and not overwrite:
+            require_same(found, described, path, free=free)
+        files.write_json(place, described)
+        yield
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    found = files.read_json(path)
+    if not isinstance(found, dict) or "stage" not in found:
+        raise InputError("is no training run's folder", path=path.parent, hint="choose another --out")
+    return found
 
 
 def _check_rows(path: Path, seen: dict[str, Any]) -> None:

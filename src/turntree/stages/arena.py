@@ -61,8 +61,10 @@ def open_arena(
 
 
 def _contents(sources: Mapping[str, str | None]) -> dict[str, str]:
+    """The hashes of the files and folders among `sources`."""
     named = {name: source for name, source in sources.items() if source is not None and source != "generated"}
-    return {f"{name}_hash": tree_hash(Path(os.path.expanduser(os.path.expandvars(source)))) for name, source in named.items()}
+    paths = {name: Path(os.path.expanduser(os.path.expandvars(source))) for name, source in named.items()}
+    return {f"{name}_hash": tree_hash(path) for name, path in paths.items()}
 
 
 def _household(config: GamesConfig) -> list[HouseholdEnvironment]:

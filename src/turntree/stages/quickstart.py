@@ -7,7 +7,8 @@ import multiprocessing
 import platform
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from rich.table import Table
 
 from turntree.core.completion import Sampling
 from turntree.core.config import to_mapping
-from turntree.core.errors import ConfigError
+from turntree.core.errors import ConfigError, TurntreeError
 from turntree.observe.files import read_json, read_table, write_json
+from turntree.observe.run import open_folder
 from turntree.observe.statistics import paired_bootstrap
+from turntree.observe.workers import die_with_parent, without_interrupts
 from turntree.profiling import profile as profiling
 from turntree.profiling.profile import ProfileConfig
 from turntree.profiling.select import SelectConfig
@@ -76,12 +79,18 @@ class QuickstartConfig:
             raise ConfigError("must be at least 1", field="workers")
 
 
-def run_quickstart(config: QuickstartConfig, out: Path) -> dict[str, Any]:
-    """Run every stage into `out`, write `summary.json`, return the summary."""
+def run_quickstart(config: QuickstartConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
+    """Run every stage into `out`, write `summary.json`, return the summary. Raises `InputError` where another process
+    runs there, or another quickstart was run, unless `overwrite`."""
+    with open_folder(out, "quickstart", to_mapping(config), overwrite=overwrite, free=("config.workers",)):
+        (out / "summary.json").unlink(missing_ok=True)  # of an earlier run: it would not fit the new artifacts
+        if overwrite:
+            (out / "profile.jsonl.waves").unlink(missing_ok=True)
+        return _run(config, out)
+
+
+def _run(config: QuickstartConfig, out: Path) -> dict[str, Any]:
     started = time.perf_counter()
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "summary.json").unlink(missing_ok=True)  # of an earlier run: it would not fit the new artifacts
-    write_json(out / "config.json", {"stage": "quickstart", "config": to_mapping(config)})
     played = replace(config.traces.games, offset=config.traces.games.offset + GAMES_PER_SEED * config.seed)
     household_traces.make_traces(replace(config.traces, games=played, seed=config.seed), out / "traces.jsonl")
     _together(config.workers, [(_profile_and_select, config, out), (_base_and_sft, config, out)])
@@ -97,15 +106,26 @@ Job = tuple[Any, ...]
 
 
 def _together(workers: int, jobs: Sequence[Job]) -> None:
-    """Run the jobs, each in a process of its own where there are workers enough. The first error is raised."""
+    """Run the jobs, each in a process of its own where there are workers enough. The first error is raised, and ends
+    the other jobs, as an interrupt does."""
     if workers == 1:
         for function, *arguments in jobs:
             function(*arguments)
         return
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        waiting: list[Future[None]] = [pool.submit(function, *arguments) for function, *arguments in jobs]
-        for future in waiting:
-            future.result()
+    others = set(multiprocessing.active_children())
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=die_with_parent) as pool:
+        try:
+            with without_interrupts():
+                waiting: list[Future[None]] = [pool.submit(function, *arguments) for function, *arguments in jobs]
+            for future in as_completed(waiting):
+                future.result()
+        except BaseException as error:
+            for worker in {*multiprocessing.active_children()} - others:
+                worker.kill()
+            if isinstance(error, BrokenProcessPool):
+                raise TurntreeError("a worker was killed, perhaps for its memory; try --workers 1") from error
+            raise
 
 
 def _base_and_sft(config: QuickstartConfig, out: Path) -> None:

@@ -19,6 +19,7 @@ from turntree.gates.compose import RandomGate
 from turntree.gates.config import GateConfig, build_gate
 from turntree.logs.groups import LoggedGroup
 from turntree.logs.rollouts import FILE_NAME, append_groups, group_from_tree
+from turntree.observe.files import writing
 from turntree.observe.run import RunDirectory, open_run, progress
 from turntree.rollouts.groups import GrownGroup
 from turntree.stages.arena import Arena, open_arena
@@ -240,6 +241,5 @@ def keep_held_out(folder: Path, iteration: int, summary: dict[str, Any]) -> None
 
 
 def _append(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    with path.open("a", encoding="utf-8") as handle:
+    with writing(path), path.open("a", encoding="utf-8") as handle:
         handle.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
-

@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from turntree.core.errors import InputError
+from turntree.observe.files import writing
 from turntree.tools.documents import Document
 
 SCHEMA = "turntree/search-index/1"
@@ -46,9 +47,10 @@ def build_index(documents: Iterable[Document], out: Path) -> dict[str, str | int
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
     try:
-        with contextlib.closing(sqlite3.connect(temporary)) as connection:
-            described = _fill(connection, documents)
-        os.replace(temporary, out)
+        with writing(out):
+            with contextlib.closing(sqlite3.connect(temporary)) as connection:
+                described = _fill(connection, documents)
+            os.replace(temporary, out)
     finally:
         temporary.unlink(missing_ok=True)
     return described

@@ -1,0 +1,146 @@
+"""A run goes on from what it wrote itself, all of it, or not at all."""
+
+import errno
+import json
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turntree.core.errors import InputError, TurntreeError
+from turntree.observe.files import write_json
+from turntree.observe.identity import require_same
+from turntree.observe.run import open_folder, open_run
+
+CONFIG = {"seed": 0, "checkpoints": {"every": 10}}
+INPUTS = {"policy_hash": "w", "tokenizer_hash": "t", "template_hash": "c"}
+
+
+def opened(path, **more):
+    return open_run(path, "train", more.pop("config", CONFIG), more.pop("inputs", INPUTS), logs=("more.jsonl",), **more)
+
+
+@pytest.fixture
+def logged(tmp_path):
+    """A run that had logged three steps when it was saved, and a part of a fourth when it was killed."""
+    with opened(tmp_path) as run:
+        for step in (1, 2, 3):
+            run.append("more.jsonl", [{"iteration": step, "group": group} for group in range(2)])
+            run.log({"step": step})
+        saved = json.loads(json.dumps(run.logged()))
+        run.append("more.jsonl", [{"iteration": 4, "group": 0}])
+        with (tmp_path / "more.jsonl").open("a") as handle:
+            handle.write('{"iteration": 4, "gr')
+    return run, saved
+
+
+def test_what_a_killed_process_wrote_after_the_checkpoint_is_forgotten(logged) -> None:
+    run, saved = logged
+    run.rewind(saved)
+    assert [row["step"] for row in run.metrics()] == [1, 2, 3]
+    lines = (run.path / "more.jsonl").read_text().splitlines()
+    assert [json.loads(line)["iteration"] for line in lines] == [1, 1, 2, 2, 3, 3]
+    assert run.logged() == saved
+    run.rewind(None)
+    assert run.logged() == {}
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "more.jsonl"])
+@pytest.mark.parametrize("kind", ["last", "first", "all", "file"])
+def test_rows_that_are_missing_are_counted_and_nothing_is_cut(logged, name, kind) -> None:
+    run, saved = logged
+    path = run.path / name
+    lines = path.read_text().splitlines(keepends=True)[: saved[name]["rows"]]
+    path.write_text("".join({"last": lines[:-1], "first": lines[1:], "all": [], "file": []}[kind]))
+    if kind == "file":
+        path.unlink()
+    left = {each.name: each.read_bytes() for each in run.path.glob("*.jsonl")}
+    missing = 1 if kind in ("last", "first") else len(lines)
+    with pytest.raises(InputError, match=rf"{name}: holds \d of the {len(lines)} rows .*: {missing} are missing"):
+        run.rewind(saved)
+    assert {each.name: each.read_bytes() for each in run.path.glob("*.jsonl")} == left
+
+
+def test_a_row_that_was_changed_or_replaced_by_a_later_one_is_noticed(logged) -> None:
+    run, saved = logged
+    path = run.path / "metrics.jsonl"
+    for text in ('{"step": 1}\n{"step": 2}\n{"step": 7}\n', '{"step": 2}\n{"step": 3}\n{"step": 4}\n', "a\nb\nc\n"):
+        path.write_text(text)
+        with pytest.raises(InputError, match=r"metrics\.jsonl: its first 3 rows are not those that the run wrote"):
+            run.rewind(saved)
+
+
+@pytest.mark.parametrize("made", ["metrics.jsonl", "cost.json", "checkpoints", "model"])
+def test_what_another_run_left_is_not_gone_on_with_where_its_configuration_is_gone(tmp_path, made) -> None:
+    (tmp_path / made).mkdir() if "." not in made else (tmp_path / made).write_text("{}")
+    for overwrite in (False, True):
+        with pytest.raises(InputError, match=f"holds {made}, and no config.json"):
+            opened(tmp_path, overwrite=overwrite).__enter__()
+    assert (tmp_path / made).exists()
+
+
+@pytest.mark.parametrize("key", sorted(INPUTS))
+def test_a_run_goes_on_with_the_inputs_that_it_began_with(tmp_path, key) -> None:
+    with opened(tmp_path):
+        pass
+    with opened(tmp_path, config={**CONFIG, "checkpoints": {"every": 3}}):
+        pass
+    with pytest.raises(InputError, match=rf"differs in inputs\.{key} \('.', not 'other'\)"):
+        opened(tmp_path, inputs={**INPUTS, key: "other"}).__enter__()
+
+
+def test_a_folder_of_runs_has_the_same_lock_and_the_same_refusal(tmp_path) -> None:
+    with open_folder(tmp_path, "quickstart", CONFIG):
+        with pytest.raises(InputError, match="in use by another process"), open_folder(tmp_path, "quickstart", CONFIG):
+            pass
+        with pytest.raises(InputError, match="in use by another process"), opened(tmp_path):
+            pass
+    with pytest.raises(InputError, match=r"differs in seed \(0, not 1\)"):
+        open_folder(tmp_path, "quickstart", {**CONFIG, "seed": 1}).__enter__()
+    with open_folder(tmp_path, "quickstart", {**CONFIG, "seed": 1}, overwrite=True):
+        pass
+    write_json(tmp_path / "config.json", {"model_type": "qwen3"})
+    with pytest.raises(InputError, match="no training run's folder"):
+        open_folder(tmp_path, "quickstart", CONFIG, overwrite=True).__enter__()
+
+
+VALUES = st.recursive(
+    st.booleans() | st.integers() | st.text(max_size=200),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(min_size=1), inner, max_size=4),
+)
+
+
+@given(VALUES, VALUES)
+def test_identities_are_the_same_exactly_where_they_are_equal(tmp_path_factory, one, two) -> None:
+    path = tmp_path_factory.getbasetemp()
+    require_same({"k": one}, {"k": one}, path)
+    refused = None
+    try:
+        require_same({"k": one}, {"k": two}, path)
+    except InputError as error:
+        refused = str(error)
+    assert (refused is not None) == (one != two)
+    assert refused is None or (len(refused) < 3000 and "\n" not in refused)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_one_line_that_names_the_file(tmp_path, monkeypatch, number) -> None:
+    def full(descriptor):
+        raise OSError(number, os.strerror(number))
+
+    with opened(tmp_path) as run:
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(TurntreeError, match=r"metrics\.jsonl: cannot be written, because the disk or your quota"):
+            run.log({"step": 1})
+        with pytest.raises(TurntreeError, match=r"a\.json: cannot be written"):
+            write_json(tmp_path / "a.json", {})
+    assert not (tmp_path / "a.json").exists()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+def test_a_device_without_space_is_named(tmp_path) -> None:
+    with opened(tmp_path) as run:
+        (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+        with pytest.raises(TurntreeError, match=r"metrics\.jsonl: cannot be written"):
+            run.log({"step": 1})
