@@ -30,8 +30,8 @@ def unit_weights(tree: RolloutTree, leaves: Sequence[int]) -> LeafWeighting:
 def path_weighted(tree: RolloutTree, leaves: Sequence[int]) -> LeafWeighting:
     """The product of 1/children over the branch points above a leaf, so that the leaves of one start weigh 1 together.
 
-    Sums with these weights are unbiased iff every fork was decided from the history up to it (architecture, section
-    3; `RolloutTree.biased_forks` lists the others). A branch without scored leaf gives its weight to its siblings,
+    Sums with these weights are unbiased iff every fork was decided from the history up to it (docs/design/branching.md;
+    `RolloutTree.biased_forks` lists the others). A branch without scored leaf gives its weight to its siblings,
     which is unbiased only where censoring does not depend on what the branch was about to earn.
     """
     below = positions_below(tree, leaves)
