@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import reprlib
 import types
 import typing
 from collections.abc import Mapping
@@ -88,17 +87,12 @@ def _convert(hint: Any, value: Any, path: str | Path | None, field: str) -> Any:
         if len(kinds) != len(items):
             raise ConfigError(f"needs {len(kinds)} values, has {len(items)}", path=path, field=field)
         return tuple(_convert(kind, item, path, field) for kind, item in zip(kinds, items, strict=True))
-    if origin is tuple:
-        raise ConfigError("is not a list", path=path, field=field)
     return _convert_scalar(hint, value, path, field)
 
 
 def _convert_scalar(hint: Any, value: Any, path: str | Path | None, field: str) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except OverflowError as error:
-            raise ConfigError("is too large for a number", path=path, field=field) from error
+        return float(value)
     if isinstance(hint, type) and (not isinstance(value, hint) or (hint is int and isinstance(value, bool))):
-        raise ConfigError(f"{reprlib.repr(value)} is not of type {hint.__name__}", path=path, field=field)
+        raise ConfigError(f"{value!r} is not of type {hint.__name__}", path=path, field=field)
     return value
