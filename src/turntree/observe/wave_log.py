@@ -24,10 +24,11 @@ SCHEMA = "turntree.waves/1"
 
 
 class WaveLog:
-    """One line that says whose waves these are, then one line a finished wave. `finished` counts them."""
+    """One line that says whose waves these are, then one line a finished wave. `finished` counts them; `begun`: there
+    were none, so the log began here."""
 
     def __init__(self, path: Path, handle: IO[bytes]) -> None:
-        self.path, self.finished = path, 0
+        self.path, self.finished, self.begun = path, 0, False
         self._handle = handle
 
     def append(self, wave: dict[str, Any]) -> None:
@@ -37,7 +38,7 @@ class WaveLog:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """The finished waves in order, one at a time."""
-        with self.path.open(encoding="utf-8") as handle:
+        with self.path.open("rb") as handle:
             for number, line in enumerate(handle, start=1):
                 if number > 1:
                     yield parse_line(line, self.path, number)
@@ -58,13 +59,20 @@ class WaveLog:
             held += 1
         self._handle.truncate(whole)
         self._handle.seek(whole)
-        if not held:
+        if held <= 1:  # no finished wave: nothing of another run is here, whoever began it
+            self._handle.truncate(0)
+            self._handle.seek(0)
             self._write({"schema": SCHEMA, "identity": identity})
+            self.begun = True
             return
-        self._check(parse_line(first.decode("utf-8"), self.path, 1).get("identity", {}), identity)
+        header = parse_line(first, self.path, 1)
+        if header.get("schema") != SCHEMA:
+            hint = "remove the file, or choose another --out"
+            raise InputError(f"is {header.get('schema')!r}, not {SCHEMA!r}", path=self.path, field="schema", hint=hint)
+        self._check(header.get("identity"), identity)
         self.finished = held - 1
 
-    def _check(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    def _check(self, found: Any, wanted: dict[str, Any]) -> None:
         wanted = json.loads(json.dumps(wanted))
         differing = sorted(_differing(found, wanted))
         if differing:
@@ -94,8 +102,13 @@ def open_log(path: Path, identity: dict[str, Any], *, overwrite: bool = False) -
             handle.truncate(0)
         handle.seek(0)
         log = WaveLog(path, handle)
-        log._resume(identity)
-        yield log
+        try:
+            log._resume(identity)
+            yield log
+        except BaseException:
+            if log.begun and not log.finished:
+                path.unlink(missing_ok=True)  # it holds no work, and would only stand in the way
+            raise
 
 
 def _differing(found: Any, wanted: Any, key: str = "") -> Iterator[str]:
