@@ -237,7 +237,7 @@ class TestRows:
         assert len(import_chat([lines])[0]) == 2
 
     def test_a_damaged_document_always_stops(self, file: Any) -> None:
-        path = file("[{", name="broken.json")
+        path = file('[{"messages"', name="broken.json")
         assert refusal(path, on_error="drop").startswith(": is not complete JSON")
 
 

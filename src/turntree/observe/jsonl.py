@@ -34,7 +34,7 @@ def read_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
                 if line.strip():
                     yield number, line
     except FileNotFoundError as error:
-        raise InputError("no such file", path=path, hint="check the path") from error
+        raise InputError("does not exist", path=path, hint="check the path") from error
     except IsADirectoryError as error:
         raise InputError("is a folder", path=path, hint="name the files inside it") from error
     except _DAMAGED as error:
