@@ -12,7 +12,8 @@ from typing import Any
 from turntree.core.cost import NO_COST
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
-from turntree.observe.files import file_hash, write_table
+from turntree.observe.artifacts import PIVOTS, PROFILE
+from turntree.observe.files import file_hash
 from turntree.profiling.profile import Draft, Judge
 from turntree.profiling.samples import Sample
 from turntree.profiling.select import SelectConfig
@@ -83,13 +84,12 @@ def write_profile_file(path: Path) -> None:
 
     config = ProfileStageConfig(traces=str(traces), verifier="strict", profile=ProfileConfig(rollouts=4))
     header = {
-        "schema": "turntree.profile/1",
         "config": to_mapping(config),
         "policy_hash": "0123",
         "verifier": "strict/1",
         "traces_hash": file_hash(traces),
     }
-    write_table(path, {**header, "summary": tally.summary({}), "timing": {"engine_seconds": 0.0}}, rows)
+    PROFILE.write(path, {**header, "summary": tally.summary({}), "timing": {"engine_seconds": 0.0}}, rows)
 
 
 def read_by_selecting(path: Path) -> object:
@@ -134,13 +134,9 @@ def read_for_training(path: Path) -> object:
     from turntree.training.drift import DriftConfig, DriftMonitor
 
     config = train_pivot.TrainPivotConfig(pivots=str(path), traces=str(path.parent / "traces.jsonl"), allow_stale=True)
-    if hasattr(train_pivot, "PIVOTS"):
-        header, rows = train_pivot.PIVOTS.read(path)
-    else:
-        header, rows = train_pivot.read_table(path, train_pivot.SCHEMA)
-    _ = header["policy_hash"] != "0123"
+    header, rows = PIVOTS.read(path)
     policy: Any = SimpleNamespace(renderer=SimpleNamespace(prompt=lambda history, tools: (1, 2)))
-    pivots = train_pivot._pivots(rows, policy, config.traces or "", header)
+    pivots = train_pivot._pivots(rows, policy, config.traces or "", header, str(path))
     train_pivot._verifier(config, header)
     kinds = {pivot.kind for pivot in pivots}
     DriftMonitor(DriftConfig(), kinds)
@@ -415,10 +411,10 @@ READERS: dict[str, Reader] = {
         ("chat_template.jinja", chat_template, read_chat_template, {"structured": False, "names_file": False}),
         ("settings.json", settings, read_settings, {"names_file": False}),
         ("overrides.txt", overrides, read_overrides, {"structured": False, "names_file": False}),
-        ("rollouts.jsonl", rollout_log(OWN_LOG), read_log, {}),
-        ("verl.jsonl", rollout_log(VERL_LOG), read_log, {}),
-        ("nemo.jsonl.gz", rollout_log(NEMO_LOG), read_log, {"packed": "gz"}),
-        ("generic.jsonl", rollout_log(GENERIC_LOG), read_log, {}),
-        ("completions.table.json", trl_table, read_log, {}),
+        ("rollouts.jsonl", rollout_log(OWN_LOG), read_log, {"names_file": False}),
+        ("verl.jsonl", rollout_log(VERL_LOG), read_log, {"names_file": False}),
+        ("nemo.jsonl.gz", rollout_log(NEMO_LOG), read_log, {"packed": "gz", "names_file": False}),
+        ("generic.jsonl", rollout_log(GENERIC_LOG), read_log, {"names_file": False}),
+        ("completions.table.json", trl_table, read_log, {"names_file": False}),
     ]
 }

@@ -44,6 +44,8 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], *, path: str | Path | 
     Raises `ConfigError` for an unknown key (naming the nearest known one), a missing one or a wrong type.
     """
     hints, fields = _shape(cls)
+    if not isinstance(cast(Any, values), Mapping):
+        raise ConfigError(f"is {type(values).__name__}, not an object", path=path)
     for key in values:
         if key not in fields:
             near = difflib.get_close_matches(str(key)[:100], fields, n=1)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from turntree.core.config import Between, from_mapping
+from turntree.core.cost import Cost
 from turntree.core.errors import InputError
 from turntree.observe.files import parse_line, stream_table, write_table
 
@@ -123,7 +124,7 @@ class Candidate:
     reward_mean: Reward
     reward_var: Variance
     actions: list[Action]
-    cost: dict[str, Count]
+    cost: Cost
     stop: Literal["K reached", "settled", "audited", "open"] = "K reached"
     certainty: Share = 1.0
     audit: Audit | None = None
@@ -139,6 +140,8 @@ class Candidate:
 
     def __post_init__(self) -> None:
         _check_moments(self.reward_mean, self.reward_var)
+        if min(self.cost.counts().values()) < 0:
+            raise ValueError("has a cost below zero")
         if self.successes + self.unjudged > self.rollouts:
             raise ValueError(f"counts more than its {self.rollouts} rollouts")
         if (self.reward_mean is None) != (self.unjudged == self.rollouts):
@@ -166,8 +169,9 @@ class ProfileHeader:
     verifier: str
     traces_hash: str
     summary: dict[str, Any]
+    tokenizer_hash: str | None = None
+    template_hash: str | None = None
     timing: dict[str, Annotated[float, Between(0)]] = field(default_factory=dict[str, float])
-    identity: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         _check_texts("config", self.config, ("traces", "verifier", "split"))
@@ -212,7 +216,10 @@ class PivotsHeader:
     verifier_source: str
     split: str
     summary: dict[str, Any]
-    identity: dict[str, Any] | None = None
+    tokenizer_hash: str | None = None
+    template_hash: str | None = None
+    sampling: dict[str, Any] | None = None
+    cut: Count = 0
 
     def __post_init__(self) -> None:
         _check_count("summary", self.summary, "selected")

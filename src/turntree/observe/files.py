@@ -20,7 +20,6 @@ def atomic_write(path: Path) -> Iterator[IO[str]]:
     """Open a temporary sibling of `path` for writing; it takes the name only when the block ends well.
 
     Half of a surrogate pair, which a model can write as an escape and UTF-8 cannot hold, is written as that escape.
-    An `OSError` (a full disk) names `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -30,9 +29,6 @@ def atomic_write(path: Path) -> Iterator[IO[str]]:
             handle.flush()
             os.fsync(handle.fileno())
         os.replace(temporary, path)
-    except OSError as error:
-        error.filename = error.filename or str(path)
-        raise
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -96,5 +92,7 @@ def parse_line(text: bytes | str, path: Path, number: int) -> dict[str, Any]:
 
 def file_hash(path: Path) -> str:
     """Short content hash, to name the input of a stage."""
+    if not path.is_file():
+        raise InputError("no such file", path=path, hint="check the path")
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, lambda: hashlib.blake2b(digest_size=8)).hexdigest()

@@ -179,7 +179,7 @@ def _encode(value: Any, path: Path, line: int) -> bytes:
 def _not_json(text: str, error: json.JSONDecodeError, path: str | Path | None, line: int | None) -> InputError:
     if line is None and path is not None:
         line = error.lineno
-    if text.strip() in ("{", "[", "[{"):
+    if path is not None and text.strip() in ("{", "[", "[{"):
         hint = "write one value a line (jq -c does that), or name the file .json"
         return InputError("is the beginning of JSON over several lines", path=path, line=line, hint=hint)
     problem = f"is not complete JSON ({error.msg}: character {error.pos})"

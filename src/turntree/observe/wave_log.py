@@ -24,11 +24,10 @@ SCHEMA = "turntree.waves/1"
 
 
 class WaveLog:
-    """One line that says whose waves these are, then one line a finished wave. `finished` counts them; `begun`: there
-    were none, so the log began here."""
+    """One line that says whose waves these are, then one line a finished wave. `finished` counts them."""
 
     def __init__(self, path: Path, handle: IO[bytes]) -> None:
-        self.path, self.finished, self.begun = path, 0, False
+        self.path, self.finished = path, 0
         self._handle = handle
 
     def append(self, wave: dict[str, Any]) -> None:
@@ -59,16 +58,13 @@ class WaveLog:
             held += 1
         self._handle.truncate(whole)
         self._handle.seek(whole)
-        if held <= 1:  # no finished wave: nothing of another run is here, whoever began it
-            self._handle.truncate(0)
-            self._handle.seek(0)
+        if not held:
             self._write({"schema": SCHEMA, "identity": identity})
-            self.begun = True
             return
         header = parse_line(first, self.path, 1)
         if header.get("schema") != SCHEMA:
-            hint = "remove the file, or choose another --out"
-            raise InputError(f"is {header.get('schema')!r}, not {SCHEMA!r}", path=self.path, field="schema", hint=hint)
+            problem = f"is {header.get('schema')!r}, not {SCHEMA!r}"
+            raise InputError(problem, path=self.path, line=1, field="schema", hint="pass --overwrite to start anew")
         self._check(header.get("identity"), identity)
         self.finished = held - 1
 
@@ -102,13 +98,8 @@ def open_log(path: Path, identity: dict[str, Any], *, overwrite: bool = False) -
             handle.truncate(0)
         handle.seek(0)
         log = WaveLog(path, handle)
-        try:
-            log._resume(identity)
-            yield log
-        except BaseException:
-            if log.begun and not log.finished:
-                path.unlink(missing_ok=True)  # it holds no work, and would only stand in the way
-            raise
+        log._resume(identity)
+        yield log
 
 
 def _differing(found: Any, wanted: Any, key: str = "") -> Iterator[str]:
