@@ -346,12 +346,16 @@ def rollout_log(rows: Sequence[dict[str, Any]]) -> Callable[[Path], None]:
 
 
 def read_log(path: Path) -> object:
-    """What `turntree audit` computes and draws."""
-    from turntree.auditing.comparison import AuditConfig
-    from turntree.logs.rows import ReadConfig
-    from turntree.stages.audit import run_audit
+    """The groups that an audit sees, with finite numbers and of the types that they say."""
+    from turntree.core.config import from_mapping, to_mapping
+    from turntree.logs.groups import LoggedGroup
+    from turntree.logs.read import open_log
 
-    return run_audit([path], None, ReadConfig(), AuditConfig())
+    groups = list(open_log([path]))
+    for group in groups:
+        assert from_mapping(LoggedGroup, to_mapping(group)) == group
+        json.dumps(to_mapping(group), allow_nan=False)
+    return groups
 
 
 def _group(i: int) -> dict[str, Any]:

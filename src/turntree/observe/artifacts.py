@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from turntree.core.config import Between, from_mapping
 from turntree.core.cost import Cost
 from turntree.core.errors import InputError
+from turntree.core.messages import Message
 from turntree.observe.files import parse_line, stream_table, write_table
 
 MOST_ROLLOUTS = 10_000  # of one candidate
@@ -101,6 +102,10 @@ class Action:
     message: dict[str, Any] | None = None
     truncated: bool = False
 
+    def __post_init__(self) -> None:
+        if self.message is not None:
+            Message.from_chat(self.message)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
@@ -133,7 +138,7 @@ class Candidate:
     gold: Reward = None
     low: float | None = None
     high: float | None = None
-    demonstrated: str = ""
+    demonstrated: str | None = None
     state: str | None = None
     reference: str | None = None
     samples: list[Annotated[int, Between(0)] | None] | None = None
@@ -146,6 +151,9 @@ class Candidate:
             raise ValueError(f"counts more than its {self.rollouts} rollouts")
         if (self.reward_mean is None) != (self.unjudged == self.rollouts):
             raise ValueError("has a reward_mean exactly where a rollout was judged")
+        absent = [value is None for value in (self.demonstrated, self.state, self.reference, self.samples)]
+        if any(absent) != all(absent):
+            raise ValueError("holds demonstrated, state, reference and samples together or not at all")
         if self.samples is None:
             return
         drawn = [0] * len(self.actions)
