@@ -63,5 +63,5 @@ def test_a_damaged_line_is_named(tmp_path):
     path = tmp_path / "p.waves"
     fill(path, [{"n": 0}])
     path.write_bytes(path.read_bytes() + b"nonsense\n")
-    with open_log(path, IDENTITY) as log, pytest.raises(InputError, match=r"p\.waves:3: is not JSON"):
+    with open_log(path, IDENTITY) as log, pytest.raises(InputError, match=r"p\.waves:3: is not complete JSON"):
         list(log)

@@ -37,7 +37,7 @@ class WaveLog:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """The finished waves in order, one at a time."""
-        with self.path.open(encoding="utf-8") as handle:
+        with self.path.open("rb") as handle:
             for number, line in enumerate(handle, start=1):
                 if number > 1:
                     yield parse_line(line, self.path, number)
@@ -61,10 +61,14 @@ class WaveLog:
         if not held:
             self._write({"schema": SCHEMA, "identity": identity})
             return
-        self._check(parse_line(first.decode("utf-8"), self.path, 1).get("identity", {}), identity)
+        header = parse_line(first, self.path, 1)
+        if header.get("schema") != SCHEMA:
+            problem = f"is {header.get('schema')!r}, not {SCHEMA!r}"
+            raise InputError(problem, path=self.path, line=1, field="schema", hint="pass --overwrite to start anew")
+        self._check(header.get("identity"), identity)
         self.finished = held - 1
 
-    def _check(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    def _check(self, found: Any, wanted: dict[str, Any]) -> None:
         wanted = json.loads(json.dumps(wanted))
         differing = sorted(_differing(found, wanted))
         if differing:

@@ -16,21 +16,19 @@ from turntree.core.labels import Rewards
 from turntree.core.protocols import TurnVerifier
 from turntree.domains.household.environment import HouseholdEnvironment
 from turntree.engines.checkpoint import save_model
-from turntree.observe.files import file_hash, read_table, write_table
+from turntree.observe.artifacts import PASS_RATES, PIVOTS
+from turntree.observe.files import file_hash
 from turntree.observe.run import RunDirectory, notice, open_run, progress
-from turntree.profiling.select import SCHEMA
 from turntree.rollouts.local import render, sample_local, score_local
 from turntree.stages.evaluate import EvaluateConfig, play
 from turntree.stages.policy import Device, Policy, load_policy
 from turntree.stages.profile import read_candidates
 from turntree.stages.tasks import GamesConfig, games
-from turntree.stages.verifier import resolve_verifier
+from turntree.stages.verifier import NAMES, resolve_verifier
 from turntree.training.checkpoints import CheckpointConfig, resume
 from turntree.training.curriculum import PivotRecord
 from turntree.training.isolation import check_path_isolation
 from turntree.training.pivot import Check, Checked, Pivot, PivotConfig, Trained, train_pivot
-
-PASS_RATES = "turntree.pass_rates/1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +66,7 @@ def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = Fa
     """Train; the policy lies in `out/model`, the curves in `out/metrics.jsonl`, how every pivot fared in
     `out/pass_rates.jsonl`, the bill in `out/cost.json`. An unfinished run of the same configuration and contents in
     `out` goes on; any other is refused unless `overwrite`."""
-    header, rows = read_table(Path(config.pivots), SCHEMA)
+    header, rows = PIVOTS.read(Path(config.pivots))
     policy = load_policy(config.model, config.device)
     if header["policy_hash"] != policy.hash and not config.allow_stale:
         raise InputError(
@@ -77,8 +75,8 @@ def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = Fa
             hint="profile again with this policy, or pass --allow-stale",
         )
     traces = config.traces or str(header["traces"])
-    pivots = _pivots(rows, policy, traces, header)
     verifier = _verifier(config, header)
+    pivots = _pivots(rows, policy, traces, header, config.pivots)
     check_path_isolation(policy.model)
     check = _checks(config, policy, verifier, traces)
     inputs = {
@@ -135,7 +133,7 @@ def _train(
             checkpoints=checkpoints,
         )
     save_model(policy.model, policy.tokenizer, run.model)
-    write_table(run.path / "pass_rates.jsonl", {"schema": PASS_RATES}, _pass_rates(pivots, trained.records))
+    PASS_RATES.write(run.path / "pass_rates.jsonl", {"rows": len(pivots)}, _pass_rates(pivots, trained.records))
     run.write_cost(trained.cost, checks=trained.checks)
     checkpoints.clear()
     return trained
@@ -156,21 +154,37 @@ def _pass_rates(pivots: Sequence[Pivot], records: Sequence[PivotRecord]) -> Iter
         yield {**place, "pass_rate": record.pass_rate, **dataclasses.asdict(record)}
 
 
-def _pivots(rows: Sequence[dict[str, Any]], policy: Policy, traces: str, header: dict[str, Any]) -> list[Pivot]:
+def _pivots(
+    rows: Sequence[dict[str, Any]], policy: Policy, traces: str, header: dict[str, Any], path: str
+) -> list[Pivot]:
     """The selected rows with their states, rendered once. Raises `InputError` when traces and pivots do not fit."""
     if file_hash(Path(traces)) != header["traces_hash"]:
         raise InputError(
             "is not the file that was profiled", path=traces, hint="name it with --traces, or profile again"
         )
     states = {(state.trace_id, state.turn): state for state in read_candidates(traces, str(header["split"]))[0]}
-    return [
-        Pivot(render(states[row["trace_id"], row["turn"]], policy.renderer), row["kind"], row["role"]) for row in rows
-    ]
+    pivots: list[Pivot] = []
+    for row in rows:
+        state = states.get((row["trace_id"], row["turn"]))
+        if state is None:
+            problem = f"names turn {row['turn']} of trace {row['trace_id']!r}, which is no candidate of {traces}"
+            raise InputError(problem, path=path, hint="select again from the profile of these traces")
+        pivots.append(Pivot(render(state, policy.renderer), row["kind"], row["role"]))
+    return pivots
 
 
 def _verifier(config: TrainPivotConfig, header: dict[str, Any]) -> TurnVerifier:
-    """The profile's verifier, or the named one if it is the strict baseline or a stale profile is allowed."""
-    verifier = resolve_verifier(config.verifier or str(header["verifier_source"]))
+    """The profile's verifier, or the named one if it is the strict baseline or a stale profile is allowed. Code runs
+    only where the user names it: a file that does is refused, without importing anything."""
+    source = str(header["verifier_source"])
+    if config.verifier is None and source not in NAMES:
+        raise InputError(
+            f"were profiled with {source!r}, which is code of your own, and a file does not decide what code runs",
+            path=config.pivots,
+            field="verifier_source",
+            hint=f"pass --verifier {source} to train with it",
+        )
+    verifier = resolve_verifier(config.verifier or source)
     if verifier.name != header["verifier"] and config.verifier != "strict" and not config.allow_stale:
         raise InputError(
             f"were profiled with verifier {header['verifier']!r}, and training would use {verifier.name!r}",
