@@ -1,4 +1,4 @@
-"""Mutate every reader's input and count what became of it: `python tests/mutations/measure.py [COUNT] [NAME ...]`."""
+"""Mutate every reader's input and count what became of it: `PYTHONPATH=tests python -m mutations.measure [COUNT] [NAME ...]`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from mutate import mutations, pack
-from readers import READERS, Reader
+from mutations.mutate import mutations, pack
+from mutations.readers import READERS, Reader
 
 from turntree.core.errors import InputError
 

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from measure import outcomes
-from readers import READERS
+from mutations.measure import outcomes
+from mutations.readers import READERS
 
 MUTATIONS = 200
 NOT_YET = {  # readers that are known to fail, and why

@@ -24,7 +24,7 @@ from turntree.stages.evaluate import EvaluateConfig, play
 from turntree.stages.policy import Device, Policy, load_policy
 from turntree.stages.profile import read_candidates
 from turntree.stages.tasks import GamesConfig, games
-from turntree.stages.verifier import NAMES, resolve_verifier
+from turntree.stages.verifier import is_shipped, resolve_verifier
 from turntree.training.checkpoints import CheckpointConfig, resume
 from turntree.training.curriculum import PivotRecord
 from turntree.training.isolation import check_path_isolation
@@ -177,9 +177,9 @@ def _verifier(config: TrainPivotConfig, header: dict[str, Any]) -> TurnVerifier:
     """The profile's verifier, or the named one if it is the strict baseline or a stale profile is allowed. Code runs
     only where the user names it: a file that does is refused, without importing anything."""
     source = str(header["verifier_source"])
-    if config.verifier is None and source not in NAMES:
+    if config.verifier is None and not is_shipped(source):
         raise InputError(
-            f"were profiled with {source!r}, which is code of your own, and a file does not decide what code runs",
+            f"were profiled with {source!r}, which is no shipped verifier, and a file does not decide what code runs",
             path=config.pivots,
             field="verifier_source",
             hint=f"pass --verifier {source} to train with it",
