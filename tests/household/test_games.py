@@ -118,8 +118,8 @@ def bad_line(tmp_path: Path, text: str) -> Path:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"game": "train/x", "pddl_pro', "bad.jsonl:2: is not JSON"),
-        ("[1, 2]\n", "bad.jsonl:2: field 'game'"),
+        ('{"game": "train/x", "pddl_pro', "bad.jsonl:2: is not complete JSON"),
+        ("[1, 2]\n", "bad.jsonl:2: is list, not an object"),
         (json.dumps(row(1, grammar=None)), "bad.jsonl:2: field 'grammar': is missing or not text"),
         (
             json.dumps(row(1, pddl_problem="(define)")),
@@ -137,7 +137,7 @@ def test_an_unreadable_line_is_named_after_the_readable_ones_were_given(tmp_path
 def test_a_truncated_archive_is_named(tmp_path: Path) -> None:
     path = packed(tmp_path / "cut.jsonl.xz", [row(0)])
     path.write_bytes(path.read_bytes()[:-200])
-    with pytest.raises(InputError, match=r"cut\.jsonl\.xz:1: is damaged"):
+    with pytest.raises(InputError, match=r"cut\.jsonl\.xz:1: the compressed file is damaged"):
         list(load_games(path))
 
 
@@ -156,7 +156,7 @@ def test_missing_files_say_what_to_do(tmp_path: Path) -> None:
 def test_a_broken_game_file_in_a_tree_is_named(tmp_path: Path) -> None:
     file = tree(tmp_path, [row(0)]) / "json_2.1.1" / row(0)["game"] / "game.tw-pddl"
     file.write_text('{"solvable": tr', encoding="utf-8")
-    with pytest.raises(InputError, match=r"game\.tw-pddl: is not JSON"):
+    with pytest.raises(InputError, match=r"game\.tw-pddl:1: is not complete JSON"):
         list(load_games(tmp_path))
 
 

@@ -66,6 +66,12 @@ class TestVerl:
         assert read(path)[0][0].rewards == (None, 1.0)
         assert read(path, rewards=("acc", "score"))[0][0].rewards == (0.5, 1.5)
 
+    def test_rollouts_without_a_prompt_or_a_uid_are_counted_and_never_one_group(self, tmp_path):
+        row = {"input": " ", "output": "o", "score": 1.0, "step": 1}
+        groups, report = read(write(tmp_path / "1.jsonl", [row, row, row | {"uid": "u_0_0"}]))
+        assert len(groups) == 1
+        assert report.dropped == {"neither a prompt nor a uid: its group is not known": 2}
+
 
 def trl_table(folder, step, rows, columns=("reward_a",)):
     pyarrow = pytest.importorskip("pyarrow")
@@ -92,11 +98,46 @@ class TestTrl:
         assert report.notes and "accuracy_reward, format_reward" in next(iter(report.notes))
 
     def test_columns_that_do_not_explain_the_advantages_are_refused_by_name(self, tmp_path):
-        rows = [("p", "x", 1.0, 3.0, 0.0), ("p", "y", 1.0, 4.0, 0.0)]
-        path = trl_table(tmp_path, 1, rows, ("reward", "length"))
-        with pytest.raises(InputError, match=r"not those of the sum of reward, length.*--reward"):
+        rows = [("p", "x", 1.0, 3.0, 0.0), ("p", "y", 2.0, 4.0, 0.0)]
+        path = trl_table(tmp_path, 1, rows, ("score", "length"))
+        with pytest.raises(InputError, match=r"not those of a sum of score, length.*--reward"):
             read(path)
-        assert read(path, rewards=("reward",))[0][0].rewards == (1.0, 1.0)
+        with pytest.raises(InputError, match=r"not those of the sum of score.*--reward"):
+            read(path, rewards=("score",))
+
+    def test_a_column_that_is_constant_in_every_group_is_never_taken_for_a_reward_because_nothing_speaks_against_it(
+        self, tmp_path
+    ):
+        """Adding `difficulty` would turn the group that failed into one that succeeded."""
+        rows = [("p", "x", 1.0, 2, 0.7), ("p", "y", 0.0, 2, -0.7), ("q", "z", 0.0, 1, 0.0), ("q", "w", 0.0, 1, 0.0)]
+        named = trl_table(tmp_path / "named", 1, rows, ("accuracy_reward", "difficulty"))
+        groups, report = read(named)
+        assert [g.rewards for g in groups] == [(1.0, 0.0), (0.0, 0.0)]
+        assert list(report.notes) == [
+            "the reward is the sum of accuracy_reward (by name); difficulty left out; --reward says otherwise"
+        ]
+        unnamed = trl_table(tmp_path / "unnamed", 1, rows, ("accuracy", "difficulty"))
+        with pytest.raises(InputError, match=r"do not tell whether difficulty entered the reward; .*--reward accuracy"):
+            read(unnamed)
+        assert [g.rewards for g in read(unnamed, rewards=("accuracy",))[0]] == [(1.0, 0.0), (0.0, 0.0)]
+
+    def test_the_advantages_of_the_whole_log_tell_columns_that_no_name_tells(self, tmp_path):
+        """No single step tells: `accuracy` and `format` move together in the first, nothing moves in the second."""
+        columns = ("accuracy", "format", "length", "unused")
+        trl_table(tmp_path, 1, [("p", "x", 1.0, 1.0, 9, 0, 0.7), ("p", "y", 0.0, 0.0, 9, 0, -0.7)], columns)
+        trl_table(tmp_path, 2, [("p", "z", 0.0, 0.0, 7, 0, 0.0), ("p", "w", 0.0, 0.0, 8, 0, 0.0)], columns)
+        with pytest.raises(InputError, match="do not tell whether accuracy, format entered the reward"):
+            read(tmp_path)
+        trl_table(tmp_path, 3, [("p", "x", 1.0, 0.0, 5, 0, 0.0), ("p", "y", 0.0, 1.0, 5, 0, 0.0)], columns)
+        groups, report = read(tmp_path)
+        assert [g.rewards for g in groups] == [(2.0, 0.0), (0.0, 0.0), (1.0, 1.0)]
+        assert "accuracy, format (the advantages fit no other columns); length, unused left out" in str(report.notes)
+
+    def test_columns_without_names_or_advantages_are_asked_for(self, tmp_path):
+        table = {"columns": ["step", "prompt", "completion", "a", "b"], "data": [[1, "p", "x", 1.0, 0.0]] * 2}
+        (tmp_path / "completions_1_a.table.json").write_text(json.dumps(table))
+        with pytest.raises(InputError, match=r"no advantages, so nothing tells which of a, b were rewards.*--reward"):
+            read(tmp_path)
 
     def test_a_batch_that_is_logged_again_is_dropped_and_counted(self, tmp_path):
         rows = [("p", "x", 1.0, 1.0), ("p", "y", 0.0, -1.0)]
@@ -140,6 +181,27 @@ class TestNemoGym:
         row = {"response": {"output": []}, "reward": 1.0, "_ng_task_index": 3}
         (group,), _ = read(write(tmp_path / "r.jsonl", [row | mark, row]))
         assert group.rewards == (None, 1.0) and group.rollouts[0].stop == "masked"
+
+    @pytest.mark.parametrize("prompt", [[], "", None, [{"role": "user", "content": " "}]])
+    def test_rollouts_that_nothing_groups_are_counted_and_never_one_group(self, tmp_path, prompt):
+        row = {"response": {"output": []}, "reward": 1.0, "responses_create_params": {"input": prompt}}
+        path = write(tmp_path / "r.jsonl", [row, row, row | {"instance_id": "a"}, row | {"_ng_task_index": 0}])
+        groups, report = read(path)
+        assert [(g.task, len(g.rollouts)) for g in groups] == [("a", 1), ("task 0", 1)]
+        assert report.dropped == {"no task index, instance or prompt: its group is not known": 2}
+
+    def test_items_and_words_inside_lists_are_read_too(self, tmp_path):
+        said = {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"content": [{"type": "output_text", "text": "yes"}]}],
+        }
+        row = {"reward": 1.0, "_ng_task_index": 0, "response": {"output": [[said], [said]]}}
+        (group,), _ = read(write(tmp_path / "r.jsonl", [row]))
+        assert group.rollouts[0].characters == len("yes\nyes")
+        odd = row | {"response": {"output": ["yes"]}}
+        _, report = read(write(tmp_path / "odd.jsonl", [row, odd]))
+        assert report.dropped == {"an item of the prompt or the output is not an object": 1}
 
     def test_files_are_iterations_in_natural_order(self, tmp_path):
         for number, reward in ((9, 0.0), (10, 1.0)):

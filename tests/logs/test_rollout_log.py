@@ -58,6 +58,12 @@ def test_an_appended_log_is_read_back_and_a_line_cut_off_by_a_crash_is_counted(t
     assert log.report.format == "turntree" and sum(log.report.dropped.values()) == 1
 
 
+def test_half_a_character_that_a_model_wrote_is_logged_and_read_back(tmp_path):
+    told = LoggedGroup(id="g", task="t", rollouts=(LoggedRollout(actions=("say \ud800",), reward=1.0),))
+    append_groups(tmp_path / "rollouts.jsonl", [told])
+    assert list(open_log([tmp_path])) == [told]
+
+
 def test_a_tree_becomes_rollouts_whose_shared_turns_are_paid_for_once():
     tree = RolloutTree("task")
 

@@ -25,7 +25,7 @@ def test_a_table_round_trips(tmp_path):
 def test_a_truncated_line_is_named(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text('{"schema": "x/1"}\n{"a": 1}\n{"a": ')
-    with pytest.raises(InputError, match=r"t\.jsonl:3: is not JSON"):
+    with pytest.raises(InputError, match=r"t\.jsonl:3: is not complete JSON"):
         read_table(path, "x/1")
 
 

@@ -24,6 +24,9 @@ from run_directories import (
 from turntree.core.errors import InputError
 from turntree.observe.files import read_json, write_json
 from turntree.report.html import build_report
+from turntree.report.read import Run
+from turntree.report.results import Difference, Estimate
+from turntree.report.wording import headline
 
 
 def text_of(page: Path) -> str:
@@ -104,6 +107,22 @@ def test_a_policy_that_became_worse_is_called_that(tmp_path: Path) -> None:
     write_evaluation(tmp_path, "base", 15, 0.8)
     write_evaluation(tmp_path, "pivotrl", 5, 0.8)
     assert "lies below zero: PivotRL is worse than the base policy." in text_of(build_report(tmp_path))
+
+
+def test_a_gain_that_is_a_loss_when_played_greedily_is_called_both_at_the_top() -> None:
+    """The figures of the quickstart's seed 0."""
+    gained = Difference("pivotrl", "base", Estimate(0.11, 0.052, 0.17), Estimate(-0.032, -0.088, 0.02), 400)
+    lost = Difference("pivotrl", "sft", Estimate(0.038, -0.018, 0.095), Estimate(-0.075, -0.13, -0.02), 400)
+    run = Run("q", Path("runs/q"), profile=None, pivots=None, random=None, arms=(), summary=None)
+    found = headline(run, [], [gained, lost])
+    assert (
+        "+11.0 percentage points (95% interval +5.2 to +17.0) sampled, −3.2 (95% interval −8.8 to +2.0)" in found.found
+    )
+    assert found.verdict == (
+        "Sampled: The whole interval lies above zero. Greedy: The interval contains zero: these games do not tell the "
+        "two policies apart. Greedy, PivotRL is worse than SFT on the same traces (−7.5 percentage points)."
+    )
+    assert found.others[0].endswith("the interval contains zero sampled, and lies below zero greedy.")
 
 
 def test_the_table_holds_every_arm(page: str) -> None:

@@ -39,18 +39,24 @@ def test_profiling_is_billed_to_pivotrl_and_to_nobody_else(tmp_path):
     assert _bill(tmp_path, "pivotrl", profile) == {"turns": 90, "tokens": 450, "trained_tokens": 7, "seconds": 8.0}
 
 
-def test_the_table_says_when_zero_is_inside():
+def test_the_first_lines_say_what_was_gained_sampled_and_what_was_lost_greedy():
+    """The figures of seed 0, whose gain is sampled only."""
     arm = {"success": 0.5, "low": 0.4, "high": 0.6, "greedy_success": 0.5, "retention_change": 0.0}
     arm |= {"turns": 1, "tokens": 1, "seconds": 1.0}
-    row = {"mean": 0.01, "low": -0.02, "high": 0.04, "games": 400}
+    base = {"mean": 0.11, "low": 0.052, "high": 0.17, "games": 400}
+    base |= {"greedy_mean": -0.032, "greedy_low": -0.088, "greedy_high": 0.02}
+    sft = {"mean": 0.038, "low": -0.018, "high": 0.095, "games": 400}
+    sft |= {"greedy_mean": -0.075, "greedy_low": -0.13, "greedy_high": -0.02}
     summary = {
         "arms": dict.fromkeys(("base", "sft", "random", "pivotrl"), arm),
-        "differences": {"pivotrl-base": row | {"low": 0.005}, "pivotrl-sft": row},
+        "differences": {"pivotrl-base": base, "pivotrl-sft": sft},
         "wall_seconds": 1.0,
         "report": "r.html",
     }
-    told = {line.split()[0]: line for line in table(summary) if line.startswith("pivotrl-")}
-    assert told["pivotrl-base"].endswith("above zero") and told["pivotrl-sft"].endswith("zero is inside")
+    first, second, *_ = table(summary)
+    assert "PivotRL minus base" in first and "PivotRL minus SFT" in second
+    assert "+11.0 points [+5.2, +17.0] (better) sampled, -3.2 points [-8.8, +2.0] (not told apart) greedy" in first
+    assert "+3.8 points [-1.8, +9.5] (not told apart) sampled, -7.5 points [-13.0, -2.0] (worse) greedy" in second
 
 
 def test_no_seed_trains_on_games_that_it_is_tested_on():

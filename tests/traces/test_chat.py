@@ -114,7 +114,7 @@ class TestStopping:
             (row(USER, HELLO, reward="1"), ":2: field 'reward': is '1', not a number;", "malformed_field"),
             (row(USER, HELLO, success="yes"), ":2: field 'success': is 'yes'; write true", "malformed_field"),
             (row(USER, HELLO, split="valid"), ":2: field 'split': is 'valid';", "malformed_field"),
-            (row(USER, HELLO, tools="[{"), ":2: field 'tools': is text that is not JSON", "malformed_field"),
+            (row(USER, HELLO, tools="[{"), ":2: field 'tools': is text that is not complete JSON", "malformed_field"),
             (row(USER, HELLO, tools=[3]), ":2: field 'tools[0]': is int, not an object", "malformed_field"),
             (row(USER, HELLO, meta={"skip_turns": {"7": "x"}}), ":2: field 'meta.skip_turns': of", "malformed_field"),
         ],
@@ -237,8 +237,8 @@ class TestRows:
         assert len(import_chat([lines])[0]) == 2
 
     def test_a_damaged_document_always_stops(self, file: Any) -> None:
-        path = file("[{", name="broken.json")
-        assert refusal(path, on_error="drop").startswith(": is not complete JSON")
+        path = file('[{"messages"', name="broken.json")
+        assert refusal(path, on_error="drop").startswith(":1: is not complete JSON")
 
 
 class TestTurns:

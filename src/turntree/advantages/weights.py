@@ -36,8 +36,8 @@ def path_weighted(tree: RolloutTree, leaves: Sequence[int]) -> LeafWeighting:
     starts that there are is no way out, because their number depends on what the initial ones did (both enumerated in
     recipes/credit_table.py). So every task's gradient is the sum over its initial starts.
 
-    Sums with these weights are unbiased iff every fork was decided from the history up to it (architecture, section
-    3; `RolloutTree.biased_forks` lists the others). A branch without scored leaf gives its weight to its siblings,
+    Sums with these weights are unbiased iff every fork was decided from the history up to it (docs/design/branching.md;
+    `RolloutTree.biased_forks` lists the others). A branch without scored leaf gives its weight to its siblings,
     which is unbiased only where censoring does not depend on what the branch was about to earn.
     """
     below = positions_below(tree, leaves)

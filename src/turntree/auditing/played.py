@@ -107,7 +107,7 @@ def play(groups: Iterable[LoggedGroup], *, success: float = SUCCESS_REWARD) -> P
     """Take in a stream of groups, one at a time: no text of a group is held once the next one comes."""
     kept: list[PlayedGroup] = []
     outcomes: list[GroupOutcome] = []
-    unknown = dict.fromkeys(UNITS, 0)
+    unknown: dict[str, int] = dict.fromkeys(UNITS, 0)
     spent = {unit: array("q") for unit in _AMOUNTS}
     trained = {unit: array("q") for unit in _AMOUNTS}
     censored, horizon, known = Counter[str](), 0, True

@@ -13,6 +13,7 @@ import click
 from turntree.core.config import with_overrides
 from turntree.core.errors import InputError
 from turntree.observe.files import write_json
+from turntree.observe.jsonl import parse_json
 
 T = TypeVar("T")
 
@@ -66,8 +67,8 @@ def configured(config: T, overrides: tuple[str, ...]) -> T:
         if not equals:
             raise InputError(f"{override!r} has no '='", field="--set", hint="write --set KEY=VALUE")
         try:
-            values[key] = json.loads(text)
-        except json.JSONDecodeError:
+            values[key] = parse_json(text)
+        except InputError:
             values[key] = text
     return with_overrides(config, values)
 

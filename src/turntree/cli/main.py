@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
+from pathlib import Path
 
 # One OpenMP thread for tiny models, before torch is loaded anywhere; a user's own setting wins.
 os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("TURNTREE_THREADS", "1"))
@@ -42,26 +44,52 @@ cli.add_command(results.report)
 cli.add_command(results.quickstart)
 
 
+DEBUG = "TURNTREE_DEBUG"  # set to anything: tracebacks are shown
+
+
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; bad input ends in one line on standard error and exit code 2."""
+    """Run the command line. Bad input ends in one line on standard error and exit code 2, a defect of turntree in one
+    line and exit code 70 (the traceback where `TURNTREE_DEBUG` is set), an interrupt in exit code 130."""
     try:
         cli.main(args=arguments, prog_name="turntree", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as shown:
         print(shown.ctx.get_help())
     except click.ClickException as error:
         _fail(error.format_message())
-    except (TurntreeError, OSError) as error:
+    except TurntreeError as error:
         _fail(str(error))
+    except OSError as error:
+        _fail(_of_system(error))
     except (KeyboardInterrupt, click.Abort):
         print(
             "turntree: interrupted; finished artifacts are whole, the unfinished one was not written", file=sys.stderr
         )
         sys.exit(130)
+    except Exception as error:
+        _fail(_of_defect(error), code=70)  # EX_SOFTWARE of sysexits.h
 
 
-def _fail(message: str) -> None:
+def _fail(message: str, code: int = 2) -> None:
+    if os.environ.get(DEBUG):
+        traceback.print_exc()
     print("turntree: error: " + " ".join(message.split()), file=sys.stderr)
-    sys.exit(2)
+    sys.exit(code)
+
+
+def _of_system(error: OSError) -> str:
+    """What the system refused, and of which file."""
+    if error.strerror is None:
+        return f"{type(error).__name__}: {error}"
+    return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+
+
+def _of_defect(error: Exception) -> str:
+    """One line for an error that no code expected: what, where, and what to do."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "turntree" in frame.filename]
+    where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    text = " ".join(str(error).split())
+    what = f"{type(error).__name__}{where}" + (f": {text[:300]}" if text else "")
+    return f"turntree did not expect this ({what}); please report it, with what {DEBUG}=1 shows"
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from turntree.cli.common import configured, finish, json_option, set_option
 from turntree.core.errors import InputError
 
 MODEL_HELP = "A folder in Hugging Face format, or an embedded tiny policy: 'default', 'qa'."
-VERIFIER_HELP = "household, tool_call, strict, or module:function of your own."
+VERIFIER_HELP = "household, tool_call (+messages=any+ignore_case), strict, or module:function of your own."
 
 
 @click.command(short_help="Fine-tune on traces: the baseline.")
@@ -238,7 +238,7 @@ def train() -> None:
 @train.command(short_help="PivotRL: GRPO on one-turn groups.")
 @click.argument("pivots")
 @click.option("--model", default="default", show_default=True, help=MODEL_HELP)
-@click.option("--verifier", default=None, help="Default: the one that the profile was made with.")
+@click.option("--verifier", default=None, help="Default: that of the profile; code of your own is named again.")
 @click.option("--strict", is_flag=True, help="Baseline: reward only the demonstrated action (Eq. 2).")
 @click.option("--traces", default=None, help="Where the traces are now, if not where the profile says.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The run directory to write.")

@@ -1,9 +1,19 @@
-"""Strict configuration: one frozen dataclass beside its owner; an unknown key is an error."""
+"""Strict values: plain JSON to a frozen dataclass, or one line that says what is wrong with it.
+
+Configurations and the rows of our artifacts (`observe.artifacts`) are dataclasses; their annotations are the whole
+check. Types: str, int, float, bool, `Literal`, enumerations of text, unions, tuples, lists, `dict[str, X]`, nested
+dataclasses, `Any`. `Annotated[float, Between(0, 1)]` bounds numbers (in lists and unions too). A float is finite, an
+int fits into 64 bits, true is no number, and an unknown key is an error.
+"""
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
 import difflib
+import enum
+import functools
+import math
 import reprlib
 import types
 import typing
@@ -14,6 +24,18 @@ from typing import Any, TypeVar, cast
 from turntree.core.errors import ConfigError
 
 T = TypeVar("T")
+_LARGEST = 2**63 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Between:
+    """The bounds of a number, both inside."""
+
+    least: float = -math.inf
+    most: float = math.inf
+
+    def __str__(self) -> str:
+        return f"at least {self.least:g}" if self.most == math.inf else f"from {self.least:g} to {self.most:g}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +65,9 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], *, path: str | Path | 
 
     Raises `ConfigError` for an unknown key (naming the nearest known one), a missing one or a wrong type.
     """
-    hints = typing.get_type_hints(cls)
-    fields = {f.name: f for f in dataclasses.fields(cast(Any, cls)) if f.init}
+    hints, fields = _shape(cls)
+    if not isinstance(cast(Any, values), Mapping):
+        raise ConfigError(f"is {type(values).__name__}, not an object", path=path)
     for key in values:
         if key not in fields:
             raise unknown_key(str(key), fields, field=str(key), path=path)
@@ -55,10 +78,16 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], *, path: str | Path | 
             raise ConfigError("is missing", path=path, field=name, hint="give it a value")
     try:
         return cls(**built)
+    except ConfigError as error:
+        raise ConfigError(error.problem, path=error.path or path, field=error.field, hint=error.hint) from error
     except ValueError as error:  # a __post_init__ check
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError(str(error), path=path) from error
+
+
+@functools.cache
+def _shape(cls: type) -> tuple[dict[str, Any], dict[str, dataclasses.Field[Any]]]:
+    """The resolved annotations and the fields of a dataclass."""
+    return typing.get_type_hints(cls, include_extras=True), {f.name: f for f in dataclasses.fields(cls) if f.init}
 
 
 def to_mapping(config: Any) -> dict[str, Any]:
@@ -102,7 +131,7 @@ def converted(hint: Any, value: Any, *, field: str, path: str | Path | None = No
 def unknown_key(key: str, known: Iterable[str], *, field: str, path: str | Path | None = None) -> ConfigError:
     """The error for a key that is not among `known`: names the nearest, or all."""
     names = sorted(known)
-    near = difflib.get_close_matches(key, names, n=1)
+    near = difflib.get_close_matches(key[:100], names, n=1)
     listed = f"known keys: {', '.join(names)}" if names else "it has no keys"
     return ConfigError("unknown key", path=path, field=field, hint=f"did you mean {near[0]!r}?" if near else listed)
 
@@ -111,42 +140,79 @@ def _convert(hint: Any, value: Any, path: str | Path | None, field: str) -> Any:
     if hint is Part:
         return Part.from_value(value, field)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin is typing.Annotated:
+        converted = _convert(arguments[0], value, path, field)
+        _check_bounds(converted, arguments[1:], path, field)
+        return converted
     if origin in (types.UnionType, typing.Union):
-        if value is None and type(None) in arguments:
-            return None
-        errors: list[ConfigError] = []
-        for option in arguments:
-            if option is type(None):
-                continue
-            try:
-                return _convert(option, value, path, field)
-            except ConfigError as error:
-                errors.append(error)
-        raise errors[0]
+        return _convert_union(arguments, value, path, field)
     if origin is typing.Literal:
-        if value not in arguments:
+        if not any(type(value) is type(option) and value == option for option in arguments):
             allowed = ", ".join(map(repr, arguments))
             raise ConfigError(f"{value!r} is not allowed", path=path, field=field, hint=f"use one of {allowed}")
         return value
+    if isinstance(hint, type) and issubclass(hint, enum.StrEnum):
+        if value not in list(hint):
+            allowed = ", ".join(repr(option.value) for option in hint)
+            raise ConfigError(f"{value!r} is not allowed", path=path, field=field, hint=f"use one of {allowed}")
+        return hint(value)
     if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
-        return from_mapping(cast(Any, hint), cast(Mapping[str, Any], value), path=path)
-    if origin is tuple and isinstance(value, list | tuple):
-        items: list[Any] = list(cast("list[Any]", value))
-        kinds = [arguments[0]] * len(items) if arguments[-1:] == (Ellipsis,) else list(arguments)
-        if len(kinds) != len(items):
-            raise ConfigError(f"needs {len(kinds)} values, has {len(items)}", path=path, field=field)
-        return tuple(_convert(kind, item, path, field) for kind, item in zip(kinds, items, strict=True))
-    if origin is tuple:
-        raise ConfigError("is not a list", path=path, field=field)
-    return _convert_scalar(hint, value, path, field)
+        return from_mapping(cast(Any, hint), cast("Mapping[str, Any]", value), path=path)
+    if origin in (tuple, list) and isinstance(value, list | tuple):
+        return _convert_items(origin, arguments, list(cast("list[Any]", value)), path, field)
+    if origin in (dict, collections.abc.Mapping) and isinstance(value, Mapping):
+        pairs = cast("Mapping[Any, Any]", value).items()
+        return {_text(key, path, field): _convert(arguments[1], item, path, f"{field}.{key}") for key, item in pairs}
+    return _convert_scalar(origin or hint, value, path, field)
+
+
+def _convert_union(options: tuple[Any, ...], value: Any, path: str | Path | None, field: str) -> Any:
+    if value is None and type(None) in options:
+        return None
+    errors: list[ConfigError] = []
+    for option in options:
+        if option is type(None):
+            continue
+        try:
+            return _convert(option, value, path, field)
+        except ConfigError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _convert_items(
+    kind: Any, arguments: tuple[Any, ...], items: list[Any], path: str | Path | None, field: str
+) -> list[Any] | tuple[Any, ...]:
+    kinds = list(arguments)
+    if kind is list or arguments[-1:] == (Ellipsis,):
+        kinds = [arguments[0]] * len(items)
+    if len(kinds) != len(items):
+        raise ConfigError(f"needs {len(kinds)} values, has {len(items)}", path=path, field=field)
+    pairs = enumerate(zip(kinds, items, strict=True))
+    return kind(_convert(hint, item, path, f"{field}[{place}]") for place, (hint, item) in pairs)
 
 
 def _convert_scalar(hint: Any, value: Any, path: str | Path | None, field: str) -> Any:
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except OverflowError as error:
-            raise ConfigError("is too large for a number", path=path, field=field) from error
+    if hint is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _LARGEST:
+        return float(value)
     if isinstance(hint, type) and (not isinstance(value, hint) or (hint is int and isinstance(value, bool))):
-        raise ConfigError(f"{reprlib.repr(value)} is not of type {hint.__name__}", path=path, field=field)
+        raise ConfigError(f"{value!r} is not of type {hint.__name__}", path=path, field=field)
+    if hint is float and not math.isfinite(value):
+        raise ConfigError(f"is {value}, which is no finite number", path=path, field=field)
+    if hint is int and abs(value) > _LARGEST:
+        raise ConfigError("is a number of more than 64 bits", path=path, field=field)
     return value
+
+
+def _check_bounds(value: Any, bounds: tuple[Any, ...], path: str | Path | None, field: str) -> None:
+    for bound in bounds:
+        if isinstance(bound, Between) and value is not None and not bound.least <= value <= bound.most:
+            raise ConfigError(f"is {value!r}", path=path, field=field, hint=f"it is {bound}")
+
+
+def _text(key: Any, path: str | Path | None, field: str) -> str:
+    if not isinstance(key, str):
+        raise ConfigError(f"has the key {key!r}, which is not text", path=path, field=field)
+    return key

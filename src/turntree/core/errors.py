@@ -8,6 +8,8 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+_LONGEST = 400  # characters of one part of a message: what is quoted from an input may be endless
+
 
 class TurntreeError(Exception):
     """Base class of every error that turntree raises on purpose; the CLI prints it as one line."""
@@ -29,11 +31,12 @@ class InputError(TurntreeError):
         field: str | None = None,
         hint: str | None = None,
     ) -> None:
+        problem, field, hint = _short(problem), None if field is None else _short(field), hint and _short(hint)
         self.problem, self.path, self.line, self.field, self.hint = problem, path, line, field, hint
         place = "" if path is None else f"{path}:{line}: " if line is not None else f"{path}: "
         where = "" if field is None else f"field {field!r}: "
         advice = "" if hint is None else f"; {hint}"
-        super().__init__(f"{place}{where}{problem}{advice}".replace("\n", " "))
+        super().__init__(" ".join(f"{place}{where}{problem}{advice}".splitlines()))
 
 
 class ConfigError(InputError):
@@ -52,3 +55,11 @@ def disk_is_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def _short(text: str) -> str:
+    """The text, its middle left out where it is longer than a message should be."""
+    if len(text) <= _LONGEST:
+        return text
+    kept = _LONGEST // 2
+    return f"{text[:kept]} [... {len(text) - 2 * kept:,} characters ...] {text[-kept:]}"

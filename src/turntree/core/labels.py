@@ -34,7 +34,7 @@ class Rewards:
 
 @dataclass(frozen=True)
 class NodeCredit:
-    """Three numbers that reproduce the flat per-rollout objective of all leaves below a node (architecture, 3).
+    """Three numbers that reproduce the flat per-rollout objective of all leaves below a node (docs/design/credit.md).
 
     With leaf weights w_i and advantages A_i: positive = sum w_i max(A_i, 0), negative = sum w_i min(A_i, 0),
     multiplicity = sum w_i (weights the KL term and the normaliser). The normaliser Z is divided out by the trainer,

@@ -100,11 +100,10 @@ def _tool_call(call: Any) -> ToolCall:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
-        except json.JSONDecodeError as error:
-            raise InputError(
-                f"the arguments of {body['name']!r} are not JSON ({error.msg} at character {error.pos})",
-                field="tool_calls.arguments",
-            ) from error
+        except (ValueError, RecursionError) as error:  # not JSON, a number of thousands of digits, endless nesting
+            at = f"{error.msg} at character {error.pos}" if isinstance(error, json.JSONDecodeError) else str(error)
+            problem = f"the arguments of {body['name']!r} are not JSON ({at})"
+            raise InputError(problem, field="tool_calls.arguments") from error
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, dict):

@@ -236,7 +236,7 @@ class FinishedRollouts:
 @dataclass(frozen=True, kw_only=True)
 class BranchDecision:
     """`branches` go on from here, the rollout itself among them (1: no fork), after the first `shared` tokens of its
-    turn. Path weights stay unbiased as long as nothing after these tokens was looked at (architecture, section 3)."""
+    turn. Path weights stay unbiased as long as nothing after these tokens was looked at (docs/design/branching.md)."""
 
     branches: int
     reason: str

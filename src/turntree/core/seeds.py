@@ -15,7 +15,8 @@ Key = int | str
 def derive(seed: int, *keys: Key) -> int:
     """A 63-bit seed for the given keys (stable across processes, platforms and Python versions)."""
     text = "\x1f".join([str(int(seed)), *(f"{type(key).__name__}:{key}" for key in keys)])
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    named = text.encode("utf-8", "surrogatepass")  # a key may come from a model, which can write half a character
+    return int.from_bytes(hashlib.blake2b(named, digest_size=8).digest(), "big") >> 1
 
 
 def generator(seed: int, *keys: Key) -> random.Random:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,8 +15,10 @@ from turntree.core.errors import InputError
 from turntree.core.outcome import REWARD_TOLERANCE, GroupOutcome
 from turntree.gates.signals import SIGNALS
 from turntree.gates.table import GroupTable
+from turntree.observe.jsonl import read_text
 
 PAPER_HORIZON = 30
+_LAST_TURN = 1_000_000  # no episode is longer
 OUTCOMES = (GroupOutcome.MIXED, GroupOutcome.ALL_FAIL, GroupOutcome.ALL_SUCCEED)
 NO_LENGTHS = "the table has no turn or token counts of the rollouts"
 
@@ -79,35 +82,36 @@ def read_features(path: Path, *, max_turns: int = PAPER_HORIZON) -> GroupTable:
 
 
 def _rows(path: Path) -> Iterator[_Row]:
+    reader = csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True)
     try:
-        handle = path.open(encoding="utf-8", newline="")
-    except FileNotFoundError as error:
-        raise InputError("no such file", path=path) from error
-    with handle:
-        reader = csv.DictReader(handle, strict=True)
-        columns = reader.fieldnames or []
-        for needed in ("K", "task_id", "label"):
-            if needed not in columns:
-                raise InputError("the column is missing", path=path, line=1, field=needed, hint="see `read_features`")
-        known = [name for name in SIGNALS if name in columns]
-        if not known:
-            hint = f"a feature table has at least one of {', '.join(SIGNALS)}"
-            raise InputError("has no column with a signal", path=path, line=1, hint=hint)
-        try:
-            for row in reader:
-                yield _parsed(path, reader.line_num, row, known)
-        except csv.Error as error:
-            raise InputError(f"is not CSV ({error})", path=path, line=reader.line_num) from error
-        except UnicodeDecodeError as error:
-            raise InputError(f"is not UTF-8 ({error.reason})", path=path) from error
+        known = _signals(path, list(reader.fieldnames or ()))
+        for row in reader:
+            yield _parsed(path, reader.line_num, row, known)
+    except csv.Error as error:
+        raise InputError(f"is not CSV ({error})", path=path, line=reader.line_num) from error
+
+
+def _signals(path: Path, columns: list[str]) -> list[str]:
+    """The columns of signals. Raises `InputError` for a header that misses a column or names one twice."""
+    for needed in ("K", "task_id", "label"):
+        if needed not in columns:
+            raise InputError("the column is missing", path=path, line=1, field=needed, hint="see `read_features`")
+    twice = next((name for place, name in enumerate(columns) if name in columns[:place]), None)
+    if twice is not None:
+        raise InputError("the column is there twice", path=path, line=1, field=twice, hint="remove one")
+    known = [name for name in SIGNALS if name in columns]
+    if not known:
+        hint = f"a feature table has at least one of {', '.join(SIGNALS)}"
+        raise InputError("has no column with a signal", path=path, line=1, hint=hint)
+    return known
 
 
 def _parsed(path: Path, line: int, row: dict[str, str], known: list[str]) -> _Row:
     if None in row or None in row.values():
         raise InputError("has another number of fields than the header", path=path, line=line, hint="fix the row")
     turn = _number(path, line, row, "K", least=1)
-    if turn != int(turn):
-        raise InputError(f"{row['K']!r} is not a whole number", path=path, line=line, field="K")
+    if turn != int(turn) or turn > _LAST_TURN:
+        raise InputError(f"{row['K']!r} is not a whole number of turns", path=path, line=line, field="K")
     label = row["label"]
     if label not in OUTCOMES:
         raise InputError(f"{label!r} is no outcome", path=path, line=line, field="label", hint=f"{', '.join(OUTCOMES)}")

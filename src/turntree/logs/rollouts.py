@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +16,7 @@ from turntree.logs.groups import LoggedGroup, LoggedRollout
 from turntree.logs.report import ReadReport
 from turntree.logs.rows import ReadConfig
 from turntree.observe import jsonl
-from turntree.observe.files import writing
+from turntree.observe.files import json_line, writing
 
 SCHEMA = "turntree.rollouts/1"
 FILE_NAME = "rollouts.jsonl"
@@ -28,7 +27,7 @@ def append_groups(path: Path, groups: Iterable[LoggedGroup]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with writing(path), path.open("a", encoding="utf-8") as handle:
         for group in groups:
-            handle.write(json.dumps(group_to_json(group), ensure_ascii=False, allow_nan=False) + "\n")
+            handle.write(json_line(group_to_json(group)))
 
 
 def group_to_json(group: LoggedGroup) -> dict[str, Any]:
@@ -110,7 +109,7 @@ def read_groups(paths: Sequence[Path], config: ReadConfig, report: ReadReport) -
         for number, line in jsonl.read_lines(path):
             report.saw_line()
             try:
-                group = group_from_json(jsonl.parse_json(line))
+                group = group_from_json(jsonl.parse_json(line, half_characters=True))
             except InputError as error:
                 report.drop("a line that is no finished group", path, number, detail=str(error))
                 continue

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from turntree.core.errors import InputError, TurntreeError, disk_is_full
+from turntree.observe.jsonl import parse_json, parse_object, read_lines, read_text
 
 
 @contextlib.contextmanager
@@ -30,12 +31,15 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[IO[str]]:
-    """Open a temporary sibling of `path` for writing; it takes the name only when the block ends well."""
+    """Open a temporary sibling of `path` for writing; it takes the name only when the block ends well.
+
+    Half of a surrogate pair, which a model can write as an escape and UTF-8 cannot hold, is written as that escape.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("w", encoding="utf-8") as handle:
+            with temporary.open("w", encoding="utf-8", errors="backslashreplace") as handle:
                 yield handle
                 handle.flush()
                 os.fsync(handle.fileno())
@@ -51,12 +55,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InputError("no such file", path=path) from error
-    except json.JSONDecodeError as error:
-        raise InputError(f"is not JSON ({error.msg})", path=path, line=error.lineno) from error
+    """The JSON value of a file. Raises `InputError`."""
+    return parse_json(read_text(path), path, half_characters=True)
 
 
 def write_table(path: Path, header: dict[str, Any], rows: Iterable[dict[str, Any]]) -> int:
@@ -70,18 +70,9 @@ def write_table(path: Path, header: dict[str, Any], rows: Iterable[dict[str, Any
 
 
 def json_line(row: dict[str, Any]) -> str:
-    """One line of a JSONL file. Text stays readable; only where it holds a lone surrogate, which a model can write
-    as an escape and UTF-8 cannot hold, all of it is escaped."""
+    """One line of a JSONL file. Text stays readable; only half of a surrogate pair is escaped."""
     text = json.dumps(row, ensure_ascii=False) + "\n"
-    return text if _encodable(text) else json.dumps(row) + "\n"
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def read_table(path: Path, schema: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -93,7 +84,9 @@ def read_table(path: Path, schema: str) -> tuple[dict[str, Any], list[dict[str, 
 def stream_table(path: Path, schema: str) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
     """`read_table` with the rows one at a time. The header is checked at once, a row when it is reached."""
     lines = _lines(path, schema)
-    header = next(lines, {})
+    header = next(lines, None)
+    if header is None:
+        raise InputError("is empty", path=path, hint=f"the stage before makes it ({schema})")
     found = header.get("schema")
     if found != schema:
         raise InputError(f"is {found!r}, not {schema!r}", path=path, line=1, field="schema", hint="name the right file")
@@ -101,28 +94,21 @@ def stream_table(path: Path, schema: str) -> tuple[dict[str, Any], Iterator[dict
 
 
 def _lines(path: Path, schema: str) -> Iterator[dict[str, Any]]:
-    try:
-        with path.open(encoding="utf-8") as handle:
-            for number, line in enumerate(handle, start=1):
-                yield parse_line(line, path, number)
-    except FileNotFoundError as error:
-        raise InputError("no such file", path=path, hint=f"the stage before makes it ({schema})") from error
+    if not path.exists():
+        raise InputError("no such file", path=path, hint=f"the stage before makes it ({schema})")
+    for number, line in read_lines(path):
+        yield parse_line(line, path, number)
 
 
-def parse_line(text: str, path: Path, number: int) -> dict[str, Any]:
-    """One JSON object of a JSONL file. Raises `InputError` naming the line."""
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        problem = f"is not JSON ({error.msg})"
-        raise InputError(problem, path=path, line=number, hint="make the file again") from error
-    if not isinstance(value, dict):
-        raise InputError("is not an object", path=path, line=number, hint="make the file again")
-    return value
+def parse_line(text: bytes | str, path: Path, number: int) -> dict[str, Any]:
+    """One JSON object of our own JSONL files. Raises `InputError` naming the line."""
+    return parse_object(text, path, number, half_characters=True)
 
 
 def file_hash(path: Path) -> str:
     """Short content hash, to name the input of a stage."""
+    if not path.is_file():
+        raise InputError("no such file", path=path, hint="check the path")
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
 

@@ -1,4 +1,8 @@
-"""JSON lines on disk, compressed by suffix (.gz, .xz); every problem names the file and the line."""
+"""JSON from disk, read strictly: text, one value, lines (compressed by suffix: .gz, .xz).
+
+All text and all JSON that a person hands in comes through here, so that damage of any kind (another encoding, a cut
+line or archive, nesting without end, numbers of thousands of digits) is an `InputError` that names file and line.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,19 @@ import gzip
 import json
 import lzma
 import os
+import re
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
 from turntree.core.errors import InputError
 from turntree.observe.files import writing
+
+DEEPEST = 100  # levels of nesting in what is read: far above any use, far below what recursion can bear
+_DAMAGED = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile)
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # how JSON spells the halves of a surrogate pair
+_AGAIN = "write the file again"
 
 
 def read_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
@@ -27,25 +38,75 @@ def read_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
         raise InputError("does not exist", path=path, hint="check the path") from error
     except IsADirectoryError as error:
         raise InputError("is a folder", path=path, hint="name the files inside it") from error
-    except (EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
+    except _DAMAGED as error:
         raise InputError(
             f"the compressed file is damaged or cut off ({error})", path=path, line=number + 1, hint="copy it again"
         ) from error
 
 
-def parse_json(text: bytes | str, path: str | Path | None = None, line: int | None = None) -> Any:
-    """One JSON value. Raises `InputError`; NaN and Infinity are not JSON, although Python reads them."""
+def read_text(path: str | Path) -> str:
+    """A whole file of UTF-8 text (with or without a byte order mark). Raises `InputError`."""
+    path = Path(path)
     try:
-        if isinstance(text, bytes):
-            text = text.decode("utf-8-sig").rstrip("\r\n")
-        return json.loads(text, parse_constant=_refuse_constant)
+        return decode(path.read_bytes(), path)
+    except FileNotFoundError as error:
+        raise InputError("no such file", path=path, hint="check the path") from error
+    except IsADirectoryError as error:
+        raise InputError("is a folder", path=path, hint="name the files inside it") from error
+
+
+def decode(data: bytes, path: str | Path | None = None, line: int | None = None) -> str:
+    """UTF-8 bytes as text. Raises `InputError` for any other encoding."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        problem = f"is not UTF-8 ({error.reason} at byte {error.start})"
+        raise InputError(problem, path=path, line=line, hint="save it as UTF-8") from error
+
+
+def parse_json(
+    text: bytes | str, path: str | Path | None = None, line: int | None = None, *, half_characters: bool = False
+) -> Any:
+    """One JSON value. Raises `InputError`.
+
+    NaN and Infinity are not JSON, although Python reads them. Neither is text with half of a surrogate pair, which no
+    tokenizer and no file can hold; `half_characters` lets it pass, for our own records of what a model wrote.
+    """
+    if isinstance(text, bytes):
+        text = decode(text, path, line)
+    try:
+        value = json.loads(text.rstrip("\r\n"), parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
-        problem = f"is not complete JSON ({error.msg}: character {error.pos})"
-    except RecursionError:
-        problem = "is nested too deeply to read"
-    except ValueError as error:  # bytes that are not UTF-8, NaN
-        problem = f"is not JSON ({error})"
-    raise InputError(problem, path=path, line=line, hint="the line is damaged or cut off: write the file again")
+        raise _not_json(text, error, path, line) from error
+    except RecursionError as error:
+        raise _too_deep(path, line) from error
+    except ValueError as error:  # NaN, a number of more digits than Python reads
+        raise InputError(f"is not JSON ({error})", path=path, line=line, hint=_AGAIN) from error
+    if text.count("[") + text.count("{") > DEEPEST and _depth(value) > DEEPEST:
+        raise _too_deep(path, line)
+    if not half_characters and _HALF.search(text) and not encodable(json.dumps(value, ensure_ascii=False)):
+        problem = "holds half of a surrogate pair (\\ud800 to \\udfff alone), which is no character"
+        raise InputError(problem, path=path, line=line, hint="remove it")
+    return value
+
+
+def parse_object(
+    text: bytes | str, path: str | Path | None = None, line: int | None = None, *, half_characters: bool = False
+) -> dict[str, Any]:
+    """`parse_json` of an object."""
+    value = parse_json(text, path, line, half_characters=half_characters)
+    if not isinstance(value, dict):
+        raise InputError(f"is {type(value).__name__}, not an object", path=path, line=line, hint=_AGAIN)
+    return cast("dict[str, Any]", value)
+
+
+def encodable(text: str) -> bool:
+    """Whether UTF-8 can hold the text: it has no half of a surrogate pair."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def write_lines(path: str | Path, values: Iterable[Any]) -> int:
@@ -115,6 +176,29 @@ def _encode(value: Any, path: Path, line: int) -> bytes:
         return json.dumps(value, ensure_ascii=True, allow_nan=False).encode() + b"\n"
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"cannot be written as JSON ({error})", path=path, line=line) from error
+
+
+def _not_json(text: str, error: json.JSONDecodeError, path: str | Path | None, line: int | None) -> InputError:
+    if line is None and path is not None:
+        line = error.lineno
+    if path is not None and text.strip() in ("{", "[", "[{"):
+        hint = "write one value a line (jq -c does that), or name the file .json"
+        return InputError("is the beginning of JSON over several lines", path=path, line=line, hint=hint)
+    problem = f"is not complete JSON ({error.msg}: character {error.pos})"
+    return InputError(problem, path=path, line=line, hint=f"it is damaged or cut off: {_AGAIN}")
+
+
+def _too_deep(path: str | Path | None, line: int | None) -> InputError:
+    return InputError(f"is nested too deeply to read (more than {DEEPEST} levels)", path=path, line=line, hint=_AGAIN)
+
+
+def _depth(value: Any) -> int:
+    """Levels of nesting, without recursion."""
+    depth, level = 0, [value]
+    while level := [one for one in level if isinstance(one, dict | list)]:
+        depth += 1
+        level = [item for one in level for item in (one.values() if isinstance(one, dict) else one)]
+    return depth
 
 
 def _refuse_constant(name: str) -> Any:

@@ -12,6 +12,7 @@ from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState, TurnVerifier
+from turntree.observe.artifacts import MOST_ROLLOUTS
 from turntree.profiling.rows import SCHEMA, CandidateProfile, Judgement, Stop
 from turntree.profiling.samples import Sample, Sampler
 from turntree.profiling.settle import AdaptiveConfig, Forecast, Prior, Settler
@@ -35,8 +36,8 @@ class ProfileConfig:
     cut_turns: CutTurns = "fail"
 
     def __post_init__(self) -> None:
-        if self.rollouts < 2:
-            raise ConfigError("must be at least 2", field="rollouts", hint="the paper uses 16")
+        if not 2 <= self.rollouts <= MOST_ROLLOUTS:
+            raise ConfigError(f"is not from 2 to {MOST_ROLLOUTS:,}", field="rollouts", hint="the paper uses 16")
         if self.wave < 1:
             raise ConfigError("must be at least 1", field="wave")
 

@@ -15,11 +15,12 @@ from turntree.core.cost import Cost
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
+from turntree.observe.artifacts import PROFILE
 from turntree.observe.statistics import wilson
 from turntree.profiling.classes import moments
 from turntree.profiling.samples import Sample
 
-SCHEMA = "turntree.profile/2"
+SCHEMA = PROFILE.schema
 
 Row = Mapping[str, Any]
 
@@ -92,7 +93,7 @@ class CandidateProfile:
 
 def samples_of(row: Row) -> list[Sample]:
     """The samples in a row, by number; their cost is that of the row. Raises `InputError` for a row that lacks them."""
-    if "samples" not in row:
+    if row.get("samples") is None:
         raise InputError("holds no samples (an older version made it)", field="samples", hint="profile again")
     actions = [Sample(_message(action)) for action in row["actions"]]
     faults = iter([reason for reason, count in row["faults"].items() for _ in range(count)])

@@ -14,9 +14,10 @@ from typing import Any, Literal
 
 from turntree.core import seeds
 from turntree.core.errors import ConfigError
+from turntree.observe.artifacts import PIVOTS
 from turntree.profiling.classes import class_of_moments
 
-SCHEMA = "turntree.pivots/2"
+SCHEMA = PIVOTS.schema
 Row = Mapping[str, Any]  # a row of a profile (schema turntree.profile/2)
 
 

@@ -12,8 +12,8 @@ from turntree.core.completion import Sampling
 from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
 from turntree.core.protocols import TurnState
-from turntree.observe.files import parse_line, stream_table
-from turntree.profiling.rows import SCHEMA, Judgement, Row, judgements_of, reference_hash, samples_of, state_hash
+from turntree.observe.artifacts import PROFILE
+from turntree.profiling.rows import Judgement, Row, judgements_of, reference_hash, samples_of, state_hash
 from turntree.profiling.samples import Sample
 
 
@@ -26,15 +26,16 @@ class StoredProfile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.header = stream_table(path, SCHEMA)[0]
+        self.header, rows = PROFILE.stream(path)
         self._places: dict[tuple[str, int], int] = {}
-        self._offsets = array("Q")
+        for place, row in enumerate(rows, start=1):
+            self._places[row["trace_id"], row["turn"]] = place
+        self._offsets = array("Q")  # of the header, then of the rows
+        offset = 0
         with path.open("rb") as handle:
-            offset = len(handle.readline())
-            for number, line in enumerate(handle, start=2):
-                row = parse_line(line.decode("utf-8"), path, number)
-                self._places[row["trace_id"], row["turn"]] = len(self._offsets)
-                self._offsets.append(offset)
+            for line in handle:
+                if line.strip():
+                    self._offsets.append(offset)
                 offset += len(line)
         self._read = lru_cache(maxsize=256)(self._read_place)
 
@@ -71,4 +72,4 @@ class StoredProfile:
     def _read_place(self, place: int) -> Mapping[str, Any]:
         with self.path.open("rb") as handle:
             handle.seek(self._offsets[place])
-            return parse_line(handle.readline().decode("utf-8"), self.path, place + 2)
+            return PROFILE.parse(handle.readline(), self.path, place + 1)

@@ -54,6 +54,17 @@ class Tally:
     def candidates(self) -> int:
         return self._sums["candidates"]
 
+    @property
+    def scored(self) -> int:
+        """Rollouts with a reward."""
+        return self._sums["rollouts"] - self._sums["unjudged"]
+
+    @property
+    def unscored(self) -> dict[str, int]:
+        """Why rollouts have no reward: faults of the engine by reason, and what the verifier could not judge."""
+        unjudged = self._sums["unjudged"] - self._faults.total()
+        return {**dict(self._faults.most_common()), **({"not judged by the verifier": unjudged} if unjudged else {})}
+
     def summary(self, skipped: Mapping[str, int]) -> dict[str, Any]:
         """`miss_rate` is Pr[strict = 0 | functional = 1] over all rollouts (PivotRL, section 2); None when nothing
         was acceptable."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
+from turntree.renderers.bounds import TemplateLoops, at_most
 from turntree.renderers.probes import ASK, CALL, SAY, Kind
 from turntree.renderers.rounds import Round, split
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Tools = Sequence[dict[str, Any]]
+
+_MOST_STEPS = 2_000_000  # of the renders of made-up conversations, a second; a template takes some hundred a message
 
 # Some templates write today's date into the system message; the tokens of a run must not depend on the day.
 _NO_CLOCK = """{%- macro strftime_now(format) -%}
@@ -57,6 +60,11 @@ class SegmentedTemplate:
         source = tokenizer.chat_template
         self._source = _NO_CLOCK + source if isinstance(source, str) and "strftime_now" in source else None
         self._special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self._local: dict[Kind, bool] = {}
+        with at_most(_MOST_STEPS):
+            self._probe()
+
+    def _probe(self) -> None:
         self._ask = self.render([ASK])
         if self._ask == self.render([ASK], generation_prompt=False):
             raise InputError(
@@ -66,7 +74,6 @@ class SegmentedTemplate:
             )
         self.lead, self._close, stop = self._find_close()
         self.stops = {self._text(stop): stop, **self._other_stops()}
-        self._local: dict[Kind, bool] = {}
 
     def render(self, messages: Sequence[Message], tools: Tools = (), *, generation_prompt: bool = True) -> str:
         """The whole text that the template writes. Raises `InputError` with the template's own complaint."""
@@ -78,6 +85,8 @@ class SegmentedTemplate:
                 add_generation_prompt=generation_prompt,
                 tokenize=False,
             )
+        except TemplateLoops:
+            raise
         except Exception as error:  # the boundary to foreign code: a template may raise anything
             raise InputError(
                 f"the chat template cannot render these messages ({type(error).__name__}: {error})",
@@ -124,7 +133,8 @@ class SegmentedTemplate:
         """Whether the template renders conversations of this kind message by message."""
         kind = Kind.of(messages, tools)
         if kind not in self._local:
-            self._local[kind] = self._check_local(kind)
+            with at_most(_MOST_STEPS):
+                self._local[kind] = self._check_local(kind)
         return self._local[kind]
 
     def cut(self, messages: Sequence[Message], tools: Tools) -> list[str]:
@@ -204,6 +214,8 @@ class SegmentedTemplate:
         """The special token that ends a turn with tool calls, where it is another one."""
         try:
             text = self._after_ask(CALL)
+        except TemplateLoops:
+            raise
         except InputError:  # no tool calls in this template: reported where one has to be rendered
             return {}
         last = [id for id in self._encode(text) if id in self._special][-1:]
@@ -220,14 +232,22 @@ class SegmentedTemplate:
                 said = self.said(part.turn)
                 text += said.text + said.stop + self.follow(part)
             return text == self.render(messages, tools)
+        except TemplateLoops:
+            raise
         except InputError:  # cannot be rendered in this shape: whole renders decide, and name the message
             return False
 
     def _encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return self._tokenizer.encode(whole_characters(text), add_special_tokens=False)
 
     def _text(self, id: int) -> str:
         return cast(str, self._tokenizer.decode([id], clean_up_tokenization_spaces=False))
+
+
+def whole_characters(text: str) -> str:
+    """The text as UTF-8 can hold it: half of a surrogate pair, which a model can write as an escape and a tool can
+    repeat, becomes the replacement character."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _rewritten(index: int, when: str) -> InputError:

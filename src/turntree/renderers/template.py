@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.renderers.rounds import Round, split
-from turntree.renderers.segments import SegmentedTemplate, Tools
+from turntree.renderers.segments import SegmentedTemplate, Tools, whole_characters
 from turntree.renderers.tool_calls import ToolFormat, detect_format, parse_message
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class ChatRenderer:
         return stops[self._template.said(message).stop] if message.tool_calls and len(stops) > 1 else usual
 
     def _encode(self, text: str) -> Ids:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        return tuple(self._tokenizer.encode(whole_characters(text), add_special_tokens=False))
 
 
 class _Recent:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from turntree.core.messages import Message
 from turntree.report.read import Arm, Run, Share
-from turntree.report.results import ArmResult, Difference
+from turntree.report.results import ArmResult, Difference, Estimate
 
 ABSENT = "–"
 MINUS = "\N{MINUS SIGN}"
@@ -90,7 +90,8 @@ def headline(run: Run, results: Sequence[ArmResult], differences: Sequence[Diffe
     main = _main(differences)
     if main is not None:
         others = tuple(_other(difference) for difference in differences if difference is not main)
-        return Headline(_done(run, run.arm(main.first)), _found(run, results, main), _verdict(main), others)
+        verdict = " ".join([_verdict(main), *_greedy_losses(differences)])
+        return Headline(_done(run, run.arm(main.first)), _found(run, results, main), verdict, others)
     evaluated = [arm for arm in run.arms if arm.evaluation is not None]
     trained = [arm for arm in run.arms if arm.stage is not None]
     if evaluated:
@@ -150,11 +151,11 @@ def _found(run: Run, results: Sequence[ArmResult], main: Difference) -> str:
     where = _where(arm) if arm is not None and arm.evaluation is not None else "on the evaluation games"
     there = f" {where[0].upper()}{where[1:]}, " if where else " "
     if first is None or second is None:
-        return f"{there}{_name(main.first)} minus {_name(main.second)} is {_with_interval(main)}.".strip()
+        return f"{there}{_name(main.first)} minus {_name(main.second)} is {_with_intervals(main)}.".strip()
     return (
         f"{there}{_name(main.first)} succeeds in {percent(first.success)} (95% interval {interval(first)}) and "
         f"{_name(main.second)} in {percent(second.success)} ({interval(second)}): "
-        f"a paired difference of {_with_interval(main)}."
+        f"a paired difference of {_with_intervals(main)}."
     ).strip()
 
 
@@ -170,23 +171,50 @@ def _where(arm: Arm) -> str:
 
 
 def _verdict(difference: Difference) -> str:
-    if difference.sampled.contains_zero:
+    """Of sampled play, and of greedy play where it says something else."""
+    told = _judged(difference, difference.sampled)
+    if difference.greedy is None or _side(difference.greedy) == _side(difference.sampled):
+        return told
+    return f"Sampled: {told} Greedy: {_judged(difference, difference.greedy)}"
+
+
+def _judged(difference: Difference, found: Estimate) -> str:
+    if found.contains_zero:
         return "The interval contains zero: these games do not tell the two policies apart."
-    if difference.sampled.low > 0:
+    if found.low > 0:
         return "The whole interval lies above zero."
     return f"The whole interval lies below zero: {_name(difference.first)} is worse than {_name(difference.second)}."
 
 
+def _side(found: Estimate) -> str:
+    return "contains zero" if found.contains_zero else "lies above zero" if found.low > 0 else "lies below zero"
+
+
+def _greedy_losses(differences: Sequence[Difference]) -> list[str]:
+    """The further policies that win when both play greedily; the first is in the verdict."""
+    lost = [one for one in differences if one is not _main(differences) and one.greedy is not None]
+    return [
+        f"Greedy, {_name(one.first)} is worse than {_name(one.second)} ({points(one.greedy.mean)} percentage points)."
+        for one in lost
+        if one.greedy is not None and _side(one.greedy) == "lies below zero"
+    ]
+
+
 def _other(difference: Difference) -> str:
-    low, high = difference.sampled.low, difference.sampled.high
-    where = "lies above zero" if low > 0 else "lies below zero" if high < 0 else "contains zero"
-    what = f"{_subject(difference.first)} minus {_name(difference.second)}: {_with_interval(difference)}"
-    return f"{what}; the interval {where}."
+    what = f"{_subject(difference.first)} minus {_name(difference.second)}: {_with_intervals(difference)}"
+    told = f"the interval {_side(difference.sampled)}"
+    if difference.greedy is None:
+        return f"{what}; {told}."
+    return f"{what}; {told} sampled, and {_side(difference.greedy)} greedy."
 
 
-def _with_interval(difference: Difference) -> str:
-    low, high = points(difference.sampled.low), points(difference.sampled.high)
-    return f"{points(difference.sampled.mean)} percentage points (95% interval {low} to {high})"
+def _with_intervals(difference: Difference) -> str:
+    greedy = "" if difference.greedy is None else f" sampled, {_with_interval(difference.greedy, '')} greedy"
+    return _with_interval(difference.sampled, " percentage points") + greedy
+
+
+def _with_interval(found: Estimate, unit: str) -> str:
+    return f"{points(found.mean)}{unit} (95% interval {points(found.low)} to {points(found.high)})"
 
 
 def _name(arm: str) -> str:

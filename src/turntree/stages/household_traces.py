@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from turntree.core import seeds
 from turntree.core.config import to_mapping
-from turntree.core.errors import ConfigError
+from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.domains.household.experts import UnreachableGoal, next_exploring_action, shortest_plan, stumble
 from turntree.domains.household.world import Game, State
@@ -59,6 +59,8 @@ def make_traces(config: HouseholdTracesConfig, out: Path) -> dict[str, Any]:
             counts["traces"] += 1
             counts["turns"] += len(trace.turn_positions)
             traces.append(trace)
+    if not traces:
+        raise InputError(f"expert play keeps no trace ({dict(counts)})", hint="raise games.count or max_turns")
     write_traces(out, traces, {"made_by": "household", "config": to_mapping(config), "counts": dict(counts)})
     return {"path": str(out), **counts}
 

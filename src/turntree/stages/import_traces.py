@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from turntree.core.errors import ConfigError, InputError
 from turntree.observe.files import write_json
-from turntree.traces.chat import import_chat
-from turntree.traces.schema import write_traces
-from turntree.traces.splits import split_traces
+from turntree.traces.chat import ImportReport, stream_chat
+from turntree.traces.schema import Split, Trace, write_traces
+from turntree.traces.splits import assign_splits
+
+Key = tuple[str, str, Split | None]
 
 
 def import_traces(
@@ -22,12 +29,41 @@ def import_traces(
     dev: float = 0.1,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Import, split by trajectory, write `out` and its report `OUT.report.json`."""
-    traces, report = import_chat(
-        files, format=form, on_error=on_error, unknown_keys=unknown_keys, success_only=success_only
-    )
-    split = split_traces(traces, seed, {"train": 1 - dev, "dev": dev})
-    counts = report.to_json()
-    write_traces(out, split, {"made_by": "import", "sources": [str(file) for file in files], "report": counts})
+    """Import, split by trajectory, write `out` and its report `OUT.report.json`. Raises `InputError` with the counts
+    by reason, and writes nothing, where no trace is kept, or none in a split that has a share."""
+    if not 0 <= dev <= 1:
+        raise ConfigError(f"is {dev:g}", field="dev", hint="a share lies from 0 to 1")
+    with tempfile.TemporaryFile() as spool:  # traces may be more than the memory holds, and the header counts them
+        keys: list[Key] = []
+
+        def keep(trace: Trace) -> None:
+            keys.append((trace.id, trace.group, trace.split))
+            spool.write(json.dumps(trace.to_json()).encode() + b"\n")
+
+        report = stream_chat(
+            files, keep, format=form, on_error=on_error, unknown_keys=unknown_keys, success_only=success_only
+        )
+        counts, splits = _split(files, keys, report, dev, seed)
+        spool.seek(0)
+        traces = (
+            replace(Trace.from_json(json.loads(line)), split=one) for line, one in zip(spool, splits, strict=True)
+        )
+        write_traces(out, traces, {"made_by": "import", "sources": [str(file) for file in files], "report": counts})
     write_json(out.with_name(out.name + ".report.json"), counts)
     return {"path": str(out), **counts}
+
+
+def _split(
+    files: list[Path], keys: list[Key], report: ImportReport, dev: float, seed: int
+) -> tuple[dict[str, Any], list[Split]]:
+    if not keys:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in report.dropped_traces.most_common())
+        problem = f"keeps none of {report.traces_read} traces ({reasons or 'the files are empty'})"
+        raise InputError(problem, path=files[0], hint="see what is dropped with --on-error stop; nothing was written")
+    splits = assign_splits(keys, seed, {"train": 1 - dev, "dev": dev})
+    sizes = Counter(splits)
+    if not sizes["train"] and dev < 1:
+        problem = f"leaves nothing to train on ({', '.join(f'{count} in {name}' for name, count in sizes.items())})"
+        raise InputError(problem, path=files[0], hint="import more traces, or lower --dev; nothing was written")
+    counts = {**report.to_json(), "splits": {str(name): count for name, count in sorted(sizes.items(), key=str)}}
+    return counts, splits

@@ -13,18 +13,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from turntree import __version__
+from turntree.core.completion import Finished, GenerationRequest
 from turntree.core.config import to_mapping
 from turntree.core.cost import NO_COST
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.protocols import Renderer, TurnState
 from turntree.engines.endpoint import EndpointConfig, EndpointEngine
-from turntree.observe.files import file_hash, write_table
+from turntree.observe.artifacts import PROFILE
+from turntree.observe.files import file_hash
 from turntree.observe.run import notice, progress
 from turntree.observe.wave_log import WaveLog, open_log
-from turntree.profiling.profile import SCHEMA, Judge, ProfileConfig, profile_wave
+from turntree.profiling.profile import Judge, ProfileConfig, profile_wave
 from turntree.profiling.samples import Answer, Sampler, one_by_one, together
 from turntree.profiling.settle import Prior
 from turntree.profiling.stored import StoredProfile
@@ -35,6 +37,9 @@ from turntree.stages.verifier import resolve_verifier
 from turntree.traces.candidates import candidates, skipped_turns
 from turntree.traces.schema import Trace, read_traces
 from turntree.verifiers.strict import StrictMatch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Wave = dict[str, Any]  # {"rows": of the profile, "skipped": reasons with counts, "timing": seconds}
 
@@ -90,7 +95,7 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
             work(
                 log, states, surveyed.candidates, config.profile.wave, profiled, lambda wave: prior.learn(wave["rows"])
             )
-            header = {"schema": SCHEMA, "config": to_mapping(config), **made_from}
+            header = {"config": to_mapping(config), **made_from}
             return write_profile(
                 log, header, Tally(config.profile.rollouts, config.profile.adaptive), surveyed.skipped, out
             )
@@ -174,8 +179,29 @@ def _profiled(config: ProfileStageConfig) -> Iterator[Profiled]:
     tokenizer = load_tokenizer(config.endpoint.tokenizer)
     renderer = ChatRenderer(tokenizer)
     with EndpointEngine(config.endpoint, config.model, tokenizer, renderer.stop_ids) as engine:
+        answer = _of_vocabulary(one_by_one(engine), tokenizer, config)
         identity = identity_of(engine.identity, tokenizer)
-        yield Profiled(renderer, one_by_one(engine), lambda: None, engine.max_context, identity)
+        yield Profiled(renderer, answer, lambda: None, engine.max_context, identity)
+
+
+def _of_vocabulary(answer: Answer, tokenizer: PreTrainedTokenizerBase, config: ProfileStageConfig) -> Answer:
+    """The same answers. Raises `ConfigError` for a token that the tokenizer does not know: it is another model's, and
+    what it reads is not what the server said."""
+    size = max(tokenizer.get_vocab().values()) + 1
+
+    def checked(requests: Sequence[GenerationRequest]) -> Sequence[Finished]:
+        finished = answer(requests)
+        for done in finished:
+            largest = max(done.completion.token_ids, default=0) if done.completion else 0
+            if largest >= size:
+                raise ConfigError(
+                    f"knows {size:,} tokens, and the server answers with token {largest:,}",
+                    field="endpoint.tokenizer",
+                    hint=f"name the folder with the tokenizer of {config.model!r} (--tokenizer)",
+                )
+        return finished
+
+    return checked
 
 
 def _that_fit(
@@ -239,8 +265,11 @@ def work(
                 log.append(wave)
                 learn(wave)
                 bar.update(len(members))
-        except KeyboardInterrupt:
-            notice(f"{bar.n:.0f} of {total} candidates are kept; run the same command again to go on")
+        except BaseException as error:
+            if not log.finished:
+                log.remove()  # it holds no work, and would stand in the way of other settings
+            elif isinstance(error, KeyboardInterrupt):
+                notice(f"{bar.n:.0f} of {total} candidates are kept; run the same command again to go on")
             raise
 
 
@@ -248,7 +277,7 @@ def write_profile(
     log: WaveLog, header: dict[str, Any], tally: Tally, skipped: Counter[str], out: Path
 ) -> dict[str, Any]:
     """The table of all waves with its summary; the log has then done its work. Raises `InputError` when no candidate
-    could be profiled."""
+    could be profiled, or no rollout has a reward: a profile of nothing."""
     seconds = Counter[str](header.get("timing", {}))
     reasons = Counter(skipped)
     for wave in log:
@@ -261,8 +290,13 @@ def write_profile(
         counted = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
         hint = "raise --max-tokens"
         raise InputError(f"holds no state that fits ({counted})", path=header["config"]["traces"], hint=hint)
+    if not tally.scored:
+        log.remove()
+        counted = ", ".join(f"{count} {reason}" for reason, count in tally.unscored.items())
+        hint = "look at the model and the verifier; nothing was written"
+        raise InputError(f"no rollout has a reward ({counted})", path=header["config"]["traces"], hint=hint)
     summary = tally.summary(reasons)
     rows = (row for wave in log for row in wave["rows"])
-    write_table(out, {**header, "summary": summary, "timing": dict(seconds)}, rows)
+    PROFILE.write(out, {**header, "summary": summary, "timing": dict(seconds)}, rows)
     log.remove()
     return {"path": str(out), **summary}

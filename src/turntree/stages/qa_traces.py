@@ -9,7 +9,7 @@ from typing import Any
 
 from turntree.core import seeds
 from turntree.core.config import to_mapping
-from turntree.core.errors import ConfigError
+from turntree.core.errors import ConfigError, InputError
 from turntree.domains.qa.experts import Mistake, Played, play
 from turntree.domains.qa.generate import Posed
 from turntree.observe.run import progress
@@ -60,6 +60,8 @@ def make_traces(config: QaTracesConfig, out: Path) -> dict[str, Any]:
             counts["traces"] += 1
             counts["turns"] += len(trace.turn_positions)
             traces.append(trace)
+    if not traces:
+        raise InputError(f"expert answers keep no trace ({dict(counts)})", hint="raise questions.count")
     write_traces(out, traces, {"made_by": "qa", "config": to_mapping(config), "counts": dict(counts)})
     return {"path": str(out), **counts}
 

@@ -231,7 +231,7 @@ def _paired(one: dict[str, Any], other: dict[str, Any]) -> tuple[float, float] |
 
 
 def table(summary: dict[str, Any]) -> list[str]:
-    """The summary for a terminal, as lines."""
+    """The summary for a terminal, as lines: what was found, then the table."""
     rows = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("policy", "success, sampled", "greedy", "retention change", "turns", "tokens", "seconds"):
         rows.add_column(column, justify="left" if column == "policy" else "right")
@@ -246,7 +246,11 @@ def table(summary: dict[str, Any]) -> list[str]:
             f"{row['tokens']:,}",
             f"{row['seconds']:.0f}",
         )
-    return [*_printed(rows), *_sentences(summary)]
+    return [
+        *_findings(summary),
+        *_printed(rows),
+        f"{summary['wall_seconds']:.0f} s in all; report: {summary['report']}",
+    ]
 
 
 def _printed(rows: Table) -> list[str]:
@@ -255,13 +259,18 @@ def _printed(rows: Table) -> list[str]:
     return buffer.getvalue().rstrip("\n").split("\n")
 
 
-def _sentences(summary: dict[str, Any]) -> list[str]:
+def _findings(summary: dict[str, Any]) -> list[str]:
+    """What came out, sampled and greedy alike: a policy can gain at one and lose at the other."""
     lines: list[str] = []
     for name, row in summary["differences"].items():
-        verdict = "above zero" if row["low"] > 0 else "below zero" if row["high"] < 0 else "zero is inside"
-        lines.append(
-            f"{name:16s} {row['mean'] * 100:+5.1f} points [{row['low'] * 100:+.1f}, {row['high'] * 100:+.1f}] "
-            f"paired over {row['games']} held-out games: {verdict}"
-        )
-    lines.append(f"{summary['wall_seconds']:.0f} s in all; report: {summary['report']}")
+        first, _, second = name.partition("-")
+        games = f"success on {row['games']} held-out games, paired"
+        lines.append(f"{TITLES[first]} minus {TITLES[second]}, {games}: {_gain(row, '')} sampled, "
+                     f"{_gain(row, 'greedy_')} greedy")  # fmt: skip
     return lines
+
+
+def _gain(row: dict[str, Any], prefix: str) -> str:
+    mean, low, high = (row[f"{prefix}{key}"] * 100 for key in ("mean", "low", "high"))
+    verdict = "better" if low > 0 else "worse" if high < 0 else "not told apart"
+    return f"{mean:+.1f} points [{low:+.1f}, {high:+.1f}] ({verdict})"

@@ -15,7 +15,7 @@ from turntree.core.errors import InputError
 from turntree.core.protocols import TurnState
 from turntree.observe.files import file_hash
 from turntree.observe.wave_log import open_log
-from turntree.profiling.profile import SCHEMA, Draft, Judge
+from turntree.profiling.profile import Draft, Judge
 from turntree.profiling.rows import samples_of
 from turntree.profiling.settle import Prior, Settler
 from turntree.profiling.stored import StoredProfile
@@ -66,9 +66,9 @@ def run_rescore(config: RescoreConfig, out: Path, *, overwrite: bool = False) ->
 
     kept = ("policy_hash", "tokenizer_hash", "template_hash", "traces_hash")
     made_from = {**{key: stored.header[key] for key in kept}, "verifier": judge.name}
-    header = {"schema": SCHEMA, "config": to_mapping(made), **made_from, "timing": stored.header["timing"]}
+    header = {"config": to_mapping(made), **made_from, "timing": stored.header.get("timing", {})}
     identity = {"config": to_mapping(config), "version": __version__, "profile": file_hash(stored.path), **made_from}
-    skipped = stored.header["summary"]["skipped_turns"]
+    skipped = stored.header["summary"].get("skipped_turns", {})
     with open_log(out.with_name(f"{out.name}.waves"), identity, overwrite=overwrite) as log:
         states = stream_candidates(made.traces, made.split, made.limit)
         work(log, states, surveyed.candidates, made.profile.wave, judged, lambda wave: None)

@@ -7,9 +7,8 @@ from typing import Any
 
 from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
-from turntree.observe.files import stream_table, write_table
-from turntree.profiling import profile as profiling
-from turntree.profiling.select import SCHEMA, SelectConfig, preview, select
+from turntree.observe.artifacts import PIVOTS, PROFILE
+from turntree.profiling.select import SelectConfig, preview, select
 
 KEPT = ("trace_id", "turn", "kind", "reward_mean", "reward_var", "state", "demonstrated")
 THRESHOLDS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.01)
@@ -17,7 +16,7 @@ THRESHOLDS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.01)
 
 def run_select(profile: Path, config: SelectConfig, out: Path) -> dict[str, Any]:
     """Write the selected states to `out`; returns the counts (they add up to the candidates) and the preview."""
-    header, stream = stream_table(profile, profiling.SCHEMA)
+    header, stream = PROFILE.stream(profile)
     rows = [{key: row[key] for key in KEPT if key in row} for row in stream]  # the actions stay on disk
     settled_at = _settled_at(header)
     if settled_at is not None and settled_at != config.threshold:
@@ -50,7 +49,7 @@ def run_select(profile: Path, config: SelectConfig, out: Path) -> dict[str, Any]
         "verifier_source": header["config"]["verifier"],
         "split": header["config"]["split"],
     }
-    write_table(out, {"schema": SCHEMA, "config": to_mapping(config), **made_from, "summary": summary}, selection.rows)
+    PIVOTS.write(out, {"config": to_mapping(config), **made_from, "summary": summary}, selection.rows)
     return {"path": str(out), **summary}
 
 

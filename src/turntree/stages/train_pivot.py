@@ -16,22 +16,20 @@ from turntree.core.labels import Rewards
 from turntree.core.protocols import TurnVerifier
 from turntree.domains.household.environment import HouseholdEnvironment
 from turntree.engines.checkpoint import save_model
-from turntree.observe.files import file_hash, read_table, write_table
+from turntree.observe.artifacts import PASS_RATES, PIVOTS
+from turntree.observe.files import file_hash
 from turntree.observe.run import RunDirectory, notice, open_run, progress
-from turntree.profiling.select import SCHEMA
 from turntree.rollouts.local import render, rule_name, sample_local, score_local
 from turntree.stages.evaluate import EvaluateConfig, play
 from turntree.stages.policy import Device, Policy, load_policy
 from turntree.stages.profile import read_candidates
 from turntree.stages.tasks import GamesConfig, games
-from turntree.stages.train_online import keep_held_out, rewind
-from turntree.stages.verifier import resolve_verifier
+from turntree.stages.train_online import HELD_OUT, keep_held_out
+from turntree.stages.verifier import is_shipped, resolve_verifier
 from turntree.training.checkpoints import CheckpointConfig, resume
 from turntree.training.curriculum import PivotRecord
 from turntree.training.isolation import check_path_isolation
 from turntree.training.pivot import Check, Checked, Pivot, PivotConfig, Trained, train_pivot
-
-PASS_RATES = "turntree.pass_rates/1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +67,13 @@ def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = Fa
     """Train; the policy lies in `out/model`, the curves in `out/metrics.jsonl`, how every pivot fared in
     `out/pass_rates.jsonl`, outcomes of held-out games in `out/held_out.jsonl`, the bill in `out/cost.json`. An
     unfinished run of the same configuration and contents in `out` goes on; any other is refused unless `overwrite`."""
-    header, rows = read_table(Path(config.pivots), SCHEMA)
+    header, rows = PIVOTS.read(Path(config.pivots))
     policy = load_policy(config.model, config.device)
     if not config.allow_stale:
         _require_profiled_alike(config, header, policy)
     traces = config.traces or str(header["traces"])
-    pivots = _pivots(rows, policy, traces, header)
     verifier = _verifier(config, header)
+    pivots = _pivots(rows, policy, traces, header, config.pivots)
     check_path_isolation(policy.model)
     check = _checks(config, policy, verifier, traces, out)
     inputs = {
@@ -84,7 +82,7 @@ def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = Fa
         "traces_hash": header["traces_hash"],
         "verifier": verifier.name,
     }
-    with open_run(out, "train pivot", to_mapping(config), inputs, overwrite=overwrite) as run:
+    with open_run(out, "train pivot", to_mapping(config), inputs, overwrite=overwrite, logs=(HELD_OUT,)) as run:
         trained = _train(run, policy, pivots, verifier, check, config)
         last = run.metrics()[-1]
     return {
@@ -109,7 +107,6 @@ def _train(
     """Train from where the run stands to its end, and write what it made; the bill last."""
     reference = policy.reference()  # before a checkpoint is put into the model
     checkpoints, done = resume(run, config.checkpoints)
-    rewind(run.path, done)
     with progress((), "train pivot", total=config.train.steps, initial=done) as bar:
 
         def log(row: dict[str, Any]) -> None:
@@ -133,7 +130,7 @@ def _train(
             checkpoints=checkpoints,
         )
     save_model(policy.model, policy.tokenizer, run.model)
-    write_table(run.path / "pass_rates.jsonl", {"schema": PASS_RATES}, _pass_rates(pivots, trained.records))
+    PASS_RATES.write(run.path / "pass_rates.jsonl", {"rows": len(pivots)}, _pass_rates(pivots, trained.records))
     run.write_cost(trained.cost, checks=trained.checks)
     checkpoints.clear()
     return trained
@@ -154,16 +151,23 @@ def _pass_rates(pivots: Sequence[Pivot], records: Sequence[PivotRecord]) -> Iter
         yield {**place, "pass_rate": record.pass_rate, **dataclasses.asdict(record)}
 
 
-def _pivots(rows: Sequence[dict[str, Any]], policy: Policy, traces: str, header: dict[str, Any]) -> list[Pivot]:
+def _pivots(
+    rows: Sequence[dict[str, Any]], policy: Policy, traces: str, header: dict[str, Any], path: str
+) -> list[Pivot]:
     """The selected rows with their states, rendered once. Raises `InputError` when traces and pivots do not fit."""
     if file_hash(Path(traces)) != header["traces_hash"]:
         raise InputError(
             "is not the file that was profiled", path=traces, hint="name it with --traces, or profile again"
         )
     states = {(state.trace_id, state.turn): state for state in read_candidates(traces, str(header["split"]))[0]}
-    return [
-        Pivot(render(states[row["trace_id"], row["turn"]], policy.renderer), row["kind"], row["role"]) for row in rows
-    ]
+    pivots: list[Pivot] = []
+    for row in rows:
+        state = states.get((row["trace_id"], row["turn"]))
+        if state is None:
+            problem = f"names turn {row['turn']} of trace {row['trace_id']!r}, which is no candidate of {traces}"
+            raise InputError(problem, path=path, hint="select again from the profile of these traces")
+        pivots.append(Pivot(render(state, policy.renderer), row["kind"], row["role"]))
+    return pivots
 
 
 def _require_profiled_alike(config: TrainPivotConfig, header: dict[str, Any], policy: Policy) -> None:
@@ -185,8 +189,17 @@ def _require_profiled_alike(config: TrainPivotConfig, header: dict[str, Any], po
 
 
 def _verifier(config: TrainPivotConfig, header: dict[str, Any]) -> TurnVerifier:
-    """The profile's verifier, or the named one if it is the strict baseline or a stale profile is allowed."""
-    verifier = resolve_verifier(config.verifier or str(header["verifier_source"]))
+    """The profile's verifier, or the named one if it is the strict baseline or a stale profile is allowed. Code runs
+    only where the user names it: a file that does is refused, without importing anything."""
+    source = str(header["verifier_source"])
+    if config.verifier is None and not is_shipped(source):
+        raise InputError(
+            f"were profiled with {source!r}, which is no shipped verifier, and a file does not decide what code runs",
+            path=config.pivots,
+            field="verifier_source",
+            hint=f"pass --verifier {source} to train with it",
+        )
+    verifier = resolve_verifier(config.verifier or source)
     name = rule_name(verifier, config.train.cut_turns)
     if name != header["verifier"] and config.verifier != "strict" and not config.allow_stale:
         raise InputError(

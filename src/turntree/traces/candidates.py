@@ -106,7 +106,7 @@ def _marked(trace: Trace) -> dict[int, str]:
         raise InputError(f"of trace {trace.id!r} is not an object", field="meta.skip_turns", hint=hint)
     marked: dict[int, str] = {}
     for key, reason in cast("Mapping[Any, Any]", raw).items():
-        known = isinstance(key, str) and key.isdecimal() and int(key) < turns
+        known = isinstance(key, str) and key.isdecimal() and len(key) < 10 and int(key) < turns
         if not known or not isinstance(reason, str) or not reason:
             raise InputError(f"of trace {trace.id!r} holds {key!r}: {reason!r}", field="meta.skip_turns", hint=hint)
         marked[int(key)] = reason

@@ -9,7 +9,7 @@ candidates (`candidates.SkipReason`) never stop anything; they are counted, and 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -27,6 +27,7 @@ from turntree.traces.sources import SourceRow, source_rows
 
 Format = Literal["auto", "chat", "responses", "tau2"]
 OnError = Literal["stop", "drop"]
+Known = dict[str, tuple[str, Any]]  # id -> fingerprint and source of the trace that has it
 TRACE_DROPPED = "in_dropped_trace"
 
 
@@ -76,7 +77,32 @@ def import_chat(
     unknown_keys: UnknownKeys = "stop",
     domain: str = "",
 ) -> tuple[list[Trace], ImportReport]:
-    """Read source files into traces. Raises `InputError` naming file, line and field (see the policy above).
+    """`stream_chat` into a list."""
+    traces: list[Trace] = []
+    report = stream_chat(
+        paths,
+        traces.append,
+        format=format,
+        on_error=on_error,
+        success_only=success_only,
+        unknown_keys=unknown_keys,
+        domain=domain,
+    )
+    return traces, report
+
+
+def stream_chat(
+    paths: Iterable[str | Path],
+    keep: Callable[[Trace], None],
+    *,
+    format: Format = "auto",
+    on_error: OnError = "stop",
+    success_only: bool = False,
+    unknown_keys: UnknownKeys = "stop",
+    domain: str = "",
+) -> ImportReport:
+    """Read source files and hand every trace to `keep`; only ids and fingerprints are remembered. Raises `InputError`
+    naming file, line and field (see the policy above).
 
     `format` "auto" decides for every row by its keys (`detect_format`). `success_only` drops traces that failed or
     whose outcome is unknown, counted apart. `unknown_keys="keep"` carries unknown row keys in `meta["extra"]` and
@@ -92,17 +118,17 @@ def import_chat(
             raise ConfigError(f"is {value!r}", field=name, hint=f"use one of {', '.join(get_args(kind))}")
     options = _Options(format, on_error == "drop", success_only, unknown_keys, domain)
     report = ImportReport()
-    kept: dict[str, tuple[Trace, str]] = {}
+    known: Known = {}
     for path in map(Path, paths):
         for row in source_rows(path):
             report.traces_read += 1
             try:
-                _import_row(row, path, kept, report, options)
+                _import_row(row, path, keep, known, report, options)
             except InputError as error:
                 if on_error == "stop":
                     raise _with_place(error, path, row) from error
                 report.dropped_traces[error.reason if isinstance(error, RowRefused) else "malformed_field"] += 1
-    return [trace for trace, _ in kept.values()], report
+    return report
 
 
 def detect_format(row: dict[str, Any]) -> Format:
@@ -131,12 +157,17 @@ class _Options:
 
 
 def _import_row(
-    row: SourceRow, path: Path, kept: dict[str, tuple[Trace, str]], report: ImportReport, options: _Options
+    row: SourceRow,
+    path: Path,
+    keep: Callable[[Trace], None],
+    known: Known,
+    report: ImportReport,
+    options: _Options,
 ) -> None:
     chat = _chat_row(row, options.format, options.unknown_keys, report)
     source = {"file": path.name} | ({"line": row.line} if row.line else {"index": row.index} if row.index else {})
     built = assemble(chat, keep_going=options.keep_going, domain=options.domain, source=source)
-    reason, content = _why_not(built, kept, options.success_only)
+    reason, content = _why_not(built, known, options.success_only)
     skipped = Counter(skipped_turns(built.trace).values()) if built.trace is not None else Counter[str]()
     candidates = built.turns - built.lost.total() - skipped.total()
     if reason is None and candidates == 0:
@@ -149,7 +180,8 @@ def _import_row(
         report.dropped_traces[reason] += 1
         report.dropped_turns += Counter({TRACE_DROPPED: candidates})
     elif built.trace is not None:
-        kept[built.trace.id] = built.trace, content
+        known[built.trace.id] = content, source
+        keep(built.trace)
         report.traces_kept += 1
         report.turns_kept += candidates
 
@@ -168,7 +200,7 @@ def _chat_row(row: SourceRow, format: Format, unknown_keys: UnknownKeys, report:
     return read_chat_row(value, unknown_keys)
 
 
-def _why_not(built: Assembled, kept: dict[str, tuple[Trace, str]], success_only: bool) -> tuple[str | None, str]:
+def _why_not(built: Assembled, known: Known, success_only: bool) -> tuple[str | None, str]:
     """Why a well-formed trace is left out (None: it is kept), and the fingerprint of what it holds."""
     trace = built.trace
     if trace is None:
@@ -176,10 +208,10 @@ def _why_not(built: Assembled, kept: dict[str, tuple[Trace, str]], success_only:
     content = fingerprint([[message.to_chat() for message in trace.messages], trace.tools])
     if success_only and trace.success is not True:
         return ("success_unknown" if trace.success is None else "not_successful"), content
-    if trace.id in kept:
-        if kept[trace.id][1] == content:
+    if trace.id in known:
+        before, first = known[trace.id]
+        if before == content:
             return "duplicate", content
-        first = kept[trace.id][0].meta.get("source")
         problem = f"{trace.id!r} names another trace already ({first})"
         raise RowRefused("duplicate_id", problem, field="id", hint="give every trace an id of its own")
     return None, content

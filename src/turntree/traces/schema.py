@@ -7,7 +7,7 @@ trace. Reading is strict: what this version does not know is an error with its f
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -104,8 +104,10 @@ _NULLABLE = frozenset({"split", "success", "environment"})
 def read_traces(path: str | Path) -> Iterator[Trace]:
     """The traces of a file, one at a time. Raises `InputError` with file, line and field."""
     ids: dict[str, int] = {}
+    counted: Any = None
     for number, value in _rows(path):
         if number == 0:
+            counted = value.get("traces")
             continue
         try:
             trace = Trace.from_json(value)
@@ -113,6 +115,9 @@ def read_traces(path: str | Path) -> Iterator[Trace]:
             raise located(error, path=path, line=number) from error
         _check_unique(trace.id, ids, number, path)
         yield trace
+    if type(counted) is int and counted != len(ids):
+        problem = f"holds {len(ids)} traces, and its header counts {counted}"
+        raise InputError(problem, path=path, hint="lines are missing or were added: make it again")
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
@@ -121,11 +126,13 @@ def read_header(path: str | Path) -> dict[str, Any]:
 
 
 def write_traces(path: str | Path, traces: Iterable[Trace], header_extra: Mapping[str, Any] | None = None) -> int:
-    """Write a trace file atomically and return the number of traces. Equal traces give equal bytes.
+    """Write a trace file atomically and return the number of traces. Equal traces give equal bytes. Where their number
+    is known beforehand the header counts them.
 
     Raises `InputError` for two traces with one id and for values that are not JSON.
     """
-    header = {"schema": FILE_SCHEMA} | dict(header_extra or {}) | {"schema": FILE_SCHEMA}
+    counted = {"traces": len(traces)} if isinstance(traces, Sized) else {}
+    header = {"schema": FILE_SCHEMA} | dict(header_extra or {}) | {"schema": FILE_SCHEMA, **counted}
 
     def rows() -> Iterator[dict[str, Any]]:
         ids: dict[str, int] = {}

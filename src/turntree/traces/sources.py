@@ -1,7 +1,9 @@
-"""The rows of a source file: JSON lines, or one JSON document (a list of rows, or a tau2 result)."""
+"""The rows of a source file: JSON lines, or one JSON document (a list of rows, one row, or a tau2 result), whatever the
+file is called: a document over several lines is told by its first line, which is no whole value."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,25 +27,27 @@ def source_rows(path: str | Path) -> Iterator[SourceRow]:
     """Every row of a file. A damaged line is a row with an error; a damaged document raises `InputError`."""
     path = Path(path)
     name = path.name.removesuffix(".gz").removesuffix(".xz")
-    if name.endswith(".json"):
-        lines = list(read_lines(path))
-        if not _is_lines(lines):
-            yield from _document(parse_json(b"".join(text for _, text in lines), path), path)
-            return
-        yield from (_line(number, text) for number, text in lines)
+    lines = read_lines(path)
+    first = list(itertools.islice(lines, 2))
+    if _is_document(first, named_so=name.endswith(".json")):
+        text = b"".join(text for _, text in itertools.chain(first, lines))
+        yield from _document(parse_json(text, path), path)
         return
-    for number, text in read_lines(path):
+    for number, text in itertools.chain(first, lines):
         yield _line(number, text)
 
 
-def _is_lines(lines: list[tuple[int, bytes]]) -> bool:
-    """Whether a .json file holds JSON lines after all: more than one, and the first is a whole object."""
-    if len(lines) < 2:
+def _is_document(first: list[tuple[int, bytes]], *, named_so: bool) -> bool:
+    """Whether a file that begins with these lines is one JSON document: a .json file, unless it holds JSON lines after
+    all (more than one, and the first is a whole object), and a file whose first line only opens a bracket."""
+    if not first or (len(first) < 2 and not named_so):
         return False
+    if not named_so:
+        return first[0][1].strip() in (b"{", b"[", b"[{")
     try:
-        return isinstance(parse_json(lines[0][1]), dict)
+        return len(first) < 2 or not isinstance(parse_json(first[0][1]), dict)
     except InputError:
-        return False
+        return True
 
 
 def _line(number: int, text: bytes) -> SourceRow:
@@ -68,6 +72,8 @@ def _document(value: Any, path: Path) -> Iterator[SourceRow]:
         return
     info: Any = document.get("info") or {}
     environment = info.get("environment_info") if isinstance(info, dict) else None
+    if not isinstance(environment, dict | None):
+        raise InputError(f"is {type(environment).__name__}, not an object", path=path, field="info.environment_info")
     for i, row in enumerate(cast("list[Any]", simulations)):
         yield SourceRow(_object(row), index=f"simulations[{i}]", environment_info=cast(Any, environment))
 

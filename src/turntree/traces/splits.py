@@ -38,15 +38,20 @@ def split_traces(
 
     Raises `InputError` when traces of one group declare different splits.
     """
+    splits = assign_splits([(trace.id, trace.group, trace.split) for trace in traces], seed, fractions)
+    return [dataclasses.replace(trace, split=split) for trace, split in zip(traces, splits, strict=True)]
+
+
+def assign_splits(
+    keys: Sequence[tuple[str, str, Split | None]], seed: int, fractions: Mapping[Split, float] = DEFAULT_FRACTIONS
+) -> list[Split]:
+    """`split_traces` from the id, the group and the declared split of every trace."""
     declared: dict[str, Split] = {}
-    for trace in traces:
-        if trace.split is not None and declared.setdefault(trace.group, trace.split) != trace.split:
-            problem = f"of trace {trace.id!r} is {trace.split!r}, but its group {trace.group!r} is also in"
-            raise InputError(f"{problem} {declared[trace.group]!r}", field="split", hint="give a group one split")
-    return [
-        dataclasses.replace(trace, split=declared.get(trace.group) or assign_split(trace.group, seed, fractions))
-        for trace in traces
-    ]
+    for name, group, split in keys:
+        if split is not None and declared.setdefault(group, split) != split:
+            problem = f"of trace {name!r} is {split!r}, but its group {group!r} is also in"
+            raise InputError(f"{problem} {declared[group]!r}", field="split", hint="give a group one split")
+    return [declared.get(group) or assign_split(group, seed, fractions) for _, group, _ in keys]
 
 
 def _check(fractions: Mapping[Split, float]) -> None:

@@ -1,6 +1,6 @@
 """The clipped policy-gradient objective on packed terms, and its KL term. Pure functions of tensors.
 
-With r = pi / pi_old and the three numbers (P, N, m) of a sampling event (architecture, section 3):
+With r = pi / pi_old and the three numbers (P, N, m) of a sampling event (docs/design/credit.md):
 
     loss = - sum w [P min(r, 1 + clip_high) + N max(r, 1 - clip_low)] / Z + beta sum m KL / Z
 

@@ -34,8 +34,16 @@ class OptimizerConfig:
     max_grad_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.learning_rate <= 0 or self.warmup_steps < 0 or self.max_grad_norm <= 0:
-            raise ConfigError("learning_rate and max_grad_norm must be > 0, warmup_steps >= 0", field="learning_rate")
+        for name in ("learning_rate", "eps", "max_grad_norm"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError("must be a finite number above 0", field=name)
+        for name in ("warmup_steps", "weight_decay"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError("must be a finite number of at least 0", field=name)
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"are {self.betas}", field="betas", hint="each is at least 0 and below 1")
+        if not 0 <= self.final_fraction <= 1:
+            raise ConfigError("is outside [0, 1]", field="final_fraction")
 
     def factor(self, step: int, total_steps: int | None = None) -> float:
         """The fraction of `learning_rate` used by step `step` (the first is 0) of `total_steps`."""

@@ -2,7 +2,7 @@
 
 A batch separates *slots* (unique token positions, with one policy and one reference log-probability) from *terms*
 (one per trained token per sampling event, with the log-probability it was sampled at). Merging shares slots, never
-terms (architecture, section 4).
+terms (docs/design/architecture.md, "Slots and terms").
 
 Shape suffixes
     B  rows of a batch                       L  slots of the longest row

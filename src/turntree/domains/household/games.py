@@ -6,8 +6,6 @@ walkthrough, solvable. What the official loader leaves out is left out here as w
 
 from __future__ import annotations
 
-import json
-import lzma
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -20,6 +18,7 @@ from turntree.core.errors import InputError
 from turntree.domains.household.parse import parse_game
 from turntree.domains.household.tasks import TASK_TYPES
 from turntree.domains.household.world import Game
+from turntree.observe.jsonl import parse_object, read_lines, read_text
 
 GAME_FILE, TRAJECTORY_FILE = "game.tw-pddl", "traj_data.json"
 _PACKED_ENDINGS = (".jsonl.xz", ".jsonl")
@@ -135,12 +134,8 @@ def _records(path: Path, split: str | None, skipped: Counter[str]) -> Iterator[R
 
 def _packed_records(path: Path, split: str | None, skipped: Counter[str]) -> Iterator[Record]:
     for number, line in _lines(path):
-        try:
-            fields = json.loads(line)
-        except json.JSONDecodeError as error:
-            hint = "the line may be truncated; fetch the file anew"
-            raise InputError(f"is not JSON ({error.msg})", path=path, line=number, hint=hint) from error
-        if not isinstance(fields, dict) or not isinstance(fields.get("game"), str):
+        fields = parse_object(line, path, number)
+        if not isinstance(fields.get("game"), str):
             raise InputError("is missing or not text", path=path, line=number, field="game", hint="name the game")
         if split is not None and fields["game"].split("/")[0] != split:
             skipped["other split"] += 1
@@ -148,18 +143,10 @@ def _packed_records(path: Path, split: str | None, skipped: Counter[str]) -> Ite
         yield Record(fields["game"], fields.get("task_type", ""), fields, path, number)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     if not path.name.endswith(_PACKED_ENDINGS):
         raise InputError("is not a packed file of games", path=path, hint="give a .jsonl or .jsonl.xz file or a folder")
-    number = 0
-    try:
-        with lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield number, line
-    except (EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
-        hint = "fetch the file anew"
-        raise InputError(f"is damaged ({error})", path=path, line=number + 1, hint=hint) from error
+    return read_lines(path)
 
 
 def _tree_records(root: Path, skipped: Counter[str]) -> Iterator[Record]:
@@ -171,18 +158,12 @@ def _tree_records(root: Path, skipped: Counter[str]) -> Iterator[Record]:
         if not (folder / GAME_FILE).is_file():
             skipped[f"no {GAME_FILE}"] += 1
             continue
-        fields = _read_json(folder / GAME_FILE)
+        fields = _object(folder / GAME_FILE)
         task_type = folder.parent.name.split("-")[0]
         if (folder / TRAJECTORY_FILE).is_file():
-            task_type = _read_json(folder / TRAJECTORY_FILE).get("task_type", task_type)
+            task_type = _object(folder / TRAJECTORY_FILE).get("task_type", task_type)
         yield Record("/".join(folder.parts[-3:]), task_type, fields, folder / GAME_FILE)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"is not JSON ({error})", path=path, hint="fetch the games anew") from error
-    if not isinstance(fields, dict):
-        raise InputError("is not a JSON object", path=path, hint="fetch the games anew")
-    return fields
+def _object(path: Path) -> dict[str, Any]:
+    return parse_object(read_text(path), path)

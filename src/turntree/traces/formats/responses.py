@@ -70,8 +70,8 @@ def _expected_items(action: dict[str, Any]) -> list[Any]:
 def _message(item: Any, chat: ChatRow) -> dict[str, Any] | None:
     """One item as a chat message; consecutive assistant items become one turn later, in the importer."""
     row = cast("dict[str, Any]", item) if isinstance(item, dict) else {}
-    kind = row.get("type") or "message"
-    if kind == "message" and row:
+    kind = row.get("type") or ("message" if "role" in row else None)
+    if kind == "message":
         return {"role": row.get("role"), "content": row.get("content")}
     if kind == "function_call":
         call = {"id": row.get("call_id"), "function": {k: row[k] for k in ("name", "arguments") if k in row}}
@@ -81,9 +81,10 @@ def _message(item: Any, chat: ChatRow) -> dict[str, Any] | None:
     if kind == "reasoning":
         chat.ignored["reasoning items"] += 1
         return None
+    what = f"of type {kind!r}" if kind is not None else "without type and role" if row else f"that is {item!r}"
     raise RowRefused(
         "malformed_field",
-        f"holds an item of type {kind!r}",
+        f"holds an item {what}",
         field="responses_create_params.input, response.output",
         hint="message, function_call, function_call_output and reasoning are read",
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from turntree.core.errors import InputError
+from turntree.observe.jsonl import parse_json
 
 
 class RowRefused(InputError):
@@ -74,9 +75,9 @@ def list_of(row: Mapping[str, Any], key: str, hint: str) -> list[Any]:
     value = row.get(key)
     if isinstance(value, str):
         try:
-            value = json.loads(value)
-        except ValueError as error:
-            raise RowRefused("malformed_field", f"is text that is not JSON ({error})", field=key, hint=hint) from error
+            value = parse_json(value)
+        except InputError as error:
+            raise RowRefused("malformed_field", f"is text that {error.problem}", field=key, hint=hint) from error
     if value is None:
         return []
     if not isinstance(value, list):

@@ -1,0 +1,277 @@
+"""The tables that our stages hand to each other: what each is called, what its header and its rows hold.
+
+A table is JSON lines: a header object that names the schema, then one row a line. Reading is strict: every field has
+a type and a range (`core.config`), an unknown field is an error, and where the header counts the rows they are
+counted. Writing checks the same, so that no stage leaves behind what the next one refuses.
+
+Traces have a schema and a reader of their own (`traces.schema`): people write them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from turntree.core.config import Between, from_mapping
+from turntree.core.cost import Cost
+from turntree.core.errors import InputError
+from turntree.core.messages import Message
+from turntree.observe.files import parse_line, stream_table, write_table
+
+MOST_ROLLOUTS = 10_000  # of one candidate
+
+Count = Annotated[int, Between(0)]
+Share = Annotated[float, Between(0, 1)]
+Reward = float | None  # None: not judged
+Variance = Annotated[float, Between(0)] | None
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """One kind of table. `header` and `row` are the dataclasses that check them (a header's "schema" apart);
+    `counted` is where the header says how many rows there are."""
+
+    name: str
+    schema: str
+    header: type
+    row: type
+    counted: tuple[str, ...] = ()
+
+    def read(self, path: Path) -> tuple[Row, list[Row]]:
+        """The header and all rows. Raises `InputError` naming file, line and field."""
+        header, rows = self.stream(path)
+        return header, list(rows)
+
+    def stream(self, path: Path) -> tuple[Row, Iterator[Row]]:
+        """`read` with the rows one at a time: the header is checked at once, a row when it is reached, and their
+        number after the last."""
+        header, rows = stream_table(path, self.schema)
+        self._check(self.header, {key: header[key] for key in header if key != "schema"}, path, 1)
+        return header, self._checked(header, rows, path)
+
+    def parse(self, line: bytes, path: Path, number: int) -> Row:
+        """One line of the table as a row."""
+        row = parse_line(line, path, number)
+        self._check(self.row, row, path, number)
+        return row
+
+    def write(self, path: Path, header: Row, rows: Iterable[Row]) -> int:
+        """Write the table atomically (`header` without its schema); returns the number of rows."""
+        self._check(self.header, header, path, 1)
+        return write_table(path, {"schema": self.schema, **header}, self._checked(header, iter(rows), path))
+
+    def _checked(self, header: Row, rows: Iterator[Row], path: Path) -> Iterator[Row]:
+        seen: set[tuple[str, int]] = set()
+        number = 1
+        for number, row in enumerate(rows, start=2):
+            self._check(self.row, row, path, number)
+            place = row["trace_id"], row["turn"]
+            if place in seen:
+                raise InputError(f"turn {place[1]} of trace {place[0]!r} is there twice", path=path, line=number)
+            seen.add(place)
+            yield row
+        counted: Any = header
+        for key in self.counted:
+            counted = counted[key]
+        if self.counted and counted != number - 1:
+            problem = f"holds {number - 1} rows, and its header counts {counted}"
+            raise InputError(problem, path=path, hint="it is damaged: make it again")
+
+    def _check(self, shape: type, value: Row, path: Path, line: int) -> None:
+        try:
+            from_mapping(shape, value)
+        except InputError as error:
+            hint = error.hint or f"make the {self.name} again"
+            raise InputError(error.problem, path=path, line=line, field=error.field, hint=hint) from error
+
+
+# profiles
+
+
+@dataclass(frozen=True, kw_only=True)
+class Action:
+    """One distinct action of a candidate; `message` where its text does not say it all."""
+
+    text: str
+    reward: Reward
+    strict: Reward
+    count: Annotated[int, Between(1, MOST_ROLLOUTS)]
+    message: dict[str, Any] | None = None
+    truncated: bool = False
+
+    def __post_init__(self) -> None:
+        if self.message is not None:
+            Message.from_chat(self.message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """After how many rollouts a candidate that was run to K could have stopped, and as what."""
+
+    rollouts: Annotated[int, Between(0, MOST_ROLLOUTS)]
+    forecast: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A row of a profile. Fields with a default are missing in profiles of older versions, which can be selected from
+    but neither extended nor judged anew."""
+
+    trace_id: str
+    turn: Count
+    kind: str
+    rollouts: Annotated[int, Between(0, MOST_ROLLOUTS)]
+    successes: Count
+    unjudged: Count
+    reward_mean: Reward
+    reward_var: Variance
+    actions: list[Action]
+    cost: Cost
+    stop: Literal["K reached", "settled", "audited", "open"] = "K reached"
+    certainty: Share = 1.0
+    audit: Audit | None = None
+    faults: dict[str, Count] = field(default_factory=dict[str, int])
+    truncated: Count = 0
+    gold: Reward = None
+    low: float | None = None
+    high: float | None = None
+    demonstrated: str | None = None
+    state: str | None = None
+    reference: str | None = None
+    samples: list[Annotated[int, Between(0)] | None] | None = None
+
+    def __post_init__(self) -> None:
+        _check_moments(self.reward_mean, self.reward_var)
+        if min(self.cost.counts().values()) < 0:
+            raise ValueError("has a cost below zero")
+        if self.successes + self.unjudged > self.rollouts:
+            raise ValueError(f"counts more than its {self.rollouts} rollouts")
+        if (self.reward_mean is None) != (self.unjudged == self.rollouts):
+            raise ValueError("has a reward_mean exactly where a rollout was judged")
+        absent = [value is None for value in (self.demonstrated, self.state, self.reference, self.samples)]
+        if any(absent) != all(absent):
+            raise ValueError("holds demonstrated, state, reference and samples together or not at all")
+        if self.samples is None:
+            return
+        drawn = [0] * len(self.actions)
+        for place in self.samples:
+            if place is not None:
+                if place >= len(drawn):
+                    raise ValueError(f"samples name action {place} of {len(drawn)}")
+                drawn[place] += 1
+        if drawn != [action.count for action in self.actions] or len(self.samples) != self.rollouts:
+            raise ValueError("samples do not name every action as often as it is counted")
+        if sum(self.faults.values()) != len(self.samples) - sum(drawn):
+            raise ValueError("faults do not count the samples without an action")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileHeader:
+    """`summary` and `config` are the stage's own; what others read of them is checked."""
+
+    config: dict[str, Any]
+    policy_hash: str
+    verifier: str
+    traces_hash: str
+    summary: dict[str, Any]
+    tokenizer_hash: str
+    template_hash: str
+    timing: dict[str, Annotated[float, Between(0)]] = field(default_factory=dict[str, float])
+
+    def __post_init__(self) -> None:
+        _check_texts("config", self.config, ("traces", "verifier", "split"))
+        _check_count("summary", self.summary, "candidates")
+        skipped = self.summary.get("skipped_turns", {})
+        if not isinstance(skipped, dict) or not all(type(count) is int for count in skipped.values()):
+            raise ValueError("summary.skipped_turns holds no counts")
+        profile = self.config.get("profile", {})
+        adaptive = profile.get("adaptive") if isinstance(profile, dict) else profile
+        if adaptive is not None and (not isinstance(adaptive, dict) or type(adaptive.get("threshold")) is not float):
+            raise ValueError("config.profile.adaptive holds no threshold")
+
+
+# pivots
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pivot:
+    """A row of a pivots file: a training state and why it is in the mix."""
+
+    trace_id: str
+    turn: Count
+    kind: str
+    reward_mean: Reward
+    reward_var: Variance
+    role: Literal["pivot", "anchor", "random"]
+
+    def __post_init__(self) -> None:
+        _check_moments(self.reward_mean, self.reward_var)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PivotsHeader:
+    """`verifier_source` is the name by which the profile's verifier was asked for; code of a user's own is named there
+    and never run for that."""
+
+    config: dict[str, Any]
+    policy_hash: str
+    verifier: str
+    traces_hash: str
+    traces: str
+    verifier_source: str
+    split: str
+    summary: dict[str, Any]
+    tokenizer_hash: str
+    template_hash: str
+    sampling: dict[str, Any]
+    cut: Count
+
+    def __post_init__(self) -> None:
+        _check_count("summary", self.summary, "selected")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassRate:
+    """How one pivot fared in training (`training.curriculum.PivotRecord`)."""
+
+    trace_id: str
+    turn: Count
+    kind: str
+    role: Literal["pivot", "anchor", "random"]
+    pass_rate: float | None
+    visits: Count
+    last_visit: int | None
+    successes: float
+    rollouts: Annotated[float, Between(0)]
+    streak: Count
+    retired_at: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassRatesHeader:
+    rows: Count
+
+
+PROFILE = Table("profile", "turntree.profile/2", ProfileHeader, Candidate, ("summary", "candidates"))
+PIVOTS = Table("pivots file", "turntree.pivots/2", PivotsHeader, Pivot, ("summary", "selected"))
+PASS_RATES = Table("run", "turntree.pass_rates/1", PassRatesHeader, PassRate, ("rows",))
+
+
+def _check_moments(mean: float | None, variance: float | None) -> None:
+    if (mean is None) != (variance is None):
+        raise ValueError("reward_mean and reward_var are known together or not at all")
+
+
+def _check_texts(name: str, value: dict[str, Any], keys: Iterable[str]) -> None:
+    for key in keys:
+        if not isinstance(value.get(key), str):
+            raise ValueError(f"{name}.{key} is no text")
+
+
+def _check_count(name: str, value: dict[str, Any], key: str) -> None:
+    count = value.get(key)
+    if type(count) is not int or count < 1:
+        raise ValueError(f"{name}.{key} is no count of rows")

@@ -1,0 +1,91 @@
+"""Mutate every reader's input and count what became of it: `PYTHONPATH=tests python -m mutations.measure [COUNT] [NAME ...]`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import zlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from mutations.mutate import mutations, pack
+from mutations.readers import READERS, Reader
+
+from turntree.core.errors import InputError
+
+SECONDS = 5  # of one input, after which a reader is said to hang
+LONGEST = 1000  # characters of a message beside the name of the file
+
+
+class Hangs(BaseException):
+    """Not an `Exception`: what is tested catches those."""
+
+
+def outcome(reader: Reader, path: Path) -> str:
+    """"read", "refused", or what is wrong with how the file was refused."""
+
+    def stop(*_: Any) -> None:
+        raise Hangs
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        reader.read(path)
+    except InputError as error:
+        return _how_refused(reader, path, str(error))
+    except Hangs:
+        return "hangs"
+    except Exception as error:
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "turntree" in frame.filename]
+        where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
+        return f"{type(error).__name__} at {where}"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    return "read"
+
+
+def _how_refused(reader: Reader, path: Path, message: str) -> str:
+    if "\n" in message or len(message) > LONGEST + len(str(path)):
+        return f"a message of {len(message)} characters"
+    if reader.names_file and path.name not in message and path.parent.name not in message:
+        return f"a message that names no file: {message[:80]}"
+    return "refused"
+
+
+def outcomes(reader: Reader, folder: Path, count: int, seed: int | None = None) -> Counter[str]:
+    """What became of `count` damaged inputs of a reader; those that are not damaged are read."""
+    path = folder / reader.name
+    plain = path.with_suffix("") if reader.packed else path
+    reader.good(plain)
+    good = plain.read_bytes()
+    path.write_bytes(pack(good, reader.packed))
+    assert outcome(reader, path) == "read", outcome(reader, path)
+    found: Counter[str] = Counter()
+    seed = zlib.crc32(reader.name.encode()) if seed is None else seed
+    for damaged in mutations(good, count, seed, structured=reader.structured, packed=reader.packed):
+        path.write_bytes(damaged)
+        found[outcome(reader, path)] += 1
+    return found
+
+
+def main() -> None:
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+    total = Counter[str]()
+    for name in sys.argv[2:] or READERS:
+        start = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            found = outcomes(READERS[name], Path(folder), count)
+        bad = Counter({key: value for key, value in found.items() if key not in ("read", "refused")})
+        total.update({"read": found["read"], "refused": found["refused"], "wrong": bad.total()})
+        print(f"{name:24} {found['read']:4} read {found['refused']:4} refused {bad.total():4} wrong", end="  ")
+        print(f"{time.monotonic() - start:5.1f} s  {dict(bad.most_common(6)) if bad else ''}", flush=True)
+    print(dict(total))
+
+
+if __name__ == "__main__":
+    main()
