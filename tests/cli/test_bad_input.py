@@ -40,7 +40,7 @@ def test_a_trace_without_assistant_turns_is_named(turntree, tmp_path):
 
 def test_dropping_is_asked_for_and_counted(turntree, tmp_path):
     source = write(tmp_path / "a.jsonl", json.dumps(ROW), json.dumps({"messages": ROW["messages"][:1]}))
-    result = turntree.json("traces", "import", source, "--on-error", "drop", "--out", tmp_path / "t.jsonl")
+    result = turntree.json("traces", "import", source, "--on-error", "drop", "--dev", 0, "--out", tmp_path / "t.jsonl")
     text = json.dumps(result)
     assert "no_assistant_turn" in text
 

@@ -94,7 +94,8 @@ def test_another_run_does_not_go_on_with_it(turntree, household, tmp_path, monke
     interrupted(turntree, household, out, monkeypatch)
     assert "profile.seed (0, not 3)" in turntree.error(*command(household, out), "--seed", 3)
     assert "verifier" in turntree.error(*command(household, out), "--verifier", "strict")
-    traces = tmp_path / "fewer.jsonl"
-    traces.write_text("".join((household / "traces.jsonl").read_text().splitlines(keepends=True)[:-1]))
+    traces = tmp_path / "other.jsonl"
+    *lines, one, other = (household / "traces.jsonl").read_text().splitlines(keepends=True)
+    traces.write_text("".join([*lines, other, one]))
     assert "traces_hash" in turntree.error(*command(household, out), "--traces", traces)
     assert "5 of 12" not in turntree(*command(household, out), "--seed", 3, "--overwrite").stderr

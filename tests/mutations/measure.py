@@ -1,4 +1,7 @@
-"""Mutate every reader's input and count what became of it: `PYTHONPATH=tests python -m mutations.measure [COUNT] [NAME ...]`."""
+"""Mutate every reader's input and count what became of it.
+
+PYTHONPATH=tests python -m mutations.measure [COUNT] [NAME ...]
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ from typing import Any
 
 from mutations.mutate import mutations, pack
 from mutations.readers import READERS, Reader
-
 from turntree.core.errors import InputError
 
 SECONDS = 5  # of one input, after which a reader is said to hang
@@ -26,7 +28,7 @@ class Hangs(BaseException):
 
 
 def outcome(reader: Reader, path: Path) -> str:
-    """"read", "refused", or what is wrong with how the file was refused."""
+    """ "read", "refused", or what is wrong with how the file was refused."""
 
     def stop(*_: Any) -> None:
         raise Hangs

@@ -230,7 +230,9 @@ def importing(on_error: Any) -> Callable[[Path], object]:
 
 def feature_table(path: Path) -> None:
     header = "K,task_id,label,reward_var,task_type,iteration,termination_fraction,prefix_edit_distance_mean"
-    rows = [f"{k},t{t},{'mixed' if t else 'all_fail'},{0.2 * (t > 0)},find,0,0.1,0.{k}" for t in range(3) for k in (2, 5)]
+    rows = [
+        f"{k},t{t},{'mixed' if t else 'all_fail'},{0.2 * (t > 0)},find,0,0.1,0.{k}" for t in range(3) for k in (2, 5)
+    ]
     path.write_text("\n".join([header, *rows, ""]), encoding="utf-8")
 
 

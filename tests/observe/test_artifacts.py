@@ -80,7 +80,7 @@ def test_a_table_is_not_written_that_could_not_be_read(tmp_path, profile):
     del header["schema"]
     with pytest.raises(InputError, match="header counts 6"):
         PROFILE.write(tmp_path / "new.jsonl", header, rows[1:])
-    with pytest.raises(InputError, match="new.jsonl:2: field 'turn'"):
+    with pytest.raises(InputError, match=r"new\.jsonl:2: field 'turn'"):
         PROFILE.write(tmp_path / "new.jsonl", header, [{**rows[0], "turn": 0.5}, *rows[1:]])
     assert not (tmp_path / "new.jsonl").exists()
 

@@ -228,7 +228,7 @@ def test_an_empty_folder_and_a_missing_one_are_one_clear_line(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("evaluation/base.json", "{", r"base\.json:1: is not JSON"),
+        ("evaluation/base.json", "{", r"base\.json:1: is not complete JSON"),
         ("evaluation/base.json", '{"schema": "turntree.evaluation/2"}', r"field 'schema': is 'turntree.evaluation/2'"),
         (
             "evaluation/base.json",

@@ -80,7 +80,8 @@ def _of_system(error: OSError) -> str:
     """What the system refused, and of which file."""
     if error.strerror is None:
         return f"{type(error).__name__}: {error}"
-    return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    name = error.filename2 or error.filename  # of a renaming, where to
+    return error.strerror if name is None else f"{name}: {error.strerror}"
 
 
 def _of_defect(error: Exception) -> str:

@@ -158,7 +158,7 @@ def _convert(hint: Any, value: Any, path: str | Path | None, field: str) -> Any:
             allowed = ", ".join(repr(option.value) for option in hint)
             raise ConfigError(f"{value!r} is not allowed", path=path, field=field, hint=f"use one of {allowed}")
         return hint(value)
-    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+    if dataclasses.is_dataclass(cast(Any, hint)) and isinstance(value, Mapping):
         return from_mapping(cast(Any, hint), cast("Mapping[str, Any]", value), path=path)
     if origin in (tuple, list) and isinstance(value, list | tuple):
         return _convert_items(origin, arguments, list(cast("list[Any]", value)), path, field)
@@ -184,14 +184,15 @@ def _convert_union(options: tuple[Any, ...], value: Any, path: str | Path | None
 
 def _convert_items(
     kind: Any, arguments: tuple[Any, ...], items: list[Any], path: str | Path | None, field: str
-) -> list[Any] | tuple[Any, ...]:
-    kinds = list(arguments)
+) -> Any:
+    kinds: list[Any] = list(arguments)
     if kind is list or arguments[-1:] == (Ellipsis,):
         kinds = [arguments[0]] * len(items)
     if len(kinds) != len(items):
         raise ConfigError(f"needs {len(kinds)} values, has {len(items)}", path=path, field=field)
     pairs = enumerate(zip(kinds, items, strict=True))
-    return kind(_convert(hint, item, path, f"{field}[{place}]") for place, (hint, item) in pairs)
+    converted = [_convert(hint, item, path, f"{field}[{place}]") for place, (hint, item) in pairs]
+    return converted if kind is list else tuple(converted)
 
 
 def _convert_scalar(hint: Any, value: Any, path: str | Path | None, field: str) -> Any:

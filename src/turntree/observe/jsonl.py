@@ -179,11 +179,10 @@ def _encode(value: Any, path: Path, line: int) -> bytes:
 
 
 def _not_json(text: str, error: json.JSONDecodeError, path: str | Path | None, line: int | None) -> InputError:
-    if line is None and path is not None:
-        line = error.lineno
-    if path is not None and text.strip() in ("{", "[", "[{"):
+    if line is not None and text.strip() in ("{", "[", "[{"):
         hint = "write one value a line (jq -c does that), or name the file .json"
         return InputError("is the beginning of JSON over several lines", path=path, line=line, hint=hint)
+    line = error.lineno if line is None and path is not None else line
     problem = f"is not complete JSON ({error.msg}: character {error.pos})"
     return InputError(problem, path=path, line=line, hint=f"it is damaged or cut off: {_AGAIN}")
 

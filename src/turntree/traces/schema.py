@@ -117,7 +117,7 @@ def read_traces(path: str | Path) -> Iterator[Trace]:
         yield trace
     if type(counted) is int and counted != len(ids):
         problem = f"holds {len(ids)} traces, and its header counts {counted}"
-        raise InputError(problem, path=path, hint="lines are missing or were added: make it again")
+        raise InputError(problem, path=path, hint="make it again, or correct the number in its first line")
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
