@@ -152,8 +152,8 @@ def _chosen(config: SandboxConfig, enclosure: Enclosure | None) -> tuple[Enclosu
                 reasons.append(f"{found.name} with {interpreter.program}: {error}")
     raise InputError(
         f"this machine offers no sandbox for model-written programs ({'; '.join(reasons)})",
-        hint="install bubblewrap (bwrap) and allow it to make namespaces, or accept the weaker Landlock (Linux 6.2 or "
-        "later) by landlock=true in the sandbox's configuration",
+        hint="install bubblewrap (bwrap) and allow it to make namespaces, or accept the weaker Landlock of Linux 6.2 or "
+        "later (landlock=true of the sandbox, --set questions.sandbox.landlock=true; docs/design/sandbox.md)",
     )
 
 

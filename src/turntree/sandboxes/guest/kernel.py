@@ -160,8 +160,8 @@ _HOST_SURFACE: dict[str, tuple[int | None, int | None]] = {
 }  # fmt: skip
 _CLONE, _CLONE3, _SOCKET, _FCNTL, _IOCTL, _PRLIMIT = (56, 220), (435, 435), (41, 198), (72, 25), (16, 29), (302, 261)
 _IOPRIO_GET = (252, 31)
-# F_SETOWN, F_SETSIG, F_SETOWN_EX: a signal to somebody else on input; F_SETLEASE, F_NOTIFY: what others do with a file
-_OWNER_COMMANDS = (8, 10, 15, 1024, 1026)
+_WATCH_COMMANDS = (1024, 1026)  # F_SETLEASE, F_NOTIFY: to be told when others open or change a file
+_OWNER_COMMANDS = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: a signal to somebody else on input
 _OWNER_REQUESTS = (0x8901, 0x8902)  # FIOSETOWN, SIOCSPGRP
 
 
@@ -215,6 +215,7 @@ def _program(machine: str, alone: bool) -> list[_Instruction]:
         program += _refuse(socket)
         program += _refuse_values(_FCNTL[column], 1, _OWNER_COMMANDS)
         program += _refuse_values(_IOCTL[column], 1, _OWNER_REQUESTS)
+    program += _refuse_values(_FCNTL[column], 1, _WATCH_COMMANDS)
     program += _refuse_unless(_PRLIMIT[column], 0, [_Instruction(_EQUAL, 0, 1, 0)])  # its own limits only
     return [*program, _Instruction(_RETURN, _ALLOW)]
 
