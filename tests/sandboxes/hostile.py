@@ -1,8 +1,8 @@
 """Programs that attack what runs them. One that gets through prints ESCAPED; names say what is tried.
 
 `{secret}` is a file of the host that holds SECRET, `{outside}` one that must not come to be, `{port}` a listening port
-of the host, `{host}` the process id of the test (which also names a POSIX queue), `{victim}` one of its children, `{memory}`,
-`{queue}` and `{semaphore}` System V objects of the host that anybody may use.
+of the host, `{host}` the process id of the test (which also names a POSIX queue), `{victim}` one of its children;
+`{memory}`, `{queue}` and `{semaphore}` are System V objects of the host that anybody may use.
 """
 
 from turntree.sandboxes.limits import Limits, SandboxConfig

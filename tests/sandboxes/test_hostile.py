@@ -8,10 +8,11 @@ import subprocess
 import time
 
 import pytest
-from conftest import opened
-from hostile import ENDLESS, INFLUENCE, PROBE, PYTHON, SHELL
+from hostile import CONFIG, ENDLESS, INFLUENCE, PROBE, PYTHON, SHELL
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from turntree.sandboxes.sandbox import Sandbox
 
 SHORT, LONG = 0.4, 20.0
 GRACE = 10.0  # for a machine with much else to do
@@ -83,7 +84,7 @@ def untouched_shell(shell_sandbox):
 
 
 def answer_of_a_fresh_box(sandbox):
-    with opened(lambda: sandbox._enclosure) as fresh:
+    with Sandbox(CONFIG, enclosure=sandbox._enclosure) as fresh:
         return answer(fresh)
 
 

@@ -320,7 +320,7 @@ def test_landlock_cannot_contain_commands_and_says_so():
 
 def test_without_bubblewrap_landlock_is_used_only_where_the_configuration_accepts_it(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
-    with pytest.raises(InputError, match="accept the weaker Landlock .*landlock=true"):
+    with pytest.raises(InputError, match=r"accept the weaker Landlock .*landlock=true"):
         Sandbox(CONFIG)
     try:
         sandbox = Sandbox(replace(CONFIG, landlock=True))
