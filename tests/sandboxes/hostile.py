@@ -8,7 +8,9 @@ of the host, `{host}` the process id of the test (which also names a POSIX queue
 from turntree.sandboxes.limits import Limits, SandboxConfig
 
 CONFIG = SandboxConfig(
-    boxes=1, limits=Limits(memory_bytes=256 * 2**20, disk_bytes=4 * 2**20, output_bytes=2000, processes=12)
+    boxes=1,
+    landlock=True,
+    limits=Limits(memory_bytes=256 * 2**20, disk_bytes=4 * 2**20, output_bytes=2000, processes=12),
 )
 
 PYTHON = {

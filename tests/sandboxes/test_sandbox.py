@@ -116,7 +116,7 @@ def test_processes_are_bounded_and_the_next_program_has_all_of_them_again(shell_
 
 
 def test_many_threads_share_the_boxes():
-    config = SandboxConfig(boxes=2, limits=CONFIG.limits)
+    config = replace(CONFIG, boxes=2)
     answers: dict[int, str | None] = {}
     with Sandbox(config) as sandbox:
         threads = [
@@ -340,9 +340,9 @@ def test_landlock_cannot_contain_commands_and_says_so():
 def test_without_bubblewrap_landlock_is_used_only_where_the_configuration_accepts_it(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(InputError, match=r"accept the weaker Landlock .*landlock=true"):
-        Sandbox(CONFIG)
+        Sandbox(replace(CONFIG, landlock=False))
     try:
-        sandbox = Sandbox(replace(CONFIG, landlock=True))
+        sandbox = Sandbox(CONFIG)
     except InputError as error:
         pytest.skip(str(error))
     with sandbox:
