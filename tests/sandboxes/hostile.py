@@ -1,13 +1,16 @@
 """Programs that attack what runs them. One that gets through prints ESCAPED; names say what is tried.
 
 `{secret}` is a file of the host that holds SECRET, `{outside}` one that must not come to be, `{port}` a listening port
-of the host, `{host}` the process id of the test, `{victim}` one of its children.
+of the host, `{host}` the process id of the test (which also names a POSIX queue), `{victim}` one of its children;
+`{memory}`, `{queue}` and `{semaphore}` are System V objects of the host that anybody may use.
 """
 
 from turntree.sandboxes.limits import Limits, SandboxConfig
 
 CONFIG = SandboxConfig(
-    boxes=1, limits=Limits(memory_bytes=256 * 2**20, disk_bytes=4 * 2**20, output_bytes=2000, processes=12)
+    boxes=1,
+    landlock=True,
+    limits=Limits(memory_bytes=256 * 2**20, disk_bytes=4 * 2**20, output_bytes=2000, processes=12),
 )
 
 PYTHON = {
@@ -81,9 +84,9 @@ PYTHON = {
     "nests folders": "import os\nfor _ in range(3000): os.mkdir('d'); os.chdir('d')",
     "is a fork bomb": "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
     "is a thread bomb": (
-        "import threading, time\nn = 0\ntry:\n    while n < 1000:\n"
+        "import threading, time\nthreading.stack_size(32768)\nn = 0\ntry:\n    while n < 100:\n"
         "        threading.Thread(target=time.sleep, args=(99,), daemon=True).start(); n += 1\n"
-        "except (RuntimeError, MemoryError): pass\nif n >= 1000: print('ESCAPED')"
+        "except (RuntimeError, MemoryError): pass\nif n > 12: print('ESCAPED')"
     ),
     "leaves a daemon behind": (
         "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(1000)\n"
@@ -121,6 +124,64 @@ PYTHON = {
     "is no text": "'\udcff'",
 }  # fmt: skip
 
+_LIBC = "import ctypes, os, signal\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+_NUMBERS = "x86 = os.uname().machine == 'x86_64'\n"
+
+# programs that try to change what later programs of the same box find, or what other boxes find
+INFLUENCE = {
+    **{
+        f"sets the limit {kind} of its parent": (
+            "import os, resource\n"
+            f"resource.prlimit(os.getppid(), resource.RLIMIT_{kind}, (4096, 4096)); print('ESCAPED')"
+        )
+        for kind in ("AS", "CPU", "DATA", "FSIZE", "NOFILE", "NPROC", "STACK")
+    },
+    "lowers the priority of its parent": "import os; os.setpriority(0, os.getppid(), 19); print('ESCAPED')",
+    "lowers the priority of its user": "import os; os.setpriority(os.PRIO_USER, 0, 19); print('ESCAPED')",
+    "makes its parent idle": (
+        "import os; os.sched_setscheduler(os.getppid(), os.SCHED_IDLE, os.sched_param(0)); print('ESCAPED')"
+    ),
+    "puts its parent on one core": "import os; os.sched_setaffinity(os.getppid(), {{0}}); print('ESCAPED')",
+    "lowers the I/O priority of its parent": (
+        _LIBC + _NUMBERS + "if libc.syscall(251 if x86 else 30, 1, os.getppid(), 3 << 13) == 0: print('ESCAPED')"
+    ),
+    "sends its parent every signal": (
+        "import os\nfor number in range(1, 65):\n    try: os.kill(os.getppid(), number)\n    except OSError: pass"
+    ),
+    "leaves an attribute on the scratch folder": "import os; os.setxattr('.', 'user.note', b'hello')",
+    "leaves a time on the scratch folder": "import os; os.utime('.', (1, 1))",
+    "leaves a trace of a file that is gone": "import os; open('note', 'w').close(); os.remove('note')",
+    "shuts the scratch folder": "import os; os.chmod('/tmp', 0)",
+    "leaves a time on a device": "import os; os.utime('/dev/null'); print('ESCAPED')",
+    "fills the scratch folder with empty files": (
+        "n = 0\ntry:\n    while n < 20000: open(f'f{{n}}', 'w').close(); n += 1\nexcept OSError: pass\n"
+        "if n > 4096: print('ESCAPED')"
+    ),
+    "leaves shared memory": _LIBC + "if libc.shmget(77, 4096, 0o1666) >= 0: print('ESCAPED')",
+    "writes shared memory of the host": (
+        _LIBC + "libc.shmat.restype = ctypes.c_void_p\nat = libc.shmat({memory}, None, 0)\n"
+        "if at != ctypes.c_void_p(-1).value: ctypes.memset(at, 1, 1); print('ESCAPED')"
+    ),
+    "removes shared memory of the host": _LIBC + "if libc.shmctl({memory}, 0, None) == 0: print('ESCAPED')",
+    "sends a message to the host": (
+        _LIBC + "if libc.msgsnd({queue}, b'\\1' + bytes(15), 8, 0o4000) == 0: print('ESCAPED')"
+    ),
+    "takes a message of the host": (
+        _LIBC + "if libc.msgrcv({queue}, ctypes.create_string_buffer(64), 8, 0, 0o4000) >= 0: print('ESCAPED')"
+    ),
+    "removes a queue of the host": _LIBC + "if libc.msgctl({queue}, 0, None) == 0: print('ESCAPED')",
+    "raises a semaphore of the host": (
+        _LIBC + "if libc.semop({semaphore}, b'\\0\\0\\1\\0\\0\\0', 1) == 0: print('ESCAPED')"
+    ),
+    "reads a semaphore of the host": _LIBC + "if libc.semctl({semaphore}, 0, 12, 0) >= 0: print('ESCAPED')",
+    "removes a POSIX queue": _LIBC + "if libc.mq_unlink(b'/turntree-{host}') == 0: print('ESCAPED')",
+    "watches files of the host": (
+        _LIBC + "if libc.inotify_add_watch(libc.inotify_init1(0), b'/usr', 0xfff) >= 0: print('ESCAPED')"
+    ),
+    "is told of changes in a folder": "import fcntl, os; fcntl.fcntl(os.open('/usr', 0), 1026, 2); print('ESCAPED')",
+}  # fmt: skip
+PYTHON |= INFLUENCE
+
 SHELL = {
     "is the classic bomb": ":(){{ :|:& }};:",
     "yes without end": "yes",
@@ -145,3 +206,21 @@ ENDLESS = {
     "recurses without end", "ignores signals", "computes a number without end", "is the classic bomb",
     "stops process one", "removes everything",
 }  # fmt: skip
+
+# what a program finds around it: no program that ran before may change a word of it
+PROBE = """
+import ctypes, os, resource, signal
+names = sorted(name for name in dir(resource) if name.startswith("RLIMIT_"))
+libc = ctypes.CDLL(None)
+found = [20 + 22, os.getcwd(), sorted(os.environ), os.umask(0), os.uname().nodename]
+found += [resource.getrlimit(getattr(resource, name)) for name in names]
+found += [os.getpriority(0, 0), os.sched_getscheduler(0), sorted(os.sched_getaffinity(0)), libc.prctl(30, 0, 0, 0, 0)]
+found += [libc.syscall(252 if os.uname().machine == "x86_64" else 31, 1, 0)]
+found += [signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.getsignal(signal.SIGINT) is signal.default_int_handler]
+if os.getcwd() == "/tmp":
+    found += [os.stat("/dev/null").st_mtime_ns, open("/proc/self/oom_score_adj").read()]
+    folder, space = os.stat("."), os.statvfs(".")
+    found += [oct(folder.st_mode), folder.st_size, folder.st_mtime_ns > 10**18, os.listdir("."), os.listxattr(".")]
+    found += [space.f_bfree, space.f_ffree, os.access(".", os.W_OK), os.listdir("/dev/shm")]
+found
+"""

@@ -1,5 +1,6 @@
 """Hostile programs and commands are contained, each within its time, and the caller goes on."""
 
+import ctypes
 import os
 import resource
 import socket
@@ -7,7 +8,11 @@ import subprocess
 import time
 
 import pytest
-from hostile import ENDLESS, PYTHON, SHELL
+from hostile import CONFIG, ENDLESS, INFLUENCE, PROBE, PYTHON, SHELL
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turntree.sandboxes.sandbox import Sandbox
 
 SHORT, LONG = 0.4, 20.0
 GRACE = 10.0  # for a machine with much else to do
@@ -21,6 +26,13 @@ def host(tmp_path_factory):
     secret = folder / "secret"
     secret.write_text("SECRET")
     victim = subprocess.Popen(["sleep", "600"])
+    libc = ctypes.CDLL(None)
+    objects = {
+        "memory": libc.shmget(0, 4096, 0o1666), "queue": libc.msgget(0, 0o1666), "semaphore": libc.semget(0, 1, 0o1666)
+    }  # fmt: skip
+    posix = f"/turntree-{os.getpid()}".encode()
+    assert libc.mq_open(posix, os.O_CREAT | os.O_RDWR, 0o666, None) >= 0
+    assert libc.msgsnd(objects["queue"], ctypes.create_string_buffer(b"\1", 16), 8, 0) == 0
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield {
             "secret": secret,
@@ -28,7 +40,12 @@ def host(tmp_path_factory):
             "port": server.getsockname()[1],
             "host": os.getpid(),
             "victim": victim.pid,
-        }
+        } | objects
+    removed = [
+        libc.shmctl(objects["memory"], 0, None), libc.msgctl(objects["queue"], 0, None),
+        libc.semctl(objects["semaphore"], 0, 0), libc.mq_unlink(posix),
+    ]  # fmt: skip
+    assert removed == [0, 0, 0, 0], "a program removed shared objects of the host"
     assert victim.poll() is None, "a program killed a process of the host"
     victim.kill()
     victim.wait()
@@ -56,21 +73,47 @@ def attack(sandbox, language, name, host):
     assert sandbox.lost == 0, "the box died, so that nobody can say whose fault it was"
 
 
-def assert_goes_on(sandbox):
-    again = sandbox.run("import json, time, os\nprint('fine')\nlen(json.dumps([1]))", seconds=30.0)
-    assert (again.stdout, again.value, again.exit_code) == ("fine\n", "3", 0)
+@pytest.fixture(scope="module")
+def untouched(sandbox):
+    return answer_of_a_fresh_box(sandbox)
+
+
+@pytest.fixture(scope="module")
+def untouched_shell(shell_sandbox):
+    return answer_of_a_fresh_box(shell_sandbox)
+
+
+def answer_of_a_fresh_box(sandbox):
+    with Sandbox(CONFIG, enclosure=sandbox._enclosure) as fresh:
+        return answer(fresh)
+
+
+def answer(sandbox):
+    execution = sandbox.run(PROBE, seconds=30.0)
+    return execution.stdout, execution.stderr, execution.value, execution.exit_code
 
 
 @pytest.mark.parametrize("name", PYTHON)
-def test_a_program_is_contained_that(name, sandbox, host):
+def test_a_program_is_contained_and_changes_nothing_for_the_next_that(name, sandbox, host, untouched):
     attack(sandbox, "python", name, host)
-    assert_goes_on(sandbox)
+    assert answer(sandbox) == untouched
 
 
 @pytest.mark.parametrize("name", SHELL)
-def test_a_command_is_contained_that(name, shell_sandbox, host):
+def test_a_command_is_contained_and_changes_nothing_for_the_next_that(name, shell_sandbox, host, untouched_shell):
     attack(shell_sandbox, "shell", name, host)
-    assert_goes_on(shell_sandbox)
+    assert answer(shell_sandbox) == untouched_shell
+
+
+def test_what_a_program_answers_does_not_depend_on_what_ran_before_it(sandbox, host, untouched):
+    @settings(max_examples=10, deadline=None)
+    @given(st.lists(st.sampled_from(sorted(INFLUENCE)), min_size=2, max_size=4))
+    def holds(names):
+        for name in names:
+            sandbox.run(INFLUENCE[name].format(**host), seconds=LONG)
+        assert answer(sandbox) == untouched
+
+    holds()
 
 
 def test_the_corpus_is_as_large_as_promised():

@@ -1,15 +1,19 @@
 """What a sandbox answers, and that there is none without one."""
 
+import json
+import os
+import resource
 import shutil
 import socket
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hostile import CONFIG
+from hostile import CONFIG, INFLUENCE, PROBE
 
 from turntree.core.errors import ConfigError, InputError
 from turntree.sandboxes import sandbox as module
@@ -112,7 +116,7 @@ def test_processes_are_bounded_and_the_next_program_has_all_of_them_again(shell_
 
 
 def test_many_threads_share_the_boxes():
-    config = SandboxConfig(boxes=2, limits=CONFIG.limits)
+    config = replace(CONFIG, boxes=2)
     answers: dict[int, str | None] = {}
     with Sandbox(config) as sandbox:
         threads = [
@@ -132,6 +136,141 @@ def test_a_box_that_dies_is_replaced_and_the_program_run_again():
         sandbox._boxes.put(box)
         assert sandbox.run("1 + 1").value == "2"
         assert sandbox.lost == 1
+
+
+@pytest.fixture
+def deadly(monkeypatch):
+    """Names a word: programs that hold it end the box they run in."""
+    run, words = Box.run, []
+
+    def dies(box, language, source, seconds):
+        if words and words[0] in source:
+            box._link.shutdown(socket.SHUT_RDWR)
+        return run(box, language, source, seconds)
+
+    monkeypatch.setattr(Box, "run", dies)
+    return words.append
+
+
+def test_a_program_that_ends_fresh_boxes_too_has_that_as_its_outcome(sandbox, deadly):
+    deadly("fatal")
+    with Sandbox(CONFIG, enclosure=sandbox._enclosure) as own:
+        done = own.run("'fatal'")
+        assert (done.lost, done.exit_code, done.failed, done.repeatable) == (True, None, True, False)
+        assert own.lost == 2 and own.run("1 + 1").value == "2"
+
+
+def test_where_harmless_programs_end_boxes_too_the_machine_is_to_blame(sandbox, deadly):
+    with Sandbox(CONFIG, enclosure=sandbox._enclosure) as own:
+        deadly("")
+        with pytest.raises(SandboxLost):
+            own.run("'fatal'")
+
+
+def test_a_program_that_did_not_begin_is_a_lost_box_and_no_exit_code(sandbox):
+    cramped = replace(CONFIG, limits=replace(CONFIG.limits, memory_bytes=2**20))
+    box = Box(sandbox._enclosure, sandbox._interpreter, cramped)
+    try:
+        with pytest.raises(SandboxLost, match="did not begin"):
+            box.run("python", "#" * 4 * 2**20, 10.0)
+    finally:
+        box.close()
+
+
+def test_a_shell_that_does_not_start_is_a_lost_box_and_no_exit_code(shell_sandbox):
+    class Shellless(Bubblewrap):
+        def command(self, config, interpreter):
+            return [*super().command(config, interpreter), "--ro-bind", "/dev/null", "/usr/bin/dash"]
+
+    box = Box(Shellless(), shell_sandbox._interpreter, CONFIG)
+    try:
+        with pytest.raises(SandboxLost, match="did not begin"):
+            box.run("shell", "echo x", 10.0)
+    finally:
+        box.close()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda guest: resource.prlimit(guest, resource.RLIMIT_NOFILE, (60, 60)),
+        lambda guest: os.setpriority(os.PRIO_PROCESS, guest, 5),
+        lambda guest: os.sched_setscheduler(guest, os.SCHED_BATCH, os.sched_param(0)),
+    ],
+    ids=["limit", "priority", "schedule"],
+)
+def test_a_box_whose_guest_was_changed_is_not_used_again(sandbox, changed):
+    before = guests()
+    box = Box(sandbox._enclosure, sandbox._interpreter, CONFIG)
+    try:
+        assert box.run("python", "1", 10.0)[1], "as it was"
+        for guest in guests() - before:
+            if descends(guest, os.getpid()):
+                try:
+                    changed(int(guest))
+                except PermissionError as error:
+                    pytest.skip(f"not allowed to change a guest of another user here: {error}")
+        execution, again = box.run("python", "1 + 1", 10.0)
+        assert execution.value == "2" and not again
+    finally:
+        box.close()
+
+
+@pytest.mark.parametrize(
+    ("language", "source"),
+    [
+        ("python", INFLUENCE["leaves a trace of a file that is gone"]),
+        ("python", INFLUENCE["leaves an attribute on the scratch folder"]),
+        ("shell", "touch note; rm note"),
+    ],
+)
+def test_a_box_whose_scratch_folder_was_touched_is_not_used_again(language, source, shell_sandbox):
+    box = Box(shell_sandbox._enclosure, shell_sandbox._interpreter, CONFIG)
+    try:
+        execution, again = box.run(language, source, 10.0)
+        if "setxattr" in source and execution.exit_code:
+            pytest.skip("this kernel keeps no attributes in memory")
+        assert execution.exit_code == 0 and not again
+    finally:
+        box.close()
+
+
+def test_a_box_that_changed_nothing_is_used_again(sandbox):
+    box = Box(sandbox._enclosure, sandbox._interpreter, CONFIG)
+    try:
+        assert all(box.run("python", f"import os; os.listdir('.'); {i}", 10.0)[1] for i in range(5))
+    finally:
+        box.close()
+
+
+def test_without_root_programs_cannot_spoil_the_box_for_others_either(tmp_path):
+    """Bubblewrap in a user namespace: programs have the user id of the guest and own the scratch folder."""
+    source = str(Path(module.__file__).parents[2])
+    code = "import sys, json; from turntree.sandboxes.sandbox import Sandbox; from turntree.sandboxes.limits import *\n"
+    code += "programs = json.load(sys.stdin)\nwith Sandbox(SandboxConfig(boxes=1)) as box, Sandbox() as fresh:\n"
+    code += "    said = [box.run(program).stdout for program in programs[:-1] if [box.run(programs[-1])]]\n"
+    code += "    print(json.dumps([box.lost, said, [s.run(programs[-1]).value for s in (box, fresh)]]))"
+    if os.geteuid() != 0 or shutil.which("bwrap") is None:
+        pytest.skip("needs root, to become another user, and bubblewrap")
+    nobody = {"user": 65534, "group": 65534, "extra_groups": (), "cwd": "/", "env": {"PYTHONPATH": source}}
+    programs = [p.format(host=1, memory=0, queue=0, semaphore=0) for p in INFLUENCE.values()]
+    for python in (sys.executable, "/usr/bin/python3"):
+        try:
+            found = subprocess.run([python, "-c", "import turntree.core.errors"], capture_output=True, **nobody)
+        except OSError:
+            continue
+        if found.returncode == 0:
+            break
+    else:
+        pytest.skip("no interpreter here that another user may run")
+    done = subprocess.run(
+        [python, "-c", code], input=json.dumps([*programs, PROBE]), capture_output=True, text=True, **nobody
+    )
+    if "offers no sandbox" in done.stderr:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 0, done.stderr
+    lost, said, (after, fresh) = json.loads(done.stdout)
+    assert lost == 0 and after == fresh and not [text for text in said if "ESCAPED" in text]
 
 
 def test_a_guest_that_does_not_answer_is_given_up_in_time(monkeypatch):
@@ -184,7 +323,7 @@ def test_boxes_end_with_the_process_that_made_them_even_in_the_middle_of_a_progr
 def test_a_closed_sandbox_leaves_no_process(sandbox):
     before = guests()
     other = Sandbox(CONFIG, enclosure=sandbox._enclosure)
-    started = guests() - before
+    started = {guest for guest in guests() - before if descends(guest, os.getpid())}  # not those of other runs
     other.close()
     assert started and not guests() & started
 
@@ -198,8 +337,10 @@ def test_landlock_cannot_contain_commands_and_says_so():
         sandbox.run("echo x", language="shell")
 
 
-def test_without_bubblewrap_landlock_is_used(monkeypatch):
+def test_without_bubblewrap_landlock_is_used_only_where_the_configuration_accepts_it(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(InputError, match=r"accept the weaker Landlock .*landlock=true"):
+        Sandbox(replace(CONFIG, landlock=False))
     try:
         sandbox = Sandbox(CONFIG)
     except InputError as error:
@@ -233,7 +374,7 @@ def test_what_does_not_contain_the_probe_is_refused_in_one_line():
 
 def test_a_machine_that_offers_nothing_is_refused_with_every_reason(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
-    monkeypatch.setattr(module, "_WAYS", (Bubblewrap, Nothing))
+    monkeypatch.setattr(module, "_ways", lambda config: (Bubblewrap, Nothing))
     with pytest.raises(InputError, match=r"bubblewrap: not installed; nothing with .*not contained"):
         Sandbox(CONFIG)
 
@@ -257,5 +398,7 @@ def test_the_probe_finds_a_folder_of_the_host_in_bubblewrap(monkeypatch):
 def test_impossible_limits_are_refused():
     with pytest.raises(ConfigError, match="every limit must be positive"):
         Limits(seconds=0)
+    with pytest.raises(ConfigError, match="every limit must be positive"):
+        Limits(files=0)
     with pytest.raises(ConfigError, match="use 1 or more"):
         SandboxConfig(boxes=0)

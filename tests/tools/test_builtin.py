@@ -4,7 +4,7 @@ import pytest
 
 from turntree.core.errors import InputError
 from turntree.core.messages import ToolCall
-from turntree.sandboxes.host import SandboxLost
+from turntree.sandboxes.host import Box, SandboxLost
 from turntree.sandboxes.limits import Execution, Limits, SandboxConfig
 from turntree.sandboxes.sandbox import Sandbox
 from turntree.tools.builtin import SandboxTool, SearchTool, described
@@ -17,7 +17,7 @@ from turntree.tools.tool import ToolSource, ToolStatus
 @pytest.fixture(scope="module")
 def sandbox():
     try:
-        opened = Sandbox(SandboxConfig(boxes=1, limits=Limits(seconds=20.0)))
+        opened = Sandbox(SandboxConfig(boxes=1, landlock=True, limits=Limits(seconds=20.0)))
     except InputError as error:
         pytest.skip(f"no sandbox here: {error}")
     yield opened
@@ -55,6 +55,7 @@ def ended(**more):
         (ended(stdout="a\n", timed_out=True, exit_code=None), "a\n[stopped after 2 s]"),
         (ended(stdout="aa", truncated=True, exit_code=None), "aa\n[output cut]\n[stopped: too much output]"),
         (ended(exit_code=-11), "[exit code -11]"),
+        (ended(exit_code=None, lost=True), "[stopped: the program ended its sandbox]"),
         (ended(exit_code=1, stderr="Error"), "Error"),
     ],
 )
@@ -63,18 +64,19 @@ def test_every_ending_is_told(execution, text):
 
 
 class Unlucky:
-    """A sandbox whose boxes die, or whose programs take too long."""
+    """A sandbox whose boxes die, or whose programs end as told (by default, they take too long)."""
 
     config, languages = SandboxConfig(), frozenset({"python"})
 
-    def __init__(self, error=None):
+    def __init__(self, error=None, **ending):
         self.error, self.runs = error, 0
+        self.ending = ending or {"timed_out": True, "exit_code": None}
 
     def run(self, source, *, language):
         self.runs += 1
         if self.error is not None:
             raise self.error
-        return ended(timed_out=True, exit_code=None)
+        return ended(**self.ending)
 
 
 def test_a_lost_box_censors_and_a_time_limit_is_told_but_not_kept():
@@ -86,3 +88,34 @@ def test_a_lost_box_censors_and_a_time_limit_is_told_but_not_kept():
     tools = ToolRuntime([SandboxTool(slow)], config)
     assert [tools.call(call).text for _ in range(2)] == ["[stopped after 10 s]"] * 2
     assert slow.runs == 2
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        {"exit_code": -9},  # a signal
+        {"exit_code": 137},  # a shell that tells of one
+        {"exit_code": 1, "stderr": "MemoryError"},
+        {"exit_code": 127},
+        {"exit_code": None},  # too much output
+        {"exit_code": None, "lost": True},
+    ],
+)
+def test_nothing_is_kept_that_a_limit_or_a_signal_may_have_produced(ending):
+    sandbox = Unlucky(**ending)
+    tools = ToolRuntime([SandboxTool(sandbox)])
+    results = [tools.call(ToolCall("python", {"code": "1"})) for _ in range(2)]
+    assert sandbox.runs == 2 and {result.status for result in results} == {ToolStatus.ANSWERED}
+
+
+def test_a_program_that_ends_its_boxes_is_answered_and_not_censored(sandbox, monkeypatch):
+    run = Box.run
+
+    def dies(box, language, source, seconds):
+        if "kill" in source:
+            box._link.close()
+        return run(box, language, source, seconds)
+
+    monkeypatch.setattr(Box, "run", dies)
+    result = ToolRuntime([SandboxTool(sandbox)]).call(ToolCall("python", {"code": "'kill'"}))
+    assert result.status is ToolStatus.ANSWERED and result.text == "[stopped: the program ended its sandbox]"

@@ -62,7 +62,7 @@ class Bubblewrap:
             *_read_only({interpreter.prefix: interpreter.prefix} if interpreter.prefix != "/usr" else {}),
             *_read_only({package: package for package in config.packages}),
             *_read_only({str(_PACKAGE / "sandboxes"): code}),
-            "--proc", "/proc", "--remount-ro", "/proc", "--dev", "/dev", "--remount-ro", "/dev",
+            "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev",
             "--dir", "/tmp", "--remount-ro", "/", "--chdir", "/",
         ]  # fmt: skip
 

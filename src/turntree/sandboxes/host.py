@@ -151,8 +151,12 @@ class Box:
         return json.loads(line)
 
     def _last_words(self) -> str:
-        self._process.kill()
-        _, said = self._process.communicate()
+        """What it says at its end, which may come after it hung up."""
+        try:
+            _, said = self._process.communicate(timeout=_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            _, said = self._process.communicate()
         lines = said.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"exit code {self._process.returncode}, no message"
 

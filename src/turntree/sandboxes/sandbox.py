@@ -19,7 +19,7 @@ from turntree.sandboxes.limits import Execution, Language, SandboxConfig
 _LOSSES = 2  # boxes that a program may end before that is its outcome
 _HARMLESS = "20 + 22"
 _PROBE = """
-import os, socket
+import os, resource, socket
 allowed = []
 def attempt(name, act):
     try:
@@ -32,6 +32,8 @@ attempt("write a file outside", lambda: open({outside!r}, "w"))
 attempt("write to /usr", lambda: open("/usr/probe", "w"))
 attempt("reach the network", lambda: socket.create_connection(("127.0.0.1", {port}), timeout=1))
 attempt("trace the guest", lambda: os.open("/proc/%d/mem" % os.getppid(), os.O_RDONLY))
+attempt("limit the guest", lambda: resource.prlimit(os.getppid(), resource.RLIMIT_CORE, (0, 0)))
+attempt("slow the guest down", lambda: os.setpriority(os.PRIO_PROCESS, os.getppid(), 19))
 if {host} > 64:  # a number that cannot be one of the box's own processes
     attempt("signal the host", lambda: os.kill({host}, 0))
 attempt("exceed the memory limit", lambda: bytearray({memory}))
@@ -152,8 +154,8 @@ def _chosen(config: SandboxConfig, enclosure: Enclosure | None) -> tuple[Enclosu
                 reasons.append(f"{found.name} with {interpreter.program}: {error}")
     raise InputError(
         f"this machine offers no sandbox for model-written programs ({'; '.join(reasons)})",
-        hint="install bubblewrap (bwrap) and allow it to make namespaces, or accept the weaker Landlock (Linux 6.2 or "
-        "later) by landlock=true in the sandbox's configuration",
+        hint="install bubblewrap (bwrap) and allow it to make namespaces, or accept the weaker Landlock of Linux 6.2 "
+        "or later (landlock=true of the sandbox, --set questions.sandbox.landlock=true; docs/design/sandbox.md)",
     )
 
 

@@ -152,16 +152,16 @@ _KERNEL_SURFACE: dict[str, tuple[int | None, int | None]] = {
 _HOST_SURFACE: dict[str, tuple[int | None, int | None]] = {
     "fork": (57, None), "vfork": (58, None), "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131),
     "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424),
-    "flock": (73, 32), "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None),
-    "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None),
-    "futimesat": (261, None), "utimensat": (280, 88), "setxattr": (188, 5), "lsetxattr": (189, 6),
-    "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
-    "setxattrat": (463, 463), "removexattrat": (466, 466), "file_setattr": (469, 469),
+    "flock": (73, 32), "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452),
+    "chown": (92, None), "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54), "utime": (132, None),
+    "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88), "setxattr": (188, 5),
+    "lsetxattr": (189, 6), "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16), "setxattrat": (463, 463), "removexattrat": (466, 466), "file_setattr": (469, 469),
 }  # fmt: skip
 _CLONE, _CLONE3, _SOCKET, _FCNTL, _IOCTL, _PRLIMIT = (56, 220), (435, 435), (41, 198), (72, 25), (16, 29), (302, 261)
 _IOPRIO_GET = (252, 31)
-# F_SETOWN, F_SETSIG, F_SETOWN_EX: a signal to somebody else on input; F_SETLEASE, F_NOTIFY: what others do with a file
-_OWNER_COMMANDS = (8, 10, 15, 1024, 1026)
+_WATCH_COMMANDS = (1024, 1026)  # F_SETLEASE, F_NOTIFY: to be told when others open or change a file
+_OWNER_COMMANDS = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: a signal to somebody else on input
 _OWNER_REQUESTS = (0x8901, 0x8902)  # FIOSETOWN, SIOCSPGRP
 
 
@@ -215,6 +215,7 @@ def _program(machine: str, alone: bool) -> list[_Instruction]:
         program += _refuse(socket)
         program += _refuse_values(_FCNTL[column], 1, _OWNER_COMMANDS)
         program += _refuse_values(_IOCTL[column], 1, _OWNER_REQUESTS)
+    program += _refuse_values(_FCNTL[column], 1, _WATCH_COMMANDS)
     program += _refuse_unless(_PRLIMIT[column], 0, [_Instruction(_EQUAL, 0, 1, 0)])  # its own limits only
     return [*program, _Instruction(_RETURN, _ALLOW)]
 
