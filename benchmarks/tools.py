@@ -1,18 +1,19 @@
 """How busy slow tools leave the engine: rollouts that wait each for itself against a loop that waits for all.
 
-    python benchmarks/tools.py [--repeats 5] [--json PATH]
+    python benchmarks/tools.py [--repeats 5] [--tool-seconds 0.2] [--json PATH]
 
 Real tools (`search` over the index of a generated world, `python` in the sandbox) answer late by a draw that is keyed
 by the call, so that a call takes equally long wherever it is made: always the mean, or with a lognormal (sigma 1) or
 Pareto (alpha 1.5) tail of the same mean, capped at 20 times that. The policy is scripted: experts who slip. Its engine
 has as many rows as rollouts are played at once and takes real time: a step for every token, whatever the batch.
 
-- `overlapped`: `rollouts.scheduler.Scheduler` with `tools.pool.ThreadPool`, as training uses them.
+- `overlapped`: `rollouts.scheduler.Scheduler` with `tools.pool.ThreadPool`, with `deterministic` off.
+- `deterministic`: the same with `deterministic` on: the engine waits for all tools that are under way.
 - `barrier`: all rollouts of a batch of prompts take their turns together; the tools of a turn run at the same time, and
   the next turn begins when the last of them answered. The next batch begins when the last rollout ended.
 - `barrier_refilled`: the same, but places that became free are filled with the next prompts at every turn.
 
-Barriers are put around the same scheduler, pool and tools: all three grow the same trees, which is checked. `busy` is
+Barriers are put around the same scheduler, pool and tools: all modes grow the same trees, which is checked. `busy` is
 the share of time in which the engine had any request, `full` the share of its rows times time that was used; both
 also up to the moment at which the last prompt was begun (`_begun`), because then there is nothing left to overlap with.
 `speedup` is that of `overlapped` in time. No distinct call may be executed twice: checked in every run.
@@ -29,7 +30,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ from turntree.tools.pool import ThreadPool
 from turntree.tools.runtime import ToolRuntime
 from turntree.tools.tool import Tool, ToolOutput
 
-MODES = ("overlapped", "barrier", "barrier_refilled")
+MODES = ("overlapped", "deterministic", "barrier", "barrier_refilled")
 STOP = 0
 
 
@@ -232,12 +233,13 @@ class Run:
 
 
 def played(mode: str, posed: Sequence[Posed], script: Script, tools: Sequence[Delayed], setting: Setting) -> Run:
-    runtime, barrier = ToolRuntime(tools), mode != "overlapped"
+    runtime, barrier = ToolRuntime(tools), mode.startswith("barrier")
     tasks = environments([one.question for one in posed], runtime)
     config = SchedulerConfig(
         episodes=EpisodeConfig(max_turns=16, max_context=1 << 17, sampling=Sampling(max_tokens=1000)),
         group_size=setting.group_size,
         max_live_rollouts=setting.places,
+        deterministic=mode == "deterministic",
     )
     begun: list[tuple[float, float, float]] = []  # what was spent when a prompt was begun
 
@@ -296,7 +298,7 @@ def measure(
     tools = [Delayed(tool, tail, setting.tool_seconds) for tool in real]
     repeated: list[dict[str, Run]] = []
     for repeat in range(repeats):
-        order = MODES[repeat % 3 :] + MODES[: repeat % 3]
+        order = MODES[repeat % len(MODES) :] + MODES[: repeat % len(MODES)]
         runs = {mode: played(mode, posed, script, tools, setting) for mode in order}
         check(runs)
         repeated.append(runs)
@@ -326,15 +328,19 @@ def line(case: dict[str, Any]) -> str:
     busy = ", ".join(f"{mode} {case['busy_begun'][mode]['median']:.0%}" for mode in MODES)
     return (
         f"{case['name']}: {of(case['speedup']['barrier'])} times the barrier, "
-        f"{of(case['speedup']['barrier_refilled'])} refilled; busy {busy}; "
+        f"{of(case['speedup']['barrier_refilled'])} refilled, {of(case['speedup']['deterministic'])} deterministic; "
+        f"busy {busy}; "
         f"{case['calls']} calls, {case['executions']} executed, {case['joined']['median']:.0f} joined"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Rollouts with slow tools, overlapped against barriers.")
+    parser.add_argument("--tool-seconds", type=float, default=None, help="The mean delay [default: 0.2].")
     arguments = arguments_of(parser, repeats=5)
     setting = QUICK if arguments.quick else Setting()
+    if arguments.tool_seconds is not None:
+        setting = replace(setting, tool_seconds=arguments.tool_seconds)
     world = QaWorld(QaWorldConfig())
     posed = world.questions("train", setting.prompts)
     with tempfile.TemporaryDirectory() as folder, Sandbox() as sandbox:

@@ -65,6 +65,18 @@ def test_training_with_branches_counts_fresh_calls_and_logs_every_decision(turnt
     assert any(rollout["forked"] for group in groups for rollout in group["rollouts"])
 
 
+def test_the_same_command_ends_in_the_same_bits(turntree, tmp_path) -> None:
+    """Tools answer in threads; nothing that is learned may depend on when."""
+    ended = []
+    for run in (tmp_path / "first", tmp_path / "second"):
+        turntree("train", "online", "--out", run, *SMALL, "--brancher", "entropy", "--set", "branching.probe_tokens=2")
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        metrics = [{name: value for name, value in row.items() if name != "timing"} for row in rows]
+        files = ("model/model.safetensors", "rollouts.jsonl", "branches.jsonl", "held_out.jsonl")
+        ended.append((metrics, [(run / name).read_bytes() for name in files]))
+    assert ended[0] == ended[1]
+
+
 @pytest.mark.parametrize("brancher", ["random", "fixed", "arpo_released", "posthoc"])
 def test_every_brancher_grows_whole_groups(turntree, tmp_path, brancher: str) -> None:
     settings = ("--brancher", brancher, "--iterations", 1, "--set", "branching.probe_tokens=2")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import random
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -18,11 +20,14 @@ from turntree.core.messages import Message
 from turntree.core.protocols import GateDecision, GroupProgress, Observation
 from turntree.core.tree import NodeKind, RolloutTree
 from turntree.engines.scripted import ScriptedEngine
+from turntree.environments.inline import InlinePool
+from turntree.environments.pool import Session
 from turntree.gates.compose import RandomGate
 from turntree.renderers.template import ChatRenderer
 from turntree.rollouts.episodes import EpisodeConfig, grow
 from turntree.rollouts.groups import GrownGroup
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
+from turntree.tools.pool import ThreadPool
 
 TOKENIZER = tiny_tokenizer()
 RENDERER = ChatRenderer(TOKENIZER)
@@ -91,6 +96,56 @@ def plain(tree: RolloutTree) -> dict[str, Any]:
     for node in value["nodes"]:
         node.pop("cost", None)
     return value
+
+
+class Late(ThreadPool):
+    """Answers that arrive when they like: earlier or later than others, by a draw of its own."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(8)
+        self._draws = random.Random(seed)
+
+    def _submit(self, session: Session, ask: Callable[[InlinePool], None], steps: int) -> None:
+        seconds = self._draws.choice((0.0, 0.001, 0.004))
+        super()._submit(session, lambda home: (time.sleep(seconds), ask(home))[1], steps)
+
+
+class Batches(StepByStep):
+    """Keeps which requests shared each of its steps."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.batches: list[tuple[int, ...]] = []
+        self._seeds: dict[int, int] = {}
+
+    def submit(self, request: GenerationRequest) -> int:
+        ticket = super().submit(request)
+        self._seeds[ticket] = request.seed
+        return ticket
+
+    def poll(self, timeout: float | None = None) -> list[Finished]:
+        self.batches.append(tuple(self._seeds.values()))
+        found = super().poll(timeout)
+        for finished in found:
+            del self._seeds[finished.ticket]
+        return found
+
+
+def test_which_requests_share_a_batch_does_not_depend_on_when_the_environments_answer() -> None:
+    def batches(seed: int) -> list[tuple[int, ...]]:
+        watched = Batches(
+            lambda prompt, seed: WORDS[seed % 3],
+            RENDERER.stop_ids,
+            vocab_size=len(TOKENIZER),
+            latency=lambda request: 1 + request.seed % 5,
+        )
+        with Late(seed) as pool:
+            scheduler = Scheduler(watched, RENDERER, config(group_size=3, max_live_rollouts=5), pool=pool)
+            assert len(list(scheduler.run(corridors(2, 4, 9, 3), seed=5))) == 4
+        return watched.batches
+
+    first = batches(0)
+    assert max(map(len, first)) > 1 and all(batches(seed) == first for seed in (1, 2, 3))
 
 
 def test_a_task_that_comes_again_draws_anew_and_so_does_the_next_iteration() -> None:

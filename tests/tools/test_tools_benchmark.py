@@ -29,5 +29,5 @@ def test_every_mode_does_the_same_and_executes_no_call_twice():
     (case,) = json.loads(finished.stdout)["cases"]
     assert case["executions"] == case["distinct"] and case["executed_twice"] == 0 < case["joined"]["low"]
     assert case["calls"] == case["executions"] + case["joined"]["median"] + case["hits"]["median"]
-    for mode in ("overlapped", "barrier", "barrier_refilled"):
+    for mode in ("overlapped", "deterministic", "barrier", "barrier_refilled"):
         assert 0 < case["full"][mode]["median"] < case["busy"][mode]["median"] <= 1

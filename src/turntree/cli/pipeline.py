@@ -66,7 +66,7 @@ def sft(
 @click.option("--split", default="train", show_default=True, help="Which traces ('' for all).")
 @click.option("--limit", default=0, show_default=True, help="Profile only the first so many candidates.")
 @click.option("--reuse", default=None, help="An earlier profile of this policy: what it holds is not sampled again.")
-@click.option("--endpoint", default=None, metavar="URL", help="Sample from a completions server that serves --model.")
+@click.option("--endpoint", default=None, metavar="URL", help="Sample from a server of --model, such as vLLM.")
 @click.option("--tokenizer", default=None, help="With --endpoint: a folder with the tokenizer of that model.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--overwrite", is_flag=True, help="Start anew where another profile was interrupted.")

@@ -63,9 +63,9 @@ class EndpointEngine:
     """`core.protocols.StreamingEngine` over a server. Use it as a context manager, or `close` it.
 
     A request that fails after its retries is a fault of that request; `generate`, which has no place for faults, raises
-    `TurntreeError` then. What the server will never take (an unknown model, a key, a field: HTTP 401, 404, 422) is not tried
-    again and not a fault of one request (400 and 413 are: it is too long): `generate` and `poll` raise `InputError`
-    with the server's own words, and nothing is in flight any more.
+    `TurntreeError` then. What the server will never take (an unknown model, a key, a field: HTTP 401, 404, 422) is not
+    tried again and not a fault of one request (400 and 413 are: it is too long): `generate` and `poll` raise
+    `InputError` with the server's own words, and nothing is in flight any more.
     """
 
     def __init__(

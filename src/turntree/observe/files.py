@@ -11,22 +11,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from turntree.core.errors import InputError, TurntreeError, disk_is_full
-from turntree.observe.jsonl import parse_json, parse_object, read_lines, read_text
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Raises `TurntreeError` in one line where a write inside the block finds the disk (or the quota) full."""
-    try:
-        yield
-    except TurntreeError:
-        raise
-    except Exception as error:  # libraries raise their own: safetensors, sqlite
-        if not disk_is_full(error):
-            raise
-        problem = f"{path}: cannot be written, because the disk or your quota is full"
-        raise TurntreeError(f"{problem}; free some space and give the same command again") from error
+from turntree.core.errors import InputError
+from turntree.observe.jsonl import parse_json, parse_object, read_lines, read_text, writing
 
 
 @contextlib.contextmanager

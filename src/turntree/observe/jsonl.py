@@ -6,6 +6,7 @@ line or archive, nesting without end, numbers of thousands of digits) is an `Inp
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import lzma
@@ -16,13 +17,26 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
-from turntree.core.errors import InputError
-from turntree.observe.files import writing
+from turntree.core.errors import InputError, TurntreeError, disk_is_full
 
 DEEPEST = 100  # levels of nesting in what is read: far above any use, far below what recursion can bear
 _DAMAGED = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile)
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # how JSON spells the halves of a surrogate pair
 _AGAIN = "write the file again"
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raises `TurntreeError` in one line where a write inside the block finds the disk (or the quota) full."""
+    try:
+        yield
+    except TurntreeError:
+        raise
+    except Exception as error:  # libraries raise their own: safetensors, sqlite
+        if not disk_is_full(error):
+            raise
+        problem = f"{path}: cannot be written, because the disk or your quota is full"
+        raise TurntreeError(f"{problem}; free some space and give the same command again") from error
 
 
 def read_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:

@@ -25,6 +25,7 @@ from turntree.core import seeds
 from turntree.core.completion import Completion, Finished
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError
+from turntree.core.messages import Message
 from turntree.core.protocols import (
     BranchDecision,
     Brancher,
@@ -66,6 +67,10 @@ class SchedulerConfig:
     does not use them. A rollout that takes longer than `rollout_seconds` from its start, or whose
     group takes longer than `group_seconds` from its first rollout's start, is cancelled. `max_retries` counts the
     failed calls that are made again, of one rollout, engine and environment together.
+
+    `deterministic`: the engine goes on when all environments have answered, so that which requests share its batches
+    does not depend on the clock, and runs repeat bit for bit. Off, it works on meanwhile, which is worth it where tools
+    are slow; a run then repeats up to rounding.
     """
 
     episodes: EpisodeConfig = field(default_factory=EpisodeConfig)
@@ -76,6 +81,7 @@ class SchedulerConfig:
     max_retries: int = 2
     rollout_seconds: float = 1800.0
     group_seconds: float = 3600.0
+    deterministic: bool = True
 
     def __post_init__(self) -> None:
         for name in ("group_size", "max_live_rollouts"):
@@ -200,6 +206,7 @@ class _Place:
     started: float  # since when it is played
     rollout: LiveRollout | None = None  # None until its environment told the task
     ticket: int | None = None
+    call: int = 0  # the number of its last call to its environment, among all of the run
     failures: int = 0
 
 
@@ -213,6 +220,7 @@ class _Run:
         self._engine, self._pool, self._renderer = scheduler.engine, scheduler.pool, scheduler.renderer
         self._tasks, self._seed, self._iteration = tasks, seed, iteration
         self._begun, self._indices = begun, itertools.count()
+        self._calls = 0
         self._groups: dict[Group, None] = {}  # in order of their begin
         self._places: dict[_Place, None] = {}  # in order of their start
         self._branches: dict[_Place, None] = {}  # forked off, and not started yet
@@ -264,7 +272,7 @@ class _Run:
             if group.started == group.wanted:
                 self._refilling.pop(group, None)
             self._seat(place)
-            self._pool.reset(place.session)
+            self._reset(place)
 
     def _seat(self, place: _Place) -> None:
         place.started = self._scheduler.clock()
@@ -303,11 +311,19 @@ class _Run:
             del self._by_ticket[place.ticket]
             place.group.charge(place.key, self._engine.cancel(place.ticket))
 
+    def _reset(self, place: _Place) -> None:
+        place.call, self._calls = self._calls, self._calls + 1
+        self._pool.reset(place.session)
+
+    def _step(self, place: _Place, action: Message) -> None:
+        place.call, self._calls = self._calls, self._calls + 1
+        self._pool.step(place.session, action)
+
     # what happens
 
     def _advance(self) -> None:
         """Take in what the environments answered, then let the engine work until something is finished."""
-        while answers := self._pool.poll(0):
+        while answers := self._answered():
             self._hear(answers)
             self._admit()
         if self._engine.in_flight:
@@ -316,9 +332,20 @@ class _Run:
             self._hear(self._timed(self._pool.poll, self._patience()))
         self._expire()
 
+    def _answered(self) -> list[Answer]:
+        """What the environments answered so far; with `deterministic`, what all of them answer, in order of calls."""
+        if not self._config.deterministic:
+            return self._pool.poll(0)
+        answers: list[Answer] = []
+        until = self._scheduler.clock() + self._patience() if self._pool.in_flight else 0.0
+        while self._pool.in_flight and (left := until - self._scheduler.clock()) >= 0:
+            answers += self._timed(self._pool.poll, left)
+        return sorted(answers, key=lambda answer: self._by_session[answer.session].call)
+
     def _timed(self, poll: Callable[[float], list[T]], timeout: float) -> list[T]:
         """Wait for one of the two, and account for the time."""
-        usage, requests, started = self._usage, self._engine.in_flight, self._scheduler.clock()
+        usage, started = self._usage, self._scheduler.clock()
+        requests = 0 if poll == self._pool.poll else self._engine.in_flight
         found = poll(timeout)
         seconds = self._scheduler.clock() - started
         usage.request_seconds += requests * seconds
@@ -347,7 +374,7 @@ class _Run:
             self._fork(place, rollout, completion, decision)
         elif place.key[0] >= place.group.initial and len(place.key) == 1 and rollout.turns == 0:
             place.group.record("scheduler", place.key, REFILL, "leaves that no branch was made for", {})
-        self._pool.step(place.session, action)
+        self._step(place, action)
 
     def _decide(self, group: Group, rollout: LiveRollout, completion: Completion) -> BranchDecision | None:
         """Ask about a turn that follows a tool result. Refills do not fork, nor does a turn that was forked before."""
@@ -421,11 +448,11 @@ class _Run:
         self._usage.retries += 1
         place.group.record("scheduler", place.key, "retry", why, {"failures": place.failures})
         if place.rollout is None:
-            self._pool.reset(place.session)
+            self._reset(place)
         elif stop is StopReason.ENGINE_ERROR:
             self._submit(place, place.rollout)
         else:
-            self._pool.step(place.session, place.rollout.messages[-1])
+            self._step(place, place.rollout.messages[-1])
 
     # endings
 
