@@ -14,7 +14,6 @@ import difflib
 import enum
 import functools
 import math
-import reprlib
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
