@@ -56,10 +56,13 @@ def write_trace_file(path: Path) -> None:
 
 
 def read_trace_file(path: Path) -> object:
+    from turntree.stages.profile import stream_candidates, survey
+
     read_header(path)
     traces = list(read_traces(path))
     assert all(isinstance(trace, Trace) for trace in traces)
-    return [json.dumps(trace.to_json()) for trace in traces], [candidates(trace) for trace in traces]
+    survey(str(path), "")
+    return [json.dumps(trace.to_json()) for trace in traces], list(stream_candidates(str(path), ""))
 
 
 def states() -> list[TurnState]:
