@@ -78,7 +78,8 @@ def write_profile_file(path: Path) -> None:
     for state in states():
         draft = Draft(state, Judge(StrictMatch(), StrictMatch()))
         wrong = replace(state.demonstration, content="no", tool_calls=())
-        draft.add([Sample(state.demonstration), Sample(wrong), Sample(None, fault="lost"), Sample(replace(wrong, cut=True))])
+        cut = Sample(replace(wrong, cut=True))
+        draft.add([Sample(state.demonstration), Sample(wrong), Sample(None, fault="lost"), cut])
         rows.append(json.loads(json.dumps(draft.finish(4, NO_COST).to_json())))
         tally.add(rows[-1])
     from turntree.core.config import to_mapping
