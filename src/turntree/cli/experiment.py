@@ -75,11 +75,10 @@ def gate_experiment(
     from dataclasses import replace
 
     from turntree.core.completion import Sampling
-    from turntree.gates.config import CheckpointConfig, GateConfig
     from turntree.rollouts.live import EpisodeConfig
     from turntree.stages.experiment_gate import GateExperimentConfig, run_gate_experiment
 
-    gate = GateConfig(checkpoints=(CheckpointConfig(turn=gate_turn, threshold=gate_threshold),))
+    gate = Part("divergence", {"checkpoints": [{"turn": gate_turn, "threshold": gate_threshold}]})
     # temperature 0.5: at 1 so small a policy is so uncertain that its rollouts hardly ever converge
     episodes = EpisodeConfig(max_turns=24, sampling=Sampling(temperature=0.5, max_tokens=24))
     normalizer = {"normalizer": "constant", "constant": constant}
@@ -208,7 +207,6 @@ def branching_experiment(
 def _branching_arm(
     iterations: int, groups: int, group_size: int, probe_tokens: int, learning_rate: float, constant: float
 ) -> TrainOnlineConfig:
-    from turntree.branching.config import BranchConfig
     from turntree.core.completion import Sampling
     from turntree.rollouts.live import EpisodeConfig
     from turntree.rollouts.scheduler import SchedulerConfig
@@ -229,7 +227,7 @@ def _branching_arm(
         held_out_count=300,
         held_out_temperature=1.0,
         held_out_samples=2,
-        branching=BranchConfig(rule="entropy", probe_tokens=probe_tokens),
+        brancher=Part("entropy", {"probe_tokens": probe_tokens}),
         train=OnlineConfig(
             iterations=iterations,
             groups=groups,

@@ -19,6 +19,8 @@ from turntree.cli.common import (
     set_option,
 )
 from turntree.cli.pipeline import MODEL_HELP
+from turntree.core import parts
+from turntree.core.config import Part
 
 if TYPE_CHECKING:
     from turntree.stages.train_online import TrainOnlineConfig
@@ -38,8 +40,9 @@ if TYPE_CHECKING:
     "--brancher",
     default="none",
     show_default=True,
-    type=click.Choice(["none", "entropy", "random", "fixed", "arpo_released", "posthoc"]),
-    help="Fork episodes after tool results; --set branching.KEY=VALUE for its settings.",
+    metavar="SPEC",
+    help="Fork episodes after tool results: entropy, random, fixed, arpo_released, posthoc, or module:object of your "
+    "own; --set brancher.KEY=VALUE for its options.",
 )
 @click.option(
     "--probe-tokens", default=20, show_default=True, help="Entropies to look at; a fork needs longer turns than that."
@@ -51,9 +54,11 @@ if TYPE_CHECKING:
 @click.option("--max-tokens", default=256, show_default=True, help="Longest completion of one turn.")
 @click.option("--learning-rate", default=1e-5, show_default=True, help="The embedded tiny policy wants 3e-4.")
 @click.option("--kl", default=0.01, show_default=True, help="Weight of the KL term towards the starting policy.")
+@click.option("--gate", default=None, metavar="SPEC", help="A gate by name or module:object [default: none].")
 @click.option("--gate-turn", default=None, type=int, help="Stop converged groups at this turn (default: never).")
 @click.option("--gate-threshold", default=0.12, show_default=True, help="... when their divergence is below this.")
 @click.option("--audit", default=0.0, show_default=True, help="Share of would-be cuts that runs on all the same.")
+@click.option("--estimator", default=None, metavar="SPEC", help="Credit by module:object [default: train.credit].")
 @click.option("--dapo", is_flag=True, help="Keep groups without reward variance out of the update.")
 @click.option("--greso", is_flag=True, help="Skip tasks that are predicted to give no variance.")
 @click.option("--seed", default=0, show_default=True)
@@ -85,33 +90,42 @@ def online(out: Path, overwrite: bool, overrides: tuple[str, ...], json_path: st
         f"{result['iterations']} iterations, {result['cost']['turns']:,} turns, held-out success ({how}) "
         f"{'unknown' if success is None else f'{success:.1%}'} -> {result['model']}"
     ]
-    if config.branching is not None and not result["forks"]:
-        probe = config.branching.probe_tokens
-        lines.append(f"no rollout forked: turns that end within branching.probe_tokens ({probe}) cannot")
+    if config.brancher is not None and not result["forks"]:
+        probe = config.brancher.options.get("probe_tokens")
+        why = f": turns that end within brancher.probe_tokens ({probe}) cannot" if probe else ""
+        lines.append(f"no rollout forked{why}")
     finish(result, json_path, [*lines, *dropped(result["read"])])
 
 
 def _config(chosen: Any) -> TrainOnlineConfig:
     """The options as a configuration; `chosen` has one attribute an option."""
-    from turntree.branching.config import BranchConfig
-    from turntree.gates.config import CheckpointConfig as GateCheckpoint
-    from turntree.gates.config import GateConfig
     from turntree.stages.train_online import TrainOnlineConfig
 
-    decided: dict[str, Any] = {}
-    if chosen.brancher != "none":
-        decided["branching"] = BranchConfig(rule=chosen.brancher, probe_tokens=chosen.probe_tokens)
-    if chosen.gate_turn is not None:
-        look = GateCheckpoint(turn=chosen.gate_turn, threshold=chosen.gate_threshold)
-        decided["gate"] = GateConfig(checkpoints=(look,), audit=chosen.audit)
     return TrainOnlineConfig(
         model=chosen.model or "default",
         environment=environment_of(chosen.environment, chosen.environment_options, chosen.model),
         count=chosen.count,
         held_out_count=chosen.held_out_count,
         train=_training(chosen),
-        **decided,
+        gate=_gate(chosen),
+        brancher=_brancher(chosen),
+        estimator=None if chosen.estimator is None else Part(chosen.estimator),
     )
+
+
+def _gate(chosen: Any) -> Part | None:
+    if chosen.gate_turn is not None:
+        look = {"turn": chosen.gate_turn, "threshold": chosen.gate_threshold}
+        return Part("divergence", {"checkpoints": [look], "audit": chosen.audit})
+    return None if chosen.gate is None else Part(chosen.gate)
+
+
+def _brancher(chosen: Any) -> Part | None:
+    """`--probe-tokens` is for those that look at entropies."""
+    if chosen.brancher == "none":
+        return None
+    looks = "probe_tokens" in parts.load("branchers", chosen.brancher).options()
+    return Part(chosen.brancher, {"probe_tokens": chosen.probe_tokens} if looks else {})
 
 
 def _training(chosen: Any) -> OnlineConfig:

@@ -53,7 +53,7 @@ KINDS: dict[str, Kind] = {
     "gates": Kind("gate", ("seed",)),
     "filters": Kind("filter", ("seed",)),
     "branchers": Kind("brancher", ("vocabulary", "seed")),
-    "estimators": Kind("estimator", ("normalizer", "per_rollout")),
+    "estimators": Kind("estimator", ("normalizer", "per_rollout"), plain=True),
     "engines": Kind("engine", ("policy",)),
     "renderers": Kind("renderer", ("tokenizer",)),
     "trace_formats": Kind("trace format"),

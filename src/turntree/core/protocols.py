@@ -31,8 +31,13 @@ class Engine(Protocol):
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]: ...
 
+    def update_weights(self, model: Any, policy_version: int) -> None:
+        """Sample from the weights of `model` (a torch module) from now on, and stamp completions with the version. An
+        engine that samples from this very module takes nothing over; one elsewhere copies or sends them."""
+        ...
+
     def weights_changed(self, policy_version: int) -> None:
-        """The policy was updated: drop every kept key and value, stamp later completions with the new version."""
+        """Drop every kept key and value, stamp later completions with the version."""
         ...
 
 

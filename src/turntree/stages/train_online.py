@@ -9,17 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from turntree.branching.config import BranchConfig, build_brancher
 from turntree.core import parts
 from turntree.core.config import Part, to_mapping
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError
-from turntree.core.protocols import Environment, Gate
+from turntree.core.protocols import Brancher, Environment, Estimator, Gate
 from turntree.engines.checkpoint import save_model
 from turntree.environments.processes import ProcessPoolConfig
 from turntree.environments.tasks import DEFAULT, DEV, TEST, TRAIN, TaskSet, identity, open_tasks
-from turntree.gates.compose import RandomGate
-from turntree.gates.config import GateConfig, build_gate
 from turntree.logs.groups import LoggedGroup
 from turntree.logs.rollouts import FILE_NAME, append_groups, group_from_tree
 from turntree.observe.files import writing
@@ -37,21 +34,14 @@ SAID = ("success", "turns_per_episode")  # of held-out checks, beside what the d
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomCutConfig:
-    """The control of an experiment: cuts a share `rate` of the groups that reach `turn`, whatever they do."""
-
-    turn: int = 10
-    rate: float = 0.2
-
-
-@dataclass(frozen=True, kw_only=True)
 class TrainOnlineConfig:
     """`count` tasks of the split "train" of `environment` are trained on. `held_out_count` of another split are played
     `held_out_samples` times at `held_out_temperature` (0: greedily) every `train.check_every` iterations. `task_seed`
-    is for environments that draw their tasks. `model` "default" is the environment's own policy. `gate` and
-    `random_cut` exclude each other. `branching` needs `train.rollouts.initial_rollouts` below the group size. `workers`
-    says where tasks are stepped: in worker processes, which are killed and rebuilt where they hang or die, or
-    (`workers.workers` 0) in this one; that changes no result."""
+    is for environments that draw their tasks. `model` "default" is the environment's own policy.
+
+    `gate`, `brancher` and `estimator` (None: that of `train.credit`) are parts (`core.parts`). A brancher needs
+    `train.rollouts.initial_rollouts` below the group size. `workers` says where tasks are stepped: in worker processes,
+    which are killed and rebuilt where they hang or die, or (`workers.workers` 0) in this one; no result changes."""
 
     model: str = "default"
     environment: Part = DEFAULT
@@ -62,9 +52,9 @@ class TrainOnlineConfig:
     held_out_samples: int = 1
     task_seed: int = 0
     train: OnlineConfig = field(default_factory=OnlineConfig)
-    branching: BranchConfig | None = None
-    gate: GateConfig | None = None
-    random_cut: RandomCutConfig | None = None
+    gate: Part | None = None
+    brancher: Part | None = None
+    estimator: Part | None = None
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     device: Device = field(default_factory=Device)
     workers: ProcessPoolConfig = field(default_factory=lambda: ProcessPoolConfig(workers=0))
@@ -76,38 +66,41 @@ class TrainOnlineConfig:
                 raise ConfigError("must be at least 1", field=name)
         if self.held_out_split == TRAIN:
             raise ConfigError("is what is trained on", field="held_out_split", hint=f"use {DEV!r} or {TEST!r}")
-        if self.gate is not None and self.random_cut is not None:
-            raise ConfigError("excludes gate", field="random_cut", hint="set one of them to null")
-        self._check_branching()
-
-    def _check_branching(self) -> None:
-        rollouts, branching = self.train.rollouts, self.branching
-        if (branching is not None) != (rollouts.initial < rollouts.group_size):
+        rollouts = self.train.rollouts
+        if (self.brancher is not None) != (rollouts.initial < rollouts.group_size):
             raise ConfigError(
                 f"{rollouts.initial} of {rollouts.group_size} rollouts begin independently, with"
-                + ("out a brancher" if branching is None else " a brancher that has none left to add"),
+                + ("out a brancher" if self.brancher is None else " a brancher that has none left to add"),
                 field="train.rollouts.initial_rollouts",
-                hint="set it below group_size together with branching, or neither",
-            )
-        if branching is None:
-            return
-        if branching.splits_turns and self.train.loss.ratio == "action":
-            raise ConfigError(
-                "'action' takes the ratio of whole turns, and branches share a part of one",
-                field="train.loss.ratio",
-                hint="use ratio 'token', or branching.probe_tokens 1",
-            )
-        if branching.biased and self.train.credit.leaf_weights == "path_weighted":
-            raise ConfigError(
-                f"forks of {branching.rule!r} are chosen by what came after them, which biases path weights",
-                field="train.credit.leaf_weights",
-                hint="use 'unit'",
+                hint="set it below group_size together with brancher, or neither",
             )
 
     def build_gate(self) -> Gate | None:
-        if self.random_cut is not None:
-            return RandomGate(turn=self.random_cut.turn, rate=self.random_cut.rate, seed=self.train.seed)
-        return None if self.gate is None else build_gate(self.gate, self.train.seed)
+        return None if self.gate is None else parts.build("gates", self.gate, seed=self.train.seed)
+
+    def build_brancher(self, vocabulary: int) -> Brancher | None:
+        """For a policy over `vocabulary` tokens. Raises `ConfigError` where loss or credit do not go with it."""
+        if self.brancher is None:
+            return None
+        brancher = parts.build("branchers", self.brancher, vocabulary=vocabulary, seed=self.train.seed)
+        if getattr(brancher, "splits_turns", False) and self.train.loss.ratio == "action":
+            raise ConfigError(
+                "'action' takes the ratio of whole turns, and branches share a part of one",
+                field="train.loss.ratio",
+                hint="use ratio 'token', or brancher.probe_tokens 1",
+            )
+        if getattr(brancher, "biased", False) and self.train.credit.leaf_weights == "path_weighted":
+            raise ConfigError(
+                f"forks of {self.brancher.name!r} are chosen by what came after them, which biases path weights",
+                field="train.credit.leaf_weights",
+                hint="use 'unit'",
+            )
+        return brancher
+
+    def build_estimator(self) -> Estimator | None:
+        loss = self.train.loss
+        context = {"normalizer": loss.normalizer, "per_rollout": loss.per_rollout_credit}
+        return None if self.estimator is None else parts.build("estimators", self.estimator, **context)
 
 
 def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
@@ -153,7 +146,8 @@ def _train(run: RunDirectory, policy: Policy, opened: TaskSet, config: TrainOnli
         policy.renderer,
         opened.of(TRAIN),
         gate=config.build_gate(),
-        brancher=None if config.branching is None else build_brancher(config.branching, vocabulary_size(policy.model)),
+        brancher=config.build_brancher(vocabulary_size(policy.model)),
+        estimator=config.build_estimator(),
         pool=opened.pool,
     )
     with progress((), "train online", total=config.train.iterations, initial=done) as bar:

@@ -19,7 +19,7 @@ from turntree.advantages.config import CreditConfig
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.outcome import GroupOutcome, group_outcome
-from turntree.core.protocols import Brancher, Environment, Gate, GateDecision, Renderer, StreamingEngine
+from turntree.core.protocols import Brancher, Environment, Estimator, Gate, GateDecision, Renderer, StreamingEngine
 from turntree.core.tree import StopReason
 from turntree.environments.pool import EnvironmentPool
 from turntree.filters.dapo import DapoFilter
@@ -80,6 +80,7 @@ class Parts:
     gate: Gate | None = None
     brancher: Brancher | None = None
     pool: EnvironmentPool | None = None
+    estimator: Estimator | None = None  # None: that of `OnlineConfig.credit`
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ class _Run:
         )
         self._brancher = parts.brancher
         self.stream = TaskStream(parts.tasks, config.seed, Greso(config.greso) if config.greso else None)
-        self.credit = config.loss.estimator(config.credit)
+        self.credit = parts.estimator or config.loss.estimator(config.credit)
         self.savings = SavingsLedger()
         self.monitor = GateMonitor()
         self._judged: list[tuple[GateDecision, bool | None]] = []  # all that the monitor was told
@@ -176,7 +177,7 @@ class _Run:
             self._brancher.restore(state["brancher"])
         for decision, zero in state["judged"]:
             self._judge(GateDecision(**decision), zero)
-        self._engine.weights_changed(state["policy_version"])
+        self._engine.update_weights(self.learner.model, state["policy_version"])
         return state["step"]
 
     def play(self, iteration: int) -> list[GrownGroup]:
