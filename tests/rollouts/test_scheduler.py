@@ -171,8 +171,8 @@ def test_the_engine_works_on_while_a_tool_is_slow_for_as_many_generations_as_may
         vocab_size=len(TOKENIZER),
         latency=lambda request: 1 + request.seed % 5,
     )
-    with Slow(8) as pool:
-        settings = config(group_size=4, max_live_rollouts=8, overlap=overlap)
+    with Slow(16) as pool:
+        settings = config(group_size=8, max_live_rollouts=16, overlap=overlap)
         list(Scheduler(watched, RENDERER, settings, pool=pool).run(corridors(3, 4), seed=5))
     assert any(meanwhile) == works_on
 

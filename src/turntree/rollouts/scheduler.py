@@ -70,7 +70,7 @@ class SchedulerConfig:
 
     `deterministic`: which requests share the engine's batches does not depend on the clock, so runs repeat bit for bit.
     Every answer of an environment is taken at a point of the engine's work: `overlap` generations after its call, or
-    when the engine has nothing left to do. Until then the engine works on, at that point it waits. None is a quarter of
+    when the engine has nothing left to do. Until then the engine works on, at that point it waits. None is an eighth of
     `max_live_rollouts` where calls wait for tools, and 0 where environments are stepped. More hides slower tools and
     keeps the rollouts of fast ones waiting. With `deterministic` off an answer is taken when it arrives; a run then
     repeats up to rounding.
@@ -227,7 +227,7 @@ class _Run:
         self._begun, self._indices = begun, itertools.count()
         self._calls = self._generated = 0
         overlap = self._config.overlap
-        self._overlap = (self._config.max_live_rollouts // 4 if self._pool.waits else 0) if overlap is None else overlap
+        self._overlap = (self._config.max_live_rollouts // 8 if self._pool.waits else 0) if overlap is None else overlap
         self._early: dict[Session, Answer] = {}  # answers that arrived before they are due
         self._groups: dict[Group, None] = {}  # in order of their begin
         self._places: dict[_Place, None] = {}  # in order of their start
