@@ -61,6 +61,8 @@ class EnvironmentPool(Protocol):
     A session has at most one call unanswered.
     """
 
+    waits: bool  # whether calls wait for something other than a processor, so that there is time to gain meanwhile
+
     @property
     def in_flight(self) -> int:
         """Calls made and not yet answered (those of closed sessions do not count)."""

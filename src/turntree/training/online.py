@@ -217,9 +217,14 @@ class _Run:
         self._judged.append((decision, zero_variance))
 
     def _kept(self, groups: Sequence[GrownGroup]) -> list[GrownGroup]:
-        """Those that the update learns from: scored ones, and with DAPO those with different rewards."""
+        """Those that the update learns from: scored ones, and with DAPO those with different rewards among the leaves
+        that count (under path weights refills do not, so a group may differ in them alone and teach nothing)."""
         dapo = self.config.dapo
-        return [group for group in _scored(groups) if dapo is None or dapo.judge(_rewards(group)).keep]
+        return [group for group in _scored(groups) if dapo is None or self._teaches(group)]
+
+    def _teaches(self, group: GrownGroup) -> bool:
+        credit = self.credit(group.tree, group.rewards)
+        return bool(credit.nodes) and not credit.zero_variance
 
     def update(self, groups: Sequence[GrownGroup]) -> dict[str, Any]:
         """One update on the groups that are kept; no step where none is."""
