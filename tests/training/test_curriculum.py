@@ -122,6 +122,14 @@ def test_a_restored_curriculum_goes_on_as_if_nothing_had_happened(outcomes, cut)
     assert second.records == whole.records
 
 
+def test_the_live_pass_rate_is_the_mean_over_pivots_that_were_visited() -> None:
+    pivots = curriculum(4)
+    assert pivots.metrics() == {"live_pivots": 4, "retired_pivots": 0, "live_pass_rate": None}
+    for index, rewards in enumerate((SOLVED, MIXED, FAILED)):
+        pivots.record(index, 1, rewards)
+    assert pivots.metrics()["live_pass_rate"] == 0.5
+
+
 def test_negative_numbers_are_refused() -> None:
     with pytest.raises(ConfigError):
         CurriculumConfig(retire_after=-1)
