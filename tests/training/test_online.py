@@ -298,6 +298,36 @@ def test_a_run_that_was_killed_goes_on_to_the_same_weights_and_rows(stop: int, t
     assert all(torch.equal(value, weights(calm)[name]) for name, value in weights(again).items())
 
 
+class Wordy(Even):
+    """Its tasks are long enough to be kept by an engine."""
+
+    def reset(self) -> tuple[Message, ...]:
+        return (Message("user", super().reset()[0].content + " again" * 40),)
+
+    def fork(self) -> Wordy:
+        twin = Wordy(self.task_id, self.length)
+        twin.said = list(self.said)
+        return twin
+
+
+def test_an_iteration_costs_the_same_whatever_a_check_asked_before_it() -> None:
+    """A run resumed after a check has an engine that kept nothing: neither may the run that was never killed."""
+    found: list[list[Any]] = []
+    tasks = [Wordy(f"task {number}", 1) for number in range(3)]
+    for asks in (False, True):
+        run, rows = parts(tasks), []
+
+        def checker(iteration: int, run: Parts = run, asks: bool = asks) -> tuple[dict[str, Any], Cost]:
+            few = {"sampling": Sampling(max_tokens=4), "seed": iteration, "retain": True}
+            prompts = [RENDERER.prompt(task.reset(), task.tools) for task in tasks] if asks else []
+            run.engine.generate([GenerationRequest(prompt_ids=ids, **few) for ids in prompts])
+            return {}, Cost()
+
+        train_online(run, config(check_every=1), log=rows.append, check=checker)
+        found.append([row["spent"] for row in rows if row["step"]])
+    assert found[0] == found[1] and len(found[0]) == 3
+
+
 def test_faults_at_random_end_no_run_lose_no_group_and_reach_no_loss(tmp_path: Path, monkeypatch: Any) -> None:
     """Workers killed, hanging and answering garbage, engine calls failing, through ten iterations of training."""
     learned: list[tuple[Any, Any]] = []
