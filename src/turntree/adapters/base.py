@@ -59,14 +59,15 @@ class AdaptedEnvironment:
         self._make, self._seed, self._can_copy = make, seed, can_copy
         self._game: Game | None = None
         self._random = _seeded(seed)
-        self._episode = Session(self)
+        self._actions: list[Message] = []
+        self._answers: list[Observation] = []
 
     def reset(self) -> tuple[Message, ...]:
         self._random = _seeded(self._seed)
         with self._own_random():
             self._game = self._make()
             opening = self._game.begin()
-        self._episode = Session(self, [], [Observation(opening, done=False)])
+        self._actions, self._answers = [], [Observation(opening, done=False)]
         return opening
 
     def step(self, action: Message) -> Observation:
@@ -74,8 +75,8 @@ class AdaptedEnvironment:
             raise EnvironmentFault("step before reset")
         with self._own_random():
             observation = self._game.act(action)
-        self._episode.actions.append(action)
-        self._episode.answers.append(observation)
+        self._actions.append(action)
+        self._answers.append(observation)
         return observation
 
     def fork(self) -> AdaptedEnvironment:
@@ -95,9 +96,10 @@ class AdaptedEnvironment:
             except Exception:  # a lock, a connection, a generator: whatever the package keeps
                 self._can_copy = twin._can_copy = False
             else:
-                twin._random, twin._episode = self._random, self._episode.twin()
+                twin._random = self._random
+                twin._actions, twin._answers = list(self._actions), list(self._answers)
                 return twin
-        deque(replay(twin, self._episode), maxlen=0)
+        deque(replay(twin, Session(twin, self._actions, self._answers)), maxlen=0)
         return twin
 
     @contextlib.contextmanager

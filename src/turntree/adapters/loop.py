@@ -30,3 +30,8 @@ def run(coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
         if not future.cancel():
             raise  # its own
         raise EnvironmentFault(f"did not answer within {seconds:g} s") from error
+
+
+def start(coroutine: Coroutine[Any, Any, Any]) -> None:
+    """Begin and do not wait. May be called in any thread, the loop's own included (by the garbage collector)."""
+    asyncio.run_coroutine_threadsafe(coroutine, event_loop())

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -45,17 +47,27 @@ class McpTasks:
         address = server_of(named(self.argument, "mcp:COMMAND"))
         with McpServer(address, pure=self.pure) as server:
             runtime = ToolRuntime(server.tools)
+            games: weakref.WeakSet[McpGame] = weakref.WeakSet()
             tasks = {
                 split: [
-                    self._task(key, row, runtime, address)
+                    self._task(key, row, runtime, games, address)
                     for key, row in rows_of(self.tasks, self.held_out, split, count, seed=seed)
                 ]
                 for split, count in splits.items()
             }
-            yield TaskSet(tasks=tasks, figures=lambda: _counted(runtime))
+            try:
+                yield TaskSet(tasks=tasks, figures=lambda: _counted(runtime))
+            finally:
+                for game in list(games):
+                    game.end()
 
     def _task(
-        self, key: str, row: Mapping[str, Any], runtime: ToolRuntime, address: str | Sequence[str]
+        self,
+        key: str,
+        row: Mapping[str, Any],
+        runtime: ToolRuntime,
+        games: weakref.WeakSet[McpGame],
+        address: str | Sequence[str],
     ) -> Environment:
         prompt = prompt_of(row.get("prompt"), self.tasks)
         if not prompt:
@@ -65,7 +77,7 @@ class McpTasks:
             raise InputError("is missing", path=self.tasks, field="answer", hint=hint)
         answer = str(row.get("answer")) if self.reward is None else None
         shared = None if self.own else runtime
-        make = partial(McpGame, shared, tuple(address) if not isinstance(address, str) else address, prompt, answer)
+        make = partial(McpGame, shared, games, address, prompt, answer)
         task = AdaptedEnvironment(make, task_id=key, tools=runtime.schemas, can_copy=not self.own)
         return scored(task, self.reward, row)
 
@@ -76,20 +88,29 @@ class McpGame:
     def __init__(
         self,
         runtime: ToolRuntime | None,
+        games: weakref.WeakSet[McpGame],
         address: str | Sequence[str],
         prompt: tuple[Message, ...],
         answer: str | None,
     ) -> None:
         self._stack = contextlib.ExitStack()
+        self._own = runtime is None
         if runtime is None:
             runtime = ToolRuntime(self._stack.enter_context(McpServer(address)).tools)
-        self._runtime, self._address, self._prompt, self._answer = runtime, address, prompt, answer
+            games.add(self)
+        self._runtime, self._games, self._address = runtime, games, address
+        self._prompt, self._answer = prompt, answer
 
     def __deepcopy__(self, memo: object) -> McpGame:
-        return McpGame(self._runtime, self._address, self._prompt, self._answer)
+        return McpGame(self._runtime, self._games, self._address, self._prompt, self._answer)
+
+    def end(self) -> None:
+        self._stack.close()
 
     def __del__(self) -> None:
-        self._stack.close()
+        """In a thread of its own: the garbage collector may run in one that the server's connection waits for."""
+        if getattr(self, "_own", False):
+            threading.Thread(target=self._stack.close, daemon=True).start()
 
     def begin(self) -> tuple[Message, ...]:
         return self._prompt

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, cast
 
 from turntree.adapters.base import AdaptedEnvironment, named, package
-from turntree.adapters.loop import event_loop, run
+from turntree.adapters.loop import run, start
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
@@ -90,7 +90,7 @@ class OpenEnvGame:
 
     def act(self, action: Message) -> Observation:
         if self._kind in ("act", "tools") and not action.tool_calls:
-            self.__del__()
+            self.end()
             success = self._total >= self._success
             return Observation((Message("user", "done"),), done=True, success=success, reward=self._total)
         if self._kind not in ("act", "tools"):
@@ -112,7 +112,7 @@ class OpenEnvGame:
                 self._total += float(result.reward or 0.0)
             messages.append(Message(answer.role, text, (), answer.tool_call_id, answer.name))
             if done:
-                self.__del__()
+                self.end()
                 break
         success = self._total >= self._success if done else None
         return Observation(tuple(messages), done, success=success, reward=self._total)
@@ -131,16 +131,18 @@ class OpenEnvGame:
         except (OSError, ConnectionError, TimeoutError) as error:
             raise EnvironmentFault(f"the server does not answer: {type(error).__name__}: {error}") from error
 
-    def __del__(self) -> None:
-        """End the session; the server has room for a few."""
+    def end(self) -> None:
+        """End the session, without waiting for it: the server has room for a few."""
         client, self._client = getattr(self, "_client", None), None
-        if client is not None and event_loop().is_running():
-            with contextlib.suppress(Exception):
-                run(_closed(client), 10)
+        if client is not None:
+            start(_closed(client))
+
+    __del__ = end
 
 
 async def _closed(client: Any) -> None:
-    await client.close()
+    with contextlib.suppress(Exception):
+        await client.close()
 
 
 def _client(url: str, seconds: float) -> Any:

@@ -59,7 +59,7 @@ def tasks(
             partial(VerifiersGame, environment, row, seconds),
             task_id=f"{name}/{key}",
             tools=_tools(environment, row),
-            task_type=str(row.get("task") or name),
+            task_type=name,
         )
         for key, row in found
     ]
@@ -112,7 +112,7 @@ class VerifiersGame:
 
     async def _begin(self) -> tuple[Message, ...]:
         environment = self._environment
-        row = {"example_id": 0, "task": "default", **self._row}
+        row = {"example_id": 0, **self._row}
         state = await environment.init_state(row, _no_client(), "turntree", {})
         self._state = await environment.setup_state(state) or state
         self._prompt = _normal(await environment.get_prompt_messages(self._state))
