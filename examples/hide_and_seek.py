@@ -27,7 +27,7 @@ class HideAndSeek:
 
     def step(self, action: Message) -> Observation:
         self.tries -= 1
-        found = HIDDEN[self.thing] in action.content
+        found = action.content.strip() == f"go to {HIDDEN[self.thing]} 1"
         told = f"You see a {self.thing} 1." if found else "Nothing happens."
         done = found or self.tries == 0
         return Observation((Message("user", told),), done=done, success=found if done else None)

@@ -36,13 +36,17 @@ class Raises(Echo):
         return super().step(action)
 
 
-class Locked(Echo):
+class Toolless(Echo):
+    def fork(self):
+        return type(self)(self.task_id, self.left)
+
+
+class Locked(Toolless):
+    tools = ()
+
     def __init__(self, task_id, times):
         super().__init__(task_id, times)
         self.lock = threading.Lock()
-
-    def fork(self):
-        return type(self)(self.task_id, self.left)
 
 
 def made(kind, split, count, times=3):
@@ -55,6 +59,10 @@ def good(split, count, *, seed, times: int = 3):
 
 def bad(split, count, *, seed):
     return made(Raises, split, count, 30)
+
+
+def toolless(split, count, *, seed):
+    return made(Toolless, split, count)
 
 
 def locked(split, count, *, seed):
@@ -105,6 +113,7 @@ def test_what_only_costs_something_is_a_note_said_once_and_no_failure(capsys: py
     [
         (("checked_environments:nothing",), "has no 'nothing'"),
         (("checked_environments:good", "--set", "environment.time=2"), "did you mean 'times'"),
+        (("checked_environments:toolless",), "gave Toolless, which has no tools"),
         (("nowhere",), "there is no environment 'nowhere'"),
     ],
 )
