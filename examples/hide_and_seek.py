@@ -21,8 +21,8 @@ class HideAndSeek:
         self.task_id, self.thing, self.places, self.tries = task_id, thing, places, tries
 
     def reset(self) -> tuple[Message, ...]:
-        seen = ", ".join(f"a {place} 1" for place in self.places[:-1])
-        room = f"You are in the middle of a room. Looking quickly around you, you see {seen}, and a {self.places[-1]} 1."
+        seen = ", ".join(f"a {place} 1" for place in self.places)
+        room = f"You are in the middle of a room. Looking quickly around you, you see {seen}."
         return (Message("user", f"{room}\n\nYour task is to: look for the {self.thing}."),)
 
     def step(self, action: Message) -> Observation:

@@ -7,6 +7,7 @@ import random
 import threading
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ class Locked(Draws):
 class Remembers(Locked):
     """A server that all episodes share."""
 
-    heard: list[str] = []
+    heard: ClassVar[list[str]] = []
 
     def act(self, action: Message) -> Observation:
         self.heard.append(action.content)

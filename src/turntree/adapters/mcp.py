@@ -117,7 +117,9 @@ class McpGame:
 
     def act(self, action: Message) -> Observation:
         if not action.tool_calls:
-            right = None if self._answer is None else action.content.strip().casefold() == self._answer.strip().casefold()
+            right = (
+                None if self._answer is None else action.content.strip().casefold() == self._answer.strip().casefold()
+            )
             return Observation((Message("user", "done"),), done=True, success=right)
         answers: list[Message] = []
         for call in action.tool_calls:

@@ -79,7 +79,7 @@ class OpenEnvGame:
         success: float,
         seconds: float,
     ) -> None:
-        self._client = _client(url, seconds)
+        self._client: Any = _client(url, seconds)
         self._arguments, self._kind, self._prompt = dict(arguments), kind, prompt
         self._show, self._success, self._seconds = show, success, seconds
         self._total = 0.0
@@ -95,7 +95,9 @@ class OpenEnvGame:
             return Observation((Message("user", "done"),), done=True, success=success, reward=self._total)
         if self._kind not in ("act", "tools"):
             return self._step([({self._kind: action.content}, Message("user"))])
-        answers = [(_payload(self._kind, call), Message("tool", "", (), call.id, call.name)) for call in action.tool_calls]
+        answers = [
+            (_payload(self._kind, call), Message("tool", "", (), call.id, call.name)) for call in action.tool_calls
+        ]
         return self._step(answers)
 
     def _step(self, asked: list[tuple[dict[str, Any], Message]]) -> Observation:

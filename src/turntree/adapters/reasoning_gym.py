@@ -46,7 +46,9 @@ def tasks(
     entries = itertools.islice(dataset, drawn)
     found = of_split(entries, split, count, where=name, seed=seed, key=lambda entry: str(entry["question"]))
     if len(found) < count:
-        problem = f"{name} has {len(found)} different questions for split {split!r} in {drawn} drawn, {count} are asked for"
+        problem = (
+            f"{name} has {len(found)} different questions for split {split!r} in {drawn} drawn, {count} are asked for"
+        )
         raise InputError(problem, field="environment", hint="ask for fewer, or widen environment.config")
     opening = () if system is None else (Message("system", gym.utils.SYSTEM_PROMPTS.get(system, system)),)
     return [

@@ -65,5 +65,7 @@ def _open(name: str, seed: int) -> Any:
         environment.reset(num_players=1, seed=seed)
     except Exception as error:
         problem = f"{name!r} did not start for one player ({type(error).__name__}: {error})"
-        raise InputError(problem, field="environment", hint="check the id, and that the game is single-player") from error
+        raise InputError(
+            problem, field="environment", hint="check the id, and that the game is single-player"
+        ) from error
     return environment

@@ -85,7 +85,9 @@ def loaded(name: str, arguments: dict[str, Any]) -> Any:
         raise
     except Exception as error:
         problem = f"{name!r} was not loaded ({type(error).__name__}: {error})"
-        raise InputError(problem, field="environment", hint="install the environment, or write module:function") from error
+        raise InputError(
+            problem, field="environment", hint="install the environment, or write module:function"
+        ) from error
     finally:
         for number, handler in before.items():
             with contextlib.suppress(ValueError, TypeError):  # not the main thread
@@ -184,7 +186,7 @@ def _no_client() -> Any:
     """A client for `init_state`, which asks for one; no model is ever called through it."""
     from verifiers.clients import Client  # pyright: ignore[reportMissingImports]
 
-    kind = type("NoClient", (Client,), {name: None for name in Client.__abstractmethods__})
+    kind = type("NoClient", (Client,), dict.fromkeys(Client.__abstractmethods__))
     return kind(object())
 
 

@@ -1,7 +1,8 @@
 """Environments of verifiers for the tests: one turn, a game, tools, a reward function that fails."""
 
-import verifiers as vf
 from datasets import Dataset
+
+import verifiers as vf
 
 ROWS = [{"question": f"What is {n} plus 1?", "answer": str(n + 1)} for n in range(40)]
 
