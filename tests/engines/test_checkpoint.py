@@ -58,12 +58,10 @@ def test_the_tokenizer_comes_back_with_its_template(folder: Path) -> None:
     assert tokenizer.encode("open the drawer 1<|end|>") == original.encode("open the drawer 1<|end|>")
 
 
-def test_the_name_of_a_tokenizer_survives_saving_and_knows_nothing_of_the_template(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_the_name_of_a_tokenizer_survives_saving_and_leaves_the_template_out(folder: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(folder)
     name, template = tokenizer_hash(tokenizer), template_hash(tokenizer)
-    tokenizer(["a", "a longer text"], padding=True, truncation=True, max_length=5)
+    tokenizer(["a", "a longer text"], truncation=True, max_length=5)
     again = load_tokenizer(save_model(tiny_model(), tokenizer, tmp_path / "again"))
     assert (tokenizer_hash(again), template_hash(again)) == (name, template)
     again.chat_template = "{{ messages }}" + str(again.chat_template)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from typing import ClassVar
 
 import pytest
 
@@ -50,7 +51,7 @@ class Raises(Good):
 class Shared(Good):
     """All copies write to one list."""
 
-    log: list[str] = []
+    log: ClassVar[list[str]] = []
 
     def step(self, action: Message) -> Observation:
         self.log.append(action.content)

@@ -56,10 +56,13 @@ def write_trace_file(path: Path) -> None:
 
 
 def read_trace_file(path: Path) -> object:
+    from turntree.stages.profile import stream_candidates, survey
+
     read_header(path)
     traces = list(read_traces(path))
     assert all(isinstance(trace, Trace) for trace in traces)
-    return [json.dumps(trace.to_json()) for trace in traces], [candidates(trace) for trace in traces]
+    survey(str(path), "")
+    return [json.dumps(trace.to_json()) for trace in traces], list(stream_candidates(str(path), ""))
 
 
 def states() -> list[TurnState]:
@@ -75,7 +78,8 @@ def write_profile_file(path: Path) -> None:
     for state in states():
         draft = Draft(state, Judge(StrictMatch(), StrictMatch()))
         wrong = replace(state.demonstration, content="no", tool_calls=())
-        draft.add([Sample(state.demonstration), Sample(wrong), Sample(None, fault="lost"), Sample(wrong, True)])
+        cut = Sample(replace(wrong, cut=True))
+        draft.add([Sample(state.demonstration), Sample(wrong), Sample(None, fault="lost"), cut])
         rows.append(json.loads(json.dumps(draft.finish(4, NO_COST).to_json())))
         tally.add(rows[-1])
     from turntree.core.config import to_mapping
@@ -86,6 +90,8 @@ def write_profile_file(path: Path) -> None:
     header = {
         "config": to_mapping(config),
         "policy_hash": "0123",
+        "tokenizer_hash": "4567",
+        "template_hash": "89ab",
         "verifier": "strict/1",
         "traces_hash": file_hash(traces),
     }
@@ -106,7 +112,7 @@ def read_as_store(path: Path) -> object:
 
     stored = StoredProfile(path)
     try:
-        stored.check_draws("0123", Sampling(max_tokens=256), 0)
+        stored.check_draws({"policy_hash": "0123"}, Sampling(max_tokens=256), 0)
     except InputError as error:
         assert "leave --reuse out" in str(error) or "field" in str(error), error
     return [(stored.samples(state), stored.judgements(state, "strict/1")) for state in states()]

@@ -63,7 +63,7 @@ def test_a_damaged_line_is_named(tmp_path):
     path = tmp_path / "p.waves"
     fill(path, [{"n": 0}])
     path.write_bytes(path.read_bytes() + b"nonsense\n")
-    with pytest.raises(InputError, match=r"p\.waves:3: is not JSON"), open_log(path, IDENTITY):
+    with pytest.raises(InputError, match=r"p\.waves:3: is not complete JSON"), open_log(path, IDENTITY):
         pass
 
 

@@ -409,7 +409,7 @@ def test_an_engine_fault_is_tried_again_with_the_same_draws() -> None:
     calm = only(list(Scheduler(engine(), RENDERER, patient).run(corridors(2), seed=0)))
     assert [node.token_ids for node in group.tree] == [node.token_ids for node in calm.tree]
     assert [(d.action, d.reason, d.numbers) for d in group.tree.decisions] == [
-        ("retry", "out of memory", {"failures": number}) for number in (1, 1, 2, 2)
+        ("retry", "out of memory", {"failures": number, "turn": number}) for number in (1, 1, 2, 2)
     ]
 
 

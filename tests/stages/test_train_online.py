@@ -15,7 +15,6 @@ from turntree.gates.config import GateConfig
 from turntree.logs.rollouts import FILE_NAME
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import SchedulerConfig
-from turntree.stages.tasks import GamesConfig
 from turntree.stages.train_online import BRANCH_LOG, GATE_LOG, HELD_OUT, TrainOnlineConfig, run_train_online
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
 from turntree.training.online import OnlineConfig
@@ -25,20 +24,23 @@ ROLLOUTS = SchedulerConfig(
     episodes=EpisodeConfig(max_turns=3, sampling=Sampling(max_tokens=12)), group_size=3, initial_rollouts=2
 )
 CONFIG = TrainOnlineConfig(
-    games=GamesConfig(split="train", count=3),
-    held_out=GamesConfig(split="dev", count=1),
+    count=3,
+    held_out_count=1,
     train=OnlineConfig(iterations=3, groups=2, check_every=1, rollouts=ROLLOUTS),
-    branching=BranchConfig(rule="fixed"),
+    branching=BranchConfig(rule="entropy", probe_tokens=2),  # paced: it remembers earlier iterations
     gate=GateConfig(checkpoints=(Look(turn=2, threshold=0.5),), audit=0.5),
     checkpoints=CheckpointConfig(every=1),
 )
 
 
+def without_timing(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {key: without_timing(inner) for key, inner in value.items() if key != "timing"}
+
+
 def rows(path: Path) -> list[Any]:
-    return [
-        {key: value for key, value in json.loads(line).items() if key != "timing"}
-        for line in path.read_text(encoding="utf-8").splitlines()
-    ]
+    return [without_timing(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def test_what_a_killed_run_had_logged_after_its_checkpoint_is_logged_once(
@@ -63,3 +65,5 @@ def test_what_a_killed_run_had_logged_after_its_checkpoint_is_logged_once(
         logged = rows(tmp_path / "calm" / name)
         assert {row["iteration"] for row in logged if "iteration" in row} >= {2, 3} or name == "metrics.jsonl"
         assert rows(tmp_path / "killed" / name) == logged
+    bills = [json.loads((tmp_path / run / "cost.json").read_text(encoding="utf-8")) for run in ("calm", "killed")]
+    assert without_timing(bills[0]) == without_timing(bills[1])

@@ -44,8 +44,8 @@ def household(
     Example: turntree traces household --count 300 --out runs/traces.jsonl
              turntree traces household --games $ALFWORLD_DATA/json_2.1.1/train --count 500 --out runs/real.jsonl
     """
+    from turntree.domains.household.door import GamesConfig
     from turntree.stages.household_traces import HouseholdTracesConfig, make_traces
-    from turntree.stages.tasks import GamesConfig
 
     chosen = GamesConfig(source=games, split=split, count=count, difficulty=difficulty)
     config = configured(HouseholdTracesConfig(games=chosen, expert=expert, slips=slips, seed=seed), overrides)
@@ -68,9 +68,8 @@ def qa(out: Path, count: int, slips: float, seed: int, overrides: tuple[str, ...
     Example: turntree traces qa --count 500 --slips 0.2 --out runs/qa.jsonl
     """
     from turntree.stages.qa_traces import QaTracesConfig, make_traces
-    from turntree.stages.questions import QuestionsConfig
 
-    config = configured(QaTracesConfig(questions=QuestionsConfig(count=count), slips=slips, seed=seed), overrides)
+    config = configured(QaTracesConfig(count=count, slips=slips, seed=seed), overrides)
     result = make_traces(config, out)
     finish(result, json_path, [f"{result.get('traces', 0)} traces, {result.get('turns', 0)} turns -> {out}"])
 

@@ -14,7 +14,6 @@ import difflib
 import enum
 import functools
 import math
-import reprlib
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -115,7 +114,11 @@ def with_overrides(config: T, overrides: Mapping[str, Any]) -> T:
     for dotted, value in overrides.items():
         target: dict[str, Any] = values
         *parents, last = dotted.split(".")
+        place: Any = config
         for parent in parents:
+            place = place if isinstance(place, Part) else getattr(place, parent, None)
+            if isinstance(place, Part):  # its options are known where it is loaded
+                target.setdefault(parent, {})
             if not isinstance(target.get(parent), dict):
                 raise ConfigError("unknown key", field=dotted, hint=f"{parent!r} has no sub-keys")
             target = target[parent]
@@ -139,9 +142,11 @@ def unknown_key(key: str, known: Iterable[str], *, field: str, path: str | Path 
 def _convert(hint: Any, value: Any, path: str | Path | None, field: str) -> Any:
     if hint is Part:
         return Part.from_value(value, field)
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
+    if hint is Any or (hint is str and type(value) is str):
         return value
+    origin, arguments = _parts(hint)
+    if origin is None and type(value) is hint:  # most values: nothing to take apart
+        return _convert_scalar(hint, value, path, field)
     if origin is typing.Annotated:
         converted = _convert(arguments[0], value, path, field)
         _check_bounds(converted, arguments[1:], path, field)
@@ -168,6 +173,12 @@ def _convert(hint: Any, value: Any, path: str | Path | None, field: str) -> Any:
     return _convert_scalar(origin or hint, value, path, field)
 
 
+@functools.cache
+def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What an annotation is made of, e.g. (list, (int,))."""
+    return typing.get_origin(hint), typing.get_args(hint)
+
+
 def _convert_union(options: tuple[Any, ...], value: Any, path: str | Path | None, field: str) -> Any:
     if value is None and type(None) in options:
         return None
@@ -182,9 +193,7 @@ def _convert_union(options: tuple[Any, ...], value: Any, path: str | Path | None
     raise errors[0]
 
 
-def _convert_items(
-    kind: Any, arguments: tuple[Any, ...], items: list[Any], path: str | Path | None, field: str
-) -> Any:
+def _convert_items(kind: Any, arguments: tuple[Any, ...], items: list[Any], path: str | Path | None, field: str) -> Any:
     kinds: list[Any] = list(arguments)
     if kind is list or arguments[-1:] == (Ellipsis,):
         kinds = [arguments[0]] * len(items)

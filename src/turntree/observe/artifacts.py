@@ -145,7 +145,7 @@ class Candidate:
 
     def __post_init__(self) -> None:
         _check_moments(self.reward_mean, self.reward_var)
-        if min(self.cost.counts().values()) < 0:
+        if min(vars(self.cost).values()) < 0:
             raise ValueError("has a cost below zero")
         if self.successes + self.unjudged > self.rollouts:
             raise ValueError(f"counts more than its {self.rollouts} rollouts")

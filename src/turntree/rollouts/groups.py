@@ -276,9 +276,10 @@ class _Layout:
         self._ids[node.id] = self.tree.add(self._ids[node.parent], node.kind, **fields).id
 
     def _dropped_with(self, key: Key, decision: Decision) -> bool:
-        """Whether it was said of a forked rollout of a cut group, or by a brancher of a turn after the cut."""
+        """Whether it was said of a forked rollout of a cut group, or of a turn after the cut, which a rollout may have
+        run ahead to."""
         cut = self._group.cut
-        return cut is not None and (len(key) > 1 or (decision.actor == "brancher" and decision.numbers["turn"] > cut))
+        return cut is not None and (len(key) > 1 or decision.numbers.get("turn", 0) > cut)
 
     def _drop(self, key: Key, cost: Cost) -> None:
         self._dropped[key] = self._dropped.get(key, NO_COST) + cost

@@ -440,13 +440,18 @@ class _Run:
         place.ticket = self._engine.submit(rollout.request(self._config.episodes, place.group.seed))
         self._by_ticket[place.ticket] = place
 
+    def _turn_of(self, place: _Place) -> int:
+        """The turn that the call under way belongs to; 0 for a reset."""
+        return 0 if place.rollout is None else place.rollout.turns + 1
+
     def _fail(self, place: _Place, stop: StopReason, why: str) -> None:
         """Make a failed call again, or end the rollout without a reward."""
         place.failures += 1
         if place.failures > self._config.max_retries:
             return self._end(place, Ending(stop, Verdict(None, why)))
         self._usage.retries += 1
-        place.group.record("scheduler", place.key, "retry", why, {"failures": place.failures})
+        numbers = {"failures": place.failures, "turn": self._turn_of(place)}
+        place.group.record("scheduler", place.key, "retry", why, numbers)
         if place.rollout is None:
             self._reset(place)
         elif stop is StopReason.ENGINE_ERROR:

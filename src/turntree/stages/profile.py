@@ -24,6 +24,7 @@ from turntree.core.protocols import Renderer, TurnState
 from turntree.engines.endpoint import EndpointConfig, EndpointEngine
 from turntree.observe.artifacts import PROFILE
 from turntree.observe.files import file_hash
+from turntree.observe.jsonl import located
 from turntree.observe.run import notice, progress
 from turntree.observe.wave_log import WaveLog, open_log
 from turntree.profiling.profile import Judge, ProfileConfig, profile_wave
@@ -124,7 +125,10 @@ def survey(traces: str, split: str, limit: int = 0) -> Survey:
             hint = "give a group one split, or what is trained on is tested on"
             raise InputError(f"{problem} {splits[trace.group]!r}", path=traces, field="split", hint=hint)
         if _of_split(trace, split):
-            reasons = skipped_turns(trace)
+            try:
+                reasons = skipped_turns(trace)
+            except InputError as error:
+                raise located(error, path=traces) from error
             found += len(trace.turn_positions) - len(reasons)
             skipped.update(reasons.values())
     if not found:

@@ -52,7 +52,8 @@ def build_index(documents: Iterable[Document], out: Path) -> dict[str, str | int
                 described = _fill(connection, documents)
             os.replace(temporary, out)
     finally:
-        temporary.unlink(missing_ok=True)
+        for leftover in (temporary, temporary.with_name(f"{temporary.name}-journal")):
+            leftover.unlink(missing_ok=True)
     return described
 
 

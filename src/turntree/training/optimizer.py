@@ -34,9 +34,11 @@ class OptimizerConfig:
     max_grad_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "eps", "max_grad_norm"):
+        for name in ("learning_rate", "eps"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError("must be a finite number above 0", field=name)
+        if not self.max_grad_norm > 0:  # infinity clips nothing
+            raise ConfigError("must be a number above 0", field="max_grad_norm")
         for name in ("warmup_steps", "weight_decay"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError("must be a finite number of at least 0", field=name)
