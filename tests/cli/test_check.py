@@ -87,8 +87,9 @@ def check(*arguments: str) -> int:
 
 
 def test_an_environment_that_keeps_the_laws_passes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert check("checked_environments:good", "--set", "environment.times=2", "--split", "dev") == 0
-    assert capsys.readouterr().out == "every law holds in 3 tasks of split 'dev', up to 8 turns each\n"
+    for options in (("--set", "environment.times=2"), ("--times", "2")):
+        assert check("checked_environments:good", *options, "--split", "dev") == 0
+        assert capsys.readouterr().out == "every law holds in 3 tasks of split 'dev', up to 8 turns each\n"
 
 
 def test_a_broken_law_is_named_with_task_turn_and_action(capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,6 +114,7 @@ def test_what_only_costs_something_is_a_note_said_once_and_no_failure(capsys: py
     [
         (("checked_environments:nothing",), "has no 'nothing'"),
         (("checked_environments:good", "--set", "environment.time=2"), "did you mean 'times'"),
+        (("checked_environments:good", "--time", "2"), "'checked_environments:good' has --times"),
         (("checked_environments:toolless",), "gave Toolless, which has no tools"),
         (("nowhere",), "there is no environment 'nowhere'"),
     ],

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
 
-from turntree.cli.common import configured, finish, json_option, set_option
+from turntree.cli.common import PASS_ON, configured, environment_of, finish, json_option, set_option
 from turntree.core.config import Part
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckConfig:
-    environment: Part = field(default_factory=lambda: Part("household"))
+    environment: Part
 
 
 @click.group()
@@ -22,8 +22,9 @@ def check() -> None:
     """Check a part of your own against the laws that training relies on."""
 
 
-@check.command()
+@check.command(context_settings=PASS_ON)
 @click.argument("spec", metavar="SPEC")
+@click.argument("environment_options", nargs=-1, type=click.UNPROCESSED, metavar="[--KEY VALUE]...")
 @click.option("--split", default="train", show_default=True, type=click.Choice(["train", "dev", "test"]))
 @click.option("--count", default=3, show_default=True, type=click.IntRange(1), help="How many tasks are played.")
 @click.option("--turns", default=8, show_default=True, type=click.IntRange(1), help="Random actions a task.")
@@ -31,19 +32,27 @@ def check() -> None:
 @set_option
 @json_option
 def environment(
-    spec: str, split: str, count: int, turns: int, seed: int, overrides: tuple[str, ...], json_path: str | None
+    spec: str,
+    environment_options: tuple[str, ...],
+    split: str,
+    count: int,
+    turns: int,
+    seed: int,
+    overrides: tuple[str, ...],
+    json_path: str | None,
 ) -> None:
     """Play the first tasks of an environment with random actions and say which law it breaks, and where.
 
-    SPEC is a registered name (gymnasium:FrozenLake-v1) or module:object; --set environment.KEY=VALUE gives its options.
-    Notes name what costs something (no branching, no worker processes). The exit code is 1 where a law is broken.
+    SPEC is a registered name (gymnasium:FrozenLake-v1) or module:object. Its options are given like those of the
+    command, or as --set environment.KEY=VALUE. Notes name what costs something (no branching, no worker processes).
+    The exit code is 1 where a law is broken.
 
-    Example: turntree check environment examples.number_guess:tasks
+    Example: turntree check environment examples.hide_and_seek:tasks --tries 2
     """
     from turntree.environments.check import Finding, check_environment
     from turntree.environments.tasks import open_tasks
 
-    config = configured(CheckConfig(environment=Part(spec)), overrides)
+    config = configured(CheckConfig(environment=environment_of(spec, environment_options, None)), overrides)
     with open_tasks(config.environment, {split: count}, seed=seed) as opened:
         tasks = list(opened.of(split))[:count]
         found = [finding for task in tasks for finding in check_environment(task, seed=seed, turns=turns)]
