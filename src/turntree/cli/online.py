@@ -51,6 +51,14 @@ if TYPE_CHECKING:
 @click.option("--audit", default=0.0, show_default=True, help="Share of would-be cuts that runs on all the same.")
 @click.option("--dapo", is_flag=True, help="Keep groups without reward variance out of the update.")
 @click.option("--greso", is_flag=True, help="Skip games that are predicted to give no variance.")
+@click.option(
+    "--reward",
+    "rewards",
+    multiple=True,
+    metavar="NAME[=WEIGHT]",
+    help="A function that judges episodes, as module:function=0.5 (repeatable). Their sum replaces the reward of the "
+    "environment, which is the reward 'environment'.",
+)
 @click.option("--seed", default=0, show_default=True)
 @click.option("--overwrite", is_flag=True, help="Start anew where a run lies already.")
 @set_option
@@ -89,11 +97,16 @@ def _config(chosen: Any) -> TrainOnlineConfig:
     from turntree.domains.qa.environment import QaConfig
     from turntree.gates.config import CheckpointConfig as GateCheckpoint
     from turntree.gates.config import GateConfig
+    from turntree.rollouts.rewards import parse_reward
     from turntree.stages.questions import QuestionsConfig
     from turntree.stages.tasks import GamesConfig
     from turntree.stages.train_online import TrainOnlineConfig
 
-    common = {"model": chosen.model or "default", "train": _training(chosen)}
+    common: dict[str, Any] = {
+        "model": chosen.model or "default",
+        "train": _training(chosen),
+        "rewards": tuple(map(parse_reward, chosen.rewards)),
+    }
     if chosen.brancher != "none":
         short = chosen.environment == "qa" and chosen.model in (None, "qa")  # its turns have six tokens
         common["branching"] = BranchConfig(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from turntree.branching.config import BranchConfig, build_brancher
-from turntree.core.config import to_mapping
+from turntree.core.config import Part, to_mapping
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError
 from turntree.core.protocols import Gate
@@ -21,7 +21,9 @@ from turntree.logs.groups import LoggedGroup
 from turntree.logs.rollouts import FILE_NAME, append_groups, group_from_tree
 from turntree.observe.files import writing
 from turntree.observe.run import RunDirectory, open_run, progress
+from turntree.rollouts import rewards
 from turntree.rollouts.groups import GrownGroup
+from turntree.rollouts.rewards import RewardSum
 from turntree.stages.arena import Arena, open_arena
 from turntree.stages.evaluate import EvaluateConfig, play
 from turntree.stages.policy import Device, Policy, load_policy
@@ -49,7 +51,8 @@ class TrainOnlineConfig:
     `held_out_temperature` (0: greedily) every `train.check_every` iterations. With `questions` these are asked instead
     of any game. `gate` and `random_cut` exclude each other. `branching` needs `train.rollouts.initial_rollouts` below
     the group size. `environments` says where games are stepped: in worker processes, which are killed and rebuilt where
-    they hang or die, or (`workers` 0) in this one; that changes no result."""
+    they hang or die, or (`workers` 0) in this one; that changes no result. The weighted sum of `rewards` replaces the
+    reward of the environments, in training only (`rollouts.rewards`)."""
 
     model: str = "default"
     games: GamesConfig = field(default_factory=lambda: GamesConfig(split="train", count=400))
@@ -58,6 +61,7 @@ class TrainOnlineConfig:
     held_out_samples: int = 1
     questions: QuestionsConfig | None = None
     train: OnlineConfig = field(default_factory=OnlineConfig)
+    rewards: tuple[Part, ...] = ()
     branching: BranchConfig | None = None
     gate: GateConfig | None = None
     random_cut: RandomCutConfig | None = None
@@ -108,18 +112,24 @@ def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = 
     `out/rollouts.jsonl` (what `turntree audit` and `turntree gate calibrate` read), what the gate saw and said in
     `out/gate.jsonl`, the brancher in `out/branches.jsonl`, held-out outcomes by task in `out/held_out.jsonl`, the bill
     in `out/cost.json`."""
+    summed = rewards.build_rewards(config.rewards)
     policy = load_policy(config.model, config.device)
     check_path_isolation(policy.model)
     logs = (FILE_NAME, GATE_LOG, BRANCH_LOG, HELD_OUT)
     with (
         open_arena(config.held_out, config.questions, train=config.games, workers=config.environments) as arena,
         open_run(
-            *(out, "train online", to_mapping(config), {**policy.identity, **arena.contents}),
+            *(
+                out,
+                "train online",
+                to_mapping(config),
+                {**policy.identity, **arena.contents, **rewards.identity(config.rewards)},
+            ),
             overwrite=overwrite,
             logs=logs,
         ) as run,
     ):
-        trained = _train(run, policy, arena, config)
+        trained = _train(run, policy, arena, config, summed)
         rows = run.metrics()
     return {
         "model": str(run.model),
@@ -133,7 +143,9 @@ def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = 
     }
 
 
-def _train(run: RunDirectory, policy: Policy, arena: Arena, config: TrainOnlineConfig) -> TrainedOnline:
+def _train(
+    run: RunDirectory, policy: Policy, arena: Arena, config: TrainOnlineConfig, summed: RewardSum | None
+) -> TrainedOnline:
     """Train from where the run stands to its end, and write what it made; the bill last."""
     reference = policy.reference() if config.train.loss.kl_coefficient > 0 else None  # before a checkpoint is loaded
     checkpoints, done = resume(run, config.checkpoints)
@@ -146,6 +158,7 @@ def _train(run: RunDirectory, policy: Policy, arena: Arena, config: TrainOnlineC
         gate=config.build_gate(),
         brancher=None if config.branching is None else build_brancher(config.branching, vocabulary_size(policy.model)),
         pool=arena.pool,
+        rewards=summed,
     )
     with progress((), "train online", total=config.train.iterations, initial=done) as bar:
 
