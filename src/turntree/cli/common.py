@@ -34,6 +34,16 @@ def set_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
+def log_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--log",
+        "loggers",
+        multiple=True,
+        metavar="NAME",
+        help="Log to tensorboard, trackio, wandb or mlflow as well, or to module:object of your own (repeatable).",
+    )(command)
+
+
 def refuse(environment: str, **options: tuple[Any, Any]) -> None:
     """Raise `InputError` where an option of the other environment was given: (value, default) by name."""
     for name, (value, default) in options.items():

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from turntree.cli.common import configured, dropped, finish, instructions_for, json_option, refuse, set_option
+from turntree.cli.common import (
+    configured,
+    dropped,
+    finish,
+    instructions_for,
+    json_option,
+    log_option,
+    refuse,
+    set_option,
+)
 from turntree.cli.pipeline import MODEL_HELP
 
 if TYPE_CHECKING:
@@ -61,6 +70,7 @@ if TYPE_CHECKING:
 )
 @click.option("--seed", default=0, show_default=True)
 @click.option("--overwrite", is_flag=True, help="Start anew where a run lies already.")
+@log_option
 @set_option
 @json_option
 def online(out: Path, overwrite: bool, overrides: tuple[str, ...], json_path: str | None, **chosen: Any) -> None:
@@ -94,6 +104,7 @@ def online(out: Path, overwrite: bool, overrides: tuple[str, ...], json_path: st
 def _config(chosen: Any) -> TrainOnlineConfig:
     """The options as a configuration; `chosen` has one attribute an option."""
     from turntree.branching.config import BranchConfig
+    from turntree.core.config import Part
     from turntree.domains.qa.environment import QaConfig
     from turntree.gates.config import CheckpointConfig as GateCheckpoint
     from turntree.gates.config import GateConfig
@@ -106,6 +117,7 @@ def _config(chosen: Any) -> TrainOnlineConfig:
         "model": chosen.model or "default",
         "train": _training(chosen),
         "rewards": tuple(map(parse_reward, chosen.rewards)),
+        "loggers": tuple(map(Part, chosen.loggers)),
     }
     if chosen.brancher != "none":
         short = chosen.environment == "qa" and chosen.model in (None, "qa")  # its turns have six tokens

@@ -19,6 +19,7 @@ from turntree.gates.compose import RandomGate
 from turntree.gates.config import GateConfig, build_gate
 from turntree.logs.groups import LoggedGroup
 from turntree.logs.rollouts import FILE_NAME, append_groups, group_from_tree
+from turntree.observe import loggers
 from turntree.observe.files import writing
 from turntree.observe.run import RunDirectory, open_run, progress
 from turntree.rollouts import rewards
@@ -65,6 +66,7 @@ class TrainOnlineConfig:
     branching: BranchConfig | None = None
     gate: GateConfig | None = None
     random_cut: RandomCutConfig | None = None
+    loggers: tuple[Part, ...] = ()
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     device: Device = field(default_factory=Device)
     environments: ProcessPoolConfig = field(default_factory=lambda: ProcessPoolConfig(workers=0))
@@ -112,6 +114,7 @@ def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = 
     `out/rollouts.jsonl` (what `turntree audit` and `turntree gate calibrate` read), what the gate saw and said in
     `out/gate.jsonl`, the brancher in `out/branches.jsonl`, held-out outcomes by task in `out/held_out.jsonl`, the bill
     in `out/cost.json`."""
+    loggers.check(config.loggers)
     summed = rewards.build_rewards(config.rewards)
     policy = load_policy(config.model, config.device)
     check_path_isolation(policy.model)
@@ -160,7 +163,10 @@ def _train(
         pool=arena.pool,
         rewards=summed,
     )
-    with progress((), "train online", total=config.train.iterations, initial=done) as bar:
+    with (
+        loggers.following(run, config.loggers),
+        progress((), "train online", total=config.train.iterations, initial=done) as bar,
+    ):
 
         def log(row: dict[str, Any]) -> None:
             run.log({**row, "timing": {**row.get("timing", {}), **arena.figures()}})
