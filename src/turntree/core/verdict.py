@@ -16,4 +16,4 @@ class Verdict:
     kind: str = ""  # the kind of action judged ("take", "search", a tool's name), for quotas and drift tracking
     success: bool | None = None  # of an episode: whether its task was solved, whatever the reward is
     # of an episode: what each reward function gave, by name (`rollouts.rewards`), None where it failed
-    parts: Mapping[str, float | None] = field(default_factory=dict[str, "float | None"])
+    parts: Mapping[str, float | None] = field(default_factory=dict[str, "float | None"], hash=False)

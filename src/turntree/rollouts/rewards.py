@@ -21,6 +21,7 @@ from turntree.core.messages import Message
 from turntree.core.protocols import Observation
 from turntree.core.tree import StopReason
 from turntree.core.verdict import Verdict
+from turntree.observe.run import notice
 
 WEIGHT = "weight"
 
@@ -76,6 +77,7 @@ class RewardSum:
 
     def __init__(self, functions: Sequence[WeightedReward]) -> None:
         self.functions = tuple(functions)
+        self._reported: set[str] = set()
 
     def judge(self, episode: Episode, verdict: Verdict) -> Verdict:
         """The environment's `verdict` with the sum in place of its reward, and each value apart (None: it failed)."""
@@ -83,11 +85,19 @@ class RewardSum:
         failed: list[str] = []
         for one in self.functions:
             values[one.name], problem = _value(one.function, episode)
-            failed += [f"reward {one.name!r} {problem}"] if problem else []
+            if problem:
+                failed.append(f"reward {one.name!r} {problem}")
+                self._report(one.name, f"task {episode.task_id!r}: {failed[-1]}")
         if failed:
             return replace(verdict, reward=None, reason="; ".join(failed), parts=values)
         total = sum(one.weight * (values[one.name] or 0.0) for one in self.functions)
         return replace(verdict, reward=total, parts=values)
+
+    def _report(self, name: str, problem: str) -> None:
+        """Say the first failure of each function, so that one which always fails is seen before the run has ended."""
+        if name not in self._reported:
+            notice(f"warning: {problem} (rollouts that it fails on have no reward; metrics count them)")
+        self._reported.add(name)
 
 
 def build_rewards(named: Sequence[Part]) -> RewardSum | None:
