@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from turntree.stages import train_online as stage
 from turntree.training.checkpoints import Checkpoints
 
 SMALL = (
@@ -35,13 +34,18 @@ async def slow(episode):
 MINE = ("--reward", "reward_functions:brief=0.5", "--reward", "environment=2")
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "reward_functions.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    sys.modules.pop("reward_functions", None)
-    return tmp_path
+@pytest.fixture(scope="module")
+def folder(turntree, tmp_path_factory):
+    """A folder with the functions, and two runs of the same settings: `plain` without them, `mine` with some."""
+    folder = tmp_path_factory.mktemp("rewards")
+    (folder / "reward_functions.py").write_text(MODULE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "path", [*sys.path])
+        sys.modules.pop("reward_functions", None)
+        turntree("train", "online", "--out", "plain", *SMALL)
+        turntree("train", "online", "--out", "mine", *SMALL, *MINE)
+        yield folder
 
 
 def rows(run: str | Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
@@ -54,29 +58,25 @@ def weights(run: str) -> bytes:
 
 
 def test_the_weighted_sum_is_what_is_learned_from_and_each_mean_is_told(turntree, folder) -> None:
-    turntree("train", "online", "--out", "run", *SMALL, *MINE)
-    turntree("train", "online", "--out", "plain", *SMALL)
-    start, *trained = rows("run")
+    start, *trained = rows("mine")
     assert start == rows("plain")[0], "what is held out is judged by the environment"
     for row in trained:
         assert set(row["rewards"]) == {"brief", "environment"} and "rewards_failed" not in row
         assert row["reward_mean"] == pytest.approx(0.5 * row["rewards"]["brief"] + 2 * row["rewards"]["environment"])
         assert row["rewards"]["brief"] < 0 and row["groups_mixed"] > 0
     assert all("rewards" not in row for row in rows("plain"))
-    assert weights("run") != weights("plain")
-    config = json.loads((folder / "run" / "config.json").read_text())
+    assert weights("mine") != weights("plain")
+    config = json.loads((folder / "mine" / "config.json").read_text())
     assert config["config"]["rewards"][0] == {"name": "reward_functions:brief", "weight": 0.5}
 
 
 def test_the_environment_alone_is_training_without_any_reward(turntree, folder) -> None:
-    turntree("train", "online", "--out", "run", *SMALL, "--reward", "environment")
-    turntree("train", "online", "--out", "plain", *SMALL)
-    assert weights("run") == weights("plain")
+    turntree("train", "online", "--out", "alone", *SMALL, "--reward", "environment")
+    assert weights("alone") == weights("plain")
 
 
 def test_a_killed_run_goes_on_to_the_same_weights_rows_and_values(turntree, folder, monkeypatch) -> None:
     command = ("train", "online", *SMALL, *MINE, "--set", "checkpoints.every=1", "--out")
-    turntree(*command, "calm")
     save = Checkpoints.save
 
     def killed(self: Checkpoints, step: int, *state: Any) -> None:
@@ -88,43 +88,38 @@ def test_a_killed_run_goes_on_to_the_same_weights_rows_and_values(turntree, fold
         patch.setattr(Checkpoints, "save", killed)
         turntree(*command, "killed", code=130)
     assert "goes on after step 1" in turntree(*command, "killed").stderr
-    assert weights("killed") == weights("calm")
+    assert weights("killed") == weights("mine")
     for name in ("metrics.jsonl", "rollouts.jsonl"):
-        assert rows("killed", name) == rows("calm", name)
+        assert rows("killed", name) == rows("mine", name)
 
 
-def test_a_run_does_not_go_on_with_a_function_that_was_changed(turntree, folder, monkeypatch) -> None:
-    command = ("train", "online", "--out", "run", *SMALL, "--reward", "reward_functions:brief")
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(stage, "save_model", interrupt)
-        turntree(*command, code=130)
+def test_a_run_does_not_go_on_with_a_function_that_was_changed(turntree, folder) -> None:
+    (folder / "mine" / "cost.json").rename(folder / "cost.json")  # not finished
     (folder / "reward_functions.py").write_text(MODULE.replace("-sum", "+sum"))
-    assert "differs in inputs.rewards" in turntree.error(*command)
-    (folder / "reward_functions.py").write_text(MODULE)
-    assert "train.rewards" not in turntree(*command).stderr
+    try:
+        assert "differs in inputs.rewards" in turntree.error("train", "online", "--out", "mine", *SMALL, *MINE)
+    finally:
+        (folder / "reward_functions.py").write_text(MODULE)
+        (folder / "cost.json").rename(folder / "mine" / "cost.json")
 
 
 def test_a_function_that_fails_censors_is_counted_and_is_reported_once(turntree, folder) -> None:
-    done = turntree("train", "online", "--out", "run", *SMALL, "--reward", "reward_functions:fussy")
+    done = turntree("train", "online", "--out", "fussy", *SMALL, "--reward", "reward_functions:fussy")
     assert done.stderr.count("reward 'fussy' raised ValueError: odd") == 1
-    for iteration, row in enumerate(rows("run")[1:], start=1):
-        groups = [group for group in rows("run", "rollouts.jsonl") if group["iteration"] == iteration]
+    for iteration, row in enumerate(rows("fussy")[1:], start=1):
+        groups = [group for group in rows("fussy", "rollouts.jsonl") if group["iteration"] == iteration]
         leaves = [rollout for group in groups for rollout in group["rollouts"]]
         odd = [len(rollout["actions"][0]) % 2 == 1 for rollout in leaves]
         assert [rollout["reward"] for rollout in leaves] == [None if failed else 1.0 for failed in odd]
         assert row["rewards_failed"] == {"fussy": sum(odd)} and row["rewards"] == {"fussy": 1.0}
-    assert "zero_variance_rate" in turntree.json("audit", "run", "--out", "audit.html")
+    assert "zero_variance_rate" in turntree.json("audit", "fussy", "--out", "audit.html")
 
 
 def test_when_every_rollout_is_censored_nothing_is_learned(turntree, folder) -> None:
     turntree(
-        "train", "online", "--out", "run", *SMALL, "--reward", "reward_functions:broken", "--reward", "environment"
+        "train", "online", "--out", "broken", *SMALL, "--reward", "reward_functions:broken", "--reward", "environment"
     )
-    for row in rows("run")[1:]:
+    for row in rows("broken")[1:]:
         assert row["reward_mean"] is None and row["groups_censored"] == 2 and row["trained_groups"] == 0
         assert row["rewards"]["broken"] is None and row["rewards"]["environment"] is not None
 
@@ -138,5 +133,5 @@ def test_when_every_rollout_is_censored_nothing_is_learned(turntree, folder) -> 
     ],
 )
 def test_what_cannot_judge_is_refused_in_one_line(turntree, folder, reward, said) -> None:
-    assert said in turntree.error("train", "online", "--out", "run", *SMALL, "--reward", reward)
-    assert not (folder / "run").exists()
+    assert said in turntree.error("train", "online", "--out", "refused", *SMALL, "--reward", reward)
+    assert not (folder / "refused").exists()
