@@ -111,6 +111,10 @@ class _Followers:
         self._live: dict[str, Logger] = {}
         for part in named:
             self._guarded(part.name, lambda part=part: self._build(run, part))
+        for name, logger in self._live.items():
+            if not all(callable(getattr(logger, verb, None)) for verb in ("log", "close")):
+                problem = f"{name!r} gave {type(logger).__name__}, which has no log and close"
+                raise InputError(problem, field="logger", hint="see turntree.observe.loggers.Logger")
 
     def _build(self, run: RunDirectory, part: Part) -> None:
         info = RunInfo(
@@ -121,11 +125,7 @@ class _Followers:
             id=self._id,
             resumed=part.name in self._steps,
         )
-        logger = parts.build("loggers", part, run=info)
-        if not all(callable(getattr(logger, name, None)) for name in ("log", "close")):
-            problem = f"{part.name!r} gave {type(logger).__name__}, which has no log and close"
-            raise InputError(problem, field="logger", hint="see turntree.observe.loggers.Logger")
-        self._live[part.name] = logger
+        self._live[part.name] = parts.build("loggers", part, run=info)
 
     def tell(self, row: Mapping[str, Any]) -> None:
         step, metrics = int(row["step"]), flat(row)
@@ -146,9 +146,7 @@ class _Followers:
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 call()
-        except InputError:
-            raise
-        except Exception as error:
+        except Exception as error:  # the boundary to foreign code
             self._live.pop(name, None)
             said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             notice(f"warning: logger {name!r} is switched off, it raised {said} (metrics.jsonl has every figure)")

@@ -26,11 +26,11 @@ from turntree.observe.identity import file_digest, locked, require_same
 
 T = TypeVar("T")
 
-_OWN = ("config.json", "metrics.jsonl", "cost.json", "pass_rates.jsonl", "model")
 _MADE = ("metrics.jsonl", "cost.json", "checkpoints", "model")  # by a run, after its config.json
 # how often to save, where to step, who is told: no result changes
 FREE = ("config.checkpoints", "config.environments.workers", "config.loggers")
 LOGGER_MARKS = "loggers.json"  # how far each logger has come (`observe.loggers`)
+_OWN = ("config.json", "metrics.jsonl", "cost.json", "pass_rates.jsonl", "model", LOGGER_MARKS)
 
 Logged = dict[str, dict[str, Any]]  # by file name: {"rows", "bytes", "digest"}
 
