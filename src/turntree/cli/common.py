@@ -35,6 +35,16 @@ def set_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
+def log_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--log",
+        "loggers",
+        multiple=True,
+        metavar="NAME",
+        help="Log to tensorboard, trackio, wandb or mlflow as well, or to module:object of your own (repeatable).",
+    )(command)
+
+
 def environment_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """`--environment SPEC`, and behind it whatever options the environment has: `--difficulty hard`."""
     own = click.argument("environment_options", nargs=-1, type=click.UNPROCESSED, metavar="[--KEY VALUE]...")

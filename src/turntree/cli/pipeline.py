@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from turntree.cli.common import configured, finish, json_option, set_option
+from turntree.cli.common import configured, finish, json_option, log_option, set_option
+from turntree.core.config import Part
 from turntree.core.errors import InputError
 
 MODEL_HELP = "A folder in Hugging Face format, or an embedded tiny policy: 'default', 'qa'."
@@ -23,6 +24,7 @@ VERIFIER_HELP = "household, tool_call (+messages=any+ignore_case), strict, or mo
 @click.option("--learning-rate", default=1e-5, show_default=True, help="The embedded tiny policy wants 3e-4.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--overwrite", is_flag=True, help="Start anew where a run lies already.")
+@log_option
 @set_option
 @json_option
 def sft(
@@ -34,6 +36,7 @@ def sft(
     learning_rate: float,
     seed: int,
     overwrite: bool,
+    loggers: tuple[str, ...],
     overrides: tuple[str, ...],
     json_path: str | None,
 ) -> None:
@@ -49,7 +52,8 @@ def sft(
     from turntree.training.sft import SFTConfig
 
     training = SFTConfig(epochs=epochs, seed=seed, optimizer=OptimizerConfig(learning_rate=learning_rate))
-    config = configured(SFTStageConfig(traces=traces, model=model, split=split, sft=training), overrides)
+    named = tuple(map(Part, loggers))
+    config = configured(SFTStageConfig(traces=traces, model=model, split=split, sft=training, loggers=named), overrides)
     result = run_sft(config, out, overwrite=overwrite)
     finish(result, json_path, [f"{result['steps']} steps, loss {result['loss']:.3f} -> {result['model']}"])
 
@@ -249,6 +253,7 @@ def train() -> None:
 @click.option("--seed", default=0, show_default=True)
 @click.option("--allow-stale", is_flag=True, help="Accept pivots of another policy, sampling or verifier.")
 @click.option("--overwrite", is_flag=True, help="Start anew where a run lies already.")
+@log_option
 @set_option
 @json_option
 def pivot(
@@ -265,6 +270,7 @@ def pivot(
     seed: int,
     allow_stale: bool,
     overwrite: bool,
+    loggers: tuple[str, ...],
     overrides: tuple[str, ...],
     json_path: str | None,
 ) -> None:
@@ -295,6 +301,7 @@ def pivot(
         verifier="strict" if strict else verifier,
         allow_stale=allow_stale,
         train=training,
+        loggers=tuple(map(Part, loggers)),
     )
     config = configured(base, overrides)
     result = run_train_pivot(config, out, overwrite=overwrite)

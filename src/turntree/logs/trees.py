@@ -124,9 +124,8 @@ def read_groups(paths: Sequence[Path], config: ReadConfig, report: ReadReport) -
 
 
 def _verdict(verdict: Verdict) -> dict[str, Any]:
-    return {
-        key: value for key, value in asdict(verdict).items() if key in ("reward", "reason") or value not in (None, "")
-    }
+    always, empty = ("reward", "reason"), (None, "", {})
+    return {key: value for key, value in asdict(verdict).items() if key in always or value not in empty}
 
 
 def _credit(credit: Credit) -> dict[str, Any]:

@@ -19,9 +19,12 @@ from turntree.environments.processes import ProcessPoolConfig
 from turntree.environments.tasks import DEFAULT, DEV, TEST, TRAIN, TaskSet, identity, open_tasks
 from turntree.logs.groups import LoggedGroup
 from turntree.logs.rollouts import FILE_NAME, append_groups, group_from_tree
+from turntree.observe import loggers
 from turntree.observe.files import writing
 from turntree.observe.run import RunDirectory, open_run, progress
+from turntree.rollouts import rewards
 from turntree.rollouts.groups import GrownGroup
+from turntree.rollouts.rewards import RewardSum
 from turntree.stages.evaluate import EvaluateConfig, play
 from turntree.stages.policy import Device, Policy, load_policy, policy_name
 from turntree.training.checkpoints import CheckpointConfig, resume
@@ -41,7 +44,8 @@ class TrainOnlineConfig:
 
     `gate`, `brancher` and `estimator` (None: that of `train.credit`) are parts (`core.parts`). A brancher needs
     `train.rollouts.initial_rollouts` below the group size. `workers` says where tasks are stepped: in worker processes,
-    which are killed and rebuilt where they hang or die, or (`workers.workers` 0) in this one; no result changes."""
+    which are killed and rebuilt where they hang or die, or (`workers.workers` 0) in this one; no result changes.
+    The weighted sum of `rewards` replaces the reward of the environment, in training only (`rollouts.rewards`)."""
 
     model: str = "default"
     environment: Part = DEFAULT
@@ -52,9 +56,11 @@ class TrainOnlineConfig:
     held_out_samples: int = 1
     task_seed: int = 0
     train: OnlineConfig = field(default_factory=OnlineConfig)
+    rewards: tuple[Part, ...] = ()
     gate: Part | None = None
     brancher: Part | None = None
     estimator: Part | None = None
+    loggers: tuple[Part, ...] = ()
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     device: Device = field(default_factory=Device)
     workers: ProcessPoolConfig = field(default_factory=lambda: ProcessPoolConfig(workers=0))
@@ -109,6 +115,8 @@ def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = 
     `out/gate.jsonl`, the brancher in `out/branches.jsonl`, held-out outcomes by task in `out/held_out.jsonl`, the bill
     in `out/cost.json`."""
     config = parts.resolved(config)
+    loggers.check(config.loggers)
+    summed = rewards.build_rewards(config.rewards)
     policy = load_policy(policy_name(config.model, config.environment), config.device)
     check_path_isolation(policy.model)
     logs = (FILE_NAME, GATE_LOG, BRANCH_LOG, HELD_OUT)
@@ -117,11 +125,11 @@ def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = 
         opened = stack.enter_context(
             open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source, workers=config.workers)
         )
-        inputs = {**policy.identity, **identity(config.environment, opened)}
+        inputs = {**policy.identity, **identity(config.environment, opened), **rewards.identity(config.rewards)}
         run = stack.enter_context(
             open_run(out, "train online", to_mapping(config), inputs, overwrite=overwrite, logs=logs)
         )
-        trained = _train(run, policy, opened, config)
+        trained = _train(run, policy, opened, config, summed)
         rows = run.metrics()
     return {
         "model": str(run.model),
@@ -135,7 +143,9 @@ def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = 
     }
 
 
-def _train(run: RunDirectory, policy: Policy, opened: TaskSet, config: TrainOnlineConfig) -> TrainedOnline:
+def _train(
+    run: RunDirectory, policy: Policy, opened: TaskSet, config: TrainOnlineConfig, summed: RewardSum | None
+) -> TrainedOnline:
     """Train from where the run stands to its end, and write what it made; the bill last."""
     reference = policy.reference() if config.train.loss.kl_coefficient > 0 else None  # before a checkpoint is loaded
     checkpoints, done = resume(run, config.checkpoints)
@@ -149,8 +159,12 @@ def _train(run: RunDirectory, policy: Policy, opened: TaskSet, config: TrainOnli
         brancher=config.build_brancher(vocabulary_size(policy.model)),
         estimator=config.build_estimator(),
         pool=opened.pool,
+        rewards=summed,
     )
-    with progress((), "train online", total=config.train.iterations, initial=done) as bar:
+    with (
+        loggers.following(run, config.loggers),
+        progress((), "train online", total=config.train.iterations, initial=done) as bar,
+    ):
 
         def log(row: dict[str, Any]) -> None:
             run.log({**row, "timing": {**row.get("timing", {}), **opened.figures()}})

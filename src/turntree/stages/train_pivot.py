@@ -17,6 +17,7 @@ from turntree.core.labels import Rewards
 from turntree.core.protocols import Environment, TurnVerifier
 from turntree.engines.checkpoint import save_model
 from turntree.environments.tasks import DEFAULT, DEV, open_tasks
+from turntree.observe import loggers
 from turntree.observe.artifacts import PASS_RATES, PIVOTS
 from turntree.observe.files import file_hash
 from turntree.observe.run import RunDirectory, notice, open_run, progress
@@ -59,6 +60,7 @@ class TrainPivotConfig:
     allow_stale: bool = False
     train: PivotConfig = field(default_factory=PivotConfig)
     check: CheckConfig = field(default_factory=CheckConfig)
+    loggers: tuple[Part, ...] = ()
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     device: Device = field(default_factory=Device)
 
@@ -70,6 +72,7 @@ def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = Fa
     """Train; the policy lies in `out/model`, the curves in `out/metrics.jsonl`, how every pivot fared in
     `out/pass_rates.jsonl`, outcomes of held-out games in `out/held_out.jsonl`, the bill in `out/cost.json`. An
     unfinished run of the same configuration and contents in `out` goes on; any other is refused unless `overwrite`."""
+    loggers.check(config.loggers)
     header, rows = PIVOTS.read(Path(config.pivots))
     policy = load_policy(config.model, config.device)
     if not config.allow_stale:
@@ -114,7 +117,10 @@ def _train(
     """Train from where the run stands to its end, and write what it made; the bill last."""
     reference = policy.reference()  # before a checkpoint is put into the model
     checkpoints, done = resume(run, config.checkpoints)
-    with progress((), "train pivot", total=config.train.steps, initial=done) as bar:
+    with (
+        loggers.following(run, config.loggers),
+        progress((), "train pivot", total=config.train.steps, initial=done) as bar,
+    ):
 
         def log(row: dict[str, Any]) -> None:
             run.log(row)

@@ -27,6 +27,7 @@ from turntree.filters.greso import Greso, GresoConfig
 from turntree.gates.monitor import GateMonitor
 from turntree.rollouts.accounting import TreeAccount, account, effective_leaves, intraclass_correlation
 from turntree.rollouts.groups import GrownGroup
+from turntree.rollouts.rewards import RewardSum, figures
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 from turntree.training.checkpoints import Checkpoints
 from turntree.training.learner import Learner
@@ -70,7 +71,8 @@ class OnlineConfig:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a run plays with. `model` is what `engine` samples from; `gate`, `brancher`, `pool` are the scheduler's."""
+    """What a run plays with. `model` is what `engine` samples from; `gate`, `brancher`, `pool`, `rewards` are the
+    scheduler's."""
 
     model: PreTrainedModel
     reference: Reference | None
@@ -81,6 +83,7 @@ class Parts:
     brancher: Brancher | None = None
     pool: EnvironmentPool | None = None
     estimator: Estimator | None = None  # None: that of `OnlineConfig.credit`
+    rewards: RewardSum | None = None
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,13 @@ class _Run:
             parts.model, parts.reference, optimizer, parts.engine, config.loss, config.updates, config.max_tokens
         )
         self.scheduler = Scheduler(
-            parts.engine, parts.renderer, config.rollouts, pool=parts.pool, gate=parts.gate, brancher=parts.brancher
+            parts.engine,
+            parts.renderer,
+            config.rollouts,
+            pool=parts.pool,
+            gate=parts.gate,
+            brancher=parts.brancher,
+            rewards=parts.rewards,
         )
         self._brancher = parts.brancher
         self.stream = TaskStream(parts.tasks, config.seed, Greso(config.greso) if config.greso else None)
@@ -267,6 +276,7 @@ class _Run:
         return {
             "reward_mean": sum(scored) / len(scored) if scored else None,
             "success_share": sum(map(bool, solved)) / len(solved) if solved else None,
+            **figures(v for g in groups for v in g.rewards.verdicts.values()),
             "groups": len(groups),
             **{f"groups_{outcome.value}": outcomes[outcome] for outcome in GroupOutcome},
             "groups_cut": cut,
