@@ -34,6 +34,26 @@ def set_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
+def keep_trees_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--keep-trees",
+        default="all",
+        show_default=True,
+        metavar="all|N|none",
+        callback=lambda context, option, text: _how_many(text),
+        help="Write whole rollout trees (trees.jsonl) of all iterations, of N spread evenly, or of none.",
+    )(command)
+
+
+def _how_many(text: str) -> int | None:
+    """`TrainOnlineConfig.keep_trees`: None is all."""
+    if text in ("all", "none"):
+        return None if text == "all" else 0
+    if not text.isdecimal():
+        raise InputError(f"{text!r} is neither 'all', 'none' nor a number", field="--keep-trees")
+    return int(text)
+
+
 def refuse(environment: str, **options: tuple[Any, Any]) -> None:
     """Raise `InputError` where an option of the other environment was given: (value, default) by name."""
     for name, (value, default) in options.items():

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from turntree.cli.common import configured, dropped, finish, instructions_for, json_option, refuse, set_option
+from turntree.cli.common import (
+    configured,
+    dropped,
+    finish,
+    instructions_for,
+    json_option,
+    keep_trees_option,
+    refuse,
+    set_option,
+)
 from turntree.cli.pipeline import MODEL_HELP
 
 if TYPE_CHECKING:
@@ -51,6 +60,7 @@ if TYPE_CHECKING:
 @click.option("--audit", default=0.0, show_default=True, help="Share of would-be cuts that runs on all the same.")
 @click.option("--dapo", is_flag=True, help="Keep groups without reward variance out of the update.")
 @click.option("--greso", is_flag=True, help="Skip games that are predicted to give no variance.")
+@keep_trees_option
 @click.option("--seed", default=0, show_default=True)
 @click.option("--overwrite", is_flag=True, help="Start anew where a run lies already.")
 @set_option
@@ -93,7 +103,7 @@ def _config(chosen: Any) -> TrainOnlineConfig:
     from turntree.stages.tasks import GamesConfig
     from turntree.stages.train_online import TrainOnlineConfig
 
-    common = {"model": chosen.model or "default", "train": _training(chosen)}
+    common = {"model": chosen.model or "default", "train": _training(chosen), "keep_trees": chosen.keep_trees}
     if chosen.brancher != "none":
         short = chosen.environment == "qa" and chosen.model in (None, "qa")  # its turns have six tokens
         common["branching"] = BranchConfig(

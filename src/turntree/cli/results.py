@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 @click.option("--temperature", default=1.0, show_default=True, help="Of the sampled episodes.")
 @click.option("--max-turns", default=16, show_default=True)
 @click.option("--out", default=None, type=click.Path(path_type=Path), help="Write every outcome here (JSON).")
+@click.option(
+    "--keep-trees", is_flag=True, help="Write the episodes beside it (NAME.trees.jsonl), all tokens included."
+)
 @click.option("--seed", default=0, show_default=True)
 @set_option
 @json_option
@@ -102,6 +105,7 @@ def _config(
     temperature: float,
     max_turns: int,
     seed: int,
+    keep_trees: bool,
 ) -> EvaluateConfig:
     from turntree.domains.qa.environment import QaConfig
     from turntree.stages.evaluate import EvaluateConfig
@@ -109,6 +113,7 @@ def _config(
     from turntree.stages.tasks import GamesConfig
 
     played = {"samples": samples, "temperature": temperature, "max_turns": max_turns, "seed": seed}
+    played["keep_trees"] = keep_trees
     if environment == "qa":
         refuse(environment, games=(games, "generated"), difficulty=(difficulty, "easy"))
         asked = QuestionsConfig(

@@ -18,7 +18,9 @@ from turntree.core.protocols import Environment
 from turntree.core.tree import NodeKind, RolloutTree
 from turntree.domains import skills
 from turntree.domains.household.world import NOTHING_HAPPENS
+from turntree.logs.trees import KeptTree
 from turntree.observe.files import write_json
+from turntree.observe.jsonl import write_lines
 from turntree.observe.run import progress
 from turntree.observe.statistics import wilson
 from turntree.rollouts.episodes import EpisodeConfig, grow
@@ -33,7 +35,8 @@ SCHEMA = "turntree.evaluation/1"
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig:
     """`temperature` is that of the sampled episodes; `greedy` adds a greedy pass. `samples` episodes a game. With
-    `questions` those held out of them are asked instead of any game."""
+    `questions` those held out of them are asked instead of any game. `keep_trees` writes all episodes, tokens
+    included."""
 
     model: str = "default"
     games: GamesConfig = field(default_factory=GamesConfig)
@@ -46,6 +49,7 @@ class EvaluateConfig:
     max_context: int = 4096
     skills_per_kind: int = 100
     seed: int = 0
+    keep_trees: bool = False
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
@@ -54,17 +58,24 @@ class EvaluateConfig:
 
 
 def evaluate(config: EvaluateConfig, out: Path | None = None) -> dict[str, Any]:
-    """Play and write `out` (evaluation JSON); returns the same value."""
+    """Play and write `out` (evaluation JSON); returns the same value. With `keep_trees` the trees of all episodes are
+    written beside it, as `NAME.trees.jsonl`."""
+    if config.keep_trees and out is None:
+        raise ConfigError("needs a file to lie beside", field="keep_trees", hint="name one with --out")
     policy = load_policy(config.model, config.device)
-    result = evaluate_policy(policy, config)
+    kept: list[KeptTree] = []
+    result = evaluate_policy(policy, config, kept)
     if out is not None:
         write_json(out, result)
+        if config.keep_trees:
+            write_lines(out.with_suffix(".trees.jsonl"), (tree.to_json() for tree in kept))
     return result
 
 
-def evaluate_policy(policy: Policy, config: EvaluateConfig) -> dict[str, Any]:
+def evaluate_policy(policy: Policy, config: EvaluateConfig, kept: list[KeptTree] | None = None) -> dict[str, Any]:
+    """The evaluation as a value. The trees of its episodes are added to `kept`."""
     with open_arena(config.games, config.questions) as arena:
-        sampled, cost = play(policy, arena.held_out, config, config.temperature, config.samples)
+        sampled, cost = play(policy, arena.held_out, config, config.temperature, config.samples, kept=kept)
         result: dict[str, Any] = {
             "schema": SCHEMA,
             "config": to_mapping(config),
@@ -74,7 +85,7 @@ def evaluate_policy(policy: Policy, config: EvaluateConfig) -> dict[str, Any]:
         if arena.read:
             result["questions"] = list(arena.read)
         if config.greedy:
-            result["greedy"], more = play(policy, arena.held_out, config, 0.0, 1)
+            result["greedy"], more = play(policy, arena.held_out, config, 0.0, 1, kept=kept)
             cost += more
     if config.skills_per_kind:
         result["retention"], more = retention(policy, config.skills_per_kind, config.seed)
@@ -91,8 +102,10 @@ def play(
     samples: int,
     *,
     quiet: bool = False,
+    kept: list[KeptTree] | None = None,
 ) -> tuple[dict[str, Any], Cost]:
-    """Success over all episodes with Wilson intervals, overall and per task type, and every outcome."""
+    """Success over all episodes with Wilson intervals, overall and per task type, and every outcome; the trees are
+    added to `kept`."""
     sampling = Sampling(temperature=temperature, max_tokens=config.max_tokens)
     episodes = EpisodeConfig(max_turns=config.max_turns, max_context=config.max_context, sampling=sampling)
     what = "greedy games" if temperature == 0 else "sampled games"
@@ -106,6 +119,8 @@ def play(
             seed=config.seed,
             finished=bar.update,
         )
+    if kept is not None:
+        kept += [_kept(temperature, *each) for each in zip(range(len(grown)), environments, grown, strict=True)]
     outcomes = [
         _outcome(environment, tree, rewards) for environment, (tree, rewards) in zip(environments, grown, strict=True)
     ]
@@ -123,6 +138,19 @@ def play(
         "outcomes": outcomes,
     }
     return summary, sum((tree.cost for tree, _ in grown), NO_COST)
+
+
+def _kept(temperature: float, number: int, environment: Environment, grown: tuple[RolloutTree, Rewards]) -> KeptTree:
+    tree, rewards = grown
+    return KeptTree(
+        id=f"{'sampled' if temperature else 'greedy'}.{number}",
+        iteration=0,
+        tree=tree,
+        rewards=rewards,
+        task_type=getattr(environment, "task_type", None),
+        tools=tuple(environment.tools),
+        meta={"temperature": temperature},
+    )
 
 
 def _outcome(environment: Environment, tree: RolloutTree, rewards: Rewards) -> dict[str, Any]:

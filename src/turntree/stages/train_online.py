@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,14 @@ from turntree.branching.config import BranchConfig, build_brancher
 from turntree.core.config import to_mapping
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError
+from turntree.core.labels import Credit
 from turntree.core.protocols import Gate
 from turntree.engines.checkpoint import save_model
 from turntree.environments.processes import ProcessPoolConfig
 from turntree.gates.compose import RandomGate
 from turntree.gates.config import GateConfig, build_gate
-from turntree.logs.groups import LoggedGroup
-from turntree.logs.rollouts import FILE_NAME, append_groups, group_from_tree
-from turntree.observe.files import writing
+from turntree.logs import rollouts, trees
+from turntree.logs.trees import KeptTree
 from turntree.observe.run import RunDirectory, open_run, progress
 from turntree.rollouts.groups import GrownGroup
 from turntree.stages.arena import Arena, open_arena
@@ -32,7 +31,7 @@ from turntree.training.head import vocabulary_size
 from turntree.training.isolation import check_path_isolation
 from turntree.training.online import OnlineConfig, Parts, TrainedOnline, train_online
 
-GATE_LOG, BRANCH_LOG, HELD_OUT = "gate.jsonl", "branches.jsonl", "held_out.jsonl"
+GATE_LOG, HELD_OUT = "gate.jsonl", "held_out.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +48,8 @@ class TrainOnlineConfig:
     `held_out_temperature` (0: greedily) every `train.check_every` iterations. With `questions` these are asked instead
     of any game. `gate` and `random_cut` exclude each other. `branching` needs `train.rollouts.initial_rollouts` below
     the group size. `environments` says where games are stepped: in worker processes, which are killed and rebuilt where
-    they hang or die, or (`workers` 0) in this one; that changes no result."""
+    they hang or die, or (`workers` 0) in this one; that changes no result. `keep_trees`: of how many iterations, spread
+    evenly, whole trees are written (None: all; 0: none)."""
 
     model: str = "default"
     games: GamesConfig = field(default_factory=lambda: GamesConfig(split="train", count=400))
@@ -61,6 +61,7 @@ class TrainOnlineConfig:
     branching: BranchConfig | None = None
     gate: GateConfig | None = None
     random_cut: RandomCutConfig | None = None
+    keep_trees: int | None = None
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     device: Device = field(default_factory=Device)
     environments: ProcessPoolConfig = field(default_factory=lambda: ProcessPoolConfig(workers=0))
@@ -69,6 +70,7 @@ class TrainOnlineConfig:
         self.device.check_trainable()
         if self.held_out_samples < 1:
             raise ConfigError("must be at least 1", field="held_out_samples")
+        trees.check_keep(self.keep_trees)
         if self.gate is not None and self.random_cut is not None:
             raise ConfigError("excludes gate", field="random_cut", hint="set one of them to null")
         self._check_branching()
@@ -105,12 +107,12 @@ class TrainOnlineConfig:
 
 def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
     """Train; the policy lies in `out/model`, the curves in `out/metrics.jsonl`, every group that was played in
-    `out/rollouts.jsonl` (what `turntree audit` and `turntree gate calibrate` read), what the gate saw and said in
-    `out/gate.jsonl`, the brancher in `out/branches.jsonl`, held-out outcomes by task in `out/held_out.jsonl`, the bill
-    in `out/cost.json`."""
+    `out/rollouts.jsonl` (what `turntree audit` and `turntree gate calibrate` read), whole trees in `out/trees.jsonl`,
+    what the gate saw and said in `out/gate.jsonl`, held-out outcomes by task in `out/held_out.jsonl`, the bill in
+    `out/cost.json`."""
     policy = load_policy(config.model, config.device)
     check_path_isolation(policy.model)
-    logs = (FILE_NAME, GATE_LOG, BRANCH_LOG, HELD_OUT)
+    logs = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
     with (
         open_arena(config.held_out, config.questions, train=config.games, workers=config.environments) as arena,
         open_run(
@@ -129,6 +131,9 @@ def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = 
         "forks": rows[-1]["trees"]["forks"],
         "questions": list(arena.read),
         "saved": trained.savings.counts(),
+        "trees_bytes_per_trained_token": trees.bytes_per_trained_token(
+            run.path, rows, config.train.iterations, config.keep_trees
+        ),
         "cost": trained.cost.counts(),
     }
 
@@ -161,8 +166,8 @@ def _train(run: RunDirectory, policy: Policy, arena: Arena, config: TrainOnlineC
             parts,
             config.train,
             log=log,
-            keep=lambda iteration, groups: _keep(run.path, iteration, groups),
-            check=_check(run.path, policy, arena, config),
+            keep=lambda *played: _keep(run, config, *played),
+            check=_check(run, policy, arena, config),
             checkpoints=checkpoints,
         )
     save_model(policy.model, policy.tokenizer, run.model)
@@ -171,48 +176,54 @@ def _train(run: RunDirectory, policy: Policy, arena: Arena, config: TrainOnlineC
     return trained
 
 
-def _keep(folder: Path, iteration: int, groups: Sequence[GrownGroup]) -> None:
-    """Append the groups to the rollout log, and what the gate last said of them to its own."""
-    logged = [
-        group_from_tree(
-            group.tree,
-            group.rewards,
-            id=f"{iteration}.{number}",
-            iteration=iteration,
-            task_type=getattr(group.task, "task_type", None),
-        )
-        for number, group in enumerate(groups)
+def _keep(
+    run: RunDirectory,
+    config: TrainOnlineConfig,
+    iteration: int,
+    groups: Sequence[GrownGroup],
+    credits: Sequence[Credit | None],
+) -> None:
+    """Append the groups to the rollout log, their trees where the iteration's are kept, and what the gate last said."""
+    kept = [
+        _kept_tree(f"{iteration}.{number}", iteration, group, credit)
+        for number, (group, credit) in enumerate(zip(groups, credits, strict=True))
     ]
-    append_groups(folder / FILE_NAME, logged)
+    run.append(rollouts.FILE_NAME, (rollouts.group_to_json(tree.group()) for tree in kept))
+    if trees.is_kept(iteration, config.train.iterations, config.keep_trees):
+        run.append(trees.FILE_NAME, (tree.to_json() for tree in kept))
     said = [
         {
             "iteration": iteration,
-            "group": row.id,
-            "task": row.task,
-            "cut": group.cut,
-            "audited": group.decision.audited,
-            "reason": group.decision.reason,
-            "numbers": group.decision.numbers,
-            "rewards": [rollout.reward for rollout in row.rollouts],
+            "group": tree.id,
+            "task": tree.tree.task_id,
+            "cut": tree.cut,
+            **tree.meta["gate"],
+            "rewards": [rollout.reward for rollout in tree.group().rollouts],
         }
-        for group, row in zip(groups, logged, strict=True)
-        if group.decision is not None
+        for tree in kept
+        if "gate" in tree.meta
     ]
-    _append(folder / GATE_LOG, said)
-    _append(
-        folder / BRANCH_LOG, [row for group, log in zip(groups, logged, strict=True) for row in _branched(group, log)]
+    run.append(GATE_LOG, said)
+
+
+def _kept_tree(name: str, iteration: int, group: GrownGroup, credit: Credit | None) -> KeptTree:
+    said = group.decision
+    return KeptTree(
+        id=name,
+        iteration=iteration,
+        tree=group.tree,
+        rewards=group.rewards,
+        credit=credit,
+        task_type=getattr(group.task, "task_type", None),
+        tools=group.task.tools,
+        cut=group.cut,
+        meta={}
+        if said is None
+        else {"gate": {"audited": said.audited, "reason": said.reason, "numbers": dict(said.numbers)}},
     )
 
 
-def _branched(group: GrownGroup, logged: LoggedGroup) -> Iterator[dict[str, Any]]:
-    """What a brancher said of the group's turns, forks and passes, with the numbers that it saw."""
-    for decision in group.tree.decisions:
-        if decision.actor == "brancher":
-            said = {"action": decision.action, "reason": decision.reason, "numbers": decision.numbers}
-            yield {"iteration": logged.iteration, "group": logged.id, "task": logged.task, **said}
-
-
-def _check(folder: Path, policy: Policy, arena: Arena, config: TrainOnlineConfig):
+def _check(run: RunDirectory, policy: Policy, arena: Arena, config: TrainOnlineConfig):
     """Play of the held-out tasks, their outcomes kept task by task."""
     episodes = config.train.rollouts.episodes
     settings = EvaluateConfig(
@@ -227,19 +238,14 @@ def _check(folder: Path, policy: Policy, arena: Arena, config: TrainOnlineConfig
         summary, cost = play(
             policy, arena.held_out, settings, config.held_out_temperature, config.held_out_samples, quiet=True
         )
-        keep_held_out(folder, iteration, summary)
+        keep_held_out(run, iteration, summary)
         held_out = {name: summary[name] for name in ("success", "invalid_share", "turns_per_episode")}
         return {f"held_out_{name}": value for name, value in held_out.items()}, cost
 
     return check
 
 
-def keep_held_out(folder: Path, iteration: int, summary: dict[str, Any]) -> None:
+def keep_held_out(run: RunDirectory, iteration: int, summary: dict[str, Any]) -> None:
     """Append what every held-out task gave at the check after `iteration`."""
     rows = [{"iteration": iteration, "task": row["task"], "rewards": row["rewards"]} for row in summary["outcomes"]]
-    _append(folder / HELD_OUT, rows)
-
-
-def _append(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    with writing(path), path.open("a", encoding="utf-8") as handle:
-        handle.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+    run.append(HELD_OUT, rows)
