@@ -87,6 +87,7 @@
       group.cut === null ? (group.learned ? "learned from" : "not learned from") : `cut at turn ${group.cut}`,
     ];
     if (rewards.length > scored.length) told.push(`${rewards.length - scored.length} censored`);
+    if (data.unread) told.push(`${plural(data.unread, "line")} of the file could not be read`);
     if (data.left_out) told.push(`${plural(data.left_out, "earlier group")} not on this page`);
     at("summary").textContent = told.join(" · ");
     if (findBox.value) find();
@@ -157,6 +158,11 @@
     return list;
   }
 
+  const isMap = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
+  const flat = (value) => isMap(value)
+    ? Object.entries(value).flatMap(([name, inner]) => (isMap(inner) ? flat(inner) : [[name, inner]]))
+    : [["", value]];
+
   function showDetail(node) {
     detail.replaceChildren();
     const close = make("button", "close", "Close");
@@ -193,6 +199,9 @@
     if (node.entropies && node.entropies.length) pairs.push(["mean entropy", `${mean(node.entropies).toFixed(4)} nats a token`]);
     if (node.logprobs && node.logprobs.length) pairs.push(["log-probability", node.logprobs.reduce((sum, value) => sum + value, 0).toFixed(4)]);
     section("Facts", facts(pairs));
+    if (node.kind === "prompt") {
+      for (const [name, value] of Object.entries(group.meta)) section(name, facts(flat(value)));
+    }
     if (node.kind === "prompt" && group.tools.length) {
       section("Tools", make("pre", "", JSON.stringify(group.tools, null, 2)));
     }
