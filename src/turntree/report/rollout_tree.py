@@ -73,13 +73,14 @@ class TurnNode:
 @dataclass(frozen=True)
 class Leaf:
     """The end of a rollout. `parent` is its last turn that is drawn (None: it has none), `hidden` counts those after
-    it; `shared` its turns that an earlier rollout took too."""
+    it; `shared` its turns that an earlier rollout took too; `reason` is the verdict's."""
 
     row: int
     parent: int | None
     hidden: int
     shared: int
     rollout: LoggedRollout
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,8 @@ def tree_of(kept: KeptTree, max_rollouts: int = MAX_ROLLOUTS, max_turns: int | N
     """The tree by turns: one that forked half-way is each branch's own. Unless it is said how many turns are drawn, as
     many as fit, and more where a fork comes later."""
     tree, rollouts = kept.tree, kept.group().rollouts
-    paths = [[(nodes[-1].id, seen) for nodes, seen in turns_of(tree, leaf)] for leaf in depth_first(tree)]
+    ends = list(depth_first(tree))
+    paths = [[(nodes[-1].id, seen) for nodes, seen in turns_of(tree, leaf)] for leaf in ends]
     shared = _shared(paths[:max_rollouts])
     if max_turns is None:
         max_turns = max(FITTING_TURNS, min(MAX_TURNS, max(shared, default=0) + 1))
@@ -108,7 +110,8 @@ def tree_of(kept: KeptTree, max_rollouts: int = MAX_ROLLOUTS, max_turns: int | N
                 tokens = rollout.turn_tokens[at] if rollout.turn_tokens else 0
                 nodes.append(TurnNode(node, row, at + 1, parent, rollout.actions[at], seen, tokens))
             parent = places[node]
-        leaves.append(Leaf(row, parent, max(0, len(path) - max_turns), shared[row], rollout))
+        reason = kept.rewards.verdicts[ends[row]].reason
+        leaves.append(Leaf(row, parent, max(0, len(path) - max_turns), shared[row], rollout, reason))
     return DrawnTree(tuple(nodes), tuple(leaves), len(paths) - len(leaves))
 
 

@@ -128,7 +128,8 @@ def _ending(tree: DrawnTree, leaf: Leaf, mean: float) -> str:
         if leaf.hidden
         else ""
     )
-    stop = f"<title>{escape(f'rollout {leaf.row + 1} ended: {leaf.rollout.stop}')}</title>" if leaf.rollout.stop else ""
+    because = f" ({leaf.reason})" if leaf.reason else ""
+    stop = f"<title>{escape(f'rollout {leaf.row + 1} ended: {leaf.rollout.stop}{because}')}</title>"
     box = f'<rect x="{x}" y="{y - 14}" width="88" height="28" rx="14" fill="{fill}" stroke="{tint}"/>'
     text = f'<text x="{x + 44}" y="{y + 4}" fill="{tint}" font-size="12" font-weight="600" text-anchor="middle">{told}'
     return f"{edge}<g>{stop}{box}{text}</text></g>{hidden}"

@@ -158,11 +158,6 @@
     return list;
   }
 
-  const isMap = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
-  const flat = (value) => isMap(value)
-    ? Object.entries(value).flatMap(([name, inner]) => (isMap(inner) ? flat(inner) : [[name, inner]]))
-    : [["", value]];
-
   function showDetail(node) {
     detail.replaceChildren();
     const close = make("button", "close", "Close");
@@ -200,7 +195,8 @@
     if (node.logprobs && node.logprobs.length) pairs.push(["log-probability", node.logprobs.reduce((sum, value) => sum + value, 0).toFixed(4)]);
     section("Facts", facts(pairs));
     if (node.kind === "prompt") {
-      for (const [name, value] of Object.entries(group.meta)) section(name, facts(flat(value)));
+      const said = Object.entries(group.meta).filter(([, value]) => value === null || typeof value !== "object");
+      if (said.length) section("This group", facts(said));
     }
     if (node.kind === "prompt" && group.tools.length) {
       section("Tools", make("pre", "", JSON.stringify(group.tools, null, 2)));
