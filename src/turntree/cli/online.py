@@ -16,6 +16,7 @@ from turntree.cli.common import (
     environment_option,
     finish,
     json_option,
+    keep_trees_option,
     log_option,
     set_option,
 )
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     help="A function that judges episodes, as module:function=0.5 (repeatable). Their sum replaces the reward of the "
     "environment, which is the reward 'environment'.",
 )
+@keep_trees_option
 @click.option("--seed", default=0, show_default=True)
 @click.option("--overwrite", is_flag=True, help="Start anew where a run lies already.")
 @log_option
@@ -123,6 +125,7 @@ def _config(chosen: Any) -> TrainOnlineConfig:
         estimator=None if chosen.estimator is None else Part(chosen.estimator),
         rewards=tuple(map(parse_reward, chosen.rewards)),
         loggers=tuple(map(Part, chosen.loggers)),
+        keep_trees=chosen.keep_trees,
     )
 
 

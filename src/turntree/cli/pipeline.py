@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from turntree.cli.common import configured, finish, json_option, log_option, set_option
+from turntree.cli.common import configured, finish, json_option, keep_trees_option, log_option, set_option
 from turntree.core.config import Part
 from turntree.core.errors import InputError
 
@@ -250,6 +250,7 @@ def train() -> None:
 @click.option("--learning-rate", default=1e-5, show_default=True, help="The embedded tiny policy wants 5e-4.")
 @click.option("--kl", default=0.02, show_default=True, help="Coefficient of the KL penalty to the frozen start.")
 @click.option("--max-tokens", default=256, show_default=True, help="Longest completion; longer ones are cut.")
+@keep_trees_option
 @click.option("--seed", default=0, show_default=True)
 @click.option("--allow-stale", is_flag=True, help="Accept pivots of another policy, sampling or verifier.")
 @click.option("--overwrite", is_flag=True, help="Start anew where a run lies already.")
@@ -267,6 +268,7 @@ def pivot(
     learning_rate: float,
     kl: float,
     max_tokens: int,
+    keep_trees: int | None,
     seed: int,
     allow_stale: bool,
     overwrite: bool,
@@ -300,6 +302,7 @@ def pivot(
         traces=traces,
         verifier="strict" if strict else verifier,
         allow_stale=allow_stale,
+        keep_trees=keep_trees,
         train=training,
         loggers=tuple(map(Part, loggers)),
     )

@@ -62,7 +62,7 @@ class RunDirectory:
     def append(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
         """Add rows to one of `logs`; they are on disk when this returns, so that no checkpoint outlives them."""
         with files.writing(self.path / name), (self.path / name).open("a", encoding="utf-8") as handle:
-            handle.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+            handle.writelines(files.json_line(row, allow_nan=False) for row in rows)
             handle.flush()
             os.fsync(handle.fileno())
 
