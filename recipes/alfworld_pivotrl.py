@@ -19,6 +19,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from turntree.core.completion import Sampling
+from turntree.core.config import Part
 from turntree.observe.files import read_json, read_table
 from turntree.observe.statistics import clustered_wilson
 from turntree.profiling import profile as profiling
@@ -123,7 +124,7 @@ def train(options: argparse.Namespace, arm: str, seed: int) -> Path:
         rl = TrainPivotConfig(
             pivots=str(folder / f"{selection}.jsonl"),
             model=str(options.base),
-            verifier=verifier,
+            verifier=None if verifier is None else Part(verifier),
             train=replace(TRAIN, seed=seed),
         )
         train_pivot.run_train_pivot(rl, out)

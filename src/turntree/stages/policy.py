@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -9,7 +11,9 @@ from typing import Literal
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turntree.core.errors import ConfigError
+from turntree.core.protocols import StreamingEngine
 from turntree.engines.checkpoint import load_model, load_tokenizer, policy_hash, template_hash, tokenizer_hash
+from turntree.engines.endpoint import EndpointConfig, EndpointEngine
 from turntree.engines.hf import HFEngine
 from turntree.engines.limits import EngineConfig
 from turntree.renderers.template import ChatRenderer
@@ -68,6 +72,33 @@ class Policy:
         """The policy to stay near, for the KL term: with an adapter its base, at no memory; otherwise a frozen copy of
         the weights as they are now, so ask before training starts."""
         return frozen_reference(self.model)
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """A policy as those see it who only sample from it, in this process or on a server. `identity` names its weights
+    as far as they are known, its tokenizer and its chat template."""
+
+    engine: StreamingEngine
+    renderer: ChatRenderer
+    identity: dict[str, str]
+
+    def forget(self) -> None:
+        """Drop what the engine has kept, so that what is sampled next depends on nothing before."""
+        self.engine.weights_changed(self.engine.policy_version)
+
+
+@contextlib.contextmanager
+def open_speaker(model: str, endpoint: EndpointConfig | None, device: Device) -> Iterator[Speaker]:
+    """The policy `model`, or what a server serves by that name."""
+    if endpoint is None:
+        policy = load_policy(model, device)
+        yield Speaker(policy.engine, policy.renderer, policy.identity)
+        return
+    tokenizer = load_tokenizer(endpoint.tokenizer)
+    renderer = ChatRenderer(tokenizer)
+    with EndpointEngine(endpoint, model, tokenizer, renderer.stop_ids) as engine:
+        yield Speaker(engine, renderer, identity_of(engine.identity, tokenizer))
 
 
 def resolve(source: str) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from turntree.core.errors import InputError
@@ -41,6 +41,9 @@ class HouseholdEnvironment:
         result = self._state.step(action.content.strip())
         answer = (Message("user", result.observation),)
         return Observation(answer, done=result.won, success=True if result.won else None)
+
+    def state(self) -> Hashable:
+        return self._state.key()
 
     def fork(self) -> HouseholdEnvironment:
         return HouseholdEnvironment(self._game, self._state.fork())
