@@ -124,7 +124,7 @@ def train(options: argparse.Namespace, arm: str, seed: int) -> Path:
         rl = TrainPivotConfig(
             pivots=str(folder / f"{selection}.jsonl"),
             model=str(options.base),
-            verifier=verifier,
+            verifier=None if verifier is None else Part(verifier),
             train=replace(TRAIN, seed=seed),
         )
         train_pivot.run_train_pivot(rl, out)

@@ -61,7 +61,7 @@ def test_strict_and_random_baselines_are_one_flag_each(turntree, household, tmp_
     turntree("select", household / "profile.jsonl", "--rule", "random", "--out", tmp_path / "random.jsonl")
     turntree("train", "pivot", tmp_path / "random.jsonl", "--strict", "--out", tmp_path / "run", *TRAIN)
     config = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
-    assert config["verifier"] == "strict"
+    assert config["verifier"] == {"name": "strict"}
 
 
 def test_sft_lowers_the_loss_on_its_traces(turntree, household, tmp_path):

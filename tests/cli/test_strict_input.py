@@ -98,15 +98,14 @@ def test_a_pivots_file_runs_no_code(turntree, household, tmp_path):
     assert (tmp_path / "mark").exists()
 
 
-def test_the_leniency_of_tool_call_is_asked_for_by_its_name():
-    from turntree.core.errors import InputError
-    from turntree.stages.verifier import is_shipped, resolve_verifier
-
-    name = "tool_call+messages=any+ignore_case"
-    assert resolve_verifier(name).name == "tool_call/1+messages=any+ignore_case" and is_shipped(name)
-    for wrong in ("tool_call+messages", "tool_call+case", "tool_call+ignore_case=1", "tool_call+messages=some"):
-        with pytest.raises(InputError):
-            resolve_verifier(wrong)
+def test_the_leniency_of_tool_call_is_asked_for_by_its_options(turntree, household, tmp_path):
+    shape = ("rescore", household / "profile.jsonl", "--verifier", "tool_call", "--out", tmp_path / "p.jsonl")
+    turntree(*shape, "--set", "verifier.messages=any", "--set", "verifier.ignore_case=true")
+    header = json.loads((tmp_path / "p.jsonl").read_text().splitlines()[0])
+    assert header["verifier"] == "tool_call/1+messages=any+ignore_case"
+    assert header["config"]["verifier"] == {"name": "tool_call", "messages": "any", "ignore_case": True}
+    assert "did you mean 'ignore_case'?" in turntree.error(*shape, "--set", "verifier.ignorecase=true")
+    assert "is not of type bool" in turntree.error(*shape, "--set", "verifier.ignore_case=1")
 
 
 # the last catch

@@ -82,11 +82,11 @@ def write_profile_file(path: Path) -> None:
         draft.add([Sample(state.demonstration), Sample(wrong), Sample(None, fault="lost"), cut])
         rows.append(json.loads(json.dumps(draft.finish(4, NO_COST).to_json())))
         tally.add(rows[-1])
-    from turntree.core.config import to_mapping
+    from turntree.core.config import Part, to_mapping
     from turntree.profiling.profile import ProfileConfig
     from turntree.stages.profile import ProfileStageConfig
 
-    config = ProfileStageConfig(traces=str(traces), verifier="strict", profile=ProfileConfig(rollouts=4))
+    config = ProfileStageConfig(traces=str(traces), verifier=Part("strict"), profile=ProfileConfig(rollouts=4))
     header = {
         "config": to_mapping(config),
         "policy_hash": "0123",
@@ -119,11 +119,12 @@ def read_as_store(path: Path) -> object:
 
 
 def read_by_rescoring(path: Path) -> object:
+    from turntree.core.config import Part
     from turntree.stages.rescore import RescoreConfig, run_rescore
 
     traces = str(path.parent / "traces.jsonl")
     out = path.with_name("rescored.jsonl")
-    return run_rescore(RescoreConfig(profile=str(path), verifier="strict", traces=traces), out, overwrite=True)
+    return run_rescore(RescoreConfig(profile=str(path), verifier=Part("strict"), traces=traces), out, overwrite=True)
 
 
 def write_pivots_file(path: Path) -> None:

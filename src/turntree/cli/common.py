@@ -132,6 +132,17 @@ def configured(config: T, overrides: tuple[str, ...]) -> T:
     return parts.resolved(with_overrides(config, values))
 
 
+def endpoint_of(url: str | None, tokenizer: str | None) -> Any:
+    """The server that --endpoint and --tokenizer name, if any."""
+    if url is None:
+        return None
+    if tokenizer is None:
+        raise InputError("is missing", field="--tokenizer", hint="--endpoint needs the tokenizer of the served model")
+    from turntree.engines.endpoint import EndpointConfig
+
+    return EndpointConfig(url=url, tokenizer=tokenizer)
+
+
 def finish(result: dict[str, Any], json_path: str | None, lines: list[str]) -> None:
     """Print `lines` for a person (on standard error when JSON goes to standard output) and write the JSON."""
     for line in lines:

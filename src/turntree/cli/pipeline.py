@@ -7,12 +7,21 @@ from typing import Any
 
 import click
 
-from turntree.cli.common import configured, finish, json_option, keep_trees_option, log_option, set_option
+from turntree.cli.common import (
+    configured,
+    endpoint_of,
+    finish,
+    json_option,
+    keep_trees_option,
+    log_option,
+    set_option,
+)
 from turntree.core.config import Part
 from turntree.core.errors import InputError
 
 MODEL_HELP = "A folder in Hugging Face format, or an embedded tiny policy: 'default', 'qa'."
-VERIFIER_HELP = "household, tool_call (+messages=any+ignore_case), strict, or module:function of your own."
+VERIFIER_HELP = "household, tool_call, strict, executed, or module:function. Options: --set verifier.KEY=VALUE."
+ENVIRONMENT_HELP = "Where the traces were played, as they name it: for --verifier executed."
 
 
 @click.command(short_help="Fine-tune on traces: the baseline.")
@@ -62,6 +71,7 @@ def sft(
 @click.option("--traces", required=True, help="A traces file.")
 @click.option("--model", default="default", show_default=True, help=MODEL_HELP)
 @click.option("--verifier", default="household", show_default=True, help=VERIFIER_HELP)
+@click.option("--environment", default=None, help=ENVIRONMENT_HELP)
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The profile to write (JSONL).")
 @click.option("--rollouts", default=16, show_default=True, help="K local rollouts of every candidate.")
 @click.option("--adaptive", is_flag=True, help="Stop a candidate early where K rollouts would select no differently.")
@@ -80,6 +90,7 @@ def profile(
     traces: str,
     model: str,
     verifier: str,
+    environment: str | None,
     out: Path,
     rollouts: int,
     adaptive: bool,
@@ -114,12 +125,13 @@ def profile(
     base = ProfileStageConfig(
         traces=traces,
         model=model,
-        verifier=verifier,
+        verifier=Part(verifier),
+        environment=_part(environment),
         split=split,
         limit=limit,
         reuse=reuse,
         profile=profiling,
-        endpoint=_endpoint(endpoint, tokenizer),
+        endpoint=endpoint_of(endpoint, tokenizer),
     )
     result = run_profile(configured(base, overrides), out, overwrite=overwrite)
     finish(result, json_path, _profile_lines(result, out))
@@ -128,12 +140,21 @@ def profile(
 @click.command(short_help="Judge a profile anew: another verifier, the same samples.")
 @click.argument("profile", type=click.Path(path_type=Path))
 @click.option("--verifier", required=True, help=VERIFIER_HELP)
+@click.option("--environment", default=None, help=ENVIRONMENT_HELP)
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The profile to write (JSONL).")
 @click.option("--traces", default=None, help="Where the traces are now, if not where the profile says.")
 @click.option("--overwrite", is_flag=True, help="Start anew where another re-scoring was interrupted.")
+@set_option
 @json_option
 def rescore(
-    profile: Path, verifier: str, out: Path, traces: str | None, overwrite: bool, json_path: str | None
+    profile: Path,
+    verifier: str,
+    environment: str | None,
+    out: Path,
+    traces: str | None,
+    overwrite: bool,
+    overrides: tuple[str, ...],
+    json_path: str | None,
 ) -> None:
     """Judge the samples of a profile with another verifier: what profiling with it would have found, for free.
 
@@ -142,20 +163,13 @@ def rescore(
     """
     from turntree.stages.rescore import RescoreConfig, run_rescore
 
-    result = run_rescore(
-        RescoreConfig(profile=str(profile), verifier=verifier, traces=traces), out, overwrite=overwrite
-    )
+    base = RescoreConfig(profile=str(profile), verifier=Part(verifier), environment=_part(environment), traces=traces)
+    result = run_rescore(configured(base, overrides), out, overwrite=overwrite)
     finish(result, json_path, _profile_lines(result, out))
 
 
-def _endpoint(url: str | None, tokenizer: str | None) -> Any:
-    if url is None:
-        return None
-    if tokenizer is None:
-        raise InputError("is missing", field="--tokenizer", hint="--endpoint needs the tokenizer of the served model")
-    from turntree.engines.endpoint import EndpointConfig
-
-    return EndpointConfig(url=url, tokenizer=tokenizer)
+def _part(name: str | None) -> Part | None:
+    return None if name is None else Part(name)
 
 
 def _profile_lines(result: dict[str, Any], out: Path) -> list[str]:
@@ -243,6 +257,7 @@ def train() -> None:
 @click.argument("pivots")
 @click.option("--model", default="default", show_default=True, help=MODEL_HELP)
 @click.option("--verifier", default=None, help="Default: that of the profile; code of your own is named again.")
+@click.option("--environment", default=None, help=ENVIRONMENT_HELP)
 @click.option("--strict", is_flag=True, help="Baseline: reward only the demonstrated action (Eq. 2).")
 @click.option("--traces", default=None, help="Where the traces are now, if not where the profile says.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The run directory to write.")
@@ -261,6 +276,7 @@ def pivot(
     pivots: str,
     model: str,
     verifier: str | None,
+    environment: str | None,
     strict: bool,
     traces: str | None,
     out: Path,
@@ -300,7 +316,8 @@ def pivot(
         pivots=pivots,
         model=model,
         traces=traces,
-        verifier="strict" if strict else verifier,
+        verifier=_part("strict" if strict else verifier),
+        environment=_part(environment),
         allow_stale=allow_stale,
         keep_trees=keep_trees,
         train=training,

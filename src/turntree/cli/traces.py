@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from turntree.cli.common import configured, finish, json_option, set_option
+from turntree.cli.common import configured, endpoint_of, finish, json_option, set_option
 
 
 @click.group(short_help="Make or import expert traces.")
@@ -72,6 +72,79 @@ def qa(out: Path, count: int, slips: float, seed: int, overrides: tuple[str, ...
     config = configured(QaTracesConfig(count=count, slips=slips, seed=seed), overrides)
     result = make_traces(config, out)
     finish(result, json_path, [f"{result.get('traces', 0)} traces, {result.get('turns', 0)} turns -> {out}"])
+
+
+@traces.command("record", short_help="A policy's own episodes in an environment.")
+@click.option("--environment", required=True, help="A registered environment, or module:object of your own.")
+@click.option("--model", default="default", show_default=True, help="A folder in Hugging Face format, or embedded.")
+@click.option("--endpoint", default=None, metavar="URL", help="Sample from a server of --model, such as vLLM.")
+@click.option("--tokenizer", default=None, help="With --endpoint: a folder with the tokenizer of that model.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The traces file to write (JSONL).")
+@click.option("--split", type=click.Choice(["train", "dev", "test"]), default="train", show_default=True)
+@click.option("--count", default=100, show_default=True, help="How many tasks of the split.")
+@click.option("--samples", default=1, show_default=True, help="Episodes of each task.")
+@click.option("--only", type=click.Choice(["all", "successes"]), default="all", show_default=True)
+@click.option("--max-turns", default=30, show_default=True)
+@click.option("--max-tokens", default=256, show_default=True, help="Longest turn; longer ones are cut.")
+@click.option("--temperature", default=1.0, show_default=True)
+@click.option("--task-seed", default=0, show_default=True, help="Draws the tasks.")
+@click.option("--seed", default=0, show_default=True, help="Draws the episodes.")
+@click.option("--overwrite", is_flag=True, help="Start anew where another recording was interrupted.")
+@set_option
+@json_option
+def record(
+    environment: str,
+    model: str,
+    endpoint: str | None,
+    tokenizer: str | None,
+    out: Path,
+    split: str,
+    count: int,
+    samples: int,
+    only: Any,
+    max_turns: int,
+    max_tokens: int,
+    temperature: float,
+    task_seed: int,
+    seed: int,
+    overwrite: bool,
+    overrides: tuple[str, ...],
+    json_path: str | None,
+) -> None:
+    """Play tasks of an environment and keep the episodes as traces, with rewards, success and tool errors.
+
+    A recording that was interrupted goes on when the same command is run again.
+
+    \b
+    Example: turntree traces record --environment my_game:tasks --count 200 --out runs/traces.jsonl
+             turntree traces record --environment my_game:tasks --endpoint http://localhost:8000/v1
+             --model my-model --tokenizer models/my-model --only successes --out runs/traces.jsonl
+    """
+    from turntree.core.completion import Sampling
+    from turntree.core.config import Part
+    from turntree.rollouts.live import EpisodeConfig
+    from turntree.stages.record import RecordConfig, record_traces
+
+    sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
+    base = RecordConfig(
+        environment=Part(environment),
+        model=model,
+        endpoint=endpoint_of(endpoint, tokenizer),
+        split=split,
+        count=count,
+        task_seed=task_seed,
+        samples=samples,
+        only=only,
+        episodes=EpisodeConfig(max_turns=max_turns, sampling=sampling),
+        seed=seed,
+    )
+    result = record_traces(configured(base, overrides), out, overwrite=overwrite)
+    dropped = {key: value for key, value in result.items() if key.startswith("dropped")}
+    line = (
+        f"{result['traces']} traces of {result['tasks']} tasks, {result['successes']} successes, "
+        f"{result['tool_errors']} tool errors -> {out}"
+    )
+    finish(result, json_path, [line, *([f"left out: {dropped}"] if dropped else [])])
 
 
 @traces.command("import", short_help="Chat-format JSONL and other logs.")

@@ -46,7 +46,7 @@ class Part:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
     @classmethod
-    def from_value(cls, value: Any, field: str) -> Part:
+    def from_value(cls, value: Any, field: str, path: str | Path | None = None) -> Part:
         """A name alone, or the mapping. Raises `ConfigError` for anything else."""
         if isinstance(value, Part):
             return value
@@ -56,7 +56,7 @@ class Part:
             row = cast("Mapping[Any, Any]", value)
             if isinstance(row.get("name"), str):
                 return cls(row["name"], {str(key): item for key, item in row.items() if key != "name"})
-        raise ConfigError("names no part", field=field, hint='write a name, or {"name": ..., KEY: VALUE}')
+        raise ConfigError("names no part", path=path, field=field, hint='write a name, or {"name": ..., KEY: VALUE}')
 
 
 def from_mapping(cls: type[T], values: Mapping[str, Any], *, path: str | Path | None = None) -> T:
@@ -141,7 +141,7 @@ def unknown_key(key: str, known: Iterable[str], *, field: str, path: str | Path 
 
 def _convert(hint: Any, value: Any, path: str | Path | None, field: str) -> Any:
     if hint is Part:
-        return Part.from_value(value, field)
+        return Part.from_value(value, field, path)
     if hint is Any or (hint is str and type(value) is str):
         return value
     origin, arguments = _parts(hint)

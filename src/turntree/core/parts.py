@@ -48,7 +48,7 @@ class Kind:
 KINDS: dict[str, Kind] = {
     "environments": Kind("environment", ("split", "count", "seed", "model")),
     "policies": Kind("policy"),
-    "verifiers": Kind("verifier", plain=True),
+    "verifiers": Kind("verifier", ("environment",), plain=True),
     "rewards": Kind("reward", plain=True),
     "gates": Kind("gate", ("seed",)),
     "filters": Kind("filter", ("seed",)),

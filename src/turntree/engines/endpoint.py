@@ -59,6 +59,11 @@ class EndpointConfig:
             raise ConfigError("impossible endpoint settings", field="endpoint", hint="concurrency >= 1, timeout > 0")
 
 
+def connection_free(config: EndpointConfig | None) -> dict[str, Any] | None:
+    """What of it decides the completions; how a server is reached does not."""
+    return None if config is None else {"tokenizer": config.tokenizer, "max_context": config.max_context}
+
+
 class EndpointEngine:
     """`core.protocols.StreamingEngine` over a server. Use it as a context manager, or `close` it.
 
@@ -81,6 +86,7 @@ class EndpointEngine:
         self.exact = True
         self.max_context = config.max_context or _context_of(tokenizer, Path(config.tokenizer))
         self._config, self._model, self._tokenizer, self._vocabulary = config, model, tokenizer, len(tokenizer)
+        self._known = max(tokenizer.get_vocab().values()) + 1
         self._version, self._next = 0, 0
         self._open: dict[int, concurrent.futures.Future[Completion]] = {}
         self._client = openai.AsyncOpenAI(
@@ -173,8 +179,20 @@ class EndpointEngine:
                 problem = f"the server refuses the request (HTTP {status}: {_words_of(error)})"
                 raise InputError(problem, path=self._config.url, hint=_ADVICE.get(status, _CHECK)) from error
             return Finished(ticket=ticket, fault=_one_line(f"{type(error).__name__}: {_words_of(error)}"))
+        self._check_vocabulary(completion)
         cost = dataclasses.replace(completion.cost, engine_seconds=seconds)
         return Finished(ticket=ticket, completion=dataclasses.replace(completion, cost=cost))
+
+    def _check_vocabulary(self, completion: Completion) -> None:
+        """Raise `ConfigError` for a token that the tokenizer does not know: it is another model's, and what it reads is
+        not what the server said."""
+        largest = max(completion.token_ids)
+        if largest >= self._known:
+            raise ConfigError(
+                f"knows {self._known:,} tokens, and the server answers with token {largest:,}",
+                field="endpoint.tokenizer",
+                hint=f"name the folder with the tokenizer of {self._model!r} (--tokenizer)",
+            )
 
     # one request
 

@@ -165,6 +165,11 @@ class Replayed:
         self._episode.answers.append(observation)
         return observation
 
+    def state(self) -> Any:
+        """The environment's own `state()`, where it has one."""
+        own = getattr(self._running, "state", None)
+        return own() if callable(own) else None
+
     def fork(self) -> Replayed:
         twin = Replayed(self._fresh)
         deque(replay(twin, self._episode), maxlen=0)

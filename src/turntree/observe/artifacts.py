@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from turntree.core.config import Between, from_mapping
+from turntree.core.config import Between, Part, from_mapping
 from turntree.core.cost import Cost
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
@@ -182,7 +182,8 @@ class ProfileHeader:
     timing: dict[str, Annotated[float, Between(0)]] = field(default_factory=dict[str, float])
 
     def __post_init__(self) -> None:
-        _check_texts("config", self.config, ("traces", "verifier", "split"))
+        _check_texts("config", self.config, ("traces", "split"))
+        Part.from_value(self.config.get("verifier"), "config.verifier")
         _check_count("summary", self.summary, "candidates")
         skipped = self.summary.get("skipped_turns", {})
         if not isinstance(skipped, dict) or not all(type(count) is int for count in skipped.values()):
@@ -213,15 +214,15 @@ class Pivot:
 
 @dataclass(frozen=True, kw_only=True)
 class PivotsHeader:
-    """`verifier_source` is the name by which the profile's verifier was asked for; code of a user's own is named there
-    and never run for that."""
+    """`verifier_source` is the verifier as the profile was asked for it; code of a user's own is named there and never
+    run for that."""
 
     config: dict[str, Any]
     policy_hash: str
     verifier: str
     traces_hash: str
     traces: str
-    verifier_source: str
+    verifier_source: Part
     split: str
     summary: dict[str, Any]
     tokenizer_hash: str

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -11,7 +13,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError
+from turntree.core.protocols import StreamingEngine
 from turntree.engines.checkpoint import load_model, load_tokenizer, policy_hash, template_hash, tokenizer_hash
+from turntree.engines.endpoint import EndpointConfig, EndpointEngine
 from turntree.engines.hf import HFEngine
 from turntree.engines.limits import EngineConfig
 from turntree.renderers.template import ChatRenderer
@@ -74,6 +78,33 @@ def policy_name(model: str, environment: Part) -> str:
     """The name or folder of the policy that plays: "default" is the one that the environment registered under its own
     name, where it did (`turntree.policies`)."""
     return environment.name if model == DEFAULT and environment.name in parts.names("policies") else model
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """A policy as those see it who only sample from it, in this process or on a server. `identity` names its weights
+    as far as they are known, its tokenizer and its chat template."""
+
+    engine: StreamingEngine
+    renderer: ChatRenderer
+    identity: dict[str, str]
+
+    def forget(self) -> None:
+        """Drop what the engine has kept, so that what is sampled next depends on nothing before."""
+        self.engine.weights_changed(self.engine.policy_version)
+
+
+@contextlib.contextmanager
+def open_speaker(model: str, endpoint: EndpointConfig | None, device: Device) -> Iterator[Speaker]:
+    """The policy `model`, or what a server serves by that name."""
+    if endpoint is None:
+        policy = load_policy(model, device)
+        yield Speaker(policy.engine, policy.renderer, policy.identity)
+        return
+    tokenizer = load_tokenizer(endpoint.tokenizer)
+    renderer = ChatRenderer(tokenizer)
+    with EndpointEngine(endpoint, model, tokenizer, renderer.stop_ids) as engine:
+        yield Speaker(engine, renderer, identity_of(engine.identity, tokenizer))
 
 
 def resolve(source: str) -> Path:

@@ -6,56 +6,54 @@ done: memory does not grow with the candidates, and a killed profile goes on wit
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from turntree import __version__
-from turntree.core.completion import Finished, GenerationRequest
-from turntree.core.config import to_mapping
+from turntree.core.config import Part, to_mapping
 from turntree.core.cost import NO_COST
 from turntree.core.errors import ConfigError, InputError
-from turntree.core.protocols import Renderer, TurnState
-from turntree.engines.endpoint import EndpointConfig, EndpointEngine
+from turntree.core.protocols import TurnState
+from turntree.engines.endpoint import EndpointConfig, connection_free
 from turntree.observe.artifacts import PROFILE
 from turntree.observe.files import file_hash
 from turntree.observe.jsonl import located
 from turntree.observe.run import notice, progress
 from turntree.observe.wave_log import WaveLog, open_log
 from turntree.profiling.profile import Judge, ProfileConfig, profile_wave
-from turntree.profiling.samples import Answer, Sampler, one_by_one, together
+from turntree.profiling.samples import Sampler, one_by_one, together
 from turntree.profiling.settle import Prior
 from turntree.profiling.stored import StoredProfile
 from turntree.profiling.tally import Tally
 from turntree.rollouts.local import Prompted
-from turntree.stages.policy import Device, identity_of, load_policy
-from turntree.stages.verifier import resolve_verifier
+from turntree.stages.policy import Device, Speaker, open_speaker
+from turntree.stages.verifier import open_verifier
 from turntree.traces.candidates import candidates, skipped_turns
 from turntree.traces.schema import Trace, read_traces
 from turntree.verifiers.strict import StrictMatch
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+T = TypeVar("T")
 
-Wave = dict[str, Any]  # {"rows": of the profile, "skipped": reasons with counts, "timing": seconds}
+Wave = dict[str, Any]  # of a profile {"rows", "skipped": reasons with counts, "timing": seconds}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileStageConfig:
     """`limit` profiles the first so many candidates only (0: all). `split` chooses the traces ("": all).
 
+    `environment` is the one that the traces were played in, for a verifier that plays actions (`executed`).
     With `endpoint`, completions come from a server and `model` is the name it serves. `reuse` is an earlier profile
     whose samples are taken over wherever this run would draw the same.
     """
 
     traces: str
     model: str = "default"
-    verifier: str = "household"
+    verifier: Part = field(default_factory=lambda: Part("household"))
+    environment: Part | None = None
     split: str = "train"
     limit: int = 0
     reuse: str | None = None
@@ -75,12 +73,15 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
     `timing`. Raises `InputError` where the interrupted run was another one, unless `overwrite`.
     """
     surveyed = survey(config.traces, config.split, config.limit)
-    verifier = resolve_verifier(config.verifier)
-    with _profiled(config) as policy:
+    with (
+        open_verifier(config.verifier, config.environment) as verifier,
+        open_speaker(config.model, config.endpoint, config.device) as policy,
+    ):
+        answer = together(policy.engine) if config.endpoint is None else one_by_one(policy.engine)
         stored = _stored(config, policy)
         judge = Judge(verifier, StrictMatch(), stored, cut_turns=config.profile.cut_turns)
         made_from = {**policy.identity, "verifier": judge.name, "traces_hash": surveyed.traces_hash}
-        sampler = Sampler(policy.answer, policy.renderer, config.profile.sampling, config.profile.seed, stored)
+        sampler = Sampler(answer, policy.renderer, config.profile.sampling, config.profile.seed, stored)
         prior = Prior(config.profile.rollouts)
 
         def profiled(states: Sequence[TurnState]) -> Wave:
@@ -154,62 +155,11 @@ def _of_split(trace: Trace, split: str) -> bool:
     return split in ("", trace.split)
 
 
-# who is profiled
-
-
-@dataclass(frozen=True)
-class Profiled:
-    """The policy as the profile sees it; `identity` names its weights as far as they are known, its
-    tokenizer and its chat template."""
-
-    renderer: Renderer
-    answer: Answer
-    forget: Callable[[], None]  # drop every kept key and value
-    max_context: int
-    identity: dict[str, str]
-
-
-@contextlib.contextmanager
-def _profiled(config: ProfileStageConfig) -> Iterator[Profiled]:
-    if config.endpoint is None:
-        policy = load_policy(config.model, config.device)
-        engine = policy.engine
-        forget = partial(engine.weights_changed, engine.policy_version)
-        yield Profiled(policy.renderer, together(engine), forget, engine.max_context, policy.identity)
-        return
-    from turntree.engines.checkpoint import load_tokenizer
-    from turntree.renderers.template import ChatRenderer
-
-    tokenizer = load_tokenizer(config.endpoint.tokenizer)
-    renderer = ChatRenderer(tokenizer)
-    with EndpointEngine(config.endpoint, config.model, tokenizer, renderer.stop_ids) as engine:
-        answer = _of_vocabulary(one_by_one(engine), tokenizer, config)
-        identity = identity_of(engine.identity, tokenizer)
-        yield Profiled(renderer, answer, lambda: None, engine.max_context, identity)
-
-
-def _of_vocabulary(answer: Answer, tokenizer: PreTrainedTokenizerBase, config: ProfileStageConfig) -> Answer:
-    """The same answers. Raises `ConfigError` for a token that the tokenizer does not know: it is another model's, and
-    what it reads is not what the server said."""
-    size = max(tokenizer.get_vocab().values()) + 1
-
-    def checked(requests: Sequence[GenerationRequest]) -> Sequence[Finished]:
-        finished = answer(requests)
-        for done in finished:
-            largest = max(done.completion.token_ids, default=0) if done.completion else 0
-            if largest >= size:
-                raise ConfigError(
-                    f"knows {size:,} tokens, and the server answers with token {largest:,}",
-                    field="endpoint.tokenizer",
-                    hint=f"name the folder with the tokenizer of {config.model!r} (--tokenizer)",
-                )
-        return finished
-
-    return checked
+# waves of candidates
 
 
 def _that_fit(
-    states: Sequence[TurnState], policy: Profiled, config: ProfileStageConfig
+    states: Sequence[TurnState], policy: Speaker, config: ProfileStageConfig
 ) -> tuple[list[Prompted], Counter[str]]:
     """The states whose demonstration could have been sampled, rendered; the others are counted by reason."""
     longest = config.profile.sampling.max_tokens
@@ -220,14 +170,14 @@ def _that_fit(
             skipped["demonstration_above_max_tokens"] += 1
             continue
         prompt = policy.renderer.prompt(state.history, state.tools)
-        if len(prompt) + longest > policy.max_context:
+        if len(prompt) + longest > policy.engine.max_context:
             skipped["prompt_above_context"] += 1
         else:
             fitting.append(Prompted(state, prompt))
     return fitting, skipped
 
 
-def _stored(config: ProfileStageConfig, policy: Profiled) -> StoredProfile | None:
+def _stored(config: ProfileStageConfig, policy: Speaker) -> StoredProfile | None:
     if config.reuse is None:
         return None
     stored = StoredProfile(Path(config.reuse))
@@ -236,10 +186,8 @@ def _stored(config: ProfileStageConfig, policy: Profiled) -> StoredProfile | Non
 
 
 def _identity(config: ProfileStageConfig) -> dict[str, Any]:
-    """Everything that decides what the waves hold; how a server is reached does not."""
-    settings = to_mapping(config)
-    if config.endpoint is not None:
-        settings["endpoint"] = {"tokenizer": config.endpoint.tokenizer, "max_context": config.endpoint.max_context}
+    """Everything that decides what the waves hold."""
+    settings = {**to_mapping(config), "endpoint": connection_free(config.endpoint)}
     reused = {} if config.reuse is None else {"reuse_hash": file_hash(Path(config.reuse))}
     return {"config": settings, "version": __version__, **reused}
 
@@ -249,20 +197,24 @@ def _identity(config: ProfileStageConfig) -> dict[str, Any]:
 
 def work(
     log: WaveLog,
-    states: Iterator[TurnState],
+    items: Iterator[T],
     total: int,
     size: int,
-    make: Callable[[Sequence[TurnState]], Wave],
+    make: Callable[[Sequence[T]], Wave],
     learn: Callable[[Wave], object],
+    *,
+    what: str = "profile",
+    noun: str = "candidates",
 ) -> None:
-    """Do the waves that the log does not hold. `learn` sees every wave in order, those of a killed run included."""
+    """Do the waves of `size` items that the log does not hold. `learn` sees every wave in order, those of a killed run
+    included."""
     for wave in log:
         learn(wave)
     done = min(log.finished * size, total)
     if done:
-        notice(f"going on with an interrupted run: {done} of {total} candidates are there")
-    rest = itertools.islice(states, log.finished * size, None)
-    with progress((), "profile", total=total, initial=done) as bar:
+        notice(f"going on with an interrupted run: {done} of {total} {noun} are there")
+    rest = itertools.islice(items, log.finished * size, None)
+    with progress((), what, total=total, initial=done) as bar:
         try:
             while members := list(itertools.islice(rest, size)):
                 wave = make(members)
@@ -273,7 +225,7 @@ def work(
             if not log.finished:
                 log.remove()  # it holds no work, and would stand in the way of other settings
             elif isinstance(error, KeyboardInterrupt):
-                notice(f"{bar.n:.0f} of {total} candidates are kept; run the same command again to go on")
+                notice(f"{bar.n:.0f} of {total} {noun} are kept; run the same command again to go on")
             raise
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from turntree import __version__
-from turntree.core.config import from_mapping, to_mapping
+from turntree.core.config import Part, from_mapping, to_mapping
 from turntree.core.cost import Cost
 from turntree.core.errors import InputError
-from turntree.core.protocols import TurnState
+from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.observe.files import file_hash
 from turntree.observe.wave_log import open_log
 from turntree.profiling.profile import Draft, Judge
@@ -20,17 +20,18 @@ from turntree.profiling.rows import samples_of
 from turntree.profiling.settle import Prior, Settler
 from turntree.profiling.stored import StoredProfile
 from turntree.profiling.tally import Tally
-from turntree.stages.profile import ProfileStageConfig, Wave, stream_candidates, survey, work, write_profile
-from turntree.stages.verifier import resolve_verifier
+from turntree.stages.profile import ProfileStageConfig, Survey, Wave, stream_candidates, survey, work, write_profile
+from turntree.stages.verifier import open_verifier
 from turntree.verifiers.strict import StrictMatch
 
 
 @dataclass(frozen=True, kw_only=True)
 class RescoreConfig:
-    """`traces` says where the traces are now, if not where the profile says."""
+    """`traces` says where the traces are now, if not where the profile says. `environment`: as in a profile."""
 
     profile: str
-    verifier: str
+    verifier: Part
+    environment: Part | None = None
     traces: str | None = None
 
 
@@ -43,11 +44,24 @@ def run_rescore(config: RescoreConfig, out: Path, *, overwrite: bool = False) ->
     """
     stored = StoredProfile(Path(config.profile))
     made = from_mapping(ProfileStageConfig, stored.header["config"], path=config.profile)
-    made = replace(made, verifier=config.verifier, traces=config.traces or made.traces)
+    made = replace(made, verifier=config.verifier, environment=config.environment, traces=config.traces or made.traces)
     surveyed = survey(made.traces, made.split, made.limit)
     if surveyed.traces_hash != stored.header["traces_hash"]:
         raise InputError("is not the file that was profiled", path=made.traces, hint="name it with --traces")
-    verifier = resolve_verifier(config.verifier)
+    with open_verifier(config.verifier, config.environment) as verifier:
+        return _rescored(config, made, stored, surveyed, verifier, out, overwrite)
+
+
+def _rescored(
+    config: RescoreConfig,
+    made: ProfileStageConfig,
+    stored: StoredProfile,
+    surveyed: Survey,
+    verifier: TurnVerifier,
+    out: Path,
+    overwrite: bool,
+) -> dict[str, Any]:
+    """The profile `made` with the stored samples judged by `verifier`."""
     judge = Judge(verifier, StrictMatch(), cut_turns=made.profile.cut_turns)
     rollouts, adaptive = made.profile.rollouts, made.profile.adaptive
     settler = None if adaptive is None else Settler(replace(adaptive, confidence=1.0), rollouts, Prior(rollouts))

@@ -29,7 +29,7 @@ from turntree.stages.evaluate import EvaluateConfig, play
 from turntree.stages.policy import Device, Policy, load_policy
 from turntree.stages.profile import read_candidates
 from turntree.stages.train_online import HELD_OUT, keep_held_out
-from turntree.stages.verifier import is_shipped, resolve_verifier
+from turntree.stages.verifier import is_registered, open_verifier
 from turntree.training.checkpoints import CheckpointConfig, resume
 from turntree.training.curriculum import PivotRecord
 from turntree.training.isolation import check_path_isolation
@@ -60,7 +60,8 @@ class TrainPivotConfig:
     pivots: str
     model: str = "default"
     traces: str | None = None  # default: the file that the profile names
-    verifier: str | None = None  # default: the one that the profile was made with; "strict" is the baseline of Eq. 2
+    verifier: Part | None = None  # default: the one that the profile was made with; "strict" is the baseline of Eq. 2
+    environment: Part | None = None  # in which the traces were played, for a verifier that plays actions
     allow_stale: bool = False
     train: PivotConfig = field(default_factory=PivotConfig)
     check: CheckConfig = field(default_factory=CheckConfig)
@@ -85,16 +86,17 @@ def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = Fa
     if not config.allow_stale:
         _require_profiled_alike(config, header, policy)
     traces = config.traces or str(header["traces"])
-    verifier = _verifier(config, header)
     pivots = _pivots(rows, policy, traces, header, config.pivots)
     check_path_isolation(policy.model)
-    inputs = {
-        **policy.identity,
-        "pivots_hash": file_hash(Path(config.pivots)),
-        "traces_hash": header["traces_hash"],
-        "verifier": verifier.name,
-    }
     with contextlib.ExitStack() as stack:
+        verifier = stack.enter_context(open_verifier(_verifier(config, header), config.environment))
+        _require_verifier(config, header, verifier)
+        inputs = {
+            **policy.identity,
+            "pivots_hash": file_hash(Path(config.pivots)),
+            "traces_hash": header["traces_hash"],
+            "verifier": verifier.name,
+        }
         tasks = stack.enter_context(_development_tasks(config.check, policy))
         logs = (trees.FILE_NAME, HELD_OUT)
         run = stack.enter_context(
@@ -242,26 +244,30 @@ def _require_profiled_alike(config: TrainPivotConfig, header: dict[str, Any], po
         )
 
 
-def _verifier(config: TrainPivotConfig, header: dict[str, Any]) -> TurnVerifier:
-    """The profile's verifier, or the named one if it is the strict baseline or a stale profile is allowed. Code runs
-    only where the user names it: a file that does is refused, without importing anything."""
-    source = str(header["verifier_source"])
-    if config.verifier is None and not is_shipped(source):
+def _verifier(config: TrainPivotConfig, header: dict[str, Any]) -> Part:
+    """The named verifier, or that of the profile. Code runs only where the user names it: a file that does is refused,
+    without importing anything."""
+    source = Part.from_value(header["verifier_source"], "verifier_source")
+    if config.verifier is None and not is_registered(source):
         raise InputError(
-            f"were profiled with {source!r}, which is no shipped verifier, and a file does not decide what code runs",
+            f"were profiled with {source.name!r}, which is not installed, and a file does not decide what code runs",
             path=config.pivots,
             field="verifier_source",
-            hint=f"pass --verifier {source} to train with it",
+            hint=f"pass --verifier {source.name} to train with it",
         )
-    verifier = resolve_verifier(config.verifier or source)
+    return config.verifier or source
+
+
+def _require_verifier(config: TrainPivotConfig, header: dict[str, Any], verifier: TurnVerifier) -> None:
+    """Raise `InputError` unless it is the profile's, or the strict baseline, or a stale profile is allowed."""
     name = rule_name(verifier, config.train.cut_turns)
-    if name != header["verifier"] and config.verifier != "strict" and not config.allow_stale:
+    baseline = config.verifier is not None and config.verifier.name == "strict"
+    if name != header["verifier"] and not baseline and not config.allow_stale:
         raise InputError(
             f"were profiled with verifier {header['verifier']!r}, and training would use {name!r}",
             path=config.pivots,
             hint="profile again with this verifier and cut_turns, or pass --allow-stale",
         )
-    return verifier
 
 
 def _checks(

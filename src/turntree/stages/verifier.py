@@ -1,56 +1,36 @@
-"""Which verifier judges turns: a shipped one by name, or the user's own `module:function`."""
+"""Which verifier judges turns: a part (`core.parts`, kind `verifiers`), by a registered name or `module:object`."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+import contextlib
+from collections.abc import Iterator
 
+from turntree.core import parts
+from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.protocols import TurnVerifier
-
-NAMES = ("household", "tool_call", "strict")
-_OPTIONS = "tool_call+messages=any+ignore_case+ignore_whitespace"
+from turntree.verifiers.user import UserVerifier
 
 
-def is_shipped(name: str) -> bool:
-    """Whether a name is of a shipped verifier, so that using it runs no code of a user's."""
-    return name.partition("+")[0] in NAMES
+def is_registered(verifier: Part) -> bool:
+    """Whether the name is of an installed verifier, so that using it runs no code of the current folder."""
+    return verifier.name in parts.names("verifiers")
 
 
-def resolve_verifier(name: str) -> TurnVerifier:
-    """A shipped verifier, or module:function (looked for among the installed packages, then in the current folder).
-    `tool_call` takes options after plus signs, as its recorded name shows them: `tool_call+messages=any+ignore_case`.
-    Raises `InputError` for any other name."""
-    if name == "household":
-        from turntree.domains.household.verifier import HouseholdVerifier
-
-        return HouseholdVerifier()
-    if name.partition("+")[0] == "tool_call":
-        return _tool_call(name)
-    if name == "strict":
-        from turntree.verifiers.strict import StrictMatch
-
-        return StrictMatch()
-    if ":" in name:
-        from turntree.verifiers.user import load_verifier
-
-        return load_verifier(name, Path.cwd())
-    raise InputError(
-        f"{name!r} is no verifier", field="verifier", hint=f"use {', '.join(NAMES)} or module:function of your own"
-    )
-
-
-def _tool_call(name: str) -> TurnVerifier:
-    from turntree.verifiers.tool_call import ToolCallMatch
-
-    options: dict[str, Any] = {}
-    for option in name.split("+")[1:]:
-        key, equals, value = option.partition("=")
-        if key in options or (key, bool(equals)) not in (
-            ("messages", True),
-            ("ignore_case", False),
-            ("ignore_whitespace", False),
-        ):
-            raise InputError(f"{name!r} has an unknown option {option!r}", field="verifier", hint=f"as in {_OPTIONS}")
-        options[key] = value if equals else True
-    return ToolCallMatch(**options)
+@contextlib.contextmanager
+def open_verifier(verifier: Part, environment: Part | None = None) -> Iterator[TurnVerifier]:
+    """The verifier, closed after the block where it can be. `environment` is the one that a verifier may play actions
+    in. A function of the user's is wrapped (`UserVerifier`), and so is the `judge` of an object: what it raises is
+    counted and no reward. Raises `InputError` for what is no verifier and `ConfigError` for an unknown option."""
+    loaded = parts.load("verifiers", verifier.name)
+    built = loaded.build(verifier.options, {"environment": environment})
+    with contextlib.closing(built) if hasattr(built, "close") else contextlib.nullcontext():
+        if is_registered(verifier) and hasattr(built, "judge"):
+            yield built
+            return
+        function = getattr(built, "judge", built)
+        if not callable(function):
+            problem = f"{verifier.name!r} is {type(built).__name__}, not a function"
+            raise InputError(problem, field="verifier", hint="a verifier is a function of (state, action)")
+        options = [f"+{key}={value}" for key, value in sorted(loaded.resolved(verifier.options).items())]
+        yield UserVerifier("".join([loaded.identity, *options]), function)

@@ -22,7 +22,7 @@ TRACE_SCHEMA = "turntree.trace/1"
 Split = Literal["train", "dev", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 
-MESSAGE_KEYS = frozenset({"role", "content", "tool_calls", "tool_call_id", "name"})
+MESSAGE_KEYS = frozenset({"role", "content", "tool_calls", "tool_call_id", "name", "cut"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +208,7 @@ def _message(value: Any, index: int) -> Message:
     row = _object(value, inside)
     try:
         check_keys(row, MESSAGE_KEYS)
+        _typed(row, "cut", bool, False)
         message = Message.from_chat(row)
     except InputError as error:
         raise located(error, inside=inside) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from turntree.core.errors import InputError
@@ -42,6 +42,9 @@ class HouseholdEnvironment:
         answer = (Message("user", result.observation),)
         metrics = {"invalid": float(result.observation == NOTHING_HAPPENS)}  # an impossible command
         return Observation(answer, done=result.won, success=True if result.won else None, metrics=metrics)
+
+    def state(self) -> Hashable:
+        return self._state.key()
 
     def fork(self) -> HouseholdEnvironment:
         return HouseholdEnvironment(self._game, self._state.fork())

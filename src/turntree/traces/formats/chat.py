@@ -16,7 +16,7 @@ ROW_KEYS = frozenset(
     {"messages", "tools", *ID_KEYS, *GROUP_KEYS, "success", "resolved", "reward", "domain", "split"}
     | {"environment", "meta"}
 )
-MESSAGE_KEYS_READ = MESSAGE_KEYS | {"weight"}  # weight 0: OpenAI's mark for "do not train on this turn"
+MESSAGE_KEYS_READ = (MESSAGE_KEYS - {"cut"}) | {"weight"}  # weight 0: OpenAI's mark for "do not train on this turn"
 MESSAGE_KEYS_IGNORED = frozenset({"reasoning_content", "reasoning", "thinking", "refusal", "annotations", "audio"})
 _KEEP = "import with unknown_keys='keep' (--unknown-keys keep) to carry it in meta.extra"
 

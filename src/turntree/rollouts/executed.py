@@ -1,0 +1,246 @@
+"""The verifier `executed`: play the demonstrated and the sampled action in copies, and compare what they did.
+
+It serves every environment that forks. The state is rebuilt by replaying the trace's actions on a fresh task, and the
+trace is refused where the environment answers differently from it. What it cannot see is in docs/design/executed.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from turntree.core import parts
+from turntree.core.config import Part, to_value
+from turntree.core.errors import ConfigError, InputError
+from turntree.core.messages import Message
+from turntree.core.protocols import Environment, Observation, TurnState
+from turntree.core.verdict import Verdict
+from turntree.environments.pool import EnvironmentFault, checked, reason_of, start
+from turntree.environments.tasks import open_tasks
+from turntree.verifiers.strict import StrictMatch, action_kind
+
+Compare = Literal["observation", "progress", "either"]
+
+Said = Sequence[tuple[str, str]]  # role and text of messages
+
+T = TypeVar("T")
+
+_REMEMBERED_TURNS = 256
+_NOTHING = Message("assistant", "")
+_PLACE: tuple[tuple[str, type], ...] = (("split", str), ("count", int), ("seed", int), ("task_id", str))
+
+
+def environment_record(environment: Part, split: str, count: int, seed: int, task_id: str) -> dict[str, Any]:
+    """What a trace says about its environment (`Trace.environment`), so that its task can be built again."""
+    place = {"split": split, "count": count, "seed": seed, "task_id": task_id}
+    return {"name": environment.name, **to_value(environment.options), **place}
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What an action did: the answer, and the environment's `state()` afterwards (None where it has none)."""
+
+    answer: Observation
+    state: Any
+
+
+@dataclass(frozen=True)
+class _Rebuilt:
+    """A state inside a trace. `progress` is the environment's last word before the state, `shown` is what the
+    demonstration does there, `nothing` what an empty message does (None: the environment does not take one)."""
+
+    environment: Environment
+    progress: float | None
+    shown: Effect
+    nothing: Effect | None
+
+
+class Executed:
+    """1 for an action that has the effect of the demonstration (protocol `TurnVerifier`); the demonstration itself is
+    accepted unseen. `environment` is the one that the traces were played in: its code runs because the user names it,
+    never because a trace does. Its options replace those of the trace.
+
+    `compare`: "observation" wants the same answer (messages, end, success, reward, progress) and, where the environment
+    has a method `state()`, an equal value of it. "progress" wants the task's progress to rise, at least as high as the
+    demonstration brings it. "either" takes one of the two. With `ignore_whitespace` texts are compared word by word.
+
+    What an empty message does as well is no effect: a demonstration that does no more is matched by itself only.
+    An environment that fails, or that answers the demonstration differently the second time, gives no reward.
+    """
+
+    def __init__(
+        self, environment: Part | None = None, *, compare: Compare = "either", ignore_whitespace: bool = False
+    ) -> None:
+        if environment is None:
+            hint = "name the environment that the traces were played in: --environment NAME"
+            raise ConfigError("`executed` plays actions and needs one", field="environment", hint=hint)
+        self.name = _name(environment, {"compare": compare, "ignore_whitespace": ignore_whitespace})
+        self._part, self._compare, self._ignore_whitespace = environment, compare, ignore_whitespace
+        self._open = contextlib.ExitStack()
+        self._tasks: dict[str, Mapping[str, Environment]] = {}
+        self._states: dict[str, tuple[TurnState, _Rebuilt | str]] = {}
+
+    def close(self) -> None:
+        """Close the environments' tasks."""
+        self._open.close()
+
+    def judge(self, state: TurnState, action: Message) -> Verdict:
+        """Raises `InputError` where the trace does not say how to build its environment, or does not fit it."""
+        kind = action_kind(action)
+        if action.content == state.demonstration.content and StrictMatch().judge(state, action).reward == 1.0:
+            return Verdict(1.0, "demonstrated", kind)
+        rebuilt = self._state(state)
+        if isinstance(rebuilt, str):
+            return Verdict(None, rebuilt, kind)
+        try:
+            reward, reason = self._compared(rebuilt, _asked(lambda: _play(rebuilt.environment, action)))
+        except EnvironmentFault as fault:
+            return Verdict(None, str(fault), kind)
+        return Verdict(reward, reason, kind)
+
+    # comparing
+
+    def _compared(self, at: _Rebuilt, tried: Effect) -> tuple[float, str]:
+        same = self._compare != "progress" and self._same(at.shown, tried)
+        if same and not at.shown.answer.done and at.nothing is not None and self._same(at.shown, at.nothing):
+            return 0.0, "the demonstration does what an empty message does"
+        if same:
+            return 1.0, "same effect as the demonstration"
+        if self._compare != "observation" and _as_near(at, tried.answer):
+            return 1.0, "as near to the goal as the demonstration"
+        if self._compare == "progress" and (at.shown.answer.progress, at.shown.answer.success) == (None, None):
+            raise EnvironmentFault("the environment tells no progress to compare")
+        return 0.0, "another effect"
+
+    def _same(self, one: Effect, other: Effect) -> bool:
+        a, b = one.answer, other.answer
+        outcome = (a.done, a.success, a.reward, a.progress) == (b.done, b.success, b.reward, b.progress)
+        return outcome and self._said(a.messages) == self._said(b.messages) and _equal(one.state, other.state)
+
+    def _said(self, messages: Sequence[Message]) -> list[tuple[str, str]]:
+        """Who said what. Ids of calls are drawn at random and say nothing."""
+        return [(m.role, " ".join(m.content.split()) if self._ignore_whitespace else m.content) for m in messages]
+
+    # rebuilding
+
+    def _state(self, turn: TurnState) -> _Rebuilt | str:
+        """The rebuilt state, or why there is none. It is remembered, since a state is judged once per sample."""
+        known = self._states.get(turn.id)
+        if known is not None and known[0] is turn:
+            return known[1]
+        if len(self._states) >= _REMEMBERED_TURNS:
+            self._states.clear()
+        try:
+            found: _Rebuilt | str = self._rebuilt(turn)
+        except EnvironmentFault as fault:
+            found = str(fault)
+        self._states[turn.id] = (turn, found)
+        return found
+
+    def _rebuilt(self, turn: TurnState) -> _Rebuilt:
+        task = self._task(turn)
+        environment = _asked(task.fork)
+        spoken = [place for place, message in enumerate(turn.history) if message.role == "assistant"]
+        last = _asked(lambda: start(environment))
+        for place, end in zip([-1, *spoken], [*spoken, len(turn.history)], strict=True):
+            if place >= 0:
+                action = turn.history[place]
+                last = _asked(lambda action=action: checked(environment.step(action)))
+            told = turn.history[place + 1 : end]
+            if self._said(told) != self._said(last.messages):
+                raise _misfit(turn, place, self._said(told), self._said(last.messages))
+        shown, again = (_asked(lambda: _play(environment, turn.demonstration)) for _ in range(2))
+        if not _asked(lambda: self._same(shown, again)):
+            raise EnvironmentFault("the environment answers the demonstration differently when it is played again")
+        try:
+            nothing = _asked(lambda: _play(environment, _NOTHING))
+        except EnvironmentFault:
+            nothing = None
+        return _Rebuilt(environment, last.progress, shown, nothing)
+
+    def _task(self, turn: TurnState) -> Environment:
+        """The task of a trace, fresh. Tasks are opened as they were when the trace was recorded, once."""
+        source, of = turn.environment or {}, f"of trace {turn.trace_id!r}"
+        if source.get("name") != self._part.name:
+            problem = f"{of} is {source.get('name')!r}, not {self._part.name!r}"
+            hint = "name the environment of the traces with --environment (`turntree traces record` writes it down)"
+            raise InputError(problem, field="environment", hint=hint)
+        for key, kind in _PLACE:
+            if type(source.get(key)) is not kind:
+                hint = "record the traces with `turntree traces record`, or use another verifier"
+                raise InputError(f"{of} does not say which task it is", field=f"environment.{key}", hint=hint)
+        place = {key: source[key] for key, _ in _PLACE}
+        task_id = place.pop("task_id")
+        key = json.dumps({name: value for name, value in source.items() if name != "task_id"}, sort_keys=True)
+        if key not in self._tasks:
+            given = {name: value for name, value in source.items() if name not in ("name", *place, "task_id")}
+            part = Part(self._part.name, {**given, **self._part.options})
+            tasks = open_tasks(part, {place["split"]: place["count"]}, seed=place["seed"])
+            opened = self._open.enter_context(tasks).of(place["split"])
+            self._tasks[key] = {task.task_id: task for task in opened}
+        if task_id not in self._tasks[key]:
+            hint = "name the environment, with the options, that was played"
+            raise InputError(f"{of} is task {task_id!r}, which {self._part.name!r} does not have", hint=hint)
+        return self._tasks[key][task_id]
+
+
+def _as_near(at: _Rebuilt, tried: Observation) -> bool:
+    """Whether the task is solved, or its progress rose at least as high as after the demonstration. What it was before
+    the first action is not known, so an action there has to do better than the demonstration."""
+    shown = at.shown.answer
+    if tried.success:
+        return True
+    if tried.done and not shown.done:
+        return False
+    if tried.progress is None or shown.progress is None:
+        return False
+    before = shown.progress if at.progress is None else at.progress
+    return tried.progress >= shown.progress and tried.progress > before
+
+
+def _play(environment: Environment, action: Message) -> Effect:
+    """What `action` does in a copy of the environment."""
+    copy = environment.fork()
+    answer = checked(copy.step(action))
+    state = getattr(copy, "state", None)
+    return Effect(answer, state() if callable(state) else None)
+
+
+def _asked(call: Callable[[], T]) -> T:
+    """What the environment answers. Raises `EnvironmentFault`, in one line, for whatever it raises."""
+    try:
+        return call()
+    except Exception as error:  # the boundary to foreign code
+        raise EnvironmentFault(reason_of(error)) from error
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except Exception as error:
+        raise EnvironmentFault(f"its states cannot be compared: {reason_of(error)}") from error
+
+
+def _misfit(turn: TurnState, place: int, told: Said, said: Said) -> InputError:
+    what = "its task" if place < 0 else f"the answer to its message {place}"
+    both = f"{what} is {_short(told)}, and played again {_short(said)}"
+    hint = "name the environment that was played; one that draws at random without a seed cannot be played again"
+    problem = f"trace {turn.trace_id!r} does not fit its environment: {both}"
+    return InputError(problem, field="environment", hint=hint)
+
+
+def _short(said: Said) -> str:
+    text = " | ".join(content for _, content in said)
+    return repr(text if len(text) <= 80 else text[:77] + "...")
+
+
+def _name(environment: Part, options: Mapping[str, Any]) -> str:
+    """The rule and, as a digest, all that decides its verdicts: the options and the environment's code."""
+    code = parts.identity("environments", environment)
+    value = json.dumps([code, to_value(environment.options), options], sort_keys=True)
+    digest = hashlib.blake2b(value.encode(), digest_size=4).hexdigest()
+    return f"executed/1+compare={options['compare']}+environment={environment.name}@{digest}"

@@ -1,0 +1,184 @@
+"""`turntree traces record`: tasks of any environment and a policy in, traces of its episodes out.
+
+Tasks are played in waves of fixed membership, each of which is logged when it is done: a killed recording goes on with
+the wave that it was in. Every trace says how its task is built again (`rollouts.executed.environment_record`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from turntree import __version__
+from turntree.core import parts
+from turntree.core.completion import Sampling
+from turntree.core.config import Part, to_mapping
+from turntree.core.errors import ConfigError, InputError
+from turntree.core.messages import Message
+from turntree.core.protocols import Environment
+from turntree.core.tree import RolloutTree
+from turntree.core.verdict import Verdict
+from turntree.engines.endpoint import EndpointConfig, connection_free
+from turntree.environments.tasks import TaskSet, identity, open_tasks
+from turntree.observe.wave_log import WaveLog, open_log
+from turntree.rollouts.executed import environment_record
+from turntree.rollouts.groups import GrownGroup
+from turntree.rollouts.live import EpisodeConfig
+from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
+from turntree.stages.policy import Device, Speaker, open_speaker
+from turntree.stages.profile import Wave, work
+from turntree.traces.schema import SPLITS, Trace, write_traces
+
+_ERROR = "error:"  # how a tool's answer says that the call went wrong
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordConfig:
+    """`samples` episodes of each of the first `count` tasks of `split`; `task_seed` draws the tasks, `seed` the
+    episodes. With `endpoint` a server speaks, and `model` is the name it serves. `only` "successes" leaves the other
+    episodes out, and counts them. `wave` tasks are played together and written down together."""
+
+    environment: Part
+    model: str = "default"
+    endpoint: EndpointConfig | None = None
+    split: str = "train"
+    count: int = 100
+    task_seed: int = 0
+    samples: int = 1
+    only: Literal["all", "successes"] = "all"
+    episodes: EpisodeConfig = field(default_factory=lambda: EpisodeConfig(sampling=Sampling(max_tokens=256)))
+    wave: int = 16
+    seed: int = 0
+    device: Device = field(default_factory=Device)
+
+    def __post_init__(self) -> None:
+        for name in ("count", "samples", "wave"):
+            if getattr(self, name) < 1:
+                raise ConfigError("must be at least 1", field=name)
+        if self.split not in SPLITS:
+            raise ConfigError(f"is {self.split!r}", field="split", hint=f"use one of {', '.join(SPLITS)}")
+
+
+def record_traces(config: RecordConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
+    """Play and write `out`; returns what was counted. Episodes that failed (of the environment or the engine) are
+    counted by reason and never written.
+
+    A recording that was killed goes on when it is started again, and ends with the same file. Raises `InputError` where
+    the interrupted one was another, unless `overwrite`, and where no episode is kept.
+    """
+    config = replace(config, environment=parts.resolve("environments", config.environment))
+    with (
+        open_tasks(config.environment, {config.split: config.count}, seed=config.task_seed) as opened,
+        open_speaker(config.model, config.endpoint, config.device) as speaker,
+    ):
+        tasks = opened.of(config.split)
+        made_from = {**speaker.identity, **identity(config.environment, opened)}
+        settings = {**to_mapping(config), "endpoint": connection_free(config.endpoint)}
+        described = {"config": settings, "version": __version__, **made_from}
+        with open_log(out.with_name(f"{out.name}.waves"), described, overwrite=overwrite) as log:
+            total = len(tasks)
+            work(
+                log,
+                iter(tasks),
+                total,
+                config.wave,
+                lambda members: _played(members, opened, speaker, config),
+                lambda wave: None,
+                what="traces record",
+                noun="tasks",
+            )
+            return _write(log, {"made_by": "record", "config": to_mapping(config), **made_from}, out)
+
+
+def _played(members: Sequence[Environment], opened: TaskSet, speaker: Speaker, config: RecordConfig) -> Wave:
+    """One wave: its traces as JSON, and what was counted."""
+    speaker.forget()  # what a wave computes must not depend on the waves before it: a resumed run has none
+    settings = SchedulerConfig(episodes=config.episodes, group_size=config.samples)
+    scheduler = Scheduler(speaker.engine, speaker.renderer, settings, pool=opened.pool)
+    counts: Counter[str] = Counter()
+    traces: list[Trace] = []
+    for group in scheduler.run(members, seed=config.seed):
+        traces += _traces(group, config, counts)
+    return {"traces": [trace.to_json() for trace in traces], "counts": dict(counts)}
+
+
+def _traces(group: GrownGroup, config: RecordConfig, counts: Counter[str]) -> list[Trace]:
+    """The episodes of one task that are kept; every one is counted."""
+    counts["tasks"] += 1
+    kept: list[Trace] = []
+    for sample, leaf in enumerate(group.tree.leaves()):
+        verdict = group.rewards.verdicts[leaf]
+        counts["episodes"] += 1
+        reason = _dropped(group.tree, leaf, verdict, config)
+        if reason is not None:
+            counts[f"dropped: {reason}"] += 1
+            continue
+        trace = _trace(group, sample, leaf, verdict, config)
+        counts.update(
+            traces=1,
+            turns=len(trace.turn_positions),
+            successes=int(trace.success is True),
+            tool_errors=trace.meta["tool_errors"],
+        )
+        kept.append(trace)
+    return kept
+
+
+def _dropped(tree: RolloutTree, leaf: int, verdict: Verdict, config: RecordConfig) -> str | None:
+    """Why an episode is not written; None where it is."""
+    if verdict.reward is None:
+        return f"failed ({verdict.reason})"
+    if tree[leaf].parent is None:
+        return verdict.reason  # the task leaves no room for a turn
+    if config.only == "successes" and not verdict.success:
+        return "not a success"
+    return None
+
+
+def _trace(group: GrownGroup, sample: int, leaf: int, verdict: Verdict, config: RecordConfig) -> Trace:
+    task = group.task
+    messages = tuple(message for node in group.tree.path(leaf) for message in node.messages)
+    spoken = [message for message in messages if message.role == "assistant"]
+    cut = {str(turn): "cut" for turn, message in enumerate(spoken) if message.cut}
+    task_type = getattr(task, "task_type", None)
+    meta: dict[str, Any] = {
+        "group": task.task_id,
+        "reward": verdict.reward,
+        "ended": verdict.reason,
+        "tool_errors": sum(map(_is_tool_error, messages)),
+        **({"task_type": task_type} if task_type else {}),
+        **({"skip_turns": cut} if cut else {}),
+    }
+    return Trace(
+        id=f"{task.task_id}/{sample}",
+        messages=messages,
+        tools=tuple(task.tools),
+        domain=config.environment.name,
+        split=config.split,  # pyright: ignore[reportArgumentType] # checked by the configuration
+        success=verdict.success,
+        environment=environment_record(config.environment, config.split, config.count, config.task_seed, task.task_id),
+        meta=meta,
+    )
+
+
+def _is_tool_error(message: Message) -> bool:
+    return message.role == "tool" and message.content.startswith(_ERROR)
+
+
+def _write(log: WaveLog, header: dict[str, Any], out: Path) -> dict[str, Any]:
+    """The traces of all waves; the log has then done its work."""
+    counts = Counter[str]()
+    for wave in log:
+        counts.update(wave["counts"])
+    if not counts["traces"]:
+        log.remove()
+        found = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()) if count)
+        hint = "play more tasks, or allow longer episodes (--max-turns, --max-tokens)"
+        raise InputError(f"no episode is kept ({found})", hint=hint)
+    traces = (Trace.from_json(row) for wave in log for row in wave["traces"])
+    write_traces(out, traces, {**header, "counts": dict(counts), "traces": counts["traces"]})
+    log.remove()
+    return {"path": str(out), **counts}
