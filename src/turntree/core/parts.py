@@ -140,11 +140,11 @@ class Loaded:
 def _completed(default: Any, value: Any) -> Any:
     """A mapping that names some keys of a default leaves the others as they are there."""
     if isinstance(value, Mapping) and dataclasses.is_dataclass(default) and not isinstance(default, type):
-        whole = to_value(default)
+        whole: dict[str, Any] = to_value(default)
         for key, item in cast("Mapping[str, Any]", value).items():
             whole[key] = _completed(getattr(default, key, None), item)
         return whole
-    return value
+    return cast(Any, value)
 
 
 def resolved(config: T) -> T:
