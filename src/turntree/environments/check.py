@@ -120,7 +120,7 @@ def _ending(answer: Observation, task_id: str, turn: int) -> Iterator[Finding]:
 
 
 def _tools(environment: Environment, task_id: str) -> Iterator[Finding]:
-    import jsonschema
+    from jsonschema.validators import validator_for
 
     names: set[str] = set()
     for tool in environment.tools:
@@ -131,7 +131,7 @@ def _tools(environment: Environment, task_id: str) -> Iterator[Finding]:
             continue
         names.add(name)
         try:
-            jsonschema.validators.validator_for(parameters).check_schema(parameters)
+            validator_for(parameters).check_schema(parameters)
         except Exception as error:
             yield Finding("parameters are a JSON schema", task_id, None, f"{name}: {reason_of(error)}")
 
