@@ -132,7 +132,7 @@ def test_training_does_not_go_on_with_edited_questions_or_another_index(monkeypa
     assert "differs in inputs.questions_hash" in turntree.error(*command)
     questions.write_text(before)
     documents.write_text('{"id": "a", "title": "Ada", "text": "Ada lives in Rome."}\n')
-    turntree("index", "build", documents, "--out", index)
+    turntree("index", "build", documents, "--out", index, "--overwrite")
     assert "differs in inputs.index_hash" in turntree.error(*command)
 
 
