@@ -119,7 +119,7 @@ def test_documents_come_from_rows_text_files_and_folders(tmp_path):
         ("a.jsonl", '{"title": "x"}', "a.jsonl:1: field 'text': is not text"),
         ("a.jsonl", '{"text": " "}', "a.jsonl:1: field 'text': is empty"),
         ("a.jsonl", "{", "a.jsonl:1: is the beginning of JSON over several lines"),
-        ("a.jsonl", '{"text": x}', "a.jsonl:1: is not JSON"),
+        ("a.jsonl", '{"text": x}', "a.jsonl:1: is not complete JSON"),
         ("a.txt", "", "a.txt: is empty"),
         ("a.pdf", "x", "is neither .jsonl nor text"),
     ],
