@@ -42,7 +42,11 @@ def test_an_import_holds_one_trace_at_a_time_and_writes_what_it_counted(tmp_path
 def talks(path, count, **more):
     """A log of so many rows, each a question of its own with its answer."""
     rows = [
-        {"messages": [{"role": "user", "content": f"q{i}"}, {"role": "assistant", "content": "a"}], "id": f"t{i}", **more}
+        {
+            "messages": [{"role": "user", "content": f"q{i}"}, {"role": "assistant", "content": "a"}],
+            "id": f"t{i}",
+            **more,
+        }
         for i in range(count)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -11,9 +11,9 @@ from turntree.core.config import to_mapping
 from turntree.core.cost import Cost
 from turntree.core.errors import InputError
 from turntree.observe.run import open_run
-from turntree.stages.experiment_branching import area, at
 from turntree.observe.statistics import crossed_interval, sign_flip, t_interval
 from turntree.stages import paired
+from turntree.stages.experiment_branching import area, at
 from turntree.stages.paired import (
     held_out_checks,
     held_out_outcomes,

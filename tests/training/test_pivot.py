@@ -54,7 +54,9 @@ def train(renderer):
         pivots = []
         for index, name in enumerate(names):
             role, _, trace = name.rpartition(":")
-            state = TurnState(f"{trace}-{index}", 0, (Message("user", f"say {index}{words}"),), Message("assistant", "yes"))
+            state = TurnState(
+                f"{trace}-{index}", 0, (Message("user", f"say {index}{words}"),), Message("assistant", "yes")
+            )
             pivots.append(Pivot(render(state, renderer), "say", role or "pivot"))
         short = {"sampling": Sampling(max_tokens=6), "cut_turns": "judge"}  # a random policy does not stop in time
         config = PivotConfig(**{"steps": 1, "states": 4, "group_size": GROUP, **short, **settings})
