@@ -94,6 +94,17 @@ def test_a_profile_without_a_pivot_makes_no_file(tmp_path) -> None:
     assert not (tmp_path / "pivots.jsonl").exists()
 
 
+@pytest.mark.parametrize("missing", ["profile", "sampling"])
+def test_a_profile_that_does_not_say_how_it_sampled_is_one_line(tmp_path, missing) -> None:
+    made = profile(tmp_path)
+    first, *rows = made.read_text().splitlines()
+    header = json.loads(first)
+    del (header["config"] if missing == "profile" else header["config"]["profile"])[missing]
+    made.write_text("\n".join([json.dumps(header), *rows]) + "\n")
+    with pytest.raises(InputError, match=r"profile\.jsonl.*config\.profile\.sampling"):
+        run_select(made, SelectConfig(), tmp_path / "pivots.jsonl")
+
+
 def test_a_profile_that_stopped_where_one_threshold_was_settled_serves_that_one_only(tmp_path) -> None:
     made = profile(tmp_path, adaptive=AdaptiveConfig(threshold=0.7))
     with pytest.raises(InputError, match=r"was made for lambda 0\.7.*--threshold 0\.7"):
