@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart test test-alfworld test-environments lint bench clean
+.PHONY: help install quickstart test test-alfworld test-environments mutants lint bench clean
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
@@ -41,6 +41,12 @@ test-environments:  ## Environments of other packages, on the real packages (ins
 	  $(ENVS)/$$extras/bin/python -m pytest tests/environments/test_packages.py -rs || exit 1; \
 	done
 
+# forks one process a mutant and runs the tests that reach it; `mutmut show NAME` says what a survivor changed
+mutants: install  ## What could be changed in small files unnoticed (installs mutmut; an hour)
+	$(BIN)/python -m pip install --quiet -c constraints.txt 'mutmut>=3.8'
+	TURNTREE_SHARED_DATA=$${TURNTREE_SHARED_DATA:-$(abspath ../shared/data)} $(BIN)/mutmut run --max-children 1
+	$(BIN)/mutmut results
+
 lint: install  ## Style, types and floors
 	$(BIN)/ruff check src tests recipes benchmarks
 	$(BIN)/ruff format --check src tests recipes benchmarks
@@ -53,4 +59,4 @@ bench: install  ## Speed, side by side, as ratios
 	$(BIN)/python benchmarks/gate.py
 
 clean:  ## Remove everything that was made
-	rm -rf $(VENV) $(ENVS) runs build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(ENVS) runs build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache mutants

@@ -94,6 +94,17 @@ def test_a_profile_without_a_pivot_makes_no_file(tmp_path) -> None:
     assert not (tmp_path / "pivots.jsonl").exists()
 
 
+@pytest.mark.parametrize("missing", ["profile", "sampling"])
+def test_a_profile_that_does_not_say_how_it_sampled_is_one_line(tmp_path, missing) -> None:
+    made = profile(tmp_path)
+    first, *rows = made.read_text().splitlines()
+    header = json.loads(first)
+    del (header["config"] if missing == "profile" else header["config"]["profile"])[missing]
+    made.write_text("\n".join([json.dumps(header), *rows]) + "\n")
+    with pytest.raises(InputError, match=r"profile\.jsonl.*config\.profile\.sampling"):
+        run_select(made, SelectConfig(), tmp_path / "pivots.jsonl")
+
+
 def test_a_profile_that_stopped_where_one_threshold_was_settled_serves_that_one_only(tmp_path) -> None:
     made = profile(tmp_path, adaptive=AdaptiveConfig(threshold=0.7))
     with pytest.raises(InputError, match=r"was made for lambda 0\.7.*--threshold 0\.7"):
@@ -115,6 +126,22 @@ def test_a_rescored_profile_is_what_the_other_verifier_would_have_said(tmp_path)
     assert found == {"path": str(tmp_path / "rescored.jsonl"), **header["summary"]}
     assert found["cost"]["turns"] == 16 and found["skipped_turns"] == {"too long": 2}
     assert not list(tmp_path.glob("*.waves")), "the log has done its work"
+
+
+def test_a_rescored_profile_keeps_what_a_cut_turn_is_worth_and_how_many_candidates_were_wanted(tmp_path) -> None:
+    made = profile(tmp_path)
+    first, *rows = made.read_text().splitlines()
+    header = json.loads(first)
+    header["config"]["profile"]["cut_turns"] = "judge"
+    header["config"]["limit"] = 3
+    header["summary"]["candidates"] = 3
+    made.write_text("\n".join([json.dumps(header), rows[3], *rows[:2]]) + "\n")
+    run_rescore(RescoreConfig(profile=str(made), verifier=ANY), tmp_path / "rescored.jsonl")
+    assert len(table(tmp_path / "rescored.jsonl")[1]) == 2, "the first three candidates, as far as they were profiled"
+    header["config"]["limit"] = 0
+    made.write_text("\n".join([json.dumps(header), *rows[1:]]) + "\n")
+    run_rescore(RescoreConfig(profile=str(made), verifier=ANY), tmp_path / "judged.jsonl")
+    assert table(tmp_path / "judged.jsonl")[1][-1]["reward_mean"] == 1.0, "cut turns were judged by what they say"
 
 
 def test_traces_that_have_moved_are_named_and_others_are_refused(tmp_path) -> None:
