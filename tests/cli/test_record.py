@@ -5,7 +5,7 @@ import json
 import pytest
 
 from completions_server import completion, serve
-from turntree.stages.policy import EMBEDDED
+from turntree.domains.household.door import POLICY as EMBEDDED
 from turntree.traces.schema import read_header, read_traces
 
 ROOMS = '''
