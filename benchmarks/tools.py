@@ -8,7 +8,7 @@ Pareto (alpha 1.5) tail of the same mean, capped at 20 times that. The policy is
 has as many rows as rollouts are played at once and takes real time: a step for every token, whatever the batch.
 
 - `overlapped`: `rollouts.scheduler.Scheduler` with `tools.pool.ThreadPool`, with `deterministic` off.
-- `deterministic`: the same with `deterministic` on: the engine waits for all tools that are under way.
+- `deterministic`: the same with `deterministic` on: answers are taken `overlap` generations after their calls.
 - `barrier`: all rollouts of a batch of prompts take their turns together; the tools of a turn run at the same time, and
   the next turn begins when the last of them answered. The next batch begins when the last rollout ended.
 - `barrier_refilled`: the same, but places that became free are filled with the next prompts at every turn.

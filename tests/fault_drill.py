@@ -125,6 +125,9 @@ class FailingEngine:
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         return self._engine.generate(requests)
 
+    def update_weights(self, model: Any, policy_version: int) -> None:
+        self._engine.update_weights(model, policy_version)
+
     def weights_changed(self, policy_version: int) -> None:
         self._engine.weights_changed(policy_version)
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from turntree.advantages.config import CreditConfig
-from turntree.branching.config import BranchConfig
-from turntree.core.config import from_mapping, to_mapping
+from turntree.core.config import Part, from_mapping, to_mapping
 from turntree.core.errors import ConfigError
 from turntree.rollouts.scheduler import SchedulerConfig
 from turntree.stages.train_online import TrainOnlineConfig
@@ -19,35 +18,37 @@ UNBIASED = CreditConfig(leaf_weights="path_weighted", comparison="starts", advan
 CONSTANT = LossConfig(normalizer="constant", constant=100.0)
 
 
-def config(branching: BranchConfig | None, initial: int | None = 4, **train: Any) -> TrainOnlineConfig:
+def config(brancher: Part | None, initial: int | None = 4, **train: Any) -> TrainOnlineConfig:
     rollouts = SchedulerConfig(group_size=8, initial_rollouts=initial)
-    return TrainOnlineConfig(train=OnlineConfig(rollouts=rollouts, **train), branching=branching)
+    wanted = TrainOnlineConfig(train=OnlineConfig(rollouts=rollouts, **train), brancher=brancher)
+    wanted.build_brancher(vocabulary=10)
+    return wanted
 
 
 def test_what_works_survives_its_file() -> None:
-    for branching in (BranchConfig(), BranchConfig(rule="fixed", turns=(2, 3)), BranchConfig(rule="posthoc")):
-        wanted = config(branching)
+    for brancher in (Part("entropy"), Part("fixed", {"turns": [2, 3]}), Part("posthoc")):
+        wanted = config(brancher)
         assert from_mapping(TrainOnlineConfig, to_mapping(wanted)) == wanted
-    config(BranchConfig(), credit=UNBIASED, loss=CONSTANT)
-    config(BranchConfig(probe_tokens=1), loss=LossConfig(ratio="action"))
-    config(BranchConfig(rule="fixed"), loss=LossConfig(ratio="action"))
+    config(Part("entropy"), credit=UNBIASED, loss=CONSTANT)
+    config(Part("entropy", {"probe_tokens": 1}), loss=LossConfig(ratio="action"))
+    config(Part("fixed"), loss=LossConfig(ratio="action"))
     config(None, None)
 
 
 @pytest.mark.parametrize(
     ("wrong", "field", "why"),
     [
-        (lambda: config(BranchConfig(), None), "train.rollouts.initial_rollouts", "none left to add"),
-        (lambda: config(BranchConfig(), 8), "train.rollouts.initial_rollouts", "none left to add"),
+        (lambda: config(Part("entropy"), None), "train.rollouts.initial_rollouts", "none left to add"),
+        (lambda: config(Part("entropy"), 8), "train.rollouts.initial_rollouts", "none left to add"),
         (lambda: config(None, 4), "train.rollouts.initial_rollouts", "without a brancher"),
-        (lambda: config(BranchConfig(), loss=LossConfig(ratio="action")), "train.loss.ratio", "whole turns"),
+        (lambda: config(Part("entropy"), loss=LossConfig(ratio="action")), "train.loss.ratio", "whole turns"),
         (
-            lambda: config(BranchConfig(rule="random"), loss=LossConfig(ratio="action")),
+            lambda: config(Part("random"), loss=LossConfig(ratio="action")),
             "train.loss.ratio",
             "share a part of one",
         ),
         (
-            lambda: config(BranchConfig(rule="posthoc"), credit=UNBIASED, loss=CONSTANT),
+            lambda: config(Part("posthoc"), credit=UNBIASED, loss=CONSTANT),
             "train.credit.leaf_weights",
             "biases path weights",
         ),

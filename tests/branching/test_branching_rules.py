@@ -14,7 +14,8 @@ from moments import forks_by_turn, moment, moments
 from turntree.branching.config import BranchConfig, build_brancher
 from turntree.branching.published import PosthocBrancher, ReleasedArpoBrancher
 from turntree.branching.rules import EntropyBrancher, FixedBrancher, RandomBrancher
-from turntree.core import seeds
+from turntree.core import parts, seeds
+from turntree.core.config import Part
 from turntree.core.errors import ConfigError
 from turntree.core.protocols import BranchDecision, Brancher, FinishedRollouts, ForkMoment
 
@@ -327,10 +328,19 @@ def test_a_configuration_that_cannot_work_is_refused_in_one_line(wrong: dict[str
     assert "\n" not in str(refused.value)
 
 
-def test_a_configuration_says_whether_its_branches_split_turns_and_whether_its_forks_are_biased() -> None:
-    rules = ("entropy", "random", "fixed", "arpo_released", "posthoc")
-    assert [r for r in rules if BranchConfig(rule=r).splits_turns] == ["entropy", "random"]
-    assert not BranchConfig(rule="entropy", probe_tokens=1).splits_turns
-    assert [r for r in rules if BranchConfig(rule=r).biased] == ["posthoc"]
-    coin = build_brancher(BranchConfig(rule="random", probe_tokens=4), VOCABULARY)
+def test_a_brancher_says_whether_its_branches_split_turns_and_whether_its_forks_are_biased() -> None:
+    rules: tuple[Any, ...] = ("entropy", "random", "fixed", "arpo_released", "posthoc")
+    built = {rule: build_brancher(BranchConfig(rule=rule, probe_tokens=4), VOCABULARY) for rule in rules}
+    assert [rule for rule in rules if built[rule].splits_turns] == ["entropy", "random"]
+    assert not build_brancher(BranchConfig(rule="entropy", probe_tokens=1), VOCABULARY).splits_turns
+    assert [rule for rule in rules if built[rule].biased] == ["posthoc"]
+    coin = built["random"]
     assert isinstance(coin, RandomBrancher) and coin.shared == 3
+
+
+def test_the_registered_branchers_are_built_from_their_options() -> None:
+    for rule in ("entropy", "random", "fixed", "arpo_released", "posthoc"):
+        whole = parts.resolve("branchers", Part(rule))
+        assert parts.build("branchers", whole, vocabulary=VOCABULARY, seed=0).state() is not None
+    with pytest.raises(ConfigError, match=r"'branchers?\.turns': unknown key"):
+        parts.build("branchers", Part("entropy", {"turns": [2]}), vocabulary=VOCABULARY, seed=0)

@@ -13,12 +13,12 @@ from turntree.stages import premise
 
 SMALL = (
     "--environment", "qa", "--iterations", 2, "--groups", 2, "--group-size", 4, "--max-turns", 6, "--max-tokens", 48,
-    "--count", 6, "--set", "questions.held_out_count=3",
+    "--count", 6, "--set", "held_out_count=3",
 )  # fmt: skip
 ARMS = (
     "--seeds", 0, "--iterations", 1, "--groups", 2, "--group-size", 4,
-    "--set", "online.train.rollouts.episodes.max_turns=5", "--set", "online.questions.held_out_count=3",
-    "--set", "online.questions.count=4",
+    "--set", "online.train.rollouts.episodes.max_turns=5", "--set", "online.held_out_count=3",
+    "--set", "online.count=4",
 )  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def test_expert_answers_are_an_sft_start(turntree, tmp_path) -> None:
 
 def test_training_with_branches_counts_fresh_calls_and_logs_every_decision(turntree, tmp_path) -> None:
     out = tmp_path / "run"
-    turntree("train", "online", "--out", out, *SMALL, "--brancher", "entropy", "--set", "branching.probe_tokens=2")
+    turntree("train", "online", "--out", out, *SMALL, "--brancher", "entropy", "--set", "brancher.probe_tokens=2")
     first, *rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert "held_out_success" in first and "held_out_success" in rows[-1]
     trees = rows[-1]["trees"]
@@ -69,7 +69,7 @@ def test_the_same_command_ends_in_the_same_bits(turntree, tmp_path) -> None:
     """Tools answer in threads; nothing that is learned may depend on when."""
     ended = []
     for run in (tmp_path / "first", tmp_path / "second"):
-        turntree("train", "online", "--out", run, *SMALL, "--brancher", "entropy", "--set", "branching.probe_tokens=2")
+        turntree("train", "online", "--out", run, *SMALL, "--brancher", "entropy", "--set", "brancher.probe_tokens=2")
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         metrics = [{name: value for name, value in row.items() if name != "timing"} for row in rows]
         files = ("model/model.safetensors", "rollouts.jsonl", "branches.jsonl", "held_out.jsonl")
@@ -79,7 +79,7 @@ def test_the_same_command_ends_in_the_same_bits(turntree, tmp_path) -> None:
 
 @pytest.mark.parametrize("brancher", ["random", "fixed", "arpo_released", "posthoc"])
 def test_every_brancher_grows_whole_groups(turntree, tmp_path, brancher: str) -> None:
-    settings = ("--brancher", brancher, "--iterations", 1, "--set", "branching.probe_tokens=2")
+    settings = ("--brancher", brancher, "--iterations", 1, "--probe-tokens", 2)
     turntree("train", "online", "--out", tmp_path / "run", *SMALL, *settings)
     row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert row["trees"]["leaves"] == 2 * 4

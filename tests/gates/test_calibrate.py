@@ -175,6 +175,25 @@ def test_buffers_of_noise_get_a_recommendation_as_seldom_as_promised(precision, 
     assert wrong / 600 <= 0.05
 
 
+def test_where_tasks_repeat_the_bound_speaks_of_further_groups_of_these_tasks_and_says_so():
+    """Signals that tell tasks apart find those that happen to be hopeless. That is right about these tasks only."""
+    draw, found, wrong = np.random.default_rng(0), 0, 0
+    for seed in range(4):
+        table = noise(300, seed)
+        traits = {name: np.repeat(draw.random((75, 4)), 4, axis=0) for name in table.signals_NK}
+        chance = np.repeat(draw.beta(0.28, 0.0744, 75), 4)  # mean 0.79, standard deviation 0.35
+        grid = Grid.build(replace(table, signals_NK=traits), grid_points(list(traits), table.turns), "actionable")
+        rule = Rule.by_lower_bound(grid, 0.8, 0.95)
+        for _ in range(50):
+            outcomes = tuple(GroupOutcome.ALL_FAIL if z else GroupOutcome.MIXED for z in draw.random(300) < chance)
+            chosen = rule.choose(*replace(grid, table=replace(table, outcomes=outcomes)).totals)
+            found += chosen is not None
+            wrong += chosen is not None and chance[grid.cut_PN[chosen]].mean() < 0.8
+    assert found > 20 and wrong / 200 <= 0.05
+    once, again = (calibrate(synthetic(24, seed=0, tasks=tasks), CONFIG)["bound"] for tasks in (24, 6))
+    assert "these tasks" not in once and again.endswith("on further groups of these tasks")
+
+
 def test_the_best_of_many_noise_signals_is_refused_though_its_own_bound_keeps_the_floor():
     draw, table = np.random.default_rng(5), synthetic(60, seed=3, turns=(4,))
     table = replace(table, signals_NK={f"noise {i}": draw.choice([0.1, 0.9], size=(60, 1)) for i in range(200)})

@@ -90,6 +90,8 @@ class Charging:
 class Leisurely:
     """A pool that answers a call some polls after it was made."""
 
+    waits = True
+
     def __init__(self, seed: int, slowest: int) -> None:
         self._pool, self._seed, self._slowest = InlinePool(), seed, slowest
         self._waiting: dict[Session, tuple[int, Answer]] = {}

@@ -131,7 +131,8 @@ class Batches(StepByStep):
         return found
 
 
-def test_which_requests_share_a_batch_does_not_depend_on_when_the_environments_answer() -> None:
+@pytest.mark.parametrize("overlap", [None, 0, 2, 9])
+def test_which_requests_share_a_batch_does_not_depend_on_when_the_environments_answer(overlap: int | None) -> None:
     def batches(seed: int) -> list[tuple[int, ...]]:
         watched = Batches(
             lambda prompt, seed: WORDS[seed % 3],
@@ -140,12 +141,40 @@ def test_which_requests_share_a_batch_does_not_depend_on_when_the_environments_a
             latency=lambda request: 1 + request.seed % 5,
         )
         with Late(seed) as pool:
-            scheduler = Scheduler(watched, RENDERER, config(group_size=3, max_live_rollouts=5), pool=pool)
+            settings = config(group_size=3, max_live_rollouts=5, overlap=overlap)
+            scheduler = Scheduler(watched, RENDERER, settings, pool=pool)
             assert len(list(scheduler.run(corridors(2, 4, 9, 3), seed=5))) == 4
         return watched.batches
 
     first = batches(0)
     assert max(map(len, first)) > 1 and all(batches(seed) == first for seed in (1, 2, 3))
+
+
+@pytest.mark.parametrize(("overlap", "works_on"), [(None, True), (3, True), (0, False)])
+def test_the_engine_works_on_while_a_tool_is_slow_for_as_many_generations_as_may_overlap(
+    overlap: int | None, works_on: bool
+) -> None:
+    meanwhile: list[int] = []
+
+    class Watched(StepByStep):
+        def poll(self, timeout: float | None = None) -> list[Finished]:
+            meanwhile.append(pool.in_flight)
+            return super().poll(timeout)
+
+    class Slow(ThreadPool):
+        def _submit(self, session: Session, ask: Callable[[InlinePool], None], steps: int) -> None:
+            super()._submit(session, lambda home: (time.sleep(0.02), ask(home))[1], steps)
+
+    watched = Watched(
+        lambda prompt, seed: WORDS[seed % 3],
+        RENDERER.stop_ids,
+        vocab_size=len(TOKENIZER),
+        latency=lambda request: 1 + request.seed % 5,
+    )
+    with Slow(16) as pool:
+        settings = config(group_size=8, max_live_rollouts=16, overlap=overlap)
+        list(Scheduler(watched, RENDERER, settings, pool=pool).run(corridors(3, 4), seed=5))
+    assert any(meanwhile) == works_on
 
 
 def test_a_task_that_comes_again_draws_anew_and_so_does_the_next_iteration() -> None:
@@ -167,7 +196,7 @@ def test_an_engine_that_serves_others_is_refused() -> None:
         next(Scheduler(busy, RENDERER, config()).run(corridors(1), seed=0))
 
 
-@pytest.mark.parametrize("wrong", [{"group_size": 0}, {"max_live_rollouts": 0}, {"max_retries": -1}])
+@pytest.mark.parametrize("wrong", [{"group_size": 0}, {"max_live_rollouts": 0}, {"max_retries": -1}, {"overlap": -1}])
 def test_a_configuration_that_cannot_work_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=f"field '{next(iter(wrong))}': must"):
         config(**wrong)

@@ -14,6 +14,8 @@ import torch
 
 from fault_drill import Corridor, Even, FailingEngine, FaultPlan, Faulty, Hopeless
 from tiny_models import tiny_model, tiny_tokenizer
+from turntree.advantages.config import CreditConfig
+from turntree.branching.rules import FixedBrancher
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.cost import Cost
 from turntree.core.messages import Message
@@ -129,6 +131,42 @@ def test_no_two_groups_of_a_run_share_a_draw_also_across_refill_rounds() -> None
     assert groups == [6, 6, 6]
     seeds = [seed for _, seed in engine.seeds]
     assert len(seeds) == len(set(seeds))
+
+
+class LuckyRefills(Corridor):
+    """Of a group's rollouts the initial two fail and all later ones succeed."""
+
+    def __init__(self, task_id: str, length: int) -> None:
+        super().__init__(task_id, length)
+        self.begun, self.number = [], 0
+
+    def step(self, action: Message) -> Observation:
+        told = super().step(action)
+        return Observation(told.messages, told.done, self.number > 2 if told.done else None)
+
+    def fork(self) -> LuckyRefills:
+        self.begun.append(None)
+        twin = LuckyRefills(self.task_id, self.length)
+        twin.number = len(self.begun)
+        return twin
+
+
+def test_dapo_keeps_no_group_that_differs_only_in_refills_which_path_weights_do_not_count() -> None:
+    """Such a group has no gradient; kept, it takes the place of a refill that has one."""
+    run, rows = parts([LuckyRefills("lucky", 2)], brancher=FixedBrancher(turns=(9,))), []
+    settings = config(
+        iterations=1,
+        groups=1,
+        rollouts=replace(ROLLOUTS, initial_rollouts=2, max_live_rollouts=1),
+        credit=CreditConfig(advantages="rloo", comparison="starts", leaf_weights="path_weighted"),
+        loss=LossConfig(normalizer="constant", constant=100.0),
+        dapo=DapoFilter(),
+    )
+    before = weights(run)
+    train_online(run, settings, log=rows.append)
+    assert rows[0]["groups_mixed"] == 1
+    assert rows[0]["trained_groups"] == 0
+    assert all(torch.equal(value, before[name]) for name, value in weights(run).items())
 
 
 def spent(rows: list[dict[str, Any]], what: str) -> float:

@@ -1,4 +1,4 @@
-"""The brancher of a training run as plain values."""
+"""The branchers that are registered (`turntree.branchers`), each with its options, and their checks."""
 
 from __future__ import annotations
 
@@ -48,16 +48,6 @@ class BranchConfig:
         if min(self.expansions, self.rounds) < 1:
             raise ConfigError("expansions and rounds must be at least 1", field="expansions")
 
-    @property
-    def splits_turns(self) -> bool:
-        """Whether branches may share a part of the turn that they fork in."""
-        return self.rule in ("entropy", "random") and self.probe_tokens > 1
-
-    @property
-    def biased(self) -> bool:
-        """Whether forks are chosen by what was sampled below them."""
-        return self.rule == "posthoc"
-
 
 def build_brancher(config: BranchConfig, vocabulary: int) -> Brancher:
     """The brancher that `config` describes, for a policy over `vocabulary` tokens."""
@@ -87,3 +77,38 @@ def build_brancher(config: BranchConfig, vocabulary: int) -> Brancher:
             )
         case "posthoc":
             return PosthocBrancher(expansions=config.expansions, rounds=config.rounds)
+
+
+# what the entry points name: the keyword parameters are the options
+
+
+def entropy(
+    *,
+    vocabulary: int,
+    branches: int = 2,
+    probe_tokens: int = 20,
+    alpha: float = 0.5,
+    beta: float = 0.2,
+    tau: float = 0.5,
+    paced: bool = True,
+) -> Brancher:
+    config = BranchConfig(branches=branches, probe_tokens=probe_tokens, alpha=alpha, beta=beta, tau=tau, paced=paced)
+    return build_brancher(config, vocabulary)
+
+
+def random(*, branches: int = 2, probe_tokens: int = 20, rate: float | None = None, alpha: float = 0.5) -> Brancher:
+    return build_brancher(
+        BranchConfig(rule="random", branches=branches, probe_tokens=probe_tokens, rate=rate, alpha=alpha), 0
+    )
+
+
+def fixed(*, branches: int = 2, turns: tuple[int, ...] = (2,)) -> Brancher:
+    return build_brancher(BranchConfig(rule="fixed", branches=branches, turns=turns), 0)
+
+
+def arpo_released(*, vocabulary: int, branches: int = 2, alpha: float = 0.5, beta: float = 0.2) -> Brancher:
+    return build_brancher(BranchConfig(rule="arpo_released", branches=branches, alpha=alpha, beta=beta), vocabulary)
+
+
+def posthoc(*, expansions: int = 2, rounds: int = 1) -> Brancher:
+    return build_brancher(BranchConfig(rule="posthoc", expansions=expansions, rounds=rounds), 0)

@@ -63,6 +63,8 @@ class PosthocBrancher(Undeterred):
     are biased; the tree says so (`RolloutTree.biased_forks`).
     """
 
+    biased = True
+
     def __init__(self, *, expansions: int = 2, rounds: int = 1) -> None:
         self.expansions, self.rounds = expansions, rounds
 

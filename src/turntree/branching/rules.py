@@ -14,6 +14,9 @@ from turntree.core.protocols import BranchDecision, Expansion, FinishedRollouts,
 class Undeterred:
     """What a brancher is that neither expands finished trees nor learns from earlier iterations."""
 
+    splits_turns = False  # whether branches may share a part of the turn that they fork in
+    biased = False  # whether forks are chosen by what was sampled below them
+
     def expand(self, group: FinishedRollouts) -> Sequence[Expansion]:
         return ()
 
@@ -59,6 +62,7 @@ class RandomBrancher(Paced):
     ) -> None:
         super().__init__()
         self.rate, self.branches, self.shared, self.first_rate = rate, branches, shared, first_rate
+        self.splits_turns = shared > 0
 
     def decide(self, moment: ForkMoment) -> BranchDecision | None:
         if len(moment.entropies[-1]) <= self.shared:
@@ -102,6 +106,7 @@ class EntropyBrancher(Paced):
     ) -> None:
         super().__init__()
         self.probe_tokens, self.branches, self.paced = probe_tokens, branches, paced
+        self.splits_turns = probe_tokens > 1
         self.alpha, self.beta, self.tau = alpha, beta, tau
         self._most = math.log(vocabulary)
 

@@ -114,7 +114,11 @@ def with_overrides(config: T, overrides: Mapping[str, Any]) -> T:
     for dotted, value in overrides.items():
         target: dict[str, Any] = values
         *parents, last = dotted.split(".")
+        place: Any = config
         for parent in parents:
+            place = place if isinstance(place, Part) else getattr(place, parent, None)
+            if isinstance(place, Part):  # its options are known where it is loaded
+                target.setdefault(parent, {})
             if not isinstance(target.get(parent), dict):
                 raise ConfigError("unknown key", field=dotted, hint=f"{parent!r} has no sub-keys")
             target = target[parent]

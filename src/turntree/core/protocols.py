@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from turntree.core.completion import Completion, Finished, GenerationRequest
@@ -31,8 +31,13 @@ class Engine(Protocol):
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]: ...
 
+    def update_weights(self, model: Any, policy_version: int) -> None:
+        """Sample from the weights of `model` (a torch module) from now on, and stamp completions with the version. An
+        engine that samples from this very module takes nothing over; one elsewhere copies or sends them."""
+        ...
+
     def weights_changed(self, policy_version: int) -> None:
-        """The policy was updated: drop every kept key and value, stamp later completions with the new version."""
+        """Drop every kept key and value, stamp later completions with the version."""
         ...
 
 
@@ -101,7 +106,8 @@ class Observation:
     """What an environment answers to an assistant message.
 
     `reward` is that of an episode which ends here, of its own or at a limit, where success alone does not say it
-    (None: 1 for success, 0 otherwise).
+    (None: 1 for success, 0 otherwise). `metrics` are numbers of the domain about this step (1.0 for an impossible
+    command); evaluations report their mean over steps.
     """
 
     messages: tuple[Message, ...]
@@ -109,6 +115,7 @@ class Observation:
     success: bool | None = None  # known once done
     progress: float | None = None  # how far the task is done, in [0, 1], where the environment knows
     reward: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # what the domain counts for itself
 
 
 class Environment(Protocol):

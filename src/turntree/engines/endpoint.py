@@ -125,6 +125,9 @@ class EndpointEngine:
     def in_flight(self) -> int:
         return len(self._open)
 
+    def update_weights(self, model: Any, policy_version: int) -> None:
+        raise TurntreeError("a completions server keeps its weights: it can be profiled, and not trained")
+
     def weights_changed(self, policy_version: int) -> None:
         """The server now serves other weights (putting them there is not the engine's doing)."""
         check_idle(self.in_flight)

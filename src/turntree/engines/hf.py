@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from turntree.core.completion import Completion, Finished, GenerationRequest
 from turntree.core.cost import NO_COST, Cost
-from turntree.core.errors import TurntreeError
+from turntree.core.errors import ConfigError, TurntreeError
 from turntree.engines.compatibility import check_attention, check_generation
 from turntree.engines.decoding import Cell, Decoder, Home, Prefix
 from turntree.engines.kept import Entry, KeptBlock, KeptSequences
@@ -124,6 +124,12 @@ class HFEngine:
     @property
     def in_flight(self) -> int:
         return len(self._queue) + len(self._flights) + len(self._done)
+
+    def update_weights(self, model: PreTrainedModel, policy_version: int) -> None:
+        """Raises `ConfigError` for another model than the engine's own, which is updated in place."""
+        if model is not self.model:
+            raise ConfigError("is not the model that the engine samples from", field="model", hint="train that one")
+        self.weights_changed(policy_version)
 
     def weights_changed(self, policy_version: int) -> None:
         """Raises `TurntreeError` while requests are in flight: a completion is sampled by one policy."""

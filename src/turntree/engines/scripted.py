@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from turntree.core.completion import Completion, Finished, GenerationRequest
 from turntree.core.cost import NO_COST, Cost
@@ -80,6 +81,9 @@ class ScriptedEngine:
     @property
     def policy_version(self) -> int:
         return self._version
+
+    def update_weights(self, model: Any, policy_version: int) -> None:
+        self.weights_changed(policy_version)
 
     def weights_changed(self, policy_version: int) -> None:
         check_idle(self.in_flight)

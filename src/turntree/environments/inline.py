@@ -17,6 +17,8 @@ class InlinePool:
     endless loop is one nobody sees (use `ProcessPool`).
     """
 
+    waits = False
+
     def __init__(self) -> None:
         self._held: dict[Session, Environment] = {}
         self._answers: dict[Session, Answer] = {}

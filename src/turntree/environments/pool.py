@@ -61,6 +61,8 @@ class EnvironmentPool(Protocol):
     A session has at most one call unanswered.
     """
 
+    waits: bool  # whether calls wait for something other than a processor, so that there is time to gain meanwhile
+
     @property
     def in_flight(self) -> int:
         """Calls made and not yet answered (those of closed sessions do not count)."""
@@ -123,6 +125,8 @@ def checked(observation: Any) -> Observation:
         raise EnvironmentFault("answered done or success that is neither true nor false")
     if observation.reward is not None and not math.isfinite(observation.reward):
         raise EnvironmentFault(f"answered a reward of {observation.reward}")
+    if not all(isinstance(value, int | float) and math.isfinite(value) for value in observation.metrics.values()):
+        raise EnvironmentFault("answered metrics that are not numbers")
     return observation
 
 

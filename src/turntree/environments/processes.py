@@ -55,6 +55,8 @@ class ProcessPool:
     makes one needs the usual `if __name__ == "__main__":`.
     """
 
+    waits = False
+
     def __init__(self, config: ProcessPoolConfig | None = None) -> None:
         self._config = config if config is not None else ProcessPoolConfig()
         if self._config.workers < 1:

@@ -48,7 +48,8 @@ def calibrate(table: GroupTable, config: CalibrationConfig) -> Row:
     `choices` holds, for every turn (None: any of them), scope, criterion and set of signals, the chosen point or None
     with the reason. `recommended` is the choice over all turns and signals by the lower bound of precision among
     actionable groups; else None, and `refused` says why. With probability `confidence` no point below the floor is
-    recommended: the bound holds for all turns, signals and thresholds together.
+    recommended: the bound holds for all turns, signals and thresholds together. Where tasks have several groups it
+    speaks of further groups of these tasks, and `bound` says so.
     """
     choices = _choices(table, config)
     recommended, reason = _recommend(choices)
@@ -66,7 +67,7 @@ def calibrate(table: GroupTable, config: CalibrationConfig) -> Row:
         "dropped": table.dropped,
         "floor": config.floor,
         "confidence": config.confidence,
-        "bound": BOUND,
+        "bound": BOUND if len(set(table.tasks)) == len(table.tasks) else f"{BOUND}, on further groups of these tasks",
         "recommended": recommended,
         "refused": None if reason is None else {"reason": reason},
         "choices": choices,

@@ -1,4 +1,4 @@
-"""The gate of a training run as plain values."""
+"""The gates that are registered (`turntree.gates`), each with its options, and their checks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from turntree.core.protocols import Gate
 from turntree.gates.bounds import edit_distance_bounds
-from turntree.gates.compose import AnyOf, AuditedGate
+from turntree.gates.compose import AnyOf, AuditedGate, RandomGate
 from turntree.gates.divergence import PrefixDivergenceGate
 
 
@@ -51,3 +51,21 @@ def build_gate(config: GateConfig, seed: int) -> Gate:
     )
     gate = looks[0] if len(looks) == 1 else AnyOf(looks)
     return AuditedGate(gate=gate, share=config.audit, seed=seed) if config.audit else gate
+
+
+# what the entry points name: the keyword parameters are the options
+
+
+def divergence(
+    *,
+    seed: int,
+    checkpoints: tuple[CheckpointConfig, ...] = (CheckpointConfig(),),
+    early: bool = False,
+    audit: float = 0.0,
+) -> Gate:
+    return build_gate(GateConfig(checkpoints=checkpoints, early=early, audit=audit), seed)
+
+
+def random(*, seed: int, turn: int = 10, rate: float = 0.2) -> Gate:
+    """The control of an experiment: cuts a share `rate` of the groups that reach `turn`, whatever they do."""
+    return RandomGate(turn=turn, rate=rate, seed=seed)

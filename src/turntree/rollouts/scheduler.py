@@ -68,9 +68,12 @@ class SchedulerConfig:
     group takes longer than `group_seconds` from its first rollout's start, is cancelled. `max_retries` counts the
     failed calls that are made again, of one rollout, engine and environment together.
 
-    `deterministic`: the engine goes on when all environments have answered, so that which requests share its batches
-    does not depend on the clock, and runs repeat bit for bit. Off, it works on meanwhile, which is worth it where tools
-    are slow; a run then repeats up to rounding.
+    `deterministic`: which requests share the engine's batches does not depend on the clock, so runs repeat bit for bit.
+    Every answer of an environment is taken at a point of the engine's work: `overlap` generations after its call, or
+    when the engine has nothing left to do. Until then the engine works on, at that point it waits. None is an eighth of
+    `max_live_rollouts` where calls wait for tools, and 0 where environments are stepped. More hides slower tools and
+    keeps the rollouts of fast ones waiting. With `deterministic` off an answer is taken when it arrives; a run then
+    repeats up to rounding.
     """
 
     episodes: EpisodeConfig = field(default_factory=EpisodeConfig)
@@ -82,13 +85,14 @@ class SchedulerConfig:
     rollout_seconds: float = 1800.0
     group_seconds: float = 3600.0
     deterministic: bool = True
+    overlap: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("group_size", "max_live_rollouts"):
             if getattr(self, name) < 1:
                 raise ConfigError("must be at least 1", field=name)
-        for name in ("max_retries", "rollout_seconds", "group_seconds"):
-            if getattr(self, name) < 0:
+        for name in ("max_retries", "rollout_seconds", "group_seconds", "overlap"):
+            if (getattr(self, name) or 0) < 0:
                 raise ConfigError("must not be negative", field=name)
         if not 1 <= self.initial <= self.group_size:
             raise ConfigError(
@@ -207,6 +211,7 @@ class _Place:
     rollout: LiveRollout | None = None  # None until its environment told the task
     ticket: int | None = None
     call: int = 0  # the number of its last call to its environment, among all of the run
+    due: int = 0  # how many generations the run has when the answer to that call is taken
     failures: int = 0
 
 
@@ -220,7 +225,10 @@ class _Run:
         self._engine, self._pool, self._renderer = scheduler.engine, scheduler.pool, scheduler.renderer
         self._tasks, self._seed, self._iteration = tasks, seed, iteration
         self._begun, self._indices = begun, itertools.count()
-        self._calls = 0
+        self._calls = self._generated = 0
+        overlap = self._config.overlap
+        self._overlap = (self._config.max_live_rollouts // 8 if self._pool.waits else 0) if overlap is None else overlap
+        self._early: dict[Session, Answer] = {}  # answers that arrived before they are due
         self._groups: dict[Group, None] = {}  # in order of their begin
         self._places: dict[_Place, None] = {}  # in order of their start
         self._branches: dict[_Place, None] = {}  # forked off, and not started yet
@@ -307,17 +315,23 @@ class _Run:
             del self._places[place]
             del self._by_session[place.session]
         place.group.charge(place.key, Cost(tool_calls=self._pool.close(place.session)))
+        if (early := self._early.pop(place.session, None)) is not None:
+            place.group.charge(place.key, Cost(tool_calls=early.calls, environment_seconds=early.seconds))
         if place.ticket is not None:
             del self._by_ticket[place.ticket]
             place.group.charge(place.key, self._engine.cancel(place.ticket))
 
     def _reset(self, place: _Place) -> None:
-        place.call, self._calls = self._calls, self._calls + 1
+        self._count_call(place)
         self._pool.reset(place.session)
 
     def _step(self, place: _Place, action: Message) -> None:
-        place.call, self._calls = self._calls, self._calls + 1
+        self._count_call(place)
         self._pool.step(place.session, action)
+
+    def _count_call(self, place: _Place) -> None:
+        place.call, self._calls = self._calls, self._calls + 1
+        place.due = self._generated + self._overlap
 
     # what happens
 
@@ -326,21 +340,27 @@ class _Run:
         while answers := self._answered():
             self._hear(answers)
             self._admit()
+        look = self._pool.in_flight and not self._config.deterministic
         if self._engine.in_flight:
-            self._say(self._timed(self._engine.poll, _TICK if self._pool.in_flight else self._patience()))
-        elif self._pool.in_flight:
+            self._say(self._timed(self._engine.poll, _TICK if look else self._patience()))
+        elif look:
             self._hear(self._timed(self._pool.poll, self._patience()))
         self._expire()
 
     def _answered(self) -> list[Answer]:
-        """What the environments answered so far; with `deterministic`, what all of them answer, in order of calls."""
+        """What the environments answered so far; with `deterministic`, the answers that are due, in order of calls."""
         if not self._config.deterministic:
             return self._pool.poll(0)
-        answers: list[Answer] = []
-        until = self._scheduler.clock() + self._patience() if self._pool.in_flight else 0.0
-        while self._pool.in_flight and (left := until - self._scheduler.clock()) >= 0:
-            answers += self._timed(self._pool.poll, left)
-        return sorted(answers, key=lambda answer: self._by_session[answer.session].call)
+        asked = [place for place in self._places if place.ticket is None]
+        due = [place for place in asked if place.due <= self._generated or not self._engine.in_flight]
+        until = self._scheduler.clock() + self._patience() if due else 0.0
+        while any(place.session not in self._early for place in due):
+            left = until - self._scheduler.clock()
+            if left < 0 or not self._pool.in_flight:
+                break
+            self._early |= {answer.session: answer for answer in self._timed(self._pool.poll, left)}
+        taken = sorted((place for place in due if place.session in self._early), key=lambda place: place.call)
+        return [self._early.pop(place.session) for place in taken]
 
     def _timed(self, poll: Callable[[float], list[T]], timeout: float) -> list[T]:
         """Wait for one of the two, and account for the time."""
@@ -354,6 +374,7 @@ class _Run:
 
     def _say(self, batch: list[Finished]) -> None:
         """Append what the engine sampled and tell the environments."""
+        self._generated += len(batch)
         for finished in batch:
             place = self._by_ticket.pop(finished.ticket)
             place.ticket = None

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from turntree.branching.config import BranchConfig
+from turntree.core.config import Part
 from turntree.core.errors import ConfigError
 from turntree.observe.run import RunDirectory
 from turntree.stages.paired import (
@@ -73,11 +73,11 @@ class BranchingExperimentConfig:
     seeds: tuple[int, ...] = (0, 1, 2, 3)
 
     def __post_init__(self) -> None:
-        branching = self.online.branching
-        if branching is None or branching.rule != "entropy":
-            raise ConfigError("must be 'entropy': the other arms differ from it", field="online.branching.rule")
-        if not branching.paced:
-            raise ConfigError("must be true: 'random' keeps the same pace", field="online.branching.paced")
+        brancher = self.online.brancher
+        if brancher is None or brancher.name != "entropy":
+            raise ConfigError("must be 'entropy': the other arms differ from it", field="online.brancher.name")
+        if not brancher.options.get("paced", True):
+            raise ConfigError("must be true: 'random' keeps the same pace", field="online.brancher.paced")
         if self.online.train.loss.normalizer != "constant":
             raise ConfigError(
                 "lets the number of leaves change the step size",
@@ -104,26 +104,29 @@ def run_branching_experiment(config: BranchingExperimentConfig, out: Path) -> di
 
 def configured_arm(config: BranchingExperimentConfig, out: Path, seed: int, arm: Arm) -> TrainOnlineConfig:
     online = replace(config.online, train=replace(config.online.train, seed=seed))
-    branching, rollouts = online.branching, online.train.rollouts
-    assert branching is not None
+    brancher, rollouts = online.brancher, online.train.rollouts
+    assert brancher is not None
+    alike = {name: brancher.options[name] for name in ("branches", "probe_tokens", "alpha") if name in brancher.options}
+    coin = replace(online, brancher=Part("random", alike))
     match arm:
         case "entropy":
             return online
         case "random":
-            return replace(online, branching=replace(branching, rule="random", rate=None))
+            return coin
         case "entropy_starts":
             starts = replace(online.train.credit, comparison="starts")
             return replace(online, train=replace(online.train, credit=starts))
         case "entropy_paths":
             return _path_weighted(online)
         case "random_paths":
-            return _path_weighted(replace(online, branching=replace(branching, rule="random", rate=None)))
+            return _path_weighted(coin)
         case "arpo_released":
-            return replace(online, branching=BranchConfig(rule="arpo_released", branches=branching.branches))
+            released = {name: value for name, value in alike.items() if name == "branches"}
+            return replace(online, brancher=Part("arpo_released", released))
         case "tree_grpo":
             trees = replace(online.train.credit, comparison="trees")
-            posthoc = BranchConfig(rule="posthoc", expansions=rollouts.group_size // rollouts.initial - 1)
-            return replace(online, branching=posthoc, train=replace(online.train, credit=trees))
+            posthoc = Part("posthoc", {"expansions": rollouts.group_size // rollouts.initial - 1})
+            return replace(online, brancher=posthoc, train=replace(online.train, credit=trees))
         case "grpo":
             return _independent(online, rollouts.group_size)
         case "grpo_half":
@@ -143,7 +146,7 @@ def _path_weighted(online: TrainOnlineConfig) -> TrainOnlineConfig:
 
 def _independent(online: TrainOnlineConfig, size: int) -> TrainOnlineConfig:
     rollouts = replace(online.train.rollouts, group_size=size, initial_rollouts=None)
-    return replace(online, branching=None, train=replace(online.train, rollouts=rollouts))
+    return replace(online, brancher=None, train=replace(online.train, rollouts=rollouts))
 
 
 def _as_many_calls(config: BranchingExperimentConfig, out: Path, seed: int) -> int:

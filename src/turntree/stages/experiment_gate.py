@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from turntree.core.config import Part
 from turntree.core.errors import ConfigError
 from turntree.core.outcome import group_outcome
-from turntree.gates.config import GateConfig
 from turntree.observe.run import RunDirectory
 from turntree.observe.statistics import clustered_wilson
 from turntree.stages.paired import (
@@ -30,7 +30,7 @@ from turntree.stages.paired import (
     task_matrix,
     write_experiment,
 )
-from turntree.stages.train_online import GATE_LOG, RandomCutConfig, TrainOnlineConfig
+from turntree.stages.train_online import GATE_LOG, TrainOnlineConfig
 
 Arm = Literal["none", "gate", "random"]
 
@@ -39,7 +39,7 @@ Arm = Literal["none", "gate", "random"]
 class GateExperimentConfig:
     """`online` is every arm's configuration; its gate is that of the arm `gate`."""
 
-    online: TrainOnlineConfig = field(default_factory=lambda: TrainOnlineConfig(gate=GateConfig()))
+    online: TrainOnlineConfig = field(default_factory=lambda: TrainOnlineConfig(gate=Part("divergence")))
     arms: tuple[Arm, ...] = ("none", "gate", "random")
     seeds: tuple[int, ...] = (0, 1, 2, 3)
 
@@ -78,8 +78,8 @@ def _configured(config: GateExperimentConfig, out: Path, seed: int, arm: Arm) ->
     assert online.gate is not None
     rows = RunDirectory(arm_folder(out, seed, "gate")).metrics()[1:]
     rate = sum(row["groups_cut"] for row in rows) / sum(row["groups"] for row in rows)
-    turn = max(look.turn for look in online.gate.checkpoints)
-    return replace(online, gate=None, random_cut=RandomCutConfig(turn=turn, rate=rate))
+    cuts = [row["cut"] for row in json_rows(arm_folder(out, seed, "gate") / GATE_LOG) if row["cut"] is not None]
+    return replace(online, gate=Part("random", {"turn": max(cuts, default=1), "rate": rate}))
 
 
 # the comparison

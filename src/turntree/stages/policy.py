@@ -10,6 +10,8 @@ from typing import Literal
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from turntree.core import parts
+from turntree.core.config import Part
 from turntree.core.errors import ConfigError
 from turntree.core.protocols import StreamingEngine
 from turntree.engines.checkpoint import load_model, load_tokenizer, policy_hash, template_hash, tokenizer_hash
@@ -21,9 +23,7 @@ from turntree.training.attention import set_tree_attention
 from turntree.training.forward import set_checkpointing
 from turntree.training.lora import LoRAConfig, Reference, add_adapter, frozen_reference
 
-_MODELS = Path(__file__).resolve().parents[1] / "models"
-EMBEDDED = _MODELS / "household_tiny"
-_NAMED = {"default": EMBEDDED, "qa": _MODELS / "qa_tiny"}
+DEFAULT = "default"
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,15 @@ def open_speaker(model: str, endpoint: EndpointConfig | None, device: Device) ->
         yield Speaker(engine, renderer, identity_of(engine.identity, tokenizer))
 
 
+def policy_name(model: str, environment: Part) -> str:
+    """The name or folder of the policy that plays: "default" is the one that the environment registered under its own
+    name, where it did (`turntree.policies`)."""
+    return environment.name if model == DEFAULT and environment.name in parts.names("policies") else model
+
+
 def resolve(source: str) -> Path:
-    """The folder of a policy; "default" is the embedded one that plays household games, "qa" answers questions."""
-    return _NAMED.get(source, Path(source))
+    """The folder of a policy: a registered name (`turntree.policies`), or the folder itself."""
+    return parts.load("policies", source).target if source in parts.names("policies") else Path(source)
 
 
 def load_policy(source: str, device: Device) -> Policy:

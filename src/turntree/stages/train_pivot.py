@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -13,9 +14,9 @@ from turntree.core.config import Part, to_mapping
 from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
 from turntree.core.labels import Rewards
-from turntree.core.protocols import TurnVerifier
-from turntree.domains.household.environment import HouseholdEnvironment
+from turntree.core.protocols import Environment, TurnVerifier
 from turntree.engines.checkpoint import save_model
+from turntree.environments.tasks import DEFAULT, DEV, open_tasks
 from turntree.observe.artifacts import PASS_RATES, PIVOTS
 from turntree.observe.files import file_hash
 from turntree.observe.run import RunDirectory, notice, open_run, progress
@@ -23,7 +24,6 @@ from turntree.rollouts.local import render, rule_name, sample_local, score_local
 from turntree.stages.evaluate import EvaluateConfig, play
 from turntree.stages.policy import Device, Policy, load_policy
 from turntree.stages.profile import read_candidates
-from turntree.stages.tasks import GamesConfig, games
 from turntree.stages.train_online import HELD_OUT, keep_held_out
 from turntree.stages.verifier import is_registered, open_verifier
 from turntree.training.checkpoints import CheckpointConfig, resume
@@ -35,13 +35,16 @@ from turntree.training.pivot import Check, Checked, Pivot, PivotConfig, Trained,
 @dataclass(frozen=True, kw_only=True)
 class CheckConfig:
     """Held-out figures during training: acceptance by action kind on `states` development candidates, success on
-    `games` development games (0: none). Pivot reward alone misleads (docs/results/quickstart.md)."""
+    `tasks` tasks of the split "dev" of `environment` (0: none). Pivot reward alone misleads
+    (docs/results/quickstart.md)."""
 
     states: int = 0
     samples: int = 4
-    games: int = 0
-    difficulty: str = "easy"
+    environment: Part = DEFAULT
+    tasks: int = 0
+    task_seed: int = 0
     max_turns: int = 16
+    max_tokens: int = 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,18 +78,22 @@ def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = Fa
     traces = config.traces or str(header["traces"])
     pivots = _pivots(rows, policy, traces, header, config.pivots)
     check_path_isolation(policy.model)
-    with open_verifier(_verifier(config, header), config.environment) as verifier:
+    with contextlib.ExitStack() as stack:
+        verifier = stack.enter_context(open_verifier(_verifier(config, header), config.environment))
         _require_verifier(config, header, verifier)
-        check = _checks(config, policy, verifier, traces, out)
+        tasks = stack.enter_context(_development_tasks(config.check, policy))
+        check = _checks(config, policy, verifier, traces, tasks, out)
         inputs = {
             **policy.identity,
             "pivots_hash": file_hash(Path(config.pivots)),
             "traces_hash": header["traces_hash"],
             "verifier": verifier.name,
         }
-        with open_run(out, "train pivot", to_mapping(config), inputs, overwrite=overwrite, logs=(HELD_OUT,)) as run:
-            trained = _train(run, policy, pivots, verifier, check, config)
-            last = run.metrics()[-1]
+        run = stack.enter_context(
+            open_run(out, "train pivot", to_mapping(config), inputs, overwrite=overwrite, logs=(HELD_OUT,))
+        )
+        trained = _train(run, policy, pivots, verifier, check, config)
+        last = run.metrics()[-1]
     return {
         "model": str(run.model),
         "states": len(pivots),
@@ -216,16 +223,22 @@ def _require_verifier(config: TrainPivotConfig, header: dict[str, Any], verifier
         )
 
 
-def _checks(config: TrainPivotConfig, policy: Policy, verifier: TurnVerifier, traces: str, out: Path) -> Check | None:
-    """What is measured on held-out states and games during training; None when nothing is asked for. Outcomes of games
+def _checks(
+    config: TrainPivotConfig,
+    policy: Policy,
+    verifier: TurnVerifier,
+    traces: str,
+    environments: Sequence[Environment],
+    out: Path,
+) -> Check | None:
+    """What is measured on held-out states and tasks during training; None when nothing is asked for. Outcomes of tasks
     are kept in `out/held_out.jsonl`."""
     settings = config.check
-    if not settings.states and not settings.games:
+    if not settings.states and not environments:
         return None
     states = read_candidates(traces, "dev", settings.states)[0] if settings.states else []
     prompted = [render(state, policy.renderer) for state in states]
     kinds = [verifier.judge(state, state.demonstration).kind for state in states]
-    environments = _development_games(settings)
 
     def check(step: int) -> Checked:
         figures: dict[str, Any] = {}
@@ -242,22 +255,25 @@ def _checks(config: TrainPivotConfig, policy: Policy, verifier: TurnVerifier, tr
             ]
             figures["held_out_acceptance"], acceptance = _acceptance(kinds, rewards)
         if environments:
-            played = EvaluateConfig(max_turns=settings.max_turns)
+            played = EvaluateConfig(max_turns=settings.max_turns, max_tokens=settings.max_tokens)
             summary, spent = play(policy, environments, played, config.train.sampling.temperature, 1, quiet=True)
             cost += spent
             keep_held_out(out, step, summary)
             figures["held_out_success"] = summary["success"]
-            figures["held_out_invalid_share"] = summary["invalid_share"]
+            figures |= {f"held_out_{name}": value for name, value in summary.items() if name.endswith("_share")}
         return Checked(figures, cost, acceptance)
 
     return check
 
 
-def _development_games(settings: CheckConfig) -> list[HouseholdEnvironment]:
-    if not settings.games:
-        return []
-    chosen = GamesConfig(split="dev", count=settings.games, difficulty=settings.difficulty)
-    return [HouseholdEnvironment(game) for game, _ in games(chosen)]
+@contextlib.contextmanager
+def _development_tasks(settings: CheckConfig, policy: Policy) -> Iterator[Sequence[Environment]]:
+    if not settings.tasks:
+        yield ()
+        return
+    splits = {DEV: settings.tasks}
+    with open_tasks(settings.environment, splits, seed=settings.task_seed, model=policy.source) as opened:
+        yield opened.of(DEV)
 
 
 def _acceptance(

@@ -20,6 +20,8 @@ class ThreadPool:
     For environments whose calls return by themselves, as those of a `ToolRuntime` do: a thread cannot be killed.
     """
 
+    waits = True
+
     def __init__(self, threads: int = 64) -> None:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="environment")
         self._homes: dict[Session, InlinePool] = {}  # each session alone, so that threads share nothing

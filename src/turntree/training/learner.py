@@ -58,7 +58,7 @@ class Learner:
         for _ in range(self.updates):
             metrics = update_step(self.model, self.reference, self.optimizer, batches, self.loss)
             cost += Cost(trained_tokens=int(metrics["trained_tokens"]))
-        self.engine.weights_changed(self.engine.policy_version + 1)
+        self.engine.update_weights(self.model, self.engine.policy_version + 1)
         return {"trained_groups": trained, **metrics}, cost + Cost(training_seconds=time.perf_counter() - started)
 
     def rescores(self, trees: Sequence[RolloutTree]) -> bool:

@@ -19,7 +19,7 @@ from turntree.advantages.config import CreditConfig
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.outcome import GroupOutcome, group_outcome
-from turntree.core.protocols import Brancher, Environment, Gate, GateDecision, Renderer, StreamingEngine
+from turntree.core.protocols import Brancher, Environment, Estimator, Gate, GateDecision, Renderer, StreamingEngine
 from turntree.core.tree import StopReason
 from turntree.environments.pool import EnvironmentPool
 from turntree.filters.dapo import DapoFilter
@@ -80,6 +80,7 @@ class Parts:
     gate: Gate | None = None
     brancher: Brancher | None = None
     pool: EnvironmentPool | None = None
+    estimator: Estimator | None = None  # None: that of `OnlineConfig.credit`
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ class _Run:
         )
         self._brancher = parts.brancher
         self.stream = TaskStream(parts.tasks, config.seed, Greso(config.greso) if config.greso else None)
-        self.credit = config.loss.estimator(config.credit)
+        self.credit = parts.estimator or config.loss.estimator(config.credit)
         self.savings = SavingsLedger()
         self.monitor = GateMonitor()
         self._judged: list[tuple[GateDecision, bool | None]] = []  # all that the monitor was told
@@ -176,7 +177,7 @@ class _Run:
             self._brancher.restore(state["brancher"])
         for decision, zero in state["judged"]:
             self._judge(GateDecision(**decision), zero)
-        self._engine.weights_changed(state["policy_version"])
+        self._engine.update_weights(self.learner.model, state["policy_version"])
         return state["step"]
 
     def play(self, iteration: int) -> list[GrownGroup]:
@@ -216,9 +217,14 @@ class _Run:
         self._judged.append((decision, zero_variance))
 
     def _kept(self, groups: Sequence[GrownGroup]) -> list[GrownGroup]:
-        """Those that the update learns from: scored ones, and with DAPO those with different rewards."""
+        """Those that the update learns from: scored ones, and with DAPO those with different rewards among the leaves
+        that count (under path weights refills do not, so a group may differ in them alone and teach nothing)."""
         dapo = self.config.dapo
-        return [group for group in _scored(groups) if dapo is None or dapo.judge(_rewards(group)).keep]
+        return [group for group in _scored(groups) if dapo is None or self._teaches(group)]
+
+    def _teaches(self, group: GrownGroup) -> bool:
+        credit = self.credit(group.tree, group.rewards)
+        return bool(credit.nodes) and not credit.zero_variance
 
     def update(self, groups: Sequence[GrownGroup]) -> dict[str, Any]:
         """One update on the groups that are kept; no step where none is."""

@@ -189,7 +189,7 @@ class _Run:
         self.cost, self.checks = Cost(**state["cost"]), Cost(**state["checks"])
         self.curriculum.restore(state["curriculum"])
         self.drift.restore(state["drift"])
-        self.engine.weights_changed(state["policy_version"])
+        self.engine.update_weights(self.learner.model, state["policy_version"])
         return state["step"]
 
     def sample(self, step: int) -> tuple[list[_Group], list[_Group]]:
