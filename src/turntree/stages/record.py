@@ -39,9 +39,9 @@ _ERROR = "error:"  # how a tool's answer says that the call went wrong
 @dataclass(frozen=True, kw_only=True)
 class RecordConfig:
     """`samples` episodes of each of the first `count` tasks of `split`; `task_seed` draws the tasks, `seed` the
-    episodes. `model` "default" is the environment's own policy; with `endpoint` a server speaks, and `model` is the name
-    that it serves. `only` "successes" leaves the other episodes out, and counts them. `wave` tasks are played together
-    and written down together, stepped by `workers` (0: in this process)."""
+    episodes. `model` "default" is the environment's own policy; with `endpoint` it is the name that a server knows.
+    `only` "successes" leaves the other episodes out, and counts them. `wave` tasks are played together and written down
+    together, stepped by `workers` (0: in this process)."""
 
     environment: Part = DEFAULT
     model: str = "default"
