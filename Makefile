@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart test test-alfworld lint bench clean
+.PHONY: help install quickstart test test-alfworld test-environments lint bench clean
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
@@ -29,6 +29,18 @@ test-alfworld: install  ## Parity with the official ALFWorld package (installs i
 	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[dev,alfworld]'
 	$(BIN)/python -m pytest tests/parity -s --timeout 7200
 
+# Two environments, because verifiers and openenv need another major version of the MCP package than our own client.
+ENVS := .venv-environments
+MCP1 := gymnasium,verifiers,openenv
+MCP2 := gymnasium,textarena,reasoning-gym,mcp
+test-environments:  ## Environments of other packages, on the real packages (installs them into .venv-environments)
+	for extras in $(MCP1) $(MCP2); do \
+	  test -x $(ENVS)/$$extras/bin/python || $(PYTHON) -m venv $(ENVS)/$$extras || exit 1; \
+	  pip="$(ENVS)/$$extras/bin/python -m pip install --quiet -c constraints.txt"; \
+	  $$pip torch && $$pip pytest pytest-timeout hypothesis --editable ".[$$extras]" || exit 1; \
+	  $(ENVS)/$$extras/bin/python -m pytest tests/environments/test_packages.py -rs || exit 1; \
+	done
+
 lint: install  ## Style, types and floors
 	$(BIN)/ruff check src tests recipes benchmarks
 	$(BIN)/ruff format --check src tests recipes benchmarks
@@ -41,4 +53,4 @@ bench: install  ## Speed, side by side, as ratios
 	$(BIN)/python benchmarks/gate.py
 
 clean:  ## Remove everything that was made
-	rm -rf $(VENV) runs build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(ENVS) runs build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

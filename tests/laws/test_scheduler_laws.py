@@ -256,6 +256,7 @@ def without_costs(tree: RolloutTree) -> dict[str, Any]:
     value = tree.to_json()
     for node in value["nodes"]:
         node.pop("cost", None)
+        node.pop("timing", None)
     return value
 
 

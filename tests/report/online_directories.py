@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turntree.logs.groups import LoggedGroup, LoggedRollout
-from turntree.logs.rollouts import append_groups
+from turntree.core.labels import Rewards
+from turntree.core.messages import Message
+from turntree.core.tree import REFILL, Decision, NodeKind, RolloutTree, StopReason
+from turntree.core.verdict import Verdict
+from turntree.logs.trees import KeptTree
 from turntree.observe.files import write_json
 
 TASKS = 4
@@ -18,32 +22,50 @@ def search(query: str) -> str:
     return f'search({{"query": "{query}"}})'
 
 
-def rollout(actions: Sequence[str], reward: float | None, shared: int = 0, *, refill: bool = False) -> LoggedRollout:
-    return LoggedRollout(
-        actions=tuple(actions),
-        reward=reward,
-        completed=reward is not None,
-        turn_tokens=tuple(0 if turn < shared else 7 for turn in range(len(actions))),
-        observations=("", *(f"seen before turn {turn}" for turn in range(2, len(actions) + 1))),
-        stop="completed" if reward is not None else "environment_error",
-        forked=shared > 0,
-        refill=refill,
-    )
+@dataclass(frozen=True)
+class Played:
+    """A rollout that shares its first `shared` turns with the one before."""
+
+    actions: Sequence[str]
+    reward: float | None
+    shared: int = 0
+    refill: bool = False
 
 
-def mixed_group() -> LoggedGroup:
+def grown(played: Sequence[Played], *, iteration: int = 1, name: str = "g", task: str = "t") -> KeptTree:
+    """The tree of such rollouts: seven tokens a turn, an answer after each."""
+    tree = RolloutTree(task)
+    root = tree.add(None, NodeKind.PROMPT, (1,), messages=(Message("user", f"the question of {task}"),)).id
+    verdicts: dict[int, Verdict] = {}
+    path: list[int] = []
+    for one in played:
+        path = path[: one.shared]
+        for turn, action in enumerate(one.actions[one.shared :], start=one.shared + 1):
+            above = path[-1] if path else root
+            said = (Message("assistant", action),)
+            node = tree.add(above, NodeKind.COMPLETION, (7,) * 7, logprobs=(-0.5,) * 7, messages=said).id
+            if one.refill and turn == 1:
+                tree.record(Decision("scheduler", node, REFILL, "a leaf was missing"))
+            seen = Message("tool", f"seen before turn {turn + 1}")
+            path.append(tree.add(node, NodeKind.OBSERVATION, (5,), messages=(seen,)).id)
+        tree.stop(path[-1], StopReason.ENVIRONMENT_ERROR if one.reward is None else StopReason.COMPLETED)
+        verdicts[path[-1]] = Verdict(one.reward, "it fell over" if one.reward is None else "it was judged")
+    return KeptTree(id=name, iteration=iteration, tree=tree, rewards=Rewards(verdicts))
+
+
+def mixed_group() -> KeptTree:
     """Two starts and a refill; the second rollout forks from the first after one turn and wins."""
-    rollouts = (
-        rollout([search("mayor of <Eaton>"), search("a & b"), "<answer>Kirk</answer>"], 0.0),
-        rollout([search("mayor of <Eaton>"), search("the right thing"), "<answer>Istria</answer>"], 1.0, shared=1),
-        rollout([search("nothing")], None),
-        rollout([search("again"), "<answer>Oak</answer>"], 0.0, refill=True),
+    played = (
+        Played([search("mayor of <Eaton>"), search("a & b"), "<answer>Kirk</answer>"], 0.0),
+        Played([search("mayor of <Eaton>"), search("the right thing"), "<answer>Istria</answer>"], 1.0, shared=1),
+        Played([search("nothing")], None),
+        Played([search("again"), "<answer>Oak</answer>"], 0.0, refill=True),
     )
-    return LoggedGroup(id="2.0", task="task-7", rollouts=rollouts, iteration=2)
+    return grown(played, iteration=2, name="2.0", task="task-7")
 
 
-def equal_group() -> LoggedGroup:
-    return LoggedGroup(id="1.0", task="task-1", rollouts=(rollout(["a"], 1.0), rollout(["b"], 1.0)), iteration=1)
+def equal_group() -> KeptTree:
+    return grown((Played(["a"], 1.0), Played(["b"], 1.0)), name="1.0", task="task-1")
 
 
 def metrics(success: Sequence[float], calls: int = 10) -> list[Any]:
@@ -78,9 +100,8 @@ def metrics(success: Sequence[float], calls: int = 10) -> list[Any]:
     return rows
 
 
-def decision(action: str, reason: str, value: float) -> Any:
-    numbers = {"turn": 2.0, "entropy": 0.1, "value": value}
-    return {"iteration": 1, "group": "1.0", "task": "t", "action": action, "reason": reason, "numbers": numbers}
+def decision(action: str, reason: str, value: float) -> Decision:
+    return Decision("brancher", 0, action, reason, {"turn": 2.0, "entropy": 0.1, "value": value})
 
 
 def write_lines(path: Path, rows: Sequence[Any]) -> None:
@@ -97,10 +118,12 @@ def write_online_run(path: Path) -> Path:
     write_lines(path / "held_out.jsonl", [*outcomes(0, 1), *outcomes(1, 2), *outcomes(2, 3)])
     told = [decision("fork", "entropy rose", 0.7)] * 3 + [decision("pass", "entropy did not rise enough", 0.5)] * 5
     told.append(decision("pass", "entropy rose, but no leaf is left to add", 0.8))
-    write_lines(path / "branches.jsonl", told)
-    append_groups(path / "rollouts.jsonl", [equal_group(), mixed_group()])
-    with (path / "rollouts.jsonl").open("a", encoding="utf-8") as handle:
-        handle.write('{"schema": "turntree.rol\n')  # cut off by a crash
+    groups = [equal_group(), mixed_group()]
+    for one in told:
+        groups[0].tree.record(one)
+    write_lines(path / "trees.jsonl", [group.to_json() for group in groups])
+    with (path / "trees.jsonl").open("a", encoding="utf-8") as handle:
+        handle.write('{"schema": "turntree.tre\n')  # cut off by a crash
     write_json(path / "cost.json", {"turns": 40, "timing": {"engine_seconds": 2.0}, "checks": {"turns": 12}})
     return path
 

@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-from online_directories import metrics, write_experiment, write_lines, write_online_run
+from online_directories import metrics, write_experiment, write_online_run
 
 from turntree.core.errors import InputError
+from turntree.core.tree import Decision
 from turntree.observe.files import read_json, write_json
 from turntree.report.experiment import mean_curve, read_experiment
 from turntree.report.html import build_report
@@ -73,10 +74,9 @@ def test_what_the_rule_measured_is_told_apart_by_what_became_of_it(online: Path)
     assert "entropy rose, but no leaf is left to add 1" in text_of(online)
 
 
-def test_a_rule_that_tosses_a_coin_measures_nothing(tmp_path: Path) -> None:
-    row = {"action": "pass", "reason": "drawn to go on", "numbers": {"turn": 2.0, "rate": 0.5}}
-    write_lines(tmp_path / "branches.jsonl", [row])
-    found = decisions(tmp_path / "branches.jsonl")
+def test_a_rule_that_tosses_a_coin_measures_nothing() -> None:
+    toss = Decision("brancher", 0, "pass", "drawn to go on", {"turn": 2.0, "rate": 0.5})
+    found = decisions([toss])
     assert found is not None
     assert (found.forks, found.passes, found.measured) == (0, 1, {})
 
@@ -120,17 +120,30 @@ def test_a_run_that_has_just_begun_says_what_is_not_there_yet(tmp_path: Path) ->
     assert "No check on held-out tasks was logged" in shown
     assert "No iteration was logged yet." in shown
     assert "every rollout was independent" in shown
-    assert "There is no rollouts.jsonl in this folder." in shown
+    assert "This run kept no trees" in shown
 
 
-def test_a_group_that_a_crash_cut_off_is_counted(online: Path) -> None:
-    assert "1 line of rollouts.jsonl could not be read." in text_of(online)
+def test_a_tree_that_a_crash_cut_off_is_counted_on_both_pages(online: Path) -> None:
+    assert "trees.jsonl holds 2 groups of 2 iterations (0.0 MB; 1 line could not be read)." in text_of(online)
+    assert '"unread":1' in (online.parent / "trees.html").read_text(encoding="utf-8")
 
 
-def test_a_decision_that_cannot_be_read_is_named_by_its_line(tmp_path: Path) -> None:
-    write_lines(tmp_path / "branches.jsonl", [{"action": "fork"}])
-    with pytest.raises(InputError, match=r"branches\.jsonl:1: field 'reason': is missing"):
-        decisions(tmp_path / "branches.jsonl")
+def test_a_page_leads_to_the_trees_wherever_it_is_written(tmp_path: Path) -> None:
+    run = write_online_run(tmp_path / "runs" / "mine")
+    assert '<a href="trees.html">' in build_report(run).read_text(encoding="utf-8")
+    elsewhere = build_report(run, tmp_path / "pages" / "mine.html").read_text(encoding="utf-8")
+    assert '<a href="../runs/mine/trees.html">' in elsewhere
+
+
+def test_a_run_without_trees_says_so_and_leads_nowhere(tmp_path: Path) -> None:
+    run = write_online_run(tmp_path / "mine")
+    (run / "trees.jsonl").unlink()
+    page = build_report(run)
+    shown = text_of(page)
+    assert "This run kept no trees: there is no trees.jsonl in its folder." in shown
+    assert "The run kept no trees, which hold the decisions." in shown
+    assert "trees.html" not in page.read_text(encoding="utf-8")
+    assert not (run / "trees.html").exists()
 
 
 def test_the_table_of_arms_has_success_gain_and_what_they_spent(compared: Path) -> None:

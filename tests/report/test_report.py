@@ -8,9 +8,11 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from online_directories import mixed_group, write_lines
 from run_directories import (
     candidate,
     candidates,
@@ -208,6 +210,25 @@ def test_the_summary_is_shown_as_it_was_printed_and_disagreement_is_said(tmp_pat
     assert "12,345" in shown
     assert "PivotRL − Base 20 +12.5 +6.2 to +18.8 above zero" in shown
     assert "12 min 05 s in all" in shown
+
+
+def test_the_quickstart_draws_a_group_of_pivotrl_and_leads_to_the_trees_of_every_arm(
+    complete: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(complete, tmp_path / "run")
+    drawn = replace(mixed_group(), meta={"role": "pivot", "demonstrated": "take mug 1 from desk 2"})
+    for arm in ("pivotrl", "random"):
+        write_lines(run / arm / "trees.jsonl", [drawn.to_json()])
+    page = build_report(run)
+    shown, markup = text_of(page), page.read_text(encoding="utf-8")
+    assert "A rollout tree of PivotRL Task task-7" in shown
+    assert "Last observation the question of task-7 Demonstrated take mug 1 from desk 2" in shown
+    assert re.findall(r'href="([^"#]+)"', markup) == ["pivotrl/trees.html", "random/trees.html"]
+    assert all((run / arm / "trees.html").exists() for arm in ("pivotrl", "random"))
+
+
+def test_a_folder_without_trees_says_so(page: str) -> None:
+    assert "No training run in this folder kept its trees (trees.jsonl)." in page
 
 
 def test_traces_that_were_changed_after_profiling_are_not_shown(complete: Path, tmp_path: Path) -> None:

@@ -4,50 +4,60 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from online_directories import equal_group, mixed_group, rollout, search
+from online_directories import Played, equal_group, grown, mixed_group, search
 
-from turntree.logs.groups import LoggedGroup
-from turntree.report.rollout_tree import choose, deciding_forks, tree_of
+from turntree.core.labels import Rewards
+from turntree.core.messages import Message
+from turntree.core.tree import NodeKind, StopReason
+from turntree.core.verdict import Verdict
+from turntree.logs.trees import KeptTree
+from turntree.report.rollout_tree import deciding_forks, summed, tree_of
 from turntree.report.tree_figures import ABOVE, BELOW, rollout_tree, short_action
 
 
 @st.composite
-def groups(draw: st.DrawFn) -> LoggedGroup:
-    """Rollouts depth first: each shares at most the path of the one before, and takes at least a turn of its own."""
-    made = []
+def groups(draw: st.DrawFn) -> tuple[KeptTree, list[Played]]:
+    """Rollouts depth first: each leaves the one before at some turn, and takes at least a turn of its own."""
+    made: list[Played] = []
     before: list[str] = []
     for row in range(draw(st.integers(1, 6))):
-        shared = draw(st.integers(0, len(before)))
+        shared = draw(st.integers(0, max(0, len(before) - 1)))
         own = [f"turn of {row}.{at}" for at in range(draw(st.integers(1, 4)))]
         before = before[:shared] + own
-        made.append(rollout(before, draw(st.sampled_from([None, 0.0, 1.0])), shared=shared))
-    return LoggedGroup(id="g", task="t", rollouts=tuple(made))
+        made.append(Played(before, draw(st.sampled_from([None, 0.0, 1.0])), shared=shared))
+    return grown(made), made
 
 
 @settings(max_examples=40)
 @given(groups())
-def test_every_rollout_is_a_path_of_the_tree_and_shared_turns_are_there_once(group: LoggedGroup) -> None:
-    tree = tree_of(group, max_rollouts=99, max_turns=99)
-    for leaf, logged in zip(tree.leaves, group.rollouts, strict=True):
+def test_every_rollout_is_a_path_of_the_tree_and_shared_turns_are_there_once(
+    group: tuple[KeptTree, list[Played]],
+) -> None:
+    kept, played = group
+    tree = tree_of(kept, max_rollouts=99, max_turns=99)
+    for leaf, one in zip(tree.leaves, played, strict=True):
         path, node = [], leaf.parent
         while node is not None:
             path.append(tree.nodes[node])
             node = tree.nodes[node].parent
-        assert [turn.action for turn in reversed(path)] == list(logged.actions)
-        assert [turn.turn for turn in reversed(path)] == list(range(1, len(logged.actions) + 1))
-    assert len(tree.nodes) == len({action for logged in group.rollouts for action in logged.actions})
+        assert [turn.action for turn in reversed(path)] == list(one.actions)
+        assert [turn.turn for turn in reversed(path)] == list(range(1, len(one.actions) + 1))
+        assert leaf.shared == one.shared
+    assert [node.node for node in tree.nodes] == [node.id for node in kept.tree if node.sampled], "the tree's own nodes"
     assert all(node.tokens for node in tree.nodes)  # each at the rollout that paid for it
 
 
 @settings(max_examples=40)
 @given(groups(), st.integers(1, 3), st.integers(1, 4))
-def test_what_is_not_drawn_is_counted(group: LoggedGroup, rollouts: int, turns: int) -> None:
-    tree = tree_of(group, max_rollouts=rollouts, max_turns=turns)
-    assert len(tree.leaves) + tree.left_out == len(group.rollouts)
+def test_what_is_not_drawn_is_counted(group: tuple[KeptTree, list[Played]], rollouts: int, turns: int) -> None:
+    kept, played = group
+    tree = tree_of(kept, max_rollouts=rollouts, max_turns=turns)
+    assert len(tree.leaves) + tree.left_out == len(played)
     for leaf in tree.leaves:
         drawn = 0 if leaf.parent is None else tree.nodes[leaf.parent].turn
         assert drawn <= turns
@@ -56,31 +66,48 @@ def test_what_is_not_drawn_is_counted(group: LoggedGroup, rollouts: int, turns: 
 
 def test_a_fork_beyond_what_fits_is_still_drawn() -> None:
     long = [f"a{turn}" for turn in range(12)]
-    forked = rollout([*long[:6], "b"], 1.0, shared=6)
-    tree = tree_of(LoggedGroup(id="g", task="t", rollouts=(rollout(long, 0.0), forked)))
+    tree = tree_of(grown([Played(long, 0.0), Played([*long[:6], "b"], 1.0, shared=6)]))
     assert [node.action for node in tree.nodes if node.row == 1] == ["b"]
     assert [leaf.hidden for leaf in tree.leaves] == [5, 0]
 
 
-def forked_group(rewards: Sequence[float], iteration: int) -> LoggedGroup:
+def test_a_branch_of_no_tokens_is_a_fork_all_the_same() -> None:
+    """Told from the nodes: a log of rollouts alone cannot tell an empty turn from a shared one."""
+    kept = grown([Played(["a", "b"], 0.0)])
+    tree, start = kept.tree, kept.tree.starts()[0]
+    silent = tree.add(
+        tree.children(start)[0], NodeKind.COMPLETION, (), logprobs=(), messages=(Message("assistant", ""),)
+    )
+    tree.stop(silent.id, StopReason.COMPLETED)
+    kept = replace(kept, rewards=Rewards({**kept.rewards.verdicts, silent.id: Verdict(1.0, "")}))
+    drawn = tree_of(kept)
+    assert [leaf.shared for leaf in drawn.leaves] == [0, 1]
+    assert [node.node for node in drawn.nodes if node.row == 1] == [silent.id]
+    assert deciding_forks(kept) == 1
+
+
+def forked_group(rewards: Sequence[float], iteration: int) -> KeptTree:
     """Pairs of a start and a fork of it after one turn."""
-    rollouts = tuple(rollout([f"a{i // 2}", "b"], reward, shared=i % 2) for i, reward in enumerate(rewards))
-    return LoggedGroup(id=str(iteration), task="t", rollouts=rollouts, iteration=iteration)
+    played = [Played([f"a{i // 2}", "b"], reward, shared=i % 2) for i, reward in enumerate(rewards)]
+    return grown(played, iteration=iteration)
 
 
 def test_a_group_of_one_reward_is_not_drawn() -> None:
-    assert choose([equal_group()]) is None
-    assert choose([equal_group(), mixed_group()]) == mixed_group()
-    assert deciding_forks(mixed_group().rollouts) == 1
+    assert summed([equal_group()]).chosen is None
+    mixed = mixed_group()
+    found = summed([equal_group(), mixed])
+    assert found.chosen is mixed
+    assert (found.groups, found.mixed, found.iterations) == (2, 1, {1, 2})
+    assert deciding_forks(mixed) == 1
 
 
 def test_a_group_whose_forks_changed_the_reward_is_drawn_first_then_the_balanced_then_the_later_one() -> None:
     undecided = forked_group([1, 1, 0, 0], iteration=9)
     lone = forked_group([1, 0, 0, 0], iteration=8)
     balanced, later = forked_group([1, 0, 1, 0], iteration=1), forked_group([0, 1, 0, 1], iteration=2)
-    assert choose([undecided, lone]) is lone
-    assert choose([lone, balanced]) is balanced
-    assert choose([balanced, later]) is later
+    assert summed([undecided, lone]).chosen is lone
+    assert summed([lone, balanced]).chosen is balanced
+    assert summed([balanced, later]).chosen is later
 
 
 def test_a_reward_at_the_mean_is_not_above_it() -> None:
@@ -101,8 +128,7 @@ def test_the_drawing_has_each_turn_and_reward_once_and_escapes_what_was_said() -
 
 
 def test_a_long_group_says_what_it_leaves_out() -> None:
-    rollouts = tuple(rollout([f"a{turn}" for turn in range(7)], float(row % 2)) for row in range(19))
-    drawn = rollout_tree(LoggedGroup(id="g", task="t", rollouts=rollouts))
+    drawn = rollout_tree(grown([Played([f"a{turn}" for turn in range(7)], float(row % 2)) for row in range(19)]))
     assert "Not drawn: 3 further rollouts." in drawn.caption
     assert drawn.svg.count(">2 more turns<") == 16
 

@@ -138,6 +138,24 @@ def test_the_correlation_is_one_for_copies_and_nothing_without_company_or_varian
     assert intraclass_correlation([]) is None
 
 
+def test_a_task_that_left_no_room_is_worth_no_rollout_and_says_nothing() -> None:
+    tree = RolloutTree("no room")
+    tree.stop(tree.add(None, NodeKind.PROMPT, (1,)).id, StopReason.MAX_TOKENS)
+    rewards = Rewards({0: Verdict(0.0, "no room")})
+    assert effective_leaves(tree, rewards, 0.5) == 0.0
+    assert intraclass_correlation([(tree, rewards)]) is None
+    told = [scored([1.0, 0.0], [0.0, 0.0]), scored([1.0, 1.0], [0.0, 1.0])]
+    lone = [(tree, rewards), scored([1.0]), scored([None], [None])]
+    assert intraclass_correlation([*told, *lone]) == intraclass_correlation(told)
+
+
+def test_a_lone_start_tells_how_alike_its_leaves_are_and_nothing_of_other_starts() -> None:
+    """By hand: 2 starts of 2 leaves with 1/2 within (2 free) and 1/4 between (1 free), and 1/2 within (1 free)."""
+    told = [scored([1.0, 0.0], [0.0, 0.0]), scored([1.0, 0.0])]
+    within, between = (0.5 + 0.5) / 3, 0.25 / 1
+    assert intraclass_correlation(told) == pytest.approx((between - within) / (between + within))
+
+
 def drawn(between: float, within: float, sizes: Sequence[int], seed: int) -> list[tuple[RolloutTree, Rewards]]:
     """Trees of different difficulty, whose starts differ by `between` and leaves by `within` (standard deviations)."""
     draw = random.Random(seed)

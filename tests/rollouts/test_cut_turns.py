@@ -18,7 +18,7 @@ from turntree.profiling.samples import Sampler, together
 from turntree.profiling.settle import Prior
 from turntree.renderers.template import ChatRenderer
 from turntree.rollouts.episodes import EpisodeConfig, grow
-from turntree.rollouts.local import render, rule_name, sample_local, score_local
+from turntree.rollouts.local import judge_turn, render, rule_name, sample_local, score_local
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 from turntree.verifiers.strict import StrictMatch
 from turntree.verifiers.tool_call import ToolCallMatch
@@ -51,6 +51,7 @@ def test_the_right_call_with_endless_text_behind_it_is_a_failure_and_no_gap() ->
     rewards = score_local(tree, STATE, ToolCallMatch())
     assert {rewards.of(leaf) for leaf in whole} == {1.0}
     assert {rewards.verdicts[leaf] for leaf in cut} == {Verdict(0.0, "cut by the token limit", "look")}
+    assert all(judge_turn(ToolCallMatch(), STATE, tree[leaf].message).reward == 0.0 for leaf in cut), "by default"
     judged = score_local(tree, STATE, ToolCallMatch(), cut_turns="judge")
     assert {judged.of(leaf) for leaf in tree.leaves()} == {1.0}
 

@@ -5,6 +5,7 @@ import pytest
 from tiny_models import tiny_tokenizer
 from turntree.core.completion import Sampling
 from turntree.core.cost import NO_COST
+from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation, TurnState
 from turntree.core.tree import NodeKind, StopReason
@@ -94,6 +95,52 @@ def test_too_little_context_ends_a_rollout_by_name():
     (leaf,) = tree.leaves()
     assert tree.stop_reason(leaf) is StopReason.MAX_TOKENS
     assert rewards.of(leaf) == 0.0
+
+
+@pytest.mark.parametrize("bound", ["engine", "config"])
+def test_a_task_that_leaves_no_room_is_an_outcome_without_a_turn_whoever_bounds_the_context(bound):
+    small = len(RENDERER.prompt(Counter().reset())) + SAMPLING.max_tokens - 1
+    engine, config = scripted(lambda p, s: pytest.fail("was asked")), EpisodeConfig(sampling=SAMPLING)
+    if bound == "engine":
+        engine = ScriptedEngine(lambda p, s: (), RENDERER.stop_ids, vocab_size=len(TOKENIZER), max_context=small)
+    else:
+        config = EpisodeConfig(max_context=small, sampling=SAMPLING)
+    ((tree, rewards),) = grow([Counter()], engine, RENDERER, config, group_size=2, seed=0)
+    (leaf,) = tree.leaves()
+    assert (tree.stop_reason(leaf), rewards.of(leaf), tree.cost.turns) == (StopReason.MAX_TOKENS, 0.0, 0)
+    assert f"in {small} tokens" in rewards.verdicts[leaf].reason
+
+
+def test_every_rollout_is_told_of_once_when_it_ends():
+    told = []
+    engine = scripted(lambda prompt, seed: "stop" if seed % 3 == 0 else "on")
+    config = EpisodeConfig(max_turns=3, sampling=SAMPLING)
+    grow([Counter("a"), Counter("b")], engine, RENDERER, config, group_size=4, seed=1, finished=told.append)
+    assert sum(told) == 8 and len(told) == 3 and 0 < told[0] < 8
+
+
+def test_a_step_of_the_environment_is_charged_where_it_was_answered():
+    ((tree, _),) = grow(
+        [Counter()], scripted(lambda p, s: "on"), RENDERER, EpisodeConfig(max_turns=3, sampling=SAMPLING), seed=0
+    )
+    heard = [node.cost for node in tree if node.kind is NodeKind.OBSERVATION]
+    assert [cost.tool_calls for cost in heard] == [1, 1, 1]
+    assert all(0 < cost.environment_seconds < 60 for cost in heard)
+
+
+def test_a_failure_of_the_environment_keeps_what_it_said():
+    ((tree, rewards),) = grow(
+        [Counter()], scripted(lambda p, s: "break"), RENDERER, EpisodeConfig(sampling=SAMPLING), seed=0
+    )
+    assert rewards.verdicts[tree.leaves()[0]].reason == "RuntimeError: worker died"
+
+
+def test_tools_that_a_template_would_leave_out_are_refused_and_never_left_out():
+    class Armed(Counter):
+        tools = ({"type": "function", "function": {"name": "add", "parameters": {}}},)
+
+    with pytest.raises(InputError, match="leaves out the tools"):
+        grow([Armed()], scripted(lambda p, s: "stop"), RENDERER, EpisodeConfig(sampling=SAMPLING), seed=0)
 
 
 def test_siblings_get_draws_of_their_own_and_neighbours_do_not_matter():

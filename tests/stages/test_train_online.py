@@ -10,14 +10,14 @@ import pytest
 
 from turntree.core.completion import Sampling
 from turntree.core.config import Part
-from turntree.logs.rollouts import FILE_NAME
+from turntree.logs import rollouts, trees
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import SchedulerConfig
-from turntree.stages.train_online import BRANCH_LOG, GATE_LOG, HELD_OUT, TrainOnlineConfig, run_train_online
+from turntree.stages.train_online import GATE_LOG, HELD_OUT, TrainOnlineConfig, run_train_online
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
 from turntree.training.online import OnlineConfig
 
-LOGS = (FILE_NAME, GATE_LOG, BRANCH_LOG, HELD_OUT)
+LOGS = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
 ROLLOUTS = SchedulerConfig(
     episodes=EpisodeConfig(max_turns=3, sampling=Sampling(max_tokens=12)), group_size=3, initial_rollouts=2
 )
@@ -32,6 +32,8 @@ CONFIG = TrainOnlineConfig(
 
 
 def without_timing(value: Any) -> Any:
+    if isinstance(value, list):
+        return [without_timing(inner) for inner in value]
     if not isinstance(value, dict):
         return value
     return {key: without_timing(inner) for key, inner in value.items() if key != "timing"}

@@ -90,4 +90,6 @@ def _contents(path: Path) -> Any:
 
 
 def _timeless(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_timeless(v) for v in value]
     return {k: _timeless(v) for k, v in value.items() if k != "timing"} if isinstance(value, dict) else value

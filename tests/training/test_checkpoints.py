@@ -183,6 +183,29 @@ def test_another_runs_checkpoint_is_refused_wherever_it_lies(tmp_path) -> None:
             use(Checkpoints(runs[1].checkpoints, CheckpointConfig(), runs[1]))
 
 
+def test_a_run_goes_on_after_its_checkpoint_with_the_logs_as_they_were_then(tmp_path, capsys) -> None:
+    """What a killed process logged after its checkpoint, or before its first, is logged again."""
+    run = RunDirectory(tmp_path / "run", ("metrics.jsonl", "found.jsonl"))
+    run.path.mkdir()
+    run.begin({"stage": "sft", "config": {}}, overwrite=False)
+    run.log({"step": 1})
+    checkpoints, done = resume(run, CheckpointConfig(every=2, every_seconds=0))
+    assert (done, (run.path / "metrics.jsonl").exists()) == (0, False)
+    assert [step for step in range(1, 5) if checkpoints.due(step)] == [2, 4], "as the configuration says"
+    for step in (1, 2):
+        run.log({"step": step})
+    checkpoints.save(2, *trained(1), {})
+    run.log({"step": 3})
+    run.append("found.jsonl", [{"step": 3}])
+    assert capsys.readouterr().err == ""
+    again, done = resume(run, CheckpointConfig(every=3, every_seconds=0))
+    assert (done, again.latest()) == (2, 2)
+    assert (run.path / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'
+    assert not (run.path / "found.jsonl").exists()
+    assert [step for step in range(1, 5) if again.due(step)] == [3]
+    assert "run goes on after step 2" in capsys.readouterr().err
+
+
 def test_a_checkpoint_is_due_by_steps_and_by_time(tmp_path) -> None:
     """So that a run of seven slow steps, killed in its last, does not begin anew."""
     now = 0.0
@@ -194,6 +217,10 @@ def test_a_checkpoint_is_due_by_steps_and_by_time(tmp_path) -> None:
             checkpoints.save(step, *trained(1), {})
             saved.append(step)
     assert saved == [3, 6, 10, 20]
+    often = Checkpoints(tmp_path, CheckpointConfig(every=0, every_seconds=0.5), clock=lambda: now)
+    assert not often.due(1)
+    now += 0.5
+    assert often.due(1), "from when on the last is so old"
 
 
 def test_a_full_disk_is_one_line_and_leaves_no_part_of_a_checkpoint(tmp_path, monkeypatch) -> None:
@@ -223,6 +250,8 @@ def test_another_models_checkpoint_is_refused(tmp_path) -> None:
 
 def test_no_checkpoint_is_due_where_none_is_wanted() -> None:
     assert [step for step in range(1, 7) if Checkpoints(None, CheckpointConfig(every=3)).due(step)] == [3, 6]
+    assert all(Checkpoints(None, CheckpointConfig(every=1, every_seconds=0)).due(step) for step in range(1, 7))
     assert not any(Checkpoints(None, CheckpointConfig(every=0, every_seconds=0)).due(step) for step in range(1, 7))
-    with pytest.raises(ConfigError):
-        CheckpointConfig(keep=0)
+    for wrong in ({"keep": 0}, {"every": -1}, {"every_seconds": -0.5}):
+        with pytest.raises(ConfigError):
+            CheckpointConfig(**wrong)

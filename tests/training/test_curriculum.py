@@ -89,6 +89,18 @@ def test_a_pivot_comes_back_and_one_saturated_visit_sends_it_off_again() -> None
     assert pivots.retired == {0}
 
 
+def test_a_pivot_may_come_back_at_the_next_step_and_needs_all_its_visits_again_where_it_fails() -> None:
+    pivots = curriculum(1, retire_after=2, revisit_after=1)
+    for step in (1, 2):
+        pivots.record(0, step, SOLVED)
+    assert pivots.retired == {0} and pivots.exhausted(2) and not pivots.exhausted(3)
+    pivots.draw(1, step=3)
+    assert pivots.records[0].streak == 1, "one more such visit retires it again"
+    pivots.record(0, 3, MIXED)
+    pivots.record(0, 4, SOLVED)
+    assert pivots.retired == set()
+
+
 def test_it_is_exhausted_when_all_are_retired_and_none_comes_back() -> None:
     for revisit, expected in ((0, True), (5, False)):
         pivots = curriculum(2, retire_after=1, revisit_after=revisit)
@@ -122,6 +134,15 @@ def test_a_restored_curriculum_goes_on_as_if_nothing_had_happened(outcomes, cut)
     assert second.records == whole.records
 
 
+def test_the_live_pass_rate_is_the_mean_over_pivots_that_were_visited() -> None:
+    pivots = curriculum(4)
+    assert pivots.metrics() == {"live_pivots": 4, "retired_pivots": 0, "live_pass_rate": None}
+    for index, rewards in enumerate((SOLVED, MIXED, FAILED)):
+        pivots.record(index, 1, rewards)
+    assert pivots.metrics()["live_pass_rate"] == 0.5
+
+
 def test_negative_numbers_are_refused() -> None:
-    with pytest.raises(ConfigError):
-        CurriculumConfig(retire_after=-1)
+    for name in ("retire_after", "revisit_after", "replacement_rounds"):
+        with pytest.raises(ConfigError):
+            CurriculumConfig(**{name: -1})

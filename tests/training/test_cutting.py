@@ -61,6 +61,7 @@ def test_the_parts_hold_every_term_once_on_its_own_path(seed: int, slack: int) -
                 ancestors[slot] |= ancestors[before] if before >= 0 else set()
                 assert part.depths[slot] == len(ancestors[slot]) - 1
             assert seen(part) == ancestors
+            assert part.predecessors[0] == -1 == min(part.predecessors), "the root is above nothing"
 
 
 @settings(max_examples=40, deadline=None)

@@ -2,8 +2,11 @@
 
 import json
 import random
+from statistics import fmean, variance
 
 import pytest
+from scipy.stats import t as student
+from scipy.stats import ttest_1samp
 
 from turntree.core.errors import ConfigError
 from turntree.training.drift import DriftConfig, DriftMonitor
@@ -86,6 +89,33 @@ def test_few_states_are_no_evidence() -> None:
     monitor = DriftMonitor(DriftConfig(), {"k"})
     monitor.held_out({"rare": [1.0] * 7, "common": [1.0] * 8})
     assert [alarm["kind"] for alarm in monitor.held_out({"rare": [0.0] * 7, "common": [0.0] * 8})] == ["common"]
+
+
+def test_every_kind_of_a_check_is_watched_from_when_it_first_came_up() -> None:
+    monitor = DriftMonitor(DriftConfig(), {"k"})
+    good, bad = [1.0] * 8, [0.0] * 8
+    assert monitor.held_out({"b": good, "c": good}) == []
+    alarms = monitor.held_out({"a": good, "b": bad, "c": bad})
+    assert [alarm["kind"] for alarm in alarms] == ["b", "c"]
+    assert [alarm["kind"] for alarm in monitor.held_out({"a": bad, "b": bad, "c": bad})] == ["a"]
+
+
+def test_a_check_is_judged_by_student_s_t_of_its_paired_differences() -> None:
+    monitor = DriftMonitor(DriftConfig(tolerance=0.1, false_alarms=0.9), {"k"})
+    before, after = [1.0] * 10, [0.25, 0.5, 0.75, 1.0, 0.0] * 2
+    monitor.held_out({"k": before})
+    (alarm,) = monitor.held_out({"k": after})
+    test = ttest_1samp([one - other for one, other in zip(before, after, strict=True)], 0.1, alternative="greater")
+    assert alarm == {"where": "held_out", "kind": "k", "start": 1.0, "now": 0.5, "p_value": pytest.approx(test.pvalue)}
+
+
+def test_a_block_is_judged_by_welch_s_variance_with_the_freedom_of_the_smaller_one() -> None:
+    first, block = [1.0, 0.5] * 4, [0.0, 0.5, 0.25, 0.25] * 2
+    monitor = DriftMonitor(DriftConfig(tolerance=0.1, false_alarms=0.9, window=8), {"k"})
+    alarms = [alarm for index, value in enumerate(first + block) for alarm in monitor.live("k", index, value)]
+    spread = (variance(first) + variance(block)) / 8
+    p_value = student.sf((fmean(first) - fmean(block) - 0.1) / spread**0.5, 7)
+    assert alarms == [{"where": "live", "kind": "k", "start": 0.75, "now": 0.25, "p_value": pytest.approx(p_value)}]
 
 
 def test_censored_states_are_left_out_of_both_sides() -> None:

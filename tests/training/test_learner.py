@@ -13,6 +13,7 @@ from test_lora import adapted
 from tiny_models import tiny_model, tiny_tokenizer
 from turntree.advantages.config import CreditConfig
 from turntree.core.completion import Completion, Sampling
+from turntree.core.cost import Cost
 from turntree.core.labels import Credit, Rewards
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
@@ -100,6 +101,37 @@ def test_the_bill_counts_every_pass_that_only_scores(dtype: torch.dtype) -> None
     metrics, cost = learner(model, engine, loss=LossConfig(), reference=reference).learn(*sampled(engine))
     passes = 2 if dtype == torch.bfloat16 else 1  # the old policy's, and the reference's
     assert cost.scored_tokens == passes * metrics["trained_tokens"] > 0
+
+
+def test_a_reference_that_the_loss_does_not_need_is_not_asked_and_a_batch_without_a_score_is_no_step() -> None:
+    model = tiny_model()
+    engine = HFEngine(model, RENDERER.stop_ids)
+    trees, credits = sampled(engine)
+    beside = learner(model, engine, reference=tiny_model(seed=3).requires_grad_(False))
+    metrics, cost = beside.learn(trees, credits)
+    assert cost.scored_tokens == 0 and metrics["trained_groups"] == len(trees)
+    assert engine.policy_version == 1
+    trees, _ = sampled(engine)
+    nothing = [NO_KL.estimator(CreditConfig())(tree, censored(tree)) for tree in trees]
+    assert beside.learn(trees, nothing) == ({"trained_groups": 0}, Cost())
+    assert engine.policy_version == 1, "nothing was learned"
+
+
+def test_a_batch_is_stepped_on_as_often_as_asked_and_every_step_is_paid_for() -> None:
+    bills = {}
+    for updates in (1, 3):
+        model = tiny_model()
+        engine = HFEngine(model, RENDERER.stop_ids)
+        again = dataclasses.replace(learner(model, engine), updates=updates)
+        _, cost = again.learn(*sampled(engine))
+        bills[updates] = cost.trained_tokens
+        assert again.optimizer.steps == updates and engine.policy_version == 1
+        assert 0 < cost.training_seconds < 60
+    assert bills[3] == 3 * bills[1] > 0
+
+
+def censored(tree: RolloutTree) -> Rewards:
+    return Rewards({leaf: Verdict(None, "lost") for leaf in tree.leaves()})
 
 
 @pytest.mark.parametrize(("off", "cap"), [(0.3, 2.0), (0.3, 1.1), (-0.4, 2.0)])

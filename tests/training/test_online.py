@@ -67,8 +67,13 @@ def weights(run: Parts) -> dict[str, torch.Tensor]:
 def test_an_iteration_plays_its_groups_and_learns_from_all_that_were_scored() -> None:
     run, rows, kept = parts(), [], []
     before = weights(run)
-    train_online(run, config(), log=rows.append, keep=lambda iteration, groups: kept.append((iteration, len(groups))))
-    assert kept == [(1, 3), (2, 3), (3, 3)]
+    train_online(
+        run,
+        config(),
+        log=rows.append,
+        keep=lambda iteration, groups, credits: kept.append((iteration, len(groups), len(credits))),
+    )
+    assert kept == [(1, 3, 3), (2, 3, 3), (3, 3, 3)]
     assert [row["trained_groups"] for row in rows] == [3, 3, 3]
     assert all(sum(row["stops"].values()) == 12 for row in rows)
     assert any(not torch.equal(value, before[name]) for name, value in weights(run).items())
@@ -127,7 +132,9 @@ def noting(tasks: Any, **others: Any) -> tuple[Parts, Noting]:
 def test_no_two_groups_of_a_run_share_a_draw_also_across_refill_rounds() -> None:
     (run, engine), groups = noting(corridors(Hopeless, 2)), []
     settings = config(groups=2, dapo=DapoFilter(refill_cap=2.0))
-    train_online(run, settings, log=lambda row: None, keep=lambda iteration, played: groups.append(len(played)))
+    train_online(
+        run, settings, log=lambda row: None, keep=lambda iteration, played, credits: groups.append(len(played))
+    )
     assert groups == [6, 6, 6]
     seeds = [seed for _, seed in engine.seeds]
     assert len(seeds) == len(set(seeds))
@@ -298,6 +305,36 @@ def test_a_run_that_was_killed_goes_on_to_the_same_weights_and_rows(stop: int, t
     assert all(torch.equal(value, weights(calm)[name]) for name, value in weights(again).items())
 
 
+class Wordy(Even):
+    """Its tasks are long enough to be kept by an engine."""
+
+    def reset(self) -> tuple[Message, ...]:
+        return (Message("user", super().reset()[0].content + " again" * 40),)
+
+    def fork(self) -> Wordy:
+        twin = Wordy(self.task_id, self.length)
+        twin.said = list(self.said)
+        return twin
+
+
+def test_an_iteration_costs_the_same_whatever_a_check_asked_before_it() -> None:
+    """A run resumed after a check has an engine that kept nothing: neither may the run that was never killed."""
+    found: list[list[Any]] = []
+    tasks = [Wordy(f"task {number}", 1) for number in range(3)]
+    for asks in (False, True):
+        run, rows = parts(tasks), []
+
+        def checker(iteration: int, run: Parts = run, asks: bool = asks) -> tuple[dict[str, Any], Cost]:
+            few = {"sampling": Sampling(max_tokens=4), "seed": iteration, "retain": True}
+            prompts = [RENDERER.prompt(task.reset(), task.tools) for task in tasks] if asks else []
+            run.engine.generate([GenerationRequest(prompt_ids=ids, **few) for ids in prompts])
+            return {}, Cost()
+
+        train_online(run, config(check_every=1), log=rows.append, check=checker)
+        found.append([row["spent"] for row in rows if row["step"]])
+    assert found[0] == found[1] and len(found[0]) == 3
+
+
 def test_faults_at_random_end_no_run_lose_no_group_and_reach_no_loss(tmp_path: Path, monkeypatch: Any) -> None:
     """Workers killed, hanging and answering garbage, engine calls failing, through ten iterations of training."""
     learned: list[tuple[Any, Any]] = []
@@ -316,7 +353,7 @@ def test_faults_at_random_end_no_run_lose_no_group_and_reach_no_loss(tmp_path: P
     rewards: dict[int, Any] = {}
     kept: Counter[int] = Counter()
 
-    def keep(iteration: int, groups: Any) -> None:
+    def keep(iteration: int, groups: Any, credits: Any) -> None:
         kept[iteration] += len(groups)
         rewards.update({id(group.tree): group for group in groups})
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tiny_models import tiny_model, tiny_tokenizer
-from turntree.core.completion import Sampling
+from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
@@ -47,19 +47,22 @@ def renderer():
 def train(renderer):
     """Train on pivots of the given names ("anchor:" in front of a name gives that role); rows and result."""
 
-    def command(names, *, check=None, log=None, checkpoints=None, **settings):
+    def command(names, *, check=None, log=None, checkpoints=None, engines=None, words="", **settings):
         model = tiny_model()
         reference = tiny_model().requires_grad_(False)
         verifier = ByTrace()
         pivots = []
         for index, name in enumerate(names):
             role, _, trace = name.rpartition(":")
-            state = TurnState(f"{trace}-{index}", 0, (Message("user", f"say {index}"),), Message("assistant", "yes"))
+            state = TurnState(
+                f"{trace}-{index}", 0, (Message("user", f"say {index}{words}"),), Message("assistant", "yes")
+            )
             pivots.append(Pivot(render(state, renderer), "say", role or "pivot"))
         short = {"sampling": Sampling(max_tokens=6), "cut_turns": "judge"}  # a random policy does not stop in time
         config = PivotConfig(**{"steps": 1, "states": 4, "group_size": GROUP, **short, **settings})
         rows = []
         engine = HFEngine(model, renderer.stop_ids)
+        (engines if engines is not None else []).append(engine)  # for a check that uses it
         trained = train_pivot(
             model,
             reference,
@@ -208,6 +211,24 @@ def test_what_checks_cost_is_kept_apart(train) -> None:
     done = train(["mixed"] * 4, steps=2, check=lambda step: Checked({}, Cost(turns=100)))
     assert done.trained.checks.turns == 200
     assert done.trained.cost.turns == done.rows[-1]["turns"] == 2 * 4 * GROUP
+
+
+def test_a_step_costs_the_same_whatever_a_check_asked_before_it(train, renderer) -> None:
+    """A run resumed after a check has an engine that kept nothing: neither may the run that was never killed."""
+    words, few = " again" * 40, Sampling(max_tokens=4)  # long enough to be kept
+    prompts = [renderer.prompt((Message("user", f"say {index}{words}"),), ()) for index in range(4)]
+    settings = {"steps": 3, "check_every": 1, "words": words}
+    calm = train(["mixed"] * 4, **settings)
+    engines = []
+
+    def check(step):
+        asked = [GenerationRequest(prompt_ids=ids, sampling=few, seed=step, retain=True) for ids in prompts]
+        engines[0].generate(asked)
+        return Checked({"checked": step})
+
+    checked = train(["mixed"] * 4, check=check, engines=engines, **settings)
+    assert [row["checked"] for row in checked.rows] == [0, 1, 2, 3]
+    assert [row["spent"] for row in checked.rows[1:]] == [row["spent"] for row in calm.rows]
 
 
 def test_no_pivots_and_impossible_settings_are_refused(train) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import pytest
 
+from turntree.core import seeds
 from turntree.domains.household.environment import HouseholdEnvironment
 from turntree.domains.household.generate import generate_game
 from turntree.filters.greso import Greso, GresoConfig
@@ -42,6 +44,34 @@ def test_a_restored_stream_goes_on_where_it_stood(drawn: int) -> None:
     names(stream, drawn)
     other.restore(stream.state())
     assert names(stream, 7) == names(other, 7)
+
+
+def test_a_restored_stream_skips_what_the_first_would_have_skipped() -> None:
+    stream, other = TaskStream(TASKS, 3, hopeless(TASKS[:4])), TaskStream(TASKS, 3, Greso(NEVER))
+    other.restore(json.loads(json.dumps(stream.state())))
+    assert other.draw(6, 1) == stream.draw(6, 1)
+    assert other.draw(6, 1)[1], "something was skipped"
+    plain = TaskStream(TASKS, 3)
+    plain.restore(json.loads(json.dumps(plain.state())))
+    assert plain.greso is None
+
+
+def test_the_order_is_the_one_that_earlier_versions_drew() -> None:
+    expected = []
+    for epoch in range(2):
+        order = list(range(6))
+        seeds.generator(3, "task epoch", epoch).shuffle(order)
+        expected += [TASKS[index].task_id for index in order]
+    assert names(TaskStream(TASKS, 3), 12) == expected
+
+
+def test_a_skip_is_drawn_anew_in_every_iteration() -> None:
+    """A task that was skipped once is not skipped for good."""
+    even = Greso(GresoConfig(hard_exploration=0.5, keep_at_least=0.0))
+    for task in TASKS:
+        even.record(task.task_id, [0.0, 0.0])
+    skips = {str(TaskStream(TASKS, 3, even).draw(1, iteration)[1]) for iteration in range(20)}
+    assert len(skips) > 1
 
 
 def test_predicted_tasks_are_skipped_and_counted_and_the_others_fill_their_places() -> None:

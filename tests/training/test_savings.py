@@ -43,6 +43,43 @@ def test_a_cut_rollout_saves_what_rollouts_alive_at_that_turn_went_on_to_cost() 
     assert saved.prefilled_tokens == 0  # the prompt had been paid for
 
 
+def test_what_cut_groups_save_adds_up_also_after_a_single_turn() -> None:
+    ledger = SavingsLedger()
+    ledger.came_back(group(2, 4))  # after turn 1: one more turn and three
+    for _ in range(2):
+        ledger.came_back(group(3, cut=1))
+    assert ledger.saved["gate"].turns == 2 * 2.0
+    assert ledger.seconds() == {"gate": ledger.saved["gate"].seconds, "dapo": 0.0}
+    assert set(ledger.counts()["gate"]) >= {"turns", "trained_tokens"} and "seconds" not in ledger.counts()["gate"]
+
+
+def test_a_branch_is_evidence_from_where_it_was_made() -> None:
+    """What it shares with the rollout that it left was paid for once."""
+    tree = RolloutTree("task")
+    root = tree.add(None, NodeKind.PROMPT, (1,))
+    leaf = root.id
+    turns = []
+    for parent in (None, 0, 1, 1):  # a turn, a second, and two third ones
+        leaf = root.id if parent is None else turns[parent]
+        said = tree.add(leaf, NodeKind.COMPLETION, (4,), logprobs=(0.0,), entropies=(0.0,), cost=TURN)
+        turns.append(tree.add(said.id, NodeKind.OBSERVATION, (5,), cost=STEP).id)
+    longer = tree.add(turns[3], NodeKind.COMPLETION, (4,), logprobs=(0.0,), entropies=(0.0,), cost=TURN)
+    verdicts = {}
+    for leaf in (turns[2], longer.id):
+        tree.stop(leaf, StopReason.COMPLETED)
+        verdicts[leaf] = Verdict(0.0, "")
+    ledger = SavingsLedger()
+    ledger.came_back(GrownGroup(index=0, task=TASK, tree=tree, rewards=Rewards(verdicts), seconds=1.0))
+    saved = []
+    for turn in (1, 2, 3):
+        before = ledger.saved["gate"].turns
+        ledger.came_back(group(3, cut=turn))
+        saved.append(ledger.saved["gate"].turns - before)
+    # after turn 1 the first rollout alone went on, by two turns; after turn 2 it went on by one; the branch, which
+    # begins at turn 3, says what one alive at turn 3 went on to cost
+    assert saved == [2.0, 1.0, 1.0]
+
+
 def test_a_cut_group_is_no_evidence_of_what_rollouts_go_on_to_cost() -> None:
     ledger = SavingsLedger()
     for played in (group(4, 4, cut=2), group(4, 4, cut=2)):
@@ -61,7 +98,8 @@ def test_a_skipped_prompt_is_redirected_once_an_iteration_and_avoids_refills_up_
 
 def test_refills_count_against_what_the_filter_saved() -> None:
     ledger = SavingsLedger()
-    ledger.filtered(-7, [group(2, 1).tree.cost, group(3, 3).tree.cost])
+    ledger.filtered(-7, [group(2, 1).tree.cost])
+    ledger.filtered(0, [group(3, 3).tree.cost])
     saved = ledger.saved["dapo"]
     assert (saved.trained_tokens, saved.turns, saved.decoded_tokens, saved.tool_calls) == (-7, -9, -90, -9)
     assert ledger.saved["gate"].turns == 0
@@ -74,6 +112,7 @@ def test_a_restored_ledger_goes_on_as_the_first_would_have() -> None:
     other.restore(json.loads(json.dumps(ledger.state())))
     for each in (ledger, other):
         each.came_back(group(2, 2, cut=2))
+        each.came_back(group(9, cut=9))  # as far as nothing had come before the checkpoint
         each.skipped(["a"], refills_left=1)
         each.filtered(5, [])
     assert ledger.counts() == other.counts()

@@ -35,6 +35,36 @@ def set_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
+def log_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--log",
+        "loggers",
+        multiple=True,
+        metavar="NAME",
+        help="Log to tensorboard, trackio, wandb or mlflow as well, or to module:object of your own (repeatable).",
+    )(command)
+
+
+def keep_trees_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--keep-trees",
+        default="all",
+        show_default=True,
+        metavar="all|N|none",
+        callback=lambda context, option, text: _how_many(text),
+        help="Write whole rollout trees (trees.jsonl) of all iterations, of N spread evenly, or of none.",
+    )(command)
+
+
+def _how_many(text: str) -> int | None:
+    """`TrainOnlineConfig.keep_trees`: None is all."""
+    if text in ("all", "none"):
+        return None if text == "all" else 0
+    if not text.isdecimal():
+        raise InputError(f"{text!r} is neither 'all', 'none' nor a number", field="--keep-trees")
+    return int(text)
+
+
 def environment_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """`--environment SPEC`, and behind it whatever options the environment has: `--difficulty hard`."""
     own = click.argument("environment_options", nargs=-1, type=click.UNPROCESSED, metavar="[--KEY VALUE]...")

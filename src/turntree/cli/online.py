@@ -16,6 +16,8 @@ from turntree.cli.common import (
     environment_option,
     finish,
     json_option,
+    keep_trees_option,
+    log_option,
     set_option,
 )
 from turntree.cli.pipeline import MODEL_HELP
@@ -61,8 +63,18 @@ if TYPE_CHECKING:
 @click.option("--estimator", default=None, metavar="SPEC", help="Credit by module:object [default: train.credit].")
 @click.option("--dapo", is_flag=True, help="Keep groups without reward variance out of the update.")
 @click.option("--greso", is_flag=True, help="Skip tasks that are predicted to give no variance.")
+@click.option(
+    "--reward",
+    "rewards",
+    multiple=True,
+    metavar="NAME[=WEIGHT]",
+    help="A function that judges episodes, as module:function=0.5 (repeatable). Their sum replaces the reward of the "
+    "environment, which is the reward 'environment'.",
+)
+@keep_trees_option
 @click.option("--seed", default=0, show_default=True)
 @click.option("--overwrite", is_flag=True, help="Start anew where a run lies already.")
+@log_option
 @set_option
 @json_option
 def online(out: Path, overwrite: bool, overrides: tuple[str, ...], json_path: str | None, **chosen: Any) -> None:
@@ -99,6 +111,7 @@ def online(out: Path, overwrite: bool, overrides: tuple[str, ...], json_path: st
 
 def _config(chosen: Any) -> TrainOnlineConfig:
     """The options as a configuration; `chosen` has one attribute an option."""
+    from turntree.rollouts.rewards import parse_reward
     from turntree.stages.train_online import TrainOnlineConfig
 
     return TrainOnlineConfig(
@@ -110,6 +123,9 @@ def _config(chosen: Any) -> TrainOnlineConfig:
         gate=_gate(chosen),
         brancher=_brancher(chosen),
         estimator=None if chosen.estimator is None else Part(chosen.estimator),
+        rewards=tuple(map(parse_reward, chosen.rewards)),
+        loggers=tuple(map(Part, chosen.loggers)),
+        keep_trees=chosen.keep_trees,
     )
 
 

@@ -7,7 +7,15 @@ from typing import Any
 
 import click
 
-from turntree.cli.common import configured, endpoint_of, finish, json_option, set_option
+from turntree.cli.common import (
+    configured,
+    endpoint_of,
+    finish,
+    json_option,
+    keep_trees_option,
+    log_option,
+    set_option,
+)
 from turntree.core.config import Part
 from turntree.core.errors import InputError
 
@@ -25,6 +33,7 @@ ENVIRONMENT_HELP = "Where the traces were played, as they name it: for --verifie
 @click.option("--learning-rate", default=1e-5, show_default=True, help="The embedded tiny policy wants 3e-4.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--overwrite", is_flag=True, help="Start anew where a run lies already.")
+@log_option
 @set_option
 @json_option
 def sft(
@@ -36,6 +45,7 @@ def sft(
     learning_rate: float,
     seed: int,
     overwrite: bool,
+    loggers: tuple[str, ...],
     overrides: tuple[str, ...],
     json_path: str | None,
 ) -> None:
@@ -51,7 +61,8 @@ def sft(
     from turntree.training.sft import SFTConfig
 
     training = SFTConfig(epochs=epochs, seed=seed, optimizer=OptimizerConfig(learning_rate=learning_rate))
-    config = configured(SFTStageConfig(traces=traces, model=model, split=split, sft=training), overrides)
+    named = tuple(map(Part, loggers))
+    config = configured(SFTStageConfig(traces=traces, model=model, split=split, sft=training, loggers=named), overrides)
     result = run_sft(config, out, overwrite=overwrite)
     finish(result, json_path, [f"{result['steps']} steps, loss {result['loss']:.3f} -> {result['model']}"])
 
@@ -254,9 +265,11 @@ def train() -> None:
 @click.option("--learning-rate", default=1e-5, show_default=True, help="The embedded tiny policy wants 5e-4.")
 @click.option("--kl", default=0.02, show_default=True, help="Coefficient of the KL penalty to the frozen start.")
 @click.option("--max-tokens", default=256, show_default=True, help="Longest completion; longer ones are cut.")
+@keep_trees_option
 @click.option("--seed", default=0, show_default=True)
 @click.option("--allow-stale", is_flag=True, help="Accept pivots of another policy, sampling or verifier.")
 @click.option("--overwrite", is_flag=True, help="Start anew where a run lies already.")
+@log_option
 @set_option
 @json_option
 def pivot(
@@ -271,9 +284,11 @@ def pivot(
     learning_rate: float,
     kl: float,
     max_tokens: int,
+    keep_trees: int | None,
     seed: int,
     allow_stale: bool,
     overwrite: bool,
+    loggers: tuple[str, ...],
     overrides: tuple[str, ...],
     json_path: str | None,
 ) -> None:
@@ -304,7 +319,9 @@ def pivot(
         verifier=_part("strict" if strict else verifier),
         environment=_part(environment),
         allow_stale=allow_stale,
+        keep_trees=keep_trees,
         train=training,
+        loggers=tuple(map(Part, loggers)),
     )
     config = configured(base, overrides)
     result = run_train_pivot(config, out, overwrite=overwrite)

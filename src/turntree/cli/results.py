@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 @click.option("--max-tokens", default=48, show_default=True, help="Longest completion of one turn.")
 @click.option("--skills", "skills_per_kind", default=0, show_default=True, help="Questions of each unrelated skill.")
 @click.option("--out", default=None, type=click.Path(path_type=Path), help="Write every outcome here (JSON).")
+@click.option(
+    "--keep-trees", is_flag=True, help="Write the episodes beside it (NAME.trees.jsonl), all tokens included."
+)
 @click.option("--seed", default=0, show_default=True)
 @set_option
 @json_option
@@ -133,14 +136,17 @@ def retention(
 @click.option("--out", default=None, type=click.Path(path_type=Path), help="Default: RUN/report.html.")
 @json_option
 def report(run: Path, out: Path | None, json_path: str | None) -> None:
-    """One static page of a run directory: table, curves, the selected region, the ledger.
+    """One static page of a run directory: table, curves, the selected region, a rollout tree, the ledger. Beside every
+    run that kept its trees a page to read them all (trees.html); of a file of trees only that.
 
     \b
     Example: turntree report runs/quickstart
+             turntree report runs/evaluation/qa.trees.jsonl
     """
+    from turntree.report.browser import build_browser
     from turntree.report.html import build_report
 
-    page = build_report(run, out)
+    page = build_browser(run, out) if run.is_file() else build_report(run, out)
     finish({"report": str(page)}, json_path, [str(page)])
 
 

@@ -325,7 +325,7 @@ class RolloutTree:
     # on disk
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON value that `from_json` restores exactly."""
+        """A JSON value that `from_json` restores exactly. What a clock said is under `timing`."""
         return {
             "task_id": self.task_id,
             "nodes": [_node_to_json(node) for node in self._nodes],
@@ -345,7 +345,7 @@ class RolloutTree:
                 entropies=None if row.get("entropies") is None else tuple(row["entropies"]),
                 policy_version=row.get("policy_version"),
                 messages=tuple(Message.from_chat(message) for message in row.get("messages", ())),
-                cost=Cost(**row.get("cost", {})),
+                cost=Cost(**row.get("cost", {}), **row.get("timing", {})),
                 metrics=row.get("metrics"),
             )
         for leaf, reason in value["stops"].items():
@@ -367,6 +367,7 @@ def _node_to_json(node: Node) -> dict[str, Any]:
         row["messages"] = [message.to_chat() for message in node.messages]
     if node.metrics:
         row["metrics"] = dict(node.metrics)
-    if node.cost != NO_COST:
-        row["cost"] = {**node.cost.counts(), **node.cost.timing()}
+    for name, spent in (("cost", node.cost.counts()), ("timing", node.cost.timing())):
+        if any(spent.values()):
+            row[name] = {key: value for key, value in spent.items() if value}
     return row

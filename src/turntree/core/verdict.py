@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -14,3 +15,5 @@ class Verdict:
     reason: str
     kind: str = ""  # the kind of action judged ("take", "search", a tool's name), for quotas and drift tracking
     success: bool | None = None  # of an episode: whether its task was solved, whatever the reward is
+    # of an episode: what each reward function gave, by name (`rollouts.rewards`), None where it failed
+    parts: Mapping[str, float | None] = field(default_factory=dict[str, "float | None"], hash=False)

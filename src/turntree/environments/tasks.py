@@ -124,7 +124,8 @@ def _check_disjoint(opened: TaskSet, environment: Part) -> None:
 
 
 def _with_fork(value: Any, environment: Part) -> Environment:
-    missing = [name for name in ("task_id", "reset", "step") if not hasattr(value, name)]
+    needed = ("task_id", "reset", "step", *(("tools",) if hasattr(value, "fork") else ()))
+    missing = [name for name in needed if not hasattr(value, name)]
     if missing:
         problem = f"{environment.name!r} gave {type(value).__name__}, which has no {', '.join(missing)}"
         raise InputError(problem, field="environment", hint="see turntree.Environment for what an environment is")

@@ -71,6 +71,11 @@ class ToolEnvironment:
     def tools(self) -> tuple[dict[str, Any], ...]:
         return tool_schemas(self._factory)
 
+    @property
+    def object(self) -> Any:
+        """What `factory` made for this episode, for a function that reads its reward from it; None before `reset`."""
+        return self._object
+
     def reset(self) -> tuple[Message, ...]:
         self._object = self._factory()
         told = self._object.reset(**self._arguments)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from turntree.core.errors import InputError
-from turntree.logs import generic, nemo_gym, rollouts, trl, verl
+from turntree.logs import generic, nemo_gym, rollouts, trees, trl, verl
 from turntree.logs.grouping import Key, LineIndex, grouped
 from turntree.logs.groups import LoggedGroup
 from turntree.logs.report import ReadReport
@@ -23,6 +23,7 @@ GroupReader = Callable[[Sequence[Path], ReadConfig, ReadReport], Iterator[Logged
 
 class LogFormat(StrEnum):
     TURNTREE = "turntree"
+    TREES = "trees"
     VERL = "verl"
     TRL = "trl"
     NEMO_GYM = "nemo-gym"
@@ -31,6 +32,7 @@ class LogFormat(StrEnum):
 
 _MARKS: dict[LogFormat, frozenset[str]] = {
     LogFormat.TURNTREE: frozenset({"schema", "task", "rollouts"}),
+    LogFormat.TREES: frozenset({"schema", "tree", "verdicts"}),
     LogFormat.VERL: frozenset({"input", "output", "score"}),
     LogFormat.NEMO_GYM: frozenset({"response", "reward"}),
     LogFormat.GENERIC: frozenset({"group", "reward"}),
@@ -70,13 +72,15 @@ def open_log(paths: Sequence[Path], form: LogFormat | None = None, config: ReadC
 
 
 def _files(path: Path) -> list[Path]:
-    """Of a folder: its rollout log, else TRL's tables, else its JSON lines; in natural order of their names."""
+    """Of a folder: its rollout log (which is complete), else the trees that it kept, else TRL's tables, else its JSON
+    lines; in natural order of their names."""
     if not path.is_dir():
         if not path.exists():
             raise InputError("does not exist", path=path, hint="check the path")
         return [path]
     for patterns in (
         (rollouts.FILE_NAME,),
+        (trees.FILE_NAME,),
         ("completions_*.parquet", "completions/completions_*.parquet", "*.table.json"),
         ("*.jsonl", "*.jsonl.gz", "*.jsonl.xz"),
     ):
@@ -146,6 +150,7 @@ def _keys(path: Path, row: Callable[[bytes], LoggedRow], index: LineIndex, repor
 
 _READERS: dict[LogFormat, GroupReader] = {
     LogFormat.TURNTREE: rollouts.read_groups,
+    LogFormat.TREES: trees.read_groups,
     LogFormat.TRL: trl.read_groups,
     LogFormat.VERL: _json_lines(verl.read_row),
     LogFormat.NEMO_GYM: _json_lines(nemo_gym.read_row),

@@ -58,11 +58,11 @@ def group_from_tree(
     """
     paid: set[int] = set()
     refills = tree.refills()
-    rollouts = [_rollout(tree, leaf, rewards.of(leaf), paid, refills) for leaf in _depth_first(tree)]
+    rollouts = [_rollout(tree, leaf, rewards.of(leaf), paid, refills) for leaf in depth_first(tree)]
     return LoggedGroup(id=id, task=tree.task_id, rollouts=tuple(rollouts), iteration=iteration, task_type=task_type)
 
 
-def _depth_first(tree: RolloutTree) -> Iterator[int]:
+def depth_first(tree: RolloutTree) -> Iterator[int]:
     """The leaves, those below an earlier child first."""
     left = [*reversed(tree.roots)]
     while left:
@@ -73,10 +73,10 @@ def _depth_first(tree: RolloutTree) -> Iterator[int]:
             yield node
 
 
-def _rollout(
-    tree: RolloutTree, leaf: int, reward: float | None, paid: set[int], refills: frozenset[int]
-) -> LoggedRollout:
-    turns: list[tuple[list[Node], str]] = []  # a turn that forked half-way lies in two nodes
+def turns_of(tree: RolloutTree, leaf: int) -> list[tuple[list[Node], str]]:
+    """The turns on the path to a leaf: the nodes of each (several where it forked half-way; the last has the message),
+    and what was answered before it."""
+    turns: list[tuple[list[Node], str]] = []
     seen: list[str] = []
     for node in tree.path(leaf):
         if node.sampled and turns and turns[-1][0][0].turn == node.turn:
@@ -86,6 +86,13 @@ def _rollout(
             seen = []
         else:
             seen += [message.content for message in node.messages]
+    return turns
+
+
+def _rollout(
+    tree: RolloutTree, leaf: int, reward: float | None, paid: set[int], refills: frozenset[int]
+) -> LoggedRollout:
+    turns = turns_of(tree, leaf)
     said = [nodes[-1].message for nodes, _ in turns]
     new = [[node for node in nodes if node.id not in paid] for nodes, _ in turns]
     forked = any(node.id in paid for nodes, _ in turns for node in nodes)

@@ -1,17 +1,17 @@
 """The rollout trees of a run on disk, `trees.jsonl`: every node, decision, verdict and credit, one tree a line.
 
-Everything that reports, audits and calibrates can be read from it. It is one of the logs of a run directory
-(`observe.run`): an iteration is in it whole or not at all, and a run that goes on cuts it back.
+Everything that reports, audits and calibrates can be read from it (docs/design/trees.md). It is one of the logs of a
+run directory (`observe.run`): an iteration is in it whole or not at all, and a run that goes on cuts it back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from turntree.core.errors import InputError
+from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Credit, NodeCredit, Rewards
 from turntree.core.tree import RolloutTree
 from turntree.core.verdict import Verdict
@@ -28,7 +28,8 @@ FILE_NAME = "trees.jsonl"
 @dataclass(frozen=True, kw_only=True)
 class KeptTree:
     """One group as it was grown and learned from. `credit` is None where nothing was learned from it (dropped by a
-    filter, cut, censored); `tools` are those that its prompts showed."""
+    filter, cut, censored, played in an evaluation); `tools` are those that its prompts showed; `cut` is the turn at
+    which a gate stopped it; `meta` is what the stage adds (docs/design/trees.md)."""
 
     id: str
     iteration: int
@@ -46,7 +47,7 @@ class KeptTree:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON value that `from_json` restores: facts exactly, log-probabilities and entropies to single precision
-        (they were computed in no better one)."""
+        (they were computed in no better one), what a clock said to the microsecond."""
         row: dict[str, Any] = {"schema": SCHEMA, "id": self.id, "iteration": self.iteration}
         row |= {"task_type": self.task_type} if self.task_type is not None else {}
         row |= {"tools": list(self.tools)} if self.tools else {}
@@ -58,6 +59,8 @@ class KeptTree:
             for name in ("logprobs", "entropies"):
                 if name in node:
                     node[name] = [_single(value) for value in node[name]]
+            if "timing" in node:
+                node["timing"] = {name: round(seconds, 6) for name, seconds in node["timing"].items()}
         return row | {
             "tree": tree,
             "verdicts": verdicts,
@@ -90,6 +93,12 @@ class KeptTree:
             raise InputError(problem, field="tree", hint="the line is damaged: restore the file") from error
 
 
+def check_keep(keep: int | None) -> None:
+    """Raise `ConfigError` for a number of iterations that is none."""
+    if keep is not None and keep < 0:
+        raise ConfigError("must be at least 0", field="keep_trees", hint="use null for all iterations, 0 for none")
+
+
 def is_kept(iteration: int, iterations: int, keep: int | None) -> bool:
     """Whether the trees of an iteration are kept: all of them (`keep` None), none (0), or those of `keep` iterations
     that are spread evenly over a run of `iterations`, the last among them."""
@@ -98,35 +107,46 @@ def is_kept(iteration: int, iterations: int, keep: int | None) -> bool:
     return iteration * keep // iterations > (iteration - 1) * keep // iterations
 
 
-def read(path: Path) -> Iterator[KeptTree]:
-    """The trees of a file in order, one at a time. Raises `InputError` with the line."""
+def read(path: Path, report: ReadReport | None = None) -> Iterator[KeptTree]:
+    """The trees of a file in order, one at a time. Raises `InputError` with the line, unless there is a `report`, in
+    which lines that cannot be read (a run that is being written, or was killed) are counted."""
     for number, line in jsonl.read_lines(path):
+        if report is not None:
+            report.saw_line()
         try:
-            yield KeptTree.from_json(jsonl.parse_json(line, path, number))
+            kept = KeptTree.from_json(jsonl.parse_json(line, half_characters=True))
         except InputError as error:
-            raise jsonl.located(error, path=path, line=number) from error
+            if report is None:
+                raise jsonl.located(error, path=path, line=number) from error
+            report.drop("a line that is no rollout tree", path, number, detail=str(error))
+            continue
+        yield kept
 
 
 def read_groups(paths: Sequence[Path], config: ReadConfig, report: ReadReport) -> Iterator[LoggedGroup]:
     """The groups of kept trees, for audits and calibrations (a log format of `logs.read`)."""
     for path in paths:
         report.files += 1
-        for number, line in jsonl.read_lines(path):
-            report.lines += 1
-            try:
-                group = KeptTree.from_json(jsonl.parse_json(line, path, number)).group()
-            except InputError as error:
-                report.drop(f"a line that is no rollout tree ({error.problem})", path, number)
-                continue
-            report.groups += 1
-            report.rollouts += len(group.rollouts)
+        for kept in read(path, report):
+            group = kept.group()
+            report.saw_group(len(group.rollouts))
             yield group
 
 
+def bytes_per_trained_token(
+    run: Path, metrics: Sequence[Mapping[str, Any]], iterations: int, keep: int | None
+) -> float | None:
+    """The size of a run's trees over the unique token positions that its kept iterations trained on, prompts included
+    (`core.cost`); None where nothing was kept or trained."""
+    path = run / FILE_NAME
+    kept = (row for row in metrics if row["step"] and is_kept(row["step"], iterations, keep))
+    trained = sum(row.get("trained_tokens", 0) for row in kept)
+    return path.stat().st_size / trained if trained and path.exists() else None
+
+
 def _verdict(verdict: Verdict) -> dict[str, Any]:
-    return {
-        key: value for key, value in asdict(verdict).items() if key in ("reward", "reason") or value not in (None, "")
-    }
+    always, empty = ("reward", "reason"), (None, "", {})
+    return {key: value for key, value in asdict(verdict).items() if key in always or value not in empty}
 
 
 def _credit(credit: Credit) -> dict[str, Any]:

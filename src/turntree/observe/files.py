@@ -55,9 +55,9 @@ def write_table(path: Path, header: dict[str, Any], rows: Iterable[dict[str, Any
     return count - 1
 
 
-def json_line(row: dict[str, Any]) -> str:
+def json_line(row: dict[str, Any], *, allow_nan: bool = True) -> str:
     """One line of a JSONL file. Text stays readable; only half of a surrogate pair is escaped."""
-    text = json.dumps(row, ensure_ascii=False) + "\n"
+    text = json.dumps(row, ensure_ascii=False, allow_nan=allow_nan) + "\n"
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

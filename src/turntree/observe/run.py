@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,9 +26,11 @@ from turntree.observe.identity import file_digest, locked, require_same
 
 T = TypeVar("T")
 
-_OWN = ("config.json", "metrics.jsonl", "cost.json", "pass_rates.jsonl", "model")
 _MADE = ("metrics.jsonl", "cost.json", "checkpoints", "model")  # by a run, after its config.json
-FREE = ("config.checkpoints", "config.workers")  # how often to save, and where to step: no result changes
+# how often to save, where to step, who is told: no result changes
+FREE = ("config.checkpoints", "config.workers", "config.loggers")
+LOGGER_MARKS = "loggers.json"  # how far each logger has come (`observe.loggers`)
+_OWN = ("config.json", "metrics.jsonl", "cost.json", "pass_rates.jsonl", "model", LOGGER_MARKS)
 
 Logged = dict[str, dict[str, Any]]  # by file name: {"rows", "bytes", "digest"}
 
@@ -41,6 +43,7 @@ class RunDirectory:
         self.model = self.path / "model"
         self.checkpoints = self.path / "checkpoints"
         self.logs = ("metrics.jsonl", *logs)  # what the stage appends to
+        self.listeners: list[Callable[[dict[str, Any]], None]] = []
         self.identity: dict[str, Any] = {}  # of the run that has the folder; `begin` sets it
         self._config, self._metrics, self._cost = (
             self.path / name for name in ("config.json", "metrics.jsonl", "cost.json")
@@ -51,12 +54,15 @@ class RunDirectory:
         return self._cost.exists()
 
     def log(self, row: dict[str, Any]) -> None:
+        """Add a row of metrics, then tell the listeners."""
         self.append("metrics.jsonl", [row])
+        for listener in self.listeners:
+            listener(row)
 
     def append(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
         """Add rows to one of `logs`; they are on disk when this returns, so that no checkpoint outlives them."""
         with files.writing(self.path / name), (self.path / name).open("a", encoding="utf-8") as handle:
-            handle.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+            handle.writelines(files.json_line(row, allow_nan=False) for row in rows)
             handle.flush()
             os.fsync(handle.fileno())
 
@@ -131,6 +137,7 @@ class RunDirectory:
     def _clear(self) -> None:
         """Remove what the run before made; the mark that it is finished goes first."""
         self._cost.unlink(missing_ok=True)
+        (self.path / LOGGER_MARKS).unlink(missing_ok=True)
         for folder in (self.checkpoints, self.model):
             shutil.rmtree(folder, ignore_errors=True)
 

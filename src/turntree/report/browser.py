@@ -8,6 +8,7 @@ numbers they saw, entropy and credit as colour.
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.tree import Node
+from turntree.logs.report import ReadReport
 from turntree.logs.trees import FILE_NAME, KeptTree, read
 from turntree.observe.files import atomic_write
 from turntree.report.page import templates
@@ -23,28 +25,38 @@ PAGE = "trees.html"
 MAX_NODES = 20_000  # of a page: a browser opens so many at once
 
 
-def build_browser(run_dir: Path, out: Path | None = None, *, max_nodes: int = MAX_NODES) -> Path | None:
-    """Write `trees.html` of a run directory, and return where it lies; None where the run kept no tree."""
-    source = run_dir / FILE_NAME
+def build_browser(run: Path, out: Path | None = None, *, max_nodes: int = MAX_NODES) -> Path | None:
+    """Write `trees.html` of a run directory (of a file of trees: a page of its name), and return where it lies; None
+    where the run kept no tree. Lines that cannot be read are counted on the page."""
+    source = run / FILE_NAME if run.is_dir() else run
     if not source.exists():
         return None
-    out = out or run_dir / PAGE
-    page = render(read(source), title=run_dir.name, words=token_texts(run_dir), max_nodes=max_nodes)
+    out = out or (run / PAGE if run.is_dir() else run.with_suffix(".html"))
+    unread = ReadReport("trees")
+    words = token_texts(source.parent)
+    page = render(read(source, unread), title=run.resolve().name, words=words, max_nodes=max_nodes, unread=unread)
     with atomic_write(out) as handle:
         handle.write(page)
     return out
 
 
 def render(
-    trees: Iterable[KeptTree], *, title: str, words: Mapping[int, str] | None = None, max_nodes: int = MAX_NODES
+    trees: Iterable[KeptTree],
+    *,
+    title: str,
+    words: Mapping[int, str] | None = None,
+    max_nodes: int = MAX_NODES,
+    unread: ReadReport | None = None,
 ) -> str:
-    """The page. `words` says what a token reads as; without it tokens are numbers."""
+    """The page. `words` says what a token reads as; without it tokens are numbers. `unread` counted the lines that
+    reading `trees` dropped."""
     groups, left_out = _fitting(trees, max_nodes)
     used = {token for group in groups for node in group["nodes"] for token in node["ids"]}
     data = {
         "title": title,
         "groups": groups,
         "left_out": left_out,
+        "unread": 0 if unread is None else unread.dropped.total(),
         "words": {str(token): words[token] for token in sorted(used) if token in words} if words else {},
     }
     # inside a script element only this character could end it
@@ -58,15 +70,15 @@ def render(
 
 def _fitting(trees: Iterable[KeptTree], max_nodes: int) -> tuple[list[dict[str, Any]], int]:
     """As many groups as a page holds, the latest first where not all fit, and how many were left out."""
-    groups = [group_view(tree) for tree in trees]
-    kept: list[dict[str, Any]] = []
-    nodes = 0
-    for group in reversed(groups):
-        nodes += len(group["nodes"])
-        if kept and nodes > max_nodes:
-            break
-        kept.append(group)
-    return kept[::-1], len(groups) - len(kept)
+    kept: deque[dict[str, Any]] = deque()
+    nodes = left_out = 0
+    for tree in trees:
+        kept.append(group_view(tree))
+        nodes += len(tree.tree)
+        while nodes > max_nodes and len(kept) > 1:
+            nodes -= len(kept.popleft()["nodes"])
+            left_out += 1
+    return list(kept), left_out
 
 
 def group_view(kept: KeptTree) -> dict[str, Any]:
@@ -103,6 +115,7 @@ def group_view(kept: KeptTree) -> dict[str, Any]:
         "cut": kept.cut,
         "learned": credit is not None and bool(credit.nodes),
         "tools": list(kept.tools),
+        "meta": kept.meta,
         "cost": {name: value for name, value in tree.cost.counts().items() if value},
         "nodes": rows,
     }

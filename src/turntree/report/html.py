@@ -10,7 +10,8 @@ from typing import Any
 
 from turntree.observe.files import atomic_write
 from turntree.profiling.select import classify
-from turntree.report import experiment, figures, online, profile_figures, results, wording
+from turntree.report import experiment, figures, online, profile_figures, results, tree_section, wording
+from turntree.report.browser import build_browser
 from turntree.report.examples import examples
 from turntree.report.experiment import Experiment
 from turntree.report.figures import Curve
@@ -31,24 +32,31 @@ PIVOT_STAGE, SFT_STAGE = "train pivot", "sft"
 
 
 def build_report(run_dir: Path, out: Path | None = None) -> Path:
-    """Write the page of a run directory to `out` (default: `report.html` inside it) and return where it lies.
+    """Write the page of a run directory to `out` (default: `report.html` inside it) and return where it lies. Beside
+    every run in it that kept its trees a `trees.html` is written (`browser.build_browser`), to which the page leads.
 
     The same files give the same bytes. Raises `InputError` where the folder holds nothing that can be shown, or a
     file of it cannot be read.
     """
     out = out or run_dir / "report.html"
     compared = experiment.read_experiment(run_dir)
-    page = render(read_run(run_dir)) if compared is None else render_experiment(compared)
+    if compared is None:
+        run = read_run(run_dir)
+        page = render(run, out)
+        for folder in tree_section.with_trees(run).values():
+            build_browser(folder)
+    else:
+        page = render_experiment(compared)
     with atomic_write(out) as handle:
         handle.write(page)
     return out
 
 
-def render(run: Run) -> str:
-    """The page as HTML; a single online run has one of its own."""
+def render(run: Run, page: Path) -> str:
+    """The page that will lie at `page` as HTML; a single online run has one of its own."""
     if online.is_online(run):
-        return _filled("online.html.j2", online.view(run))
-    return _filled("report.html.j2", view(run))
+        return _filled("online.html.j2", online.view(run, page))
+    return _filled("report.html.j2", view(run, page))
 
 
 def render_experiment(found: Experiment) -> str:
@@ -62,8 +70,8 @@ def _filled(template: str, shown: dict[str, Any]) -> str:
     return environment.get_template(template).render(shown)
 
 
-def view(run: Run) -> dict[str, Any]:
-    """Everything that the template shows, by section."""
+def view(run: Run, page: Path) -> dict[str, Any]:
+    """Everything that the template shows, by section; `page` is where it will lie."""
     arms = results.arm_results(run)
     differences = results.differences(run)
     return {
@@ -76,6 +84,7 @@ def view(run: Run) -> dict[str, Any]:
         **_profile(run),
         **_by_task_type(run.arms),
         **_retention(run.arms),
+        **tree_section.of_arms(run, page),
         "ledger": (ledger := results.ledger(run)),
         "ledger_total": results.total(ledger),
         "examples": examples(run),

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from turntree.core.tree import StopReason
-from turntree.logs.report import ReadReport
-from turntree.logs.rollouts import FILE_NAME, read_groups
-from turntree.logs.rows import ReadConfig
+from turntree.core.tree import Decision, StopReason
 from turntree.observe import jsonl
 from turntree.observe.statistics import paired_bootstrap
-from turntree.report import online_figures, results, rollout_tree, wording
+from turntree.report import online_figures, results, rollout_tree, tree_section, wording
 from turntree.report.figures import Curve, series
 from turntree.report.read import ONLINE_STAGE, Arm, Row, Run, reading
+from turntree.report.rollout_tree import KeptTrees
 from turntree.report.svg import Chart
-from turntree.report.tree_figures import rollout_tree as draw_tree
 
-HELD_OUT, BRANCH_LOG = "held_out.jsonl", "branches.jsonl"  # names given by the stage, which lies beside this floor
+HELD_OUT = "held_out.jsonl"  # a name given by the stage, which lies beside this floor
 SUCCESS = Curve("held_out_success", "Held-out success", "success (%)", "share", size=(5.0, 2.9))
 SPENT = (("trees.calls_fresh", "fresh tool calls"), ("spent.turns", "turns sampled in training"))
 CURVES = (
@@ -56,9 +53,9 @@ def is_online(run: Run) -> bool:
     return alone and run.arms[0].stage == ONLINE_STAGE and run.arms[0].evaluation is None
 
 
-def view(run: Run) -> dict[str, Any]:
-    """Everything that the template of an online run shows."""
-    arm = run.arms[0]
+def view(run: Run, page: Path) -> dict[str, Any]:
+    """Everything that the template of an online run shows; `page` is where it will lie."""
+    arm, kept = run.arms[0], rollout_tree.look(run.path)
     with reading(run.path / "metrics.jsonl"):
         rows = [row for row in arm.metrics if row["step"]]
         stops: Counter[str] = sum((Counter(row.get("stops", {})) for row in rows), Counter())
@@ -74,8 +71,8 @@ def view(run: Run) -> dict[str, Any]:
             "curves": _curves(CURVES, arm.metrics),
             "stops": stops.most_common(),
             "stops_chart": online_figures.shares("stops", "Rollouts that did not complete", broken) if broken else None,
-            **_branching(run.path, arm, rows),
-            **_tree(run.path),
+            **_branching(arm, rows, kept),
+            "tree": tree_section.view(kept, run.path, page),
             "ledger": ledger,
             "ledger_total": results.total(ledger),
         }
@@ -161,7 +158,7 @@ def _broken(rows: Sequence[Row]) -> dict[str, list[tuple[float, float]]]:
     return {kind: [(step, stops.get(kind, 0) / sum(stops.values())) for step, stops in counted] for kind in kinds}
 
 
-def _branching(folder: Path, arm: Arm, rows: Sequence[Row]) -> dict[str, Any]:
+def _branching(arm: Arm, rows: Sequence[Row], kept: KeptTrees | None) -> dict[str, Any]:
     """The panel of the forks; `totals` is None where no iteration logged any."""
     logged = [row["branching"] for row in rows if row.get("branching")]
     if not logged:
@@ -169,12 +166,13 @@ def _branching(folder: Path, arm: Arm, rows: Sequence[Row]) -> dict[str, Any]:
     forks: Counter[int] = Counter()
     for row in logged:
         forks.update({int(turn): count for turn, count in row.get("forks_by_turn", {}).items()})
-    decided = decisions(folder / BRANCH_LOG)
+    decided = None if kept is None else decisions(kept.decisions)
     return {
         "totals": _totals(logged, sum(row["groups"] for row in rows if row.get("branching"))),
         "branching_curves": _curves(BRANCHING_CURVES, arm.metrics),
         "forks_chart": online_figures.by_turn("forks-by-turn", forks) if forks else None,
         "decisions": decided,
+        "decisions_over": 0 if kept is None else len(kept.iterations),
         "measured_chart": (
             online_figures.cumulative("measured", decided.measured, decided.unit)
             if decided and decided.measured
@@ -192,16 +190,15 @@ def _totals(logged: Sequence[Row], groups: int) -> dict[str, Any]:
     return {**totals, "groups": groups, "saving": 1 - totals["calls_fresh"] / max(1, totals["calls_chain"])}
 
 
-def decisions(path: Path) -> Decisions | None:
-    """What the brancher wrote down; None where it wrote nothing."""
+def decisions(made: Iterable[Decision]) -> Decisions | None:
+    """What the brancher decided, forks and passes; None where it was never asked."""
     reasons: Counter[str] = Counter()
     actions: Counter[str] = Counter()
-    numbers: dict[str, list[Row]] = {}
-    for number, row in _rows(path):
-        with reading(path, number):
-            actions[row["action"]] += 1
-            reasons[row["reason"]] += 1
-            numbers.setdefault(_outcome(row), []).append(row["numbers"])
+    numbers: dict[str, list[dict[str, float]]] = {}
+    for decision in made:
+        actions[decision.action] += 1
+        reasons[decision.reason] += 1
+        numbers.setdefault(_outcome(decision), []).append(decision.numbers)
     if not actions:
         return None
     key = next((key for key in MEASURED if any(key in row for rows in numbers.values() for row in rows)), "")
@@ -209,35 +206,10 @@ def decisions(path: Path) -> Decisions | None:
     return Decisions(actions["fork"], actions["pass"], dict(reasons.most_common()), MEASURED.get(key, ""), measured)
 
 
-def _outcome(row: Row) -> str:
-    if row["action"] == "fork":
+def _outcome(decision: Decision) -> str:
+    if decision.action == "fork":
         return "forked"
-    return "no leaf left" if "no leaf is left" in row["reason"] else "passed"
-
-
-def _tree(folder: Path) -> dict[str, Any]:
-    """The drawn group, or the sentence why there is none."""
-    if not (folder / FILE_NAME).exists():
-        return {"group": None, "no_tree": f"There is no {FILE_NAME} in this folder."}
-    report = ReadReport(format="turntree")
-    groups = list(read_groups([folder / FILE_NAME], ReadConfig(), report))
-    unread = f" {wording.plural(report.dropped.total(), 'line')} of {FILE_NAME} could not be read."
-    note = unread.strip() if report.dropped else ""
-    chosen = rollout_tree.choose(groups)
-    if chosen is None:
-        return {"group": None, "no_tree": f"No group has two different rewards. {note}".strip()}
-    tree = rollout_tree.tree_of(chosen)
-    return {
-        "group": chosen,
-        "tree_chart": draw_tree(chosen),
-        "tree_leaves": tree.leaves,
-        "tree_left_out": tree.left_out,
-        "tree_forks": sum(rollout.forked for rollout in chosen.rollouts),
-        "tree_deciding": rollout_tree.deciding_forks(chosen.rollouts),
-        "tree_mixed": sum(len(set(group.scored)) > 1 for group in groups),
-        "tree_groups": len(groups),
-        "tree_note": note,
-    }
+    return "no leaf left" if "no leaf is left" in decision.reason else "passed"
 
 
 def _ledger(run: Run) -> list[results.LedgerRow]:

@@ -83,6 +83,7 @@ class Arm:
     metrics: tuple[Row, ...] = ()
     cost: Row | None = None
     evaluation: Evaluation | None = None
+    folder: Path | None = None  # of its training run
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,7 @@ def _arm(name: str, folder: Path | None, evaluation: Path | None) -> Arm:
     with reading(folder / "config.json"):
         stage, config = str(written["stage"]), written["config"]
     cost = read_json(folder / "cost.json") if (folder / "cost.json").exists() else None
-    return Arm(name, stage, config, read_metrics(folder / "metrics.jsonl"), cost, evaluated)
+    return Arm(name, stage, config, read_metrics(folder / "metrics.jsonl"), cost, evaluated, folder)
 
 
 def read_metrics(path: Path) -> tuple[Row, ...]:

@@ -1,40 +1,86 @@
-"""One logged group as the tree that it was: which turns its rollouts share, and which group is worth a look."""
+"""The trees that a run kept, looked at once: what they tell together, and the one that is worth drawing."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from turntree.logs.groups import LoggedGroup, LoggedRollout
+from turntree.core.tree import Decision, RolloutTree
+from turntree.logs.groups import LoggedRollout
+from turntree.logs.report import ReadReport
+from turntree.logs.rollouts import depth_first, turns_of
+from turntree.logs.trees import FILE_NAME, KeptTree, read
 
 MAX_ROLLOUTS, MAX_TURNS = 16, 8  # what is drawn of a group
 FITTING_TURNS = 5  # as many columns as the page is wide
 
 
+@dataclass
+class KeptTrees:
+    """What the trees of one run folder tell together. `chosen` is the one to draw (None: every group has one reward),
+    `decisions` are the brancher's, `unread` counts lines that hold no tree."""
+
+    groups: int = 0
+    mixed: int = 0
+    iterations: set[int] = field(default_factory=set[int])
+    decisions: list[Decision] = field(default_factory=list[Decision])
+    chosen: KeptTree | None = None
+    unread: int = 0
+
+
+def look(folder: Path) -> KeptTrees | None:
+    """One pass over the trees of a run folder; None where it kept none."""
+    path = folder / FILE_NAME
+    if not path.exists():
+        return None
+    report = ReadReport("trees")
+    found = summed(read(path, report))
+    found.unread = report.dropped.total()
+    return found
+
+
+def summed(trees: Iterable[KeptTree]) -> KeptTrees:
+    found = KeptTrees()
+    best: tuple[bool, bool, int, int, int, int] | None = None
+    for kept in trees:
+        found.groups += 1
+        found.iterations.add(kept.iteration)
+        found.decisions += [decision for decision in kept.tree.decisions if decision.actor == "brancher"]
+        if len(set(kept.rewards.scored().values())) < 2:
+            continue
+        found.mixed += 1
+        worth = _worth(kept)
+        if best is None or worth > best:
+            best, found.chosen = worth, kept
+    return found
+
+
 @dataclass(frozen=True)
 class TurnNode:
-    """A turn. `row` is the first rollout that took it, `turn` counts from 1, `parent` is an index into the nodes.
-    `tokens` is None where the log does not say."""
+    """A turn. `node` is the tree's own node that holds its message, `row` the first rollout that took it; `turn` counts
+    from 1, `parent` is an index into the drawn nodes. `tokens` are those that this turn was sampled for."""
 
+    node: int
     row: int
     turn: int
     parent: int | None
     action: str
     observation: str
-    tokens: int | None
+    tokens: int
 
 
 @dataclass(frozen=True)
 class Leaf:
     """The end of a rollout. `parent` is its last turn that is drawn (None: it has none), `hidden` counts those after
-    it; `shared` its turns that an earlier rollout paid for."""
+    it; `shared` its turns that an earlier rollout took too; `reason` is the verdict's."""
 
     row: int
     parent: int | None
     hidden: int
     shared: int
     rollout: LoggedRollout
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -44,66 +90,66 @@ class DrawnTree:
     left_out: int  # rollouts beyond those that are drawn
 
 
-def shared_turns(rollout: LoggedRollout) -> int:
-    """How many whole turns at its start an earlier rollout paid for. A turn that forked half-way is its own."""
-    if not rollout.forked or rollout.turn_tokens is None:
-        return 0
-    return next((turn for turn, tokens in enumerate(rollout.turn_tokens) if tokens), len(rollout.turn_tokens))
-
-
-def tree_of(group: LoggedGroup, max_rollouts: int = MAX_ROLLOUTS, max_turns: int | None = None) -> DrawnTree:
-    """The log keeps rollouts depth first, so a fork lies on the path of the rollout right before. Unless it is said
-    how many turns are drawn, as many as fit, and more where a fork comes later."""
+def tree_of(kept: KeptTree, max_rollouts: int = MAX_ROLLOUTS, max_turns: int | None = None) -> DrawnTree:
+    """The tree by turns: one that forked half-way is each branch's own. Unless it is said how many turns are drawn, as
+    many as fit, and more where a fork comes later."""
+    tree, rollouts = kept.tree, kept.group().rollouts
+    ends = list(depth_first(tree))
+    paths = [[(nodes[-1].id, seen) for nodes, seen in turns_of(tree, leaf)] for leaf in ends]
+    shared = _shared(paths[:max_rollouts])
     if max_turns is None:
-        latest = max((shared_turns(rollout) for rollout in group.rollouts[:max_rollouts]), default=0)
-        max_turns = max(FITTING_TURNS, min(MAX_TURNS, latest + 1))
+        max_turns = max(FITTING_TURNS, min(MAX_TURNS, max(shared, default=0) + 1))
     nodes: list[TurnNode] = []
     leaves: list[Leaf] = []
-    path: list[int] = []
-    for row, rollout in enumerate(group.rollouts[:max_rollouts]):
-        shared = shared_turns(rollout)
-        path = path[:shared]
-        drawn = min(len(rollout.actions), max_turns)
-        for at in range(len(path), drawn):
-            nodes.append(_node(rollout, row, at, path[-1] if path else None))
-            path.append(len(nodes) - 1)
-        leaves.append(Leaf(row, path[-1] if path else None, len(rollout.actions) - drawn, shared, rollout))
-    return DrawnTree(tuple(nodes), tuple(leaves), len(group.rollouts) - len(leaves))
+    places: dict[int, int] = {}
+    for row, path in enumerate(paths[:max_rollouts]):
+        rollout, parent = rollouts[row], None
+        for at, (node, seen) in enumerate(path[:max_turns]):
+            if node not in places:
+                places[node] = len(nodes)
+                tokens = rollout.turn_tokens[at] if rollout.turn_tokens else 0
+                nodes.append(TurnNode(node, row, at + 1, parent, rollout.actions[at], seen, tokens))
+            parent = places[node]
+        reason = kept.rewards.verdicts[ends[row]].reason
+        leaves.append(Leaf(row, parent, max(0, len(path) - max_turns), shared[row], rollout, reason))
+    return DrawnTree(tuple(nodes), tuple(leaves), len(paths) - len(leaves))
 
 
-def _node(rollout: LoggedRollout, row: int, at: int, parent: int | None) -> TurnNode:
-    return TurnNode(
-        row=row,
-        turn=at + 1,
-        parent=parent,
-        action=rollout.actions[at],
-        observation=rollout.observations[at] if rollout.observations else "",
-        tokens=rollout.turn_tokens[at] if rollout.turn_tokens else None,
-    )
+def _shared(paths: list[list[tuple[int, str]]]) -> list[int]:
+    """Of every path how many of its turns an earlier one took."""
+    taken: set[int] = set()
+    counts: list[int] = []
+    for path in paths:
+        counts.append(sum(node in taken for node, _ in path))
+        taken.update(node for node, _ in path)
+    return counts
 
 
-def choose(groups: Iterable[LoggedGroup]) -> LoggedGroup | None:
-    """The mixed group to draw: of those that fit on the page one with forks that changed the reward and at least two
-    rollouts on either side of the mean, then the one whose forks lie at most different turns, then the one with most
-    different actions, then the latest. None where every group has one reward."""
-    mixed = [group for group in groups if len(set(group.scored)) > 1]
-    return max(mixed, key=_worth, default=None)
-
-
-def _worth(group: LoggedGroup) -> tuple[bool, bool, int, int, int, int]:
+def _worth(kept: KeptTree) -> tuple[bool, bool, int, int, int, int]:
+    """Of mixed groups the one to draw: of those that fit on the page one with forks that changed the reward and at
+    least two rollouts on either side of the mean, then the one whose forks lie at most different turns, then the one
+    with most different actions, then the latest."""
+    tree, group = kept.tree, kept.group()
     turns = max(len(rollout.actions) for rollout in group.rollouts)
     fits = len(group.rollouts) <= MAX_ROLLOUTS and turns <= FITTING_TURNS
-    places = len({shared_turns(rollout) for rollout in group.rollouts if rollout.forked})
+    places = len({tree[point].turn for point in tree.branch_points()})
     actions = len({action for rollout in group.rollouts for action in rollout.actions})
     mean = sum(group.scored) / len(group.scored)
     above = sum(reward > mean for reward in group.scored)
     balance = min(2, above, len(group.scored) - above)
-    return fits, deciding_forks(group.rollouts) > 0, balance, places, actions, group.iteration or 0
+    return fits, deciding_forks(kept) > 0, balance, places, actions, kept.iteration
 
 
-def deciding_forks(rollouts: Sequence[LoggedRollout]) -> int:
-    """Forked rollouts whose reward is not that of the rollout before, with which they share turns."""
-    return sum(
-        after.forked and None not in (before.reward, after.reward) and before.reward != after.reward
-        for before, after in itertools.pairwise(rollouts)
-    )
+def deciding_forks(kept: KeptTree) -> int:
+    """Branches whose reward is not that of the rollout that they left at the fork."""
+    tree, count = kept.tree, 0
+    for point in tree.branch_points():
+        incumbent, *branches = (kept.rewards.of(_first_leaf(tree, child)) for child in tree.children(point))
+        count += sum(None not in (incumbent, branch) and incumbent != branch for branch in branches)
+    return count
+
+
+def _first_leaf(tree: RolloutTree, node: int) -> int:
+    while children := tree.children(node):
+        node = children[0]
+    return node

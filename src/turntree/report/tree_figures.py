@@ -7,7 +7,7 @@ import re
 import textwrap
 from html import escape
 
-from turntree.logs.groups import LoggedGroup
+from turntree.logs.trees import KeptTree
 from turntree.report.rollout_tree import DrawnTree, Leaf, TurnNode, tree_of
 from turntree.report.svg import INK, MUTED, Chart
 from turntree.report.wording import number, plural
@@ -20,12 +20,12 @@ FORK, REFILL = "#0072B2", "#9a4b00"
 ABOVE, BELOW, UNKNOWN = ("#d8efe6", "#00694c"), ("#fbe6d8", "#a34700"), ("#eef0f2", MUTED)
 
 
-def rollout_tree(group: LoggedGroup) -> Chart:
+def rollout_tree(kept: KeptTree) -> Chart:
     """Full texts appear when a turn is pointed at; the table beside the figure has them too."""
-    tree = tree_of(group)
+    tree, scored = tree_of(kept), list(kept.rewards.scored().values())
     columns = max((node.turn for node in tree.nodes), default=0)
     width, height = LEFT + COLUMN * columns + ENDING, TOP + ROW * len(tree.leaves)
-    mean = sum(group.scored) / len(group.scored) if group.scored else 0.0
+    mean = sum(scored) / len(scored) if scored else 0.0
     parts = [
         *(_head(turn) for turn in range(1, columns + 1)),
         *(_edge(tree, node.parent, node.row, node.turn) for node in tree.nodes if node.parent is not None),
@@ -37,7 +37,7 @@ def rollout_tree(group: LoggedGroup) -> Chart:
         f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" class="tree" '
         'aria-hidden="true" focusable="false">'
     )
-    return Chart(opening + "\n".join(parts) + "</svg>", _said(group, tree), _caption(tree))
+    return Chart(opening + "\n".join(parts) + "</svg>", _said(kept, tree), _caption(tree))
 
 
 def short_action(action: str) -> tuple[str, str]:
@@ -100,9 +100,9 @@ def _turn(node: TurnNode) -> str:
         f"{escape(text)}</text>"
         for index, (text, style) in enumerate(told)
     )
-    tokens = "" if node.tokens is None else f", {plural(node.tokens, 'token')}"
     seen = f"\nbefore it: {node.observation}" if node.observation else ""
-    title = f"<title>{escape(f'turn {node.turn}{tokens}: {node.action}{seen}')}</title>"
+    about = f"turn {node.turn}, node {node.node}, {plural(node.tokens, 'token')}: {node.action}{seen}"
+    title = f"<title>{escape(about)}</title>"
     box = f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="5" fill="#f4f6f8" stroke="#c3c9d0"/>'
     return f"<g>{title}{box}{''.join(texts)}</g>"
 
@@ -128,18 +128,19 @@ def _ending(tree: DrawnTree, leaf: Leaf, mean: float) -> str:
         if leaf.hidden
         else ""
     )
-    stop = f"<title>{escape(f'rollout {leaf.row + 1} ended: {leaf.rollout.stop}')}</title>" if leaf.rollout.stop else ""
+    because = f" ({leaf.reason})" if leaf.reason else ""
+    stop = f"<title>{escape(f'rollout {leaf.row + 1} ended: {leaf.rollout.stop}{because}')}</title>"
     box = f'<rect x="{x}" y="{y - 14}" width="88" height="28" rx="14" fill="{fill}" stroke="{tint}"/>'
     text = f'<text x="{x + 44}" y="{y + 4}" fill="{tint}" font-size="12" font-weight="600" text-anchor="middle">{told}'
     return f"{edge}<g>{stop}{box}{text}</text></g>{hidden}"
 
 
-def _said(group: LoggedGroup, tree: DrawnTree) -> str:
+def _said(kept: KeptTree, tree: DrawnTree) -> str:
     rollouts = [leaf.rollout for leaf in tree.leaves]
     forks = sum(rollout.forked for rollout in rollouts)
     rewards = ", ".join("censored" if one.reward is None else number(one.reward) for one in rollouts)
     return (
-        f"Rollout tree of task {group.task}: {plural(len(rollouts), 'rollout')}, {plural(forks, 'fork')}, "
+        f"Rollout tree of task {kept.tree.task_id}: {plural(len(rollouts), 'rollout')}, {plural(forks, 'fork')}, "
         f"{plural(len(tree.nodes), 'turn')} drawn; rewards from top to bottom {rewards}."
     )
 

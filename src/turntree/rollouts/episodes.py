@@ -57,8 +57,9 @@ def grow(
         if has_room(tree[root].token_ids, config):
             live += planted
         else:
-            tree.stop(root, no_room(config).stop)
-            found[root] = no_room(config).verdict
+            ending = no_room(config, environment, Observation(tree[root].messages, done=False))
+            tree.stop(root, ending.stop)
+            found[root] = ending.verdict
     while live:
         completions = engine.generate([played.rollout.request(config, seed) for played in live])
         survivors: list[_Played] = []
@@ -106,4 +107,4 @@ def _advance(played: _Played, completion: Completion, renderer: Renderer, config
         return Ending(StopReason.ENVIRONMENT_ERROR, Verdict(None, f"{type(error).__name__}: {error}"))
     cost = Cost(tool_calls=1, environment_seconds=time.perf_counter() - started)
     rollout.hear(observation, answer_tokens(rollout, observation, environment, renderer), cost)
-    return ending_of(rollout, observation, config)
+    return ending_of(rollout, environment, config)

@@ -210,7 +210,7 @@ class Group:
             actions=tuple(tuple(rollout.actions[:turn]) for rollout in seen),
             observations=tuple(tuple(rollout.observations[: turn + 1]) for rollout in seen),
             finished=finished,
-            progress=tuple(rollout.progress[min(turn, rollout.turns)] for rollout in seen),
+            progress=tuple(rollout.answers[min(turn, rollout.turns)].progress for rollout in seen),
             iteration=self.iteration,
             occurrence=self.occurrence,
         )

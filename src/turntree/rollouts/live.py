@@ -17,6 +17,7 @@ from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation, Renderer
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
+from turntree.rollouts.rewards import Episode, RewardSum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +41,10 @@ class Ending:
 class LiveRollout:
     """One rollout of a group. `key` is its sample, followed by one number per branch it was forked at.
 
-    `leaf` is where it stands: at first `origin`, then the last of `nodes`, which it appended itself. `actions`,
-    `observations` and `progress` are what a gate may see of it: `observations[0]` and `progress[0]` belong to the
-    task. `begun` are the tokens that its next turn has already, where it forked inside of one; `token_ids` end with
-    them.
+    `leaf` is where it stands: at first `origin`, then the last of `nodes`, which it appended itself. `answers` are
+    what the environment said, the task first. A gate may see their `progress`, their texts (`observations`) and
+    `actions`. `begun` are the tokens that its next turn has already, where it forked inside of one; `token_ids` end
+    with them.
     """
 
     key: tuple[int, ...]
@@ -54,7 +55,7 @@ class LiveRollout:
     nodes: list[int] = field(default_factory=list[int])
     actions: list[str] = field(default_factory=list[str])
     observations: list[str] = field(default_factory=list[str])
-    progress: list[float | None] = field(default_factory=list["float | None"])
+    answers: list[Observation] = field(default_factory=list[Observation])
     entropies: list[tuple[float, ...]] = field(default_factory=list[tuple[float, ...]])  # by turn
     stopped: bool = True  # whether the last completion ended with its stop token
     begun: tuple[int, ...] = ()
@@ -114,7 +115,7 @@ class LiveRollout:
             token_ids=self.token_ids[:before],
             actions=self.actions[:-1],
             observations=[*self.observations],
-            progress=[*self.progress],
+            answers=[*self.answers],
             entropies=self.entropies[:-1],
             begun=completion.token_ids[:shared],
             begun_entropies=completion.entropies[:shared],
@@ -139,7 +140,7 @@ class LiveRollout:
             token_ids=self.token_ids[: len(self.token_ids) - since],
             actions=self.actions[: turn - 1],
             observations=self.observations[:turn],
-            progress=self.progress[:turn],
+            answers=told,
             entropies=self.entropies[: turn - 1],
             forked_at=turn,
         )
@@ -153,7 +154,7 @@ class LiveRollout:
         self.messages += observation.messages
         self.token_ids = (*self.token_ids, *added)
         self.observations.append(text_of(observation.messages))
-        self.progress.append(observation.progress)
+        self.answers.append(observation)
 
 
 def start_rollout(
@@ -162,7 +163,7 @@ def start_rollout(
     """An independent rollout of the task that `task` told."""
     rollout = LiveRollout(key, tree, root, list(task.messages), token_ids)
     rollout.observations.append(text_of(task.messages))
-    rollout.progress.append(task.progress)
+    rollout.answers.append(task)
     return rollout
 
 
@@ -178,8 +179,12 @@ def answer_tokens(
     return renderer.extend(rollout.messages, observation.messages, environment.tools, stopped=rollout.stopped)
 
 
-def ending_of(rollout: LiveRollout, observation: Observation, config: EpisodeConfig) -> Ending | None:
-    """How the rollout ended with `observation`; None: it goes on. Limits are outcomes and are scored."""
+def ending_of(
+    rollout: LiveRollout, task: Environment, config: EpisodeConfig, rewards: RewardSum | None = None
+) -> Ending | None:
+    """How the rollout ended with its last answer; None: it goes on. Limits are outcomes and are scored: by `rewards`,
+    else by what the environment says."""
+    observation = rollout.answers[-1]
     if observation.done:
         stop, why = StopReason.COMPLETED, "the episode is over"
     elif rollout.turns >= config.max_turns:
@@ -190,7 +195,8 @@ def ending_of(rollout: LiveRollout, observation: Observation, config: EpisodeCon
         return None
     success = observation.done and observation.success is True
     reward = float(success) if observation.reward is None else observation.reward
-    return Ending(stop, Verdict(reward, why, success=success))
+    verdict = Verdict(reward, why, success=success)
+    return _judged(stop, verdict, task, rollout.messages, rollout.answers, rewards)
 
 
 def has_room(token_ids: Sequence[int], config: EpisodeConfig) -> bool:
@@ -198,10 +204,34 @@ def has_room(token_ids: Sequence[int], config: EpisodeConfig) -> bool:
     return len(token_ids) + config.sampling.max_tokens <= config.max_context
 
 
-def no_room(config: EpisodeConfig) -> Ending:
+def no_room(config: EpisodeConfig, task: Environment, told: Observation, rewards: RewardSum | None = None) -> Ending:
     """The ending of a whole group whose task leaves no room for a completion."""
     why = f"the task alone leaves no room in {config.max_context} tokens of context"
-    return Ending(StopReason.MAX_TOKENS, Verdict(0.0, why))
+    return _judged(StopReason.MAX_TOKENS, Verdict(0.0, why), task, told.messages, [told], rewards)
+
+
+def _judged(
+    stop: StopReason,
+    verdict: Verdict,
+    task: Environment,
+    messages: Sequence[Message],
+    answers: Sequence[Observation],
+    rewards: RewardSum | None,
+) -> Ending:
+    """The ending with the environment's verdict, or that of `rewards`."""
+    if rewards is None:
+        return Ending(stop, verdict)
+    episode = Episode(
+        task_id=task.task_id,
+        task_type=getattr(task, "task_type", None),
+        messages=tuple(messages),
+        tools=tuple(task.tools),
+        observations=tuple(answers),
+        stop=stop,
+        reward=verdict.reward or 0.0,
+        success=bool(verdict.success),
+    )
+    return Ending(stop, rewards.judge(episode, verdict))
 
 
 def text_of(messages: Sequence[Message]) -> str:

@@ -50,6 +50,7 @@ from turntree.rollouts.live import (
     no_room,
     sampled_turn,
 )
+from turntree.rollouts.rewards import RewardSum
 
 Order = Literal["task", "completion"]
 
@@ -147,6 +148,8 @@ class Scheduler:
     sampled, and a fork shares the first tokens of it that the decision depended on; the environment is forked before
     the turn is done. Nobody waits for anybody: a branch takes the next free place.
 
+    `rewards` says what an episode is worth, in place of its environment (`rollouts.rewards`).
+
     >>> for group in Scheduler(engine, renderer, config).run(tasks, seed=0):  # doctest: +SKIP
     ...     learn_from(group.tree, group.rewards)
     """
@@ -160,9 +163,11 @@ class Scheduler:
         pool: EnvironmentPool | None = None,
         gate: Gate | None = None,
         brancher: Brancher | None = None,
+        rewards: RewardSum | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.engine, self.renderer, self.gate, self.brancher, self.clock = engine, renderer, gate, brancher, clock
+        self.rewards = rewards
         self.pool: EnvironmentPool = pool if pool is not None else InlinePool()
         max_context = min(config.episodes.max_context, engine.max_context)
         self.config = replace(config, episodes=replace(config.episodes, max_context=max_context))
@@ -440,7 +445,7 @@ class _Run:
             why = "reset told two rollouts of the group different tasks"
             self._end(place, Ending(StopReason.ENVIRONMENT_ERROR, Verdict(None, why)))
         elif not has_room(group.prompt_ids, episodes):
-            group.ending = no_room(episodes)
+            group.ending = no_room(episodes, group.task, told, self._scheduler.rewards)
             self._stop_playing(group)
         else:
             place.rollout = group.plant(place.key, told)
@@ -451,7 +456,7 @@ class _Run:
         added = answer_tokens(rollout, observation, group.task, self._renderer)
         rollout.hear(observation, added, group.settle(place.key))
         self._touched[group] = None
-        ending = ending_of(rollout, observation, self._config.episodes)
+        ending = ending_of(rollout, group.task, self._config.episodes, self._scheduler.rewards)
         if ending is None:
             self._submit(place, rollout)
         else:

@@ -17,7 +17,9 @@ from turntree.core.labels import Rewards
 from turntree.core.protocols import Environment
 from turntree.core.tree import NodeKind, RolloutTree
 from turntree.environments.tasks import DEFAULT, TEST, open_tasks
+from turntree.logs.trees import KeptTree
 from turntree.observe.files import write_json
+from turntree.observe.jsonl import write_lines
 from turntree.observe.run import progress
 from turntree.observe.statistics import wilson
 from turntree.rollouts.episodes import EpisodeConfig, grow
@@ -31,7 +33,8 @@ SCHEMA = "turntree.evaluation/1"
 class EvaluateConfig:
     """`count` tasks of a split of `environment` are played. `temperature` is that of the `samples` sampled episodes a
     task; `greedy` adds a greedy pass. `model` "default" is the environment's own policy. `skills_per_kind` questions of
-    each unrelated skill say what a tiny policy retained (0: none are asked)."""
+    each unrelated skill say what a tiny policy retained (0: none are asked). `keep_trees` writes all episodes, tokens
+    included."""
 
     model: str = "default"
     environment: Part = DEFAULT
@@ -46,6 +49,7 @@ class EvaluateConfig:
     max_context: int = 4096
     skills_per_kind: int = 0
     seed: int = 0
+    keep_trees: bool = False
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
@@ -54,20 +58,27 @@ class EvaluateConfig:
 
 
 def evaluate(config: EvaluateConfig, out: Path | None = None) -> dict[str, Any]:
-    """Play and write `out` (evaluation JSON); returns the same value."""
+    """Play and write `out` (evaluation JSON); returns the same value. With `keep_trees` the trees of all episodes are
+    written beside it, as `NAME.trees.jsonl`."""
+    if config.keep_trees and out is None:
+        raise ConfigError("needs a file to lie beside", field="keep_trees", hint="name one with --out")
     config = parts.resolved(config)
     policy = load_policy(policy_name(config.model, config.environment), config.device)
-    result = evaluate_policy(policy, config)
+    kept: list[KeptTree] = []
+    result = evaluate_policy(policy, config, kept)
     if out is not None:
         write_json(out, result)
+        if config.keep_trees:
+            write_lines(out.with_suffix(".trees.jsonl"), (tree.to_json() for tree in kept))
     return result
 
 
-def evaluate_policy(policy: Policy, config: EvaluateConfig) -> dict[str, Any]:
+def evaluate_policy(policy: Policy, config: EvaluateConfig, kept: list[KeptTree] | None = None) -> dict[str, Any]:
+    """The evaluation as a value. The trees of its episodes are added to `kept`."""
     splits = {config.split: config.count}
     with open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source) as opened:
         tasks = opened.of(config.split)
-        sampled, cost = play(policy, tasks, config, config.temperature, config.samples)
+        sampled, cost = play(policy, tasks, config, config.temperature, config.samples, kept=kept)
         result: dict[str, Any] = {
             "schema": SCHEMA,
             "config": to_mapping(config),
@@ -77,7 +88,7 @@ def evaluate_policy(policy: Policy, config: EvaluateConfig) -> dict[str, Any]:
         if opened.read:
             result["read"] = list(opened.read)
         if config.greedy:
-            result["greedy"], more = play(policy, tasks, config, 0.0, 1)
+            result["greedy"], more = play(policy, tasks, config, 0.0, 1, kept=kept)
             cost += more
     if config.skills_per_kind:
         result["retention"], more = retention(policy, config.skills_per_kind, config.seed)
@@ -94,8 +105,10 @@ def play(
     samples: int,
     *,
     quiet: bool = False,
+    kept: list[KeptTree] | None = None,
 ) -> tuple[dict[str, Any], Cost]:
-    """Success over all episodes with Wilson intervals, overall and per task type, and every outcome."""
+    """Success over all episodes with Wilson intervals, overall and per task type, and every outcome; the trees are
+    added to `kept`."""
     sampling = Sampling(temperature=temperature, max_tokens=config.max_tokens)
     episodes = EpisodeConfig(max_turns=config.max_turns, max_context=config.max_context, sampling=sampling)
     what = "greedy episodes" if temperature == 0 else "sampled episodes"
@@ -109,6 +122,8 @@ def play(
             seed=config.seed,
             finished=bar.update,
         )
+    if kept is not None:
+        kept += [_kept(temperature, *each) for each in zip(range(len(grown)), environments, grown, strict=True)]
     outcomes = [
         _outcome(environment, tree, rewards) for environment, (tree, rewards) in zip(environments, grown, strict=True)
     ]
@@ -126,6 +141,19 @@ def play(
         "outcomes": outcomes,
     }
     return summary, sum((tree.cost for tree, _ in grown), NO_COST)
+
+
+def _kept(temperature: float, number: int, environment: Environment, grown: tuple[RolloutTree, Rewards]) -> KeptTree:
+    tree, rewards = grown
+    return KeptTree(
+        id=f"{'sampled' if temperature else 'greedy'}.{number}",
+        iteration=0,
+        tree=tree,
+        rewards=rewards,
+        task_type=getattr(environment, "task_type", None),
+        tools=tuple(environment.tools),
+        meta={"temperature": temperature},
+    )
 
 
 def _outcome(environment: Environment, tree: RolloutTree, rewards: Rewards) -> dict[str, Any]:

@@ -74,6 +74,12 @@ class Policy:
         return frozen_reference(self.model)
 
 
+def policy_name(model: str, environment: Part) -> str:
+    """The name or folder of the policy that plays: "default" is the one that the environment registered under its own
+    name, where it did (`turntree.policies`)."""
+    return environment.name if model == DEFAULT and environment.name in parts.names("policies") else model
+
+
 @dataclass(frozen=True)
 class Speaker:
     """A policy as those see it who only sample from it, in this process or on a server. `identity` names its weights
@@ -99,12 +105,6 @@ def open_speaker(model: str, endpoint: EndpointConfig | None, device: Device) ->
     renderer = ChatRenderer(tokenizer)
     with EndpointEngine(endpoint, model, tokenizer, renderer.stop_ids) as engine:
         yield Speaker(engine, renderer, identity_of(engine.identity, tokenizer))
-
-
-def policy_name(model: str, environment: Part) -> str:
-    """The name or folder of the policy that plays: "default" is the one that the environment registered under its own
-    name, where it did (`turntree.policies`)."""
-    return environment.name if model == DEFAULT and environment.name in parts.names("policies") else model
 
 
 def resolve(source: str) -> Path:

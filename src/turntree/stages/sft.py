@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from turntree.core.config import to_mapping
+from turntree.core.config import Part, to_mapping
 from turntree.core.errors import InputError
 from turntree.engines.checkpoint import save_model
+from turntree.observe import loggers
 from turntree.observe.files import file_hash
 from turntree.observe.run import RunDirectory, open_run, progress
 from turntree.stages.policy import Device, Policy, load_policy
@@ -23,6 +24,7 @@ class SFTStageConfig:
     model: str = "default"
     split: str = "train"
     sft: SFTConfig = field(default_factory=SFTConfig)
+    loggers: tuple[Part, ...] = ()
     checkpoints: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every=100))
     device: Device = field(default_factory=Device)
 
@@ -33,6 +35,7 @@ class SFTStageConfig:
 def run_sft(config: SFTStageConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
     """Train on the assistant turns of a split; the policy lies in `out/model`. An unfinished run of the same
     configuration and contents in `out` goes on; any other is refused unless `overwrite`."""
+    loggers.check(config.loggers)
     found = [trace for trace in read_traces(config.traces) if config.split in ("", trace.split)]
     if not found:
         raise InputError(f"holds no trace in split {config.split!r}", path=config.traces, hint="choose another split")
@@ -55,7 +58,10 @@ def run_sft(config: SFTStageConfig, out: Path, *, overwrite: bool = False) -> di
 
 def _train(run: RunDirectory, policy: Policy, examples: list[Example], config: SFTStageConfig) -> None:
     checkpoints, done = resume(run, config.checkpoints)
-    with progress((), "sft", total=config.sft.steps(len(examples)), initial=done) as bar:
+    with (
+        loggers.following(run, config.loggers),
+        progress((), "sft", total=config.sft.steps(len(examples)), initial=done) as bar,
+    ):
 
         def log(row: dict[str, Any]) -> None:
             run.log(row)

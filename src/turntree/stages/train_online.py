@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,18 @@ from turntree.core import parts
 from turntree.core.config import Part, to_mapping
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError
+from turntree.core.labels import Credit
 from turntree.core.protocols import Brancher, Environment, Estimator, Gate
 from turntree.engines.checkpoint import save_model
 from turntree.environments.processes import ProcessPoolConfig
 from turntree.environments.tasks import DEFAULT, DEV, TEST, TRAIN, TaskSet, identity, open_tasks
-from turntree.logs.groups import LoggedGroup
-from turntree.logs.rollouts import FILE_NAME, append_groups, group_from_tree
-from turntree.observe.files import writing
+from turntree.logs import rollouts, trees
+from turntree.logs.trees import KeptTree
+from turntree.observe import loggers
 from turntree.observe.run import RunDirectory, open_run, progress
+from turntree.rollouts import rewards
 from turntree.rollouts.groups import GrownGroup
+from turntree.rollouts.rewards import RewardSum
 from turntree.stages.evaluate import EvaluateConfig, play
 from turntree.stages.policy import Device, Policy, load_policy, policy_name
 from turntree.training.checkpoints import CheckpointConfig, resume
@@ -29,7 +31,7 @@ from turntree.training.head import vocabulary_size
 from turntree.training.isolation import check_path_isolation
 from turntree.training.online import OnlineConfig, Parts, TrainedOnline, train_online
 
-GATE_LOG, BRANCH_LOG, HELD_OUT = "gate.jsonl", "branches.jsonl", "held_out.jsonl"
+GATE_LOG, HELD_OUT = "gate.jsonl", "held_out.jsonl"
 SAID = ("success", "turns_per_episode")  # of held-out checks, beside what the domain counts for itself
 
 
@@ -41,7 +43,9 @@ class TrainOnlineConfig:
 
     `gate`, `brancher` and `estimator` (None: that of `train.credit`) are parts (`core.parts`). A brancher needs
     `train.rollouts.initial_rollouts` below the group size. `workers` says where tasks are stepped: in worker processes,
-    which are killed and rebuilt where they hang or die, or (`workers.workers` 0) in this one; no result changes."""
+    which are killed and rebuilt where they hang or die, or (`workers.workers` 0) in this one; no result changes.
+    The weighted sum of `rewards` replaces the reward of the environment, in training only (`rollouts.rewards`).
+    `keep_trees`: of how many iterations, spread evenly, whole trees are written (None: all; 0: none)."""
 
     model: str = "default"
     environment: Part = DEFAULT
@@ -52,9 +56,12 @@ class TrainOnlineConfig:
     held_out_samples: int = 1
     task_seed: int = 0
     train: OnlineConfig = field(default_factory=OnlineConfig)
+    rewards: tuple[Part, ...] = ()
     gate: Part | None = None
     brancher: Part | None = None
     estimator: Part | None = None
+    loggers: tuple[Part, ...] = ()
+    keep_trees: int | None = None
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     device: Device = field(default_factory=Device)
     workers: ProcessPoolConfig = field(default_factory=lambda: ProcessPoolConfig(workers=0))
@@ -66,6 +73,7 @@ class TrainOnlineConfig:
                 raise ConfigError("must be at least 1", field=name)
         if self.held_out_split == TRAIN:
             raise ConfigError("is what is trained on", field="held_out_split", hint=f"use {DEV!r} or {TEST!r}")
+        trees.check_keep(self.keep_trees)
         rollouts = self.train.rollouts
         if (self.brancher is not None) != (rollouts.initial < rollouts.group_size):
             raise ConfigError(
@@ -105,23 +113,25 @@ class TrainOnlineConfig:
 
 def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
     """Train; the policy lies in `out/model`, the curves in `out/metrics.jsonl`, every group that was played in
-    `out/rollouts.jsonl` (what `turntree audit` and `turntree gate calibrate` read), what the gate saw and said in
-    `out/gate.jsonl`, the brancher in `out/branches.jsonl`, held-out outcomes by task in `out/held_out.jsonl`, the bill
-    in `out/cost.json`."""
+    `out/rollouts.jsonl` (what `turntree audit` and `turntree gate calibrate` read), whole trees in `out/trees.jsonl`,
+    what the gate saw and said in `out/gate.jsonl`, held-out outcomes by task in `out/held_out.jsonl`, the bill in
+    `out/cost.json`."""
     config = parts.resolved(config)
+    loggers.check(config.loggers)
+    summed = rewards.build_rewards(config.rewards)
     policy = load_policy(policy_name(config.model, config.environment), config.device)
     check_path_isolation(policy.model)
-    logs = (FILE_NAME, GATE_LOG, BRANCH_LOG, HELD_OUT)
+    logs = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
     splits = {TRAIN: config.count, config.held_out_split: config.held_out_count}
     with contextlib.ExitStack() as stack:
         opened = stack.enter_context(
             open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source, workers=config.workers)
         )
-        inputs = {**policy.identity, **identity(config.environment, opened)}
+        inputs = {**policy.identity, **identity(config.environment, opened), **rewards.identity(config.rewards)}
         run = stack.enter_context(
             open_run(out, "train online", to_mapping(config), inputs, overwrite=overwrite, logs=logs)
         )
-        trained = _train(run, policy, opened, config)
+        trained = _train(run, policy, opened, config, summed)
         rows = run.metrics()
     return {
         "model": str(run.model),
@@ -131,11 +141,16 @@ def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = 
         "forks": rows[-1]["trees"]["forks"],
         "read": list(opened.read),
         "saved": trained.savings.counts(),
+        "trees_bytes_per_trained_token": trees.bytes_per_trained_token(
+            run.path, rows, config.train.iterations, config.keep_trees
+        ),
         "cost": trained.cost.counts(),
     }
 
 
-def _train(run: RunDirectory, policy: Policy, opened: TaskSet, config: TrainOnlineConfig) -> TrainedOnline:
+def _train(
+    run: RunDirectory, policy: Policy, opened: TaskSet, config: TrainOnlineConfig, summed: RewardSum | None
+) -> TrainedOnline:
     """Train from where the run stands to its end, and write what it made; the bill last."""
     reference = policy.reference() if config.train.loss.kl_coefficient > 0 else None  # before a checkpoint is loaded
     checkpoints, done = resume(run, config.checkpoints)
@@ -149,8 +164,12 @@ def _train(run: RunDirectory, policy: Policy, opened: TaskSet, config: TrainOnli
         brancher=config.build_brancher(vocabulary_size(policy.model)),
         estimator=config.build_estimator(),
         pool=opened.pool,
+        rewards=summed,
     )
-    with progress((), "train online", total=config.train.iterations, initial=done) as bar:
+    with (
+        loggers.following(run, config.loggers),
+        progress((), "train online", total=config.train.iterations, initial=done) as bar,
+    ):
 
         def log(row: dict[str, Any]) -> None:
             run.log({**row, "timing": {**row.get("timing", {}), **opened.figures()}})
@@ -164,8 +183,8 @@ def _train(run: RunDirectory, policy: Policy, opened: TaskSet, config: TrainOnli
             parts,
             config.train,
             log=log,
-            keep=lambda iteration, groups: _keep(run.path, iteration, groups),
-            check=_check(run.path, policy, opened.of(config.held_out_split), config),
+            keep=lambda *played: _keep(run, config, *played),
+            check=_check(run, policy, opened.of(config.held_out_split), config),
             checkpoints=checkpoints,
         )
     save_model(policy.model, policy.tokenizer, run.model)
@@ -174,48 +193,54 @@ def _train(run: RunDirectory, policy: Policy, opened: TaskSet, config: TrainOnli
     return trained
 
 
-def _keep(folder: Path, iteration: int, groups: Sequence[GrownGroup]) -> None:
-    """Append the groups to the rollout log, and what the gate last said of them to its own."""
-    logged = [
-        group_from_tree(
-            group.tree,
-            group.rewards,
-            id=f"{iteration}.{number}",
-            iteration=iteration,
-            task_type=getattr(group.task, "task_type", None),
-        )
-        for number, group in enumerate(groups)
+def _keep(
+    run: RunDirectory,
+    config: TrainOnlineConfig,
+    iteration: int,
+    groups: Sequence[GrownGroup],
+    credits: Sequence[Credit | None],
+) -> None:
+    """Append the groups to the rollout log, their trees where the iteration's are kept, and what the gate last said."""
+    kept = [
+        _kept_tree(f"{iteration}.{number}", iteration, group, credit)
+        for number, (group, credit) in enumerate(zip(groups, credits, strict=True))
     ]
-    append_groups(folder / FILE_NAME, logged)
+    run.append(rollouts.FILE_NAME, (rollouts.group_to_json(tree.group()) for tree in kept))
+    if trees.is_kept(iteration, config.train.iterations, config.keep_trees):
+        run.append(trees.FILE_NAME, (tree.to_json() for tree in kept))
     said = [
         {
             "iteration": iteration,
-            "group": row.id,
-            "task": row.task,
-            "cut": group.cut,
-            "audited": group.decision.audited,
-            "reason": group.decision.reason,
-            "numbers": group.decision.numbers,
-            "rewards": [rollout.reward for rollout in row.rollouts],
+            "group": tree.id,
+            "task": tree.tree.task_id,
+            "cut": tree.cut,
+            **tree.meta["gate"],
+            "rewards": [rollout.reward for rollout in tree.group().rollouts],
         }
-        for group, row in zip(groups, logged, strict=True)
-        if group.decision is not None
+        for tree in kept
+        if "gate" in tree.meta
     ]
-    _append(folder / GATE_LOG, said)
-    _append(
-        folder / BRANCH_LOG, [row for group, log in zip(groups, logged, strict=True) for row in _branched(group, log)]
+    run.append(GATE_LOG, said)
+
+
+def _kept_tree(name: str, iteration: int, group: GrownGroup, credit: Credit | None) -> KeptTree:
+    said = group.decision
+    return KeptTree(
+        id=name,
+        iteration=iteration,
+        tree=group.tree,
+        rewards=group.rewards,
+        credit=credit,
+        task_type=getattr(group.task, "task_type", None),
+        tools=group.task.tools,
+        cut=group.cut,
+        meta={}
+        if said is None
+        else {"gate": {"audited": said.audited, "reason": said.reason, "numbers": dict(said.numbers)}},
     )
 
 
-def _branched(group: GrownGroup, logged: LoggedGroup) -> Iterator[dict[str, Any]]:
-    """What a brancher said of the group's turns, forks and passes, with the numbers that it saw."""
-    for decision in group.tree.decisions:
-        if decision.actor == "brancher":
-            said = {"action": decision.action, "reason": decision.reason, "numbers": decision.numbers}
-            yield {"iteration": logged.iteration, "group": logged.id, "task": logged.task, **said}
-
-
-def _check(folder: Path, policy: Policy, tasks: Sequence[Environment], config: TrainOnlineConfig):
+def _check(run: RunDirectory, policy: Policy, tasks: Sequence[Environment], config: TrainOnlineConfig):
     """Play of the held-out tasks, their outcomes kept task by task."""
     episodes = config.train.rollouts.episodes
     settings = EvaluateConfig(
@@ -226,19 +251,14 @@ def _check(folder: Path, policy: Policy, tasks: Sequence[Environment], config: T
 
     def check(iteration: int) -> tuple[dict[str, Any], Cost]:
         summary, cost = play(policy, tasks, settings, config.held_out_temperature, config.held_out_samples, quiet=True)
-        keep_held_out(folder, iteration, summary)
+        keep_held_out(run, iteration, summary)
         held_out = {name: value for name, value in summary.items() if name in SAID or name.endswith("_share")}
         return {f"held_out_{name}": value for name, value in held_out.items()}, cost
 
     return check
 
 
-def keep_held_out(folder: Path, iteration: int, summary: dict[str, Any]) -> None:
+def keep_held_out(run: RunDirectory, iteration: int, summary: dict[str, Any]) -> None:
     """Append what every held-out task gave at the check after `iteration`."""
     rows = [{"iteration": iteration, "task": row["task"], "rewards": row["rewards"]} for row in summary["outcomes"]]
-    _append(folder / HELD_OUT, rows)
-
-
-def _append(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    with writing(path), path.open("a", encoding="utf-8") as handle:
-        handle.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+    run.append(HELD_OUT, rows)

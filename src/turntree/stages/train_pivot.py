@@ -13,10 +13,14 @@ from typing import Any
 from turntree.core.config import Part, to_mapping
 from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
-from turntree.core.labels import Rewards
+from turntree.core.labels import Credit, Rewards
 from turntree.core.protocols import Environment, TurnVerifier
 from turntree.engines.checkpoint import save_model
 from turntree.environments.tasks import DEFAULT, DEV, open_tasks
+from turntree.logs import trees
+from turntree.logs.actions import action_text
+from turntree.logs.trees import KeptTree
+from turntree.observe import loggers
 from turntree.observe.artifacts import PASS_RATES, PIVOTS
 from turntree.observe.files import file_hash
 from turntree.observe.run import RunDirectory, notice, open_run, progress
@@ -29,7 +33,7 @@ from turntree.stages.verifier import is_registered, open_verifier
 from turntree.training.checkpoints import CheckpointConfig, resume
 from turntree.training.curriculum import PivotRecord
 from turntree.training.isolation import check_path_isolation
-from turntree.training.pivot import Check, Checked, Pivot, PivotConfig, Trained, train_pivot
+from turntree.training.pivot import Check, Checked, Pivot, PivotConfig, PivotGroup, Trained, train_pivot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +54,8 @@ class CheckConfig:
 @dataclass(frozen=True, kw_only=True)
 class TrainPivotConfig:
     """`allow_stale` accepts pivots that were profiled with another policy than `model` (weights, tokenizer or chat
-    template), other sampling or another verifier than training uses: their means are then not those of the start."""
+    template), other sampling or another verifier than training uses: their means are then not those of the start.
+    `keep_trees`: of how many steps, spread evenly over `train.steps`, whole groups are written (None: all; 0: none)."""
 
     pivots: str
     model: str = "default"
@@ -60,17 +65,22 @@ class TrainPivotConfig:
     allow_stale: bool = False
     train: PivotConfig = field(default_factory=PivotConfig)
     check: CheckConfig = field(default_factory=CheckConfig)
+    loggers: tuple[Part, ...] = ()
+    keep_trees: int | None = None
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
         self.device.check_trainable()
+        trees.check_keep(self.keep_trees)
 
 
 def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
     """Train; the policy lies in `out/model`, the curves in `out/metrics.jsonl`, how every pivot fared in
-    `out/pass_rates.jsonl`, outcomes of held-out games in `out/held_out.jsonl`, the bill in `out/cost.json`. An
-    unfinished run of the same configuration and contents in `out` goes on; any other is refused unless `overwrite`."""
+    `out/pass_rates.jsonl`, the groups of every step in `out/trees.jsonl`, outcomes of held-out games in
+    `out/held_out.jsonl`, the bill in `out/cost.json`. An unfinished run of the same configuration and contents in `out`
+    goes on; any other is refused unless `overwrite`."""
+    loggers.check(config.loggers)
     header, rows = PIVOTS.read(Path(config.pivots))
     policy = load_policy(config.model, config.device)
     if not config.allow_stale:
@@ -81,19 +91,21 @@ def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = Fa
     with contextlib.ExitStack() as stack:
         verifier = stack.enter_context(open_verifier(_verifier(config, header), config.environment))
         _require_verifier(config, header, verifier)
-        tasks = stack.enter_context(_development_tasks(config.check, policy))
-        check = _checks(config, policy, verifier, traces, tasks, out)
         inputs = {
             **policy.identity,
             "pivots_hash": file_hash(Path(config.pivots)),
             "traces_hash": header["traces_hash"],
             "verifier": verifier.name,
         }
+        tasks = stack.enter_context(_development_tasks(config.check, policy))
+        logs = (trees.FILE_NAME, HELD_OUT)
         run = stack.enter_context(
-            open_run(out, "train pivot", to_mapping(config), inputs, overwrite=overwrite, logs=(HELD_OUT,))
+            open_run(out, "train pivot", to_mapping(config), inputs, overwrite=overwrite, logs=logs)
         )
+        check = _checks(config, policy, verifier, traces, tasks, run)
         trained = _train(run, policy, pivots, verifier, check, config)
-        last = run.metrics()[-1]
+        rows = run.metrics()
+    last = rows[-1]
     return {
         "model": str(run.model),
         "states": len(pivots),
@@ -101,6 +113,9 @@ def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = Fa
         "reward_mean": last["reward_mean"],
         "kl": last.get("kl"),
         "retired_pivots": last["retired_pivots"],
+        "trees_bytes_per_trained_token": trees.bytes_per_trained_token(
+            run.path, rows, config.train.steps, config.keep_trees
+        ),
         "cost": trained.cost.counts(),
     }
 
@@ -116,7 +131,10 @@ def _train(
     """Train from where the run stands to its end, and write what it made; the bill last."""
     reference = policy.reference()  # before a checkpoint is put into the model
     checkpoints, done = resume(run, config.checkpoints)
-    with progress((), "train pivot", total=config.train.steps, initial=done) as bar:
+    with (
+        loggers.following(run, config.loggers),
+        progress((), "train pivot", total=config.train.steps, initial=done) as bar,
+    ):
 
         def log(row: dict[str, Any]) -> None:
             run.log(row)
@@ -135,6 +153,7 @@ def _train(
             verifier,
             config.train,
             log=log,
+            keep=lambda *drawn: _keep(run, config, *drawn),
             check=check,
             checkpoints=checkpoints,
         )
@@ -143,6 +162,34 @@ def _train(
     run.write_cost(trained.cost, checks=trained.checks)
     checkpoints.clear()
     return trained
+
+
+def _keep(
+    run: RunDirectory,
+    config: TrainPivotConfig,
+    step: int,
+    groups: Sequence[PivotGroup],
+    credits: Sequence[Credit | None],
+) -> None:
+    """Append the trees of a step that is kept."""
+    if not trees.is_kept(step, config.train.steps, config.keep_trees):
+        return
+    labelled = enumerate(zip(groups, credits, strict=True))
+    run.append(trees.FILE_NAME, (_kept_tree(step, number, *pair).to_json() for number, pair in labelled))
+
+
+def _kept_tree(step: int, number: int, group: PivotGroup, credit: Credit | None) -> KeptTree:
+    state = group.pivot.prompted.state
+    return KeptTree(
+        id=f"{step}.{number}",
+        iteration=step,
+        tree=group.tree,
+        rewards=group.rewards,
+        credit=credit,
+        task_type=group.pivot.kind,
+        tools=tuple(state.tools),
+        meta={"role": group.pivot.role, "demonstrated": action_text(state.demonstration)},
+    )
 
 
 def _warning(alarm: dict[str, Any], step: int) -> str:
@@ -229,10 +276,10 @@ def _checks(
     verifier: TurnVerifier,
     traces: str,
     environments: Sequence[Environment],
-    out: Path,
+    run: RunDirectory,
 ) -> Check | None:
     """What is measured on held-out states and tasks during training; None when nothing is asked for. Outcomes of tasks
-    are kept in `out/held_out.jsonl`."""
+    are kept in `held_out.jsonl`."""
     settings = config.check
     if not settings.states and not environments:
         return None
@@ -258,7 +305,7 @@ def _checks(
             played = EvaluateConfig(max_turns=settings.max_turns, max_tokens=settings.max_tokens)
             summary, spent = play(policy, environments, played, config.train.sampling.temperature, 1, quiet=True)
             cost += spent
-            keep_held_out(out, step, summary)
+            keep_held_out(run, step, summary)
             figures["held_out_success"] = summary["success"]
             figures |= {f"held_out_{name}": value for name, value in summary.items() if name.endswith("_share")}
         return Checked(figures, cost, acceptance)

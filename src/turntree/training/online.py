@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from turntree.advantages.config import CreditConfig
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, InputError
+from turntree.core.labels import Credit
 from turntree.core.outcome import GroupOutcome, group_outcome
 from turntree.core.protocols import Brancher, Environment, Estimator, Gate, GateDecision, Renderer, StreamingEngine
 from turntree.core.tree import StopReason
@@ -27,6 +28,7 @@ from turntree.filters.greso import Greso, GresoConfig
 from turntree.gates.monitor import GateMonitor
 from turntree.rollouts.accounting import TreeAccount, account, effective_leaves, intraclass_correlation
 from turntree.rollouts.groups import GrownGroup
+from turntree.rollouts.rewards import RewardSum, figures
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 from turntree.training.checkpoints import Checkpoints
 from turntree.training.learner import Learner
@@ -70,7 +72,8 @@ class OnlineConfig:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a run plays with. `model` is what `engine` samples from; `gate`, `brancher`, `pool` are the scheduler's."""
+    """What a run plays with. `model` is what `engine` samples from; `gate`, `brancher`, `pool`, `rewards` are the
+    scheduler's."""
 
     model: PreTrainedModel
     reference: Reference | None
@@ -81,6 +84,7 @@ class Parts:
     brancher: Brancher | None = None
     pool: EnvironmentPool | None = None
     estimator: Estimator | None = None  # None: that of `OnlineConfig.credit`
+    rewards: RewardSum | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ class TrainedOnline:
 
 
 Log = Callable[[dict[str, Any]], None]
-Keep = Callable[[int, Sequence[GrownGroup]], None]
+Keep = Callable[[int, Sequence[GrownGroup], Sequence[Credit | None]], None]
 Check = Callable[[int], tuple[dict[str, Any], Cost]]
 
 
@@ -102,12 +106,13 @@ def train_online(
     config: OnlineConfig,
     *,
     log: Log,
-    keep: Keep = lambda iteration, groups: None,
+    keep: Keep = lambda iteration, groups, credits: None,
     check: Check | None = None,
     checkpoints: Checkpoints | None = None,
 ) -> TrainedOnline:
-    """Update `parts.model` in place. `log` gets one row an iteration, `keep` all its groups (cut, dropped and censored
-    ones too) before the row is logged; `check(iteration)` adds held-out figures.
+    """Update `parts.model` in place. `log` gets one row an iteration, `keep` before it all groups of the iteration
+    with the credit of those that were learned from (None: cut, dropped, censored); `check(iteration)` adds held-out
+    figures.
 
     Synchronous: every group of an iteration is sampled by the weights that the update before it made. Where
     `checkpoints` holds an earlier part of this run, it goes on from there.
@@ -120,8 +125,9 @@ def train_online(
         log({"step": 0, **run.check(0)})
     for iteration in range(done + 1, config.iterations + 1):
         groups = run.play(iteration)
-        keep(iteration, groups)
-        row = {"step": iteration, **run.update(groups), **run.observe(groups)}
+        credits = run.credits(groups)
+        row = {"step": iteration, **run.update(groups, credits), **run.observe(groups)}
+        keep(iteration, groups, credits)
         if iteration == config.iterations or (config.check_every and iteration % config.check_every == 0):
             row |= run.check(iteration)
         log(row)
@@ -140,7 +146,13 @@ class _Run:
             parts.model, parts.reference, optimizer, parts.engine, config.loss, config.updates, config.max_tokens
         )
         self.scheduler = Scheduler(
-            parts.engine, parts.renderer, config.rollouts, pool=parts.pool, gate=parts.gate, brancher=parts.brancher
+            parts.engine,
+            parts.renderer,
+            config.rollouts,
+            pool=parts.pool,
+            gate=parts.gate,
+            brancher=parts.brancher,
+            rewards=parts.rewards,
         )
         self._brancher = parts.brancher
         self.stream = TaskStream(parts.tasks, config.seed, Greso(config.greso) if config.greso else None)
@@ -226,15 +238,21 @@ class _Run:
         credit = self.credit(group.tree, group.rewards)
         return bool(credit.nodes) and not credit.zero_variance
 
-    def update(self, groups: Sequence[GrownGroup]) -> dict[str, Any]:
-        """One update on the groups that are kept; no step where none is."""
-        kept = self._kept(groups)
+    def credits(self, groups: Sequence[GrownGroup]) -> list[Credit | None]:
+        """The credit of every group that the update learns from; None for the others."""
+        kept = {id(group) for group in self._kept(groups)}
+        return [self.credit(group.tree, group.rewards) if id(group) in kept else None for group in groups]
+
+    def update(self, groups: Sequence[GrownGroup], labels: Sequence[Credit | None]) -> dict[str, Any]:
+        """One update on the groups that have credit; no step where none has."""
+        kept = [(group, credit) for group, credit in zip(groups, labels, strict=True) if credit is not None]
+        credits = [credit for _, credit in kept]
         if self.config.dapo:
             first, refills = groups[: self.config.groups], groups[self.config.groups :]
             unfiltered = self._trained_tokens(_scored(first))
-            self.savings.filtered(unfiltered - self._trained_tokens(kept), [group.tree.cost for group in refills])
-        credits = [self.credit(group.tree, group.rewards) for group in kept]
-        metrics, cost = self.learner.learn([group.tree for group in kept], credits)
+            trained = self._trained_tokens([group for group, _ in kept])
+            self.savings.filtered(unfiltered - trained, [group.tree.cost for group in refills])
+        metrics, cost = self.learner.learn([group.tree for group, _ in kept], credits)
         self.cost += cost
         return {
             "redistributed_weight": sum(credit.redistributed for credit in credits),
@@ -267,6 +285,7 @@ class _Run:
         return {
             "reward_mean": sum(scored) / len(scored) if scored else None,
             "success_share": sum(map(bool, solved)) / len(solved) if solved else None,
+            **figures(v for g in groups for v in g.rewards.verdicts.values()),
             "groups": len(groups),
             **{f"groups_{outcome.value}": outcomes[outcome] for outcome in GroupOutcome},
             "groups_cut": cut,

@@ -15,7 +15,7 @@ from turntree.core import seeds
 from turntree.core.completion import Sampling
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, InputError
-from turntree.core.labels import Rewards
+from turntree.core.labels import Credit, Rewards
 from turntree.core.outcome import GroupOutcome, group_outcome
 from turntree.core.protocols import Engine, Estimator, Renderer, TurnState, TurnVerifier
 from turntree.core.tree import RolloutTree, StopReason
@@ -86,56 +86,9 @@ class Trained:
     records: Sequence[PivotRecord]
 
 
-Log = Callable[[dict[str, Any]], None]
-Check = Callable[[int], Checked]
-
-
-def train_pivot(
-    model: PreTrainedModel,
-    reference: Reference,
-    engine: Engine,
-    renderer: Renderer,
-    pivots: Sequence[Pivot],
-    verifier: TurnVerifier,
-    config: PivotConfig,
-    *,
-    log: Log,
-    check: Check | None = None,
-    estimator: Estimator | None = None,
-    checkpoints: Checkpoints | None = None,
-) -> Trained:
-    """Update `model` (which `engine` samples from) in place. `log` gets one row a step, `check(step)` adds held-out
-    figures to it. `estimator` replaces that of `config.credit`. Ends early when every pivot has retired.
-
-    Same seed, same weights, where the stage is single-threaded; and where `checkpoints` holds an earlier part of this
-    run, it goes on from there to the same weights and rows.
-    """
-    if not pivots:
-        raise InputError("there is no pivot to train on", hint="raise the threshold, or profile more candidates")
-    optimizer = Optimizer(model.parameters(), config.optimizer, config.steps * config.updates)
-    learner = Learner(model, reference, optimizer, engine, config.loss, config.updates, config.max_tokens)
-    estimator = estimator or config.loss.estimator(config.credit)
-    run = _Run(learner, renderer, pivots, verifier, config, check, estimator)
-    done = run.restore(checkpoints)
-    if done == 0 and check is not None:
-        log({"step": 0, **run.check(0)})
-    for step in range(done + 1, config.steps + 1):
-        if run.curriculum.exhausted(step):
-            break
-        drawn, trained = run.sample(step)
-        row = {"step": step, **run.update(trained), **run.observe(step, drawn, trained)}
-        last = step == config.steps or run.curriculum.exhausted(step + 1)
-        if last or (config.check_every and step % config.check_every == 0):
-            row |= run.check(step)
-        log(row | run.alarms())
-        if checkpoints is not None and checkpoints.due(step):
-            checkpoints.save(step, model, optimizer, run.state())
-    return Trained(run.cost, run.checks, run.curriculum.records)
-
-
 @dataclass(frozen=True)
-class _Group:
-    """One pivot's rollouts in one wave."""
+class PivotGroup:
+    """One pivot's rollouts in one wave. `index` is its place among the pivots."""
 
     index: int
     pivot: Pivot
@@ -152,6 +105,59 @@ class _Group:
         return self.pivot.role == "anchor" or group_outcome(self.verdicts) is GroupOutcome.MIXED
 
 
+Log = Callable[[dict[str, Any]], None]
+Keep = Callable[[int, Sequence[PivotGroup], Sequence[Credit | None]], None]
+Check = Callable[[int], Checked]
+
+
+def train_pivot(
+    model: PreTrainedModel,
+    reference: Reference,
+    engine: Engine,
+    renderer: Renderer,
+    pivots: Sequence[Pivot],
+    verifier: TurnVerifier,
+    config: PivotConfig,
+    *,
+    log: Log,
+    keep: Keep = lambda step, groups, credits: None,
+    check: Check | None = None,
+    estimator: Estimator | None = None,
+    checkpoints: Checkpoints | None = None,
+) -> Trained:
+    """Update `model` (which `engine` samples from) in place. `log` gets one row a step, `keep` before it all groups
+    that were drawn with the credit of those that were trained on (None: replaced), `check(step)` adds held-out figures.
+    `estimator` replaces that of `config.credit`. Ends early when every pivot has retired.
+
+    Same seed, same weights, where the stage is single-threaded; and where `checkpoints` holds an earlier part of this
+    run, it goes on from there to the same weights and rows.
+    """
+    if not pivots:
+        raise InputError("there is no pivot to train on", hint="raise the threshold, or profile more candidates")
+    optimizer = Optimizer(model.parameters(), config.optimizer, config.steps * config.updates)
+    learner = Learner(model, reference, optimizer, engine, config.loss, config.updates, config.max_tokens)
+    estimator = estimator or config.loss.estimator(config.credit)
+    run = _Run(learner, renderer, pivots, verifier, config, check)
+    done = run.restore(checkpoints)
+    if done == 0 and check is not None:
+        log({"step": 0, **run.check(0)})
+    for step in range(done + 1, config.steps + 1):
+        if run.curriculum.exhausted(step):
+            break
+        drawn, trained = run.sample(step)
+        credits = [estimator(group.tree, group.rewards) for group in trained]
+        row = {"step": step, **run.update(trained, credits), **run.observe(step, drawn, trained)}
+        labels = {id(group): credit for group, credit in zip(trained, credits, strict=True)}
+        keep(step, drawn, [labels.get(id(group)) for group in drawn])
+        last = step == config.steps or run.curriculum.exhausted(step + 1)
+        if last or (config.check_every and step % config.check_every == 0):
+            row |= run.check(step)
+        log(row | run.alarms())
+        if checkpoints is not None and checkpoints.due(step):
+            checkpoints.save(step, model, optimizer, run.state())
+    return Trained(run.cost, run.checks, run.curriculum.records)
+
+
 @dataclass
 class _Run:
     """The state of a run between two steps, and the verbs of a step."""
@@ -162,7 +168,6 @@ class _Run:
     verifier: TurnVerifier
     config: PivotConfig
     checker: Check | None
-    estimator: Estimator
     cost: Cost = NO_COST
     checks: Cost = NO_COST
 
@@ -192,7 +197,7 @@ class _Run:
         self.engine.update_weights(self.learner.model, state["policy_version"])
         return state["step"]
 
-    def sample(self, step: int) -> tuple[list[_Group], list[_Group]]:
+    def sample(self, step: int) -> tuple[list[PivotGroup], list[PivotGroup]]:
         """The groups of a step: all that were drawn, and the `config.states` of them to train on."""
         drawn = self._wave(step, 0, self.config.states)
         for number in range(1, self.config.curriculum.replacement_rounds + 1):
@@ -201,7 +206,7 @@ class _Run:
                 break
             drawn += self._wave(step, number, missing)
         spare = self.config.states - sum(group.wanted for group in drawn)
-        trained: list[_Group] = []
+        trained: list[PivotGroup] = []
         for group in drawn:
             if not group.wanted:
                 spare -= 1
@@ -209,7 +214,7 @@ class _Run:
                 trained.append(group)
         return drawn, trained
 
-    def _wave(self, step: int, number: int, count: int) -> list[_Group]:
+    def _wave(self, step: int, number: int, count: int) -> list[PivotGroup]:
         """`count` groups of the next pivots; wave `number` of its step, with draws of its own."""
         indices = self.curriculum.draw(count, step)
         batch = [self.pivots[index] for index in indices]
@@ -223,21 +228,20 @@ class _Run:
         )
         self.cost = sum((tree.cost for tree in trees), self.cost)
         return [
-            _Group(index, pivot, tree, self._score(tree, pivot.prompted.state))
+            PivotGroup(index, pivot, tree, self._score(tree, pivot.prompted.state))
             for index, pivot, tree in zip(indices, batch, trees, strict=True)
         ]
 
     def _score(self, tree: RolloutTree, state: TurnState) -> Rewards:
         return score_local(tree, state, self.verifier, cut_turns=self.config.cut_turns)
 
-    def update(self, groups: Sequence[_Group]) -> dict[str, Any]:
+    def update(self, groups: Sequence[PivotGroup], credits: Sequence[Credit]) -> dict[str, Any]:
         """`config.updates` optimizer steps on the groups; metrics of the last. None where every rollout is censored."""
-        credits = [self.estimator(group.tree, group.rewards) for group in groups]
         metrics, cost = self.learner.learn([group.tree for group in groups], credits)
         self.cost += cost
         return metrics
 
-    def observe(self, step: int, drawn: Sequence[_Group], trained: Sequence[_Group]) -> dict[str, Any]:
+    def observe(self, step: int, drawn: Sequence[PivotGroup], trained: Sequence[PivotGroup]) -> dict[str, Any]:
         """Enter what was drawn into the pivots' records and the drift monitor; the step's reward metrics."""
         for group in drawn:
             self.curriculum.record(group.index, step, group.verdicts)
@@ -274,7 +278,7 @@ class _Run:
         return {"drift_alarms": found} if found else {}
 
 
-def _reward_metrics(groups: Sequence[_Group]) -> dict[str, Any]:
+def _reward_metrics(groups: Sequence[PivotGroup]) -> dict[str, Any]:
     """Mean reward, overall, by role and by kind of demonstrated action; mixed groups; censored rollouts. Over all
     groups that were drawn: those that remain after a replacement were chosen by their rewards."""
     by_role: dict[str, list[float]] = defaultdict(list)
@@ -297,7 +301,7 @@ def _reward_metrics(groups: Sequence[_Group]) -> dict[str, Any]:
     }
 
 
-def _mixed_share(groups: Sequence[_Group]) -> float:
+def _mixed_share(groups: Sequence[PivotGroup]) -> float:
     return sum(group_outcome(group.verdicts) is GroupOutcome.MIXED for group in groups) / len(groups)
 
 

@@ -87,6 +87,7 @@
       group.cut === null ? (group.learned ? "learned from" : "not learned from") : `cut at turn ${group.cut}`,
     ];
     if (rewards.length > scored.length) told.push(`${rewards.length - scored.length} censored`);
+    if (data.unread) told.push(`${plural(data.unread, "line")} of the file could not be read`);
     if (data.left_out) told.push(`${plural(data.left_out, "earlier group")} not on this page`);
     at("summary").textContent = told.join(" · ");
     if (findBox.value) find();
@@ -193,6 +194,10 @@
     if (node.entropies && node.entropies.length) pairs.push(["mean entropy", `${mean(node.entropies).toFixed(4)} nats a token`]);
     if (node.logprobs && node.logprobs.length) pairs.push(["log-probability", node.logprobs.reduce((sum, value) => sum + value, 0).toFixed(4)]);
     section("Facts", facts(pairs));
+    if (node.kind === "prompt") {
+      const said = Object.entries(group.meta).filter(([, value]) => value === null || typeof value !== "object");
+      if (said.length) section("This group", facts(said));
+    }
     if (node.kind === "prompt" && group.tools.length) {
       section("Tools", make("pre", "", JSON.stringify(group.tools, null, 2)));
     }

@@ -1,0 +1,263 @@
+"""What the adapters share: an episode that can be forked, splits that never meet, rewards in TRL's shape."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import json
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from turntree.core import parts
+from turntree.core.errors import InputError
+from turntree.core.messages import Message
+from turntree.core.protocols import Environment, Observation
+from turntree.core.seeds import derive
+from turntree.environments.pool import EnvironmentFault, Session, replay
+from turntree.observe.jsonl import parse_object, read_lines
+from turntree.traces.splits import assign_split
+
+FRACTIONS = {"train": 0.8, "dev": 0.1, "test": 0.1}
+HELD_OUT = {"train": 0.0, "dev": 0.5, "test": 0.5}  # of a file that is held out as a whole
+
+
+class Game(Protocol):
+    """One episode in a foreign package. It is copied by `copy.deepcopy` where the package allows that."""
+
+    def begin(self) -> tuple[Message, ...]: ...
+
+    def act(self, action: Message) -> Observation: ...
+
+
+class AdaptedEnvironment:
+    """One episode of one task (protocol `Environment`) on a `Game` that `make` begins anew.
+
+    Packages draw from the global generators of `random` and numpy. Every episode has these to itself, seeded with
+    `seed`, so that its answers depend on its own actions only and no draw of the trainer changes.
+
+    A fork is a copy of the game where the package allows it, else a replay on a new game, which is refused with an
+    `EnvironmentFault` where that answers differently. `can_copy=False` goes straight to the replay.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Game],
+        *,
+        task_id: str,
+        seed: int = 0,
+        tools: Sequence[dict[str, Any]] = (),
+        task_type: str | None = None,
+        can_copy: bool = True,
+    ) -> None:
+        self.task_id, self.task_type, self.tools = task_id, task_type, tuple(tools)
+        self._make, self._seed, self._can_copy = make, seed, can_copy
+        self._game: Game | None = None
+        self._random = _seeded(seed)
+        self._actions: list[Message] = []
+        self._answers: list[Observation] = []
+
+    def reset(self) -> tuple[Message, ...]:
+        self._random = _seeded(self._seed)
+        with self._own_random():
+            self._game = self._make()
+            opening = self._game.begin()
+        self._actions, self._answers = [], [Observation(opening, done=False)]
+        return opening
+
+    def step(self, action: Message) -> Observation:
+        if self._game is None:
+            raise EnvironmentFault("step before reset")
+        with self._own_random():
+            observation = self._game.act(action)
+        self._actions.append(action)
+        self._answers.append(observation)
+        return observation
+
+    def fork(self) -> AdaptedEnvironment:
+        twin = AdaptedEnvironment(
+            self._make,
+            task_id=self.task_id,
+            seed=self._seed,
+            tools=self.tools,
+            task_type=self.task_type,
+            can_copy=self._can_copy,
+        )
+        if self._game is None:
+            return twin
+        if self._can_copy:
+            try:
+                twin._game = copy.deepcopy(self._game)
+            except Exception:  # a lock, a connection, a generator: whatever the package keeps
+                self._can_copy = twin._can_copy = False
+            else:
+                twin._random = self._random
+                twin._actions, twin._answers = list(self._actions), list(self._answers)
+                return twin
+        deque(replay(twin, Session(twin, self._actions, self._answers)), maxlen=0)
+        return twin
+
+    @contextlib.contextmanager
+    def _own_random(self) -> Iterator[None]:
+        before = random.getstate(), np.random.get_state()
+        _set_random(self._random)
+        try:
+            yield
+        finally:
+            self._random = random.getstate(), np.random.get_state()
+            _set_random(before)
+
+
+def _seeded(seed: int) -> tuple[Any, Any]:
+    return random.Random(seed).getstate(), np.random.RandomState(seed % 2**32).get_state()
+
+
+def _set_random(state: tuple[Any, Any]) -> None:
+    random.setstate(state[0])
+    np.random.set_state(state[1])
+
+
+class Scored:
+    """An environment whose reward is given by a function of the episode so far, as TRL calls them.
+
+    The function gets lists of one entry: `prompts`, `completions` (chat messages), `environments` and the columns of
+    the row; it returns a list with one number. It is called after every turn, because an episode may end at any turn
+    by a limit. An exception in it censors the rollout. Success is a reward of 1 or more.
+    """
+
+    def __init__(self, inner: Any, reward: Callable[..., Any], row: Mapping[str, Any]) -> None:
+        self._inner, self._reward, self._row = inner, reward, dict(row)
+        self._prompt: tuple[Message, ...] = ()
+        self._said: tuple[Message, ...] = ()
+
+    @property
+    def task_id(self) -> str:
+        return self._inner.task_id
+
+    @property
+    def task_type(self) -> str | None:
+        return self._inner.task_type
+
+    @property
+    def tools(self) -> tuple[dict[str, Any], ...]:
+        return self._inner.tools
+
+    def reset(self) -> tuple[Message, ...]:
+        self._prompt, self._said = self._inner.reset(), ()
+        return self._prompt
+
+    def step(self, action: Message) -> Observation:
+        observation: Observation = self._inner.step(action)
+        self._said = (*self._said, action, *(() if observation.done else observation.messages))
+        columns = {key: [value] for key, value in self._row.items() if key != "prompt"}
+        given = self._reward(
+            prompts=[[message.to_chat() for message in self._prompt]],
+            completions=[[message.to_chat() for message in self._said]],
+            environments=[getattr(self._inner, "object", self._inner)],
+            **columns,
+        )
+        if not isinstance(given, Sequence) or len(cast("Sequence[Any]", given)) != 1 or given[0] is None:
+            raise EnvironmentFault(f"the reward function returned {given!r} instead of a list with one number")
+        reward = float(given[0])
+        success = reward >= 1 if observation.done else None
+        return Observation(
+            observation.messages, observation.done, success=success, progress=observation.progress, reward=reward
+        )
+
+    def fork(self) -> Scored:
+        twin = Scored(self._inner.fork(), self._reward, self._row)
+        twin._prompt, twin._said = self._prompt, self._said
+        return twin
+
+
+def scored(inner: Environment, reward: str | None, row: Mapping[str, Any]) -> Environment:
+    """`inner`, with the reward of the function `module:function` where one is named."""
+    return inner if reward is None else Scored(inner, parts.load("rewards", reward).target, row)
+
+
+def rows_of(
+    tasks: str, held_out: str | None, split: str, count: int, *, seed: int = 0
+) -> list[tuple[str, dict[str, Any]]]:
+    """The first `count` rows of a split of JSONL files, by id. With `held_out` that file is "dev" and "test" and the
+    whole of `tasks` is "train"; else `tasks` is all three. Rows are assigned by a hash of their content."""
+    rows = _read(tasks)
+    if held_out is None:
+        return of_split(rows, split, count, where=tasks, seed=seed)
+    return held_apart(rows, _read(held_out), split, count, where=tasks, where_held=held_out, seed=seed)
+
+
+def _read(path: str) -> list[dict[str, Any]]:
+    return [parse_object(line, path, number) for number, line in read_lines(path)]
+
+
+def held_apart(
+    rows: Iterable[Any], kept: Sequence[Any], split: str, count: int, *, where: str, where_held: str, seed: int
+) -> list[tuple[str, Any]]:
+    """`rows` without those that are held out too for "train"; for "dev" and "test" a half of `kept` each."""
+    if split != "train":
+        return of_split(kept, split, count, where=where_held, fractions=HELD_OUT, seed=seed)
+    held = {key_of(row) for row in kept}
+    only = (row for row in rows if key_of(row) not in held)
+    return of_split(only, "train", count, where=where, fractions={"train": 1.0}, seed=seed)
+
+
+def of_split(
+    rows: Iterable[Any],
+    split: str,
+    count: int,
+    *,
+    where: str,
+    seed: int,
+    fractions: Mapping[Any, float] = FRACTIONS,
+    key: Callable[[Any], str] | None = None,
+) -> list[tuple[str, Any]]:
+    """The first `count` distinct rows of a split, by id. A row is in one split, whatever other rows there are: it is
+    assigned by a hash of its content, so splits never meet. Raises `InputError` where the split is empty."""
+    found: dict[str, Any] = {}
+    for row in rows:
+        if len(found) == count:
+            break
+        name = (key or key_of)(row)
+        if assign_split(name, seed, fractions) == split:
+            found.setdefault(name, row)
+    if not found:
+        hint = "rows are assigned by their hash: give more of them, or a file of its own with held_out"
+        raise InputError(f"{where} has no row for split {split!r}", field="environment", hint=hint)
+    return list(found.items())
+
+
+def key_of(row: Any) -> str:
+    """An id by content."""
+    return f"{derive(0, json.dumps(row, sort_keys=True, default=str, ensure_ascii=False)):016x}"
+
+
+def prompt_of(value: Any, where: str) -> tuple[Message, ...]:
+    """A `prompt` column: chat messages, or the text of one."""
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (Message("user", value),)
+    if not isinstance(value, list):
+        raise InputError("is neither a text nor a list of messages", path=where, field="prompt")
+    return tuple(Message.from_chat(chat) for chat in cast("list[Any]", value))
+
+
+def package(name: str, extra: str) -> ModuleType:
+    """Import a package that is an optional extra. Raises `InputError` that says how to install it."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        problem = f"{name} is not installed" if error.name == name else f"{name} needs {error.name!r}"
+        raise InputError(problem, field="environment", hint=f"pip install 'turntree[{extra}]'") from error
+
+
+def named(argument: str | None, what: str) -> str:
+    """What follows the name of the adapter. Raises `InputError` where nothing does."""
+    if not argument:
+        raise InputError("names no environment", field="environment", hint=f"write {what}")
+    return argument

@@ -1,0 +1,178 @@
+"""`gymnasium:ID`: environments of Gymnasium, read and played as text.
+
+An observation is written by its space, and an action read by its space, in the same way:
+
+| space | text |
+|---|---|
+| Discrete | the number (an action also by its name, where `actions` names them) |
+| Box, MultiDiscrete, MultiBinary | a JSON list of numbers, rounded to 4 decimals |
+| Text | the text |
+| Tuple | its parts, separated by "; " |
+| Dict | `name: part`, separated by "; " |
+
+With `ansi` the environment's own drawing (`render_mode="ansi"`) is shown in place of the observation. What cannot be
+read as an action is answered with what would be one, and costs a turn. The reward of an episode is the sum of the
+rewards. Success is a sum of at least `success` (default: the `reward_threshold` of the registration, else above 0).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from turntree.adapters.base import AdaptedEnvironment, named, package
+from turntree.core.errors import InputError
+from turntree.core.messages import Message
+from turntree.core.protocols import Observation
+from turntree.core.seeds import derive
+
+NAMES = {  # how the documentation of toy-text games calls their actions
+    "FrozenLake": ("left", "down", "right", "up"),
+    "CliffWalking": ("up", "right", "down", "left"),
+    "Taxi": ("south", "north", "east", "west", "pickup", "dropoff"),
+    "Blackjack": ("stick", "hit"),
+}
+
+
+def tasks(
+    split: str,
+    count: int,
+    *,
+    seed: int,
+    argument: str | None,
+    make: Mapping[str, Any] | None = None,
+    actions: tuple[str, ...] = (),
+    instructions: str | None = None,
+    ansi: bool = False,
+    success: float | None = None,
+) -> list[AdaptedEnvironment]:
+    """`count` episodes that differ in the seed of their `reset`. `make` are keyword arguments of `gymnasium.make`."""
+    gymnasium = package("gymnasium", "gymnasium")
+    name = named(argument, "gymnasium:ID")
+    arguments = {**(make or {}), **({"render_mode": "ansi"} if ansi else {})}
+    try:
+        first = gymnasium.make(name, **arguments)
+    except Exception as error:
+        problem = f"gymnasium.make({name!r}) raised {type(error).__name__}: {error}"
+        raise InputError(problem, field="environment", hint="check the id and environment.make") from error
+    names = actions or NAMES.get(re.split(r"[-_\d]", name.rpartition("/")[2])[0], ())
+    if success is None and first.spec is not None:
+        success = first.spec.reward_threshold
+    told = instructions or f"You play {name}. Reply with {described(first.action_space, names)}."
+    return [
+        AdaptedEnvironment(
+            partial(GymnasiumGame, name, arguments, names, told, ansi, success, derive(seed, "gym", split, i) % 2**31),
+            task_id=f"{name}/{split}/{i}",
+            seed=derive(seed, "gym", split, i),
+            task_type=name,
+        )
+        for i in range(count)
+    ]
+
+
+class GymnasiumGame:
+    def __init__(
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        names: Sequence[str],
+        told: str,
+        ansi: bool,
+        success: float | None,
+        seed: int,
+    ) -> None:
+        self._environment = package("gymnasium", "gymnasium").make(name, **arguments)
+        self._names, self._told, self._ansi, self._success, self._seed = names, told, ansi, success, seed
+        self._total = 0.0
+
+    def begin(self) -> tuple[Message, ...]:
+        observation, _ = self._environment.reset(seed=self._seed)
+        return (Message("user", f"{self._told}\n{self._shown(observation)}"),)
+
+    def act(self, action: Message) -> Observation:
+        space = self._environment.action_space
+        try:
+            chosen = read(space, action.content, self._names)
+        except ValueError:
+            said = f"That is not an action. Reply with {described(space, self._names)}."
+            return Observation((Message("user", said),), done=False, reward=self._total)
+        observation, reward, terminated, truncated, _ = self._environment.step(chosen)
+        self._total += float(reward)
+        done = bool(terminated or truncated)
+        enough = self._total > 0 if self._success is None else self._total >= self._success
+        message = Message("user", self._shown(observation))
+        return Observation((message,), done, success=enough if done else None, reward=self._total)
+
+    def _shown(self, observation: Any) -> str:
+        if not self._ansi:
+            return written(self._environment.observation_space, observation)
+        drawn = str(self._environment.render())
+        return re.sub(r"\x1b\[[\d;]*m", "", re.sub(r"\x1b\[4\dm(.*?)\x1b\[0m", r"[\1]", drawn)).strip()
+
+
+def written(space: Any, value: Any) -> str:
+    """An observation as text, by its space."""
+    match type(space).__name__:
+        case "Tuple":
+            return "; ".join(written(part, item) for part, item in zip(space.spaces, value, strict=True))
+        case "Dict":
+            return "; ".join(f"{name}: {written(part, value[name])}" for name, part in space.spaces.items())
+        case "Discrete":
+            return str(int(value))
+        case "Text":
+            return str(value)
+        case "Box" | "MultiDiscrete" | "MultiBinary":
+            return json.dumps(_rounded(value.tolist()))
+        case other:
+            raise InputError(f"observations of space {other} have no text", field="environment", hint="wrap it")
+
+
+def read(space: Any, text: str, names: Sequence[str] = ()) -> Any:
+    """An action from text, by its space. Raises `ValueError` for what is none."""
+    text = text.strip()
+    match type(space).__name__:
+        case "Discrete":
+            lowered = [name.lower() for name in names]
+            chosen = lowered.index(text.lower()) + int(space.start) if text.lower() in lowered else int(text)
+        case "Text":
+            chosen = text
+        case "Tuple":
+            parts = text.split(";")
+            if len(parts) != len(space.spaces):
+                raise ValueError("another number of parts")
+            chosen = tuple(read(part, item) for part, item in zip(space.spaces, parts, strict=True))
+        case "Box" | "MultiDiscrete" | "MultiBinary":
+            import numpy as np
+
+            try:
+                chosen = np.asarray(json.loads(text), dtype=space.dtype).reshape(space.shape)
+            except (TypeError, OverflowError, RecursionError) as error:
+                raise ValueError("not a list of numbers") from error
+        case other:
+            raise InputError(f"actions of space {other} cannot be read from text", field="environment", hint="wrap it")
+    if not space.contains(chosen):
+        raise ValueError("outside of the space")
+    return chosen
+
+
+def described(space: Any, names: Sequence[str] = ()) -> str:
+    match type(space).__name__:
+        case "Discrete" if names:
+            return f"one action: {', '.join(names)}"
+        case "Discrete":
+            return f"one number from {int(space.start)} to {int(space.start + space.n - 1)}"
+        case "Tuple":
+            return f"{len(space.spaces)} parts separated by ';'"
+        case "Text":
+            return "a text"
+        case _:
+            return f"a JSON list of numbers of shape {list(space.shape)}"
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+    return round(value, 4) if isinstance(value, float) else value

@@ -1,0 +1,37 @@
+"""One event loop for packages that are asynchronous: their connections and locks belong to it for good."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from turntree.environments.pool import EnvironmentFault
+
+T = TypeVar("T")
+
+
+@functools.cache
+def event_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="turntree-adapters", daemon=True).start()
+    return loop
+
+
+def run(coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
+    """What the coroutine returns. Raises `EnvironmentFault` after `seconds`."""
+    future = asyncio.run_coroutine_threadsafe(coroutine, event_loop())
+    try:
+        return future.result(seconds)
+    except concurrent.futures.TimeoutError as error:
+        if not future.cancel():
+            raise  # its own
+        raise EnvironmentFault(f"did not answer within {seconds:g} s") from error
+
+
+def start(coroutine: Coroutine[Any, Any, Any]) -> None:
+    """Begin and do not wait. May be called in any thread, the loop's own included (by the garbage collector)."""
+    asyncio.run_coroutine_threadsafe(coroutine, event_loop())

@@ -1,0 +1,224 @@
+"""`verifiers:ID`: environments of Prime Intellect's verifiers (its `load_environment` interface, versions 0.1 and 0.2).
+
+`ID` is an installed environment, or `module:function` for a function that returns one. Any `MultiTurnEnv` is played
+turn by turn: `SingleTurnEnv`, `ToolEnv` and games alike. The loop is that of its `rollout`; only where that asks a
+model, turntree's policy speaks. The rubric scores the finished episode, and a reward function that raises censors the
+rollout (verifiers itself would count 0). Success is a reward of at least the environment's `pass_threshold` (0.5).
+
+What an episode knows must be in its `state`: that is what a fork copies. An episode that turntree's own limit of turns
+cuts off is not scored and counts as failed: allow at least as many turns as the environment does. Rubrics over whole
+groups are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import logging
+import signal
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from turntree.adapters.base import AdaptedEnvironment, held_apart, named, of_split, package
+from turntree.adapters.loop import run
+from turntree.core import parts
+from turntree.core.errors import InputError
+from turntree.core.messages import Message
+from turntree.core.protocols import Observation
+from turntree.environments.pool import EnvironmentFault
+
+
+def tasks(
+    split: str,
+    count: int,
+    *,
+    seed: int,
+    argument: str | None,
+    load: Mapping[str, Any] | None = None,
+    seconds: float = 120.0,
+) -> list[AdaptedEnvironment]:
+    """At most `count` rows of the environment's data set ("train") or of its evaluation set ("dev" and "test", a half
+    each); where it has none, the one data set is split by a hash of the row. `load` are arguments of
+    `load_environment`."""
+    name = named(argument, "verifiers:ID")
+    environment = loaded(name, dict(load or {}))
+    if getattr(environment.rubric, "has_group_rewards", False):
+        raise InputError(f"{name!r} scores whole groups at once", field="environment", hint="score episodes one by one")
+    if not hasattr(environment, "env_response"):
+        raise InputError(f"{name!r} is no MultiTurnEnv", field="environment", hint="only those play turn by turn")
+    rows = environment.get_dataset() if environment.build_dataset() is not None else None
+    kept = environment.get_eval_dataset() if environment.build_eval_dataset() is not None else None
+    if rows is not None and kept is not None:
+        found = held_apart(_plain(rows), _plain(kept), split, count, where=name, where_held=name, seed=seed)
+    else:
+        found = of_split(_plain(kept if rows is None else rows), split, count, where=name, seed=seed)
+    return [
+        AdaptedEnvironment(
+            partial(VerifiersGame, environment, row, seconds),
+            task_id=f"{name}/{key}",
+            tools=_tools(environment, row),
+            task_type=name,
+        )
+        for key, row in found
+    ]
+
+
+def _plain(rows: Any) -> list[dict[str, Any]]:
+    """Rows without their number: two equal questions are one."""
+    return [{key: value for key, value in row.items() if key != "example_id"} for row in rows]
+
+
+def loaded(name: str, arguments: dict[str, Any]) -> Any:
+    """The environment. Its constructor takes over the signals of the process, which are given back."""
+    verifiers = package("verifiers", "verifiers")
+    if not hasattr(verifiers, "load_environment"):
+        problem = f"verifiers {getattr(verifiers, '__version__', '')} has no load_environment"
+        raise InputError(problem, field="environment", hint="pip install 'turntree[verifiers]'")
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        if ":" in name:
+            return parts.load("environments", name).target(**arguments)
+        return verifiers.load_environment(name, **arguments)
+    except InputError:
+        raise
+    except Exception as error:
+        problem = f"{name!r} was not loaded ({type(error).__name__}: {error})"
+        raise InputError(
+            problem, field="environment", hint="install the environment, or write module:function"
+        ) from error
+    finally:
+        for number, handler in before.items():
+            with contextlib.suppress(ValueError, TypeError):  # not the main thread
+                signal.signal(number, handler)
+
+
+class VerifiersGame:
+    def __init__(self, environment: Any, row: dict[str, Any], seconds: float) -> None:
+        self._environment, self._row, self._seconds = environment, row, seconds
+        self._state: Any = None
+        self._prompt: list[Any] = []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> VerifiersGame:
+        twin = VerifiersGame(self._environment, self._row, self._seconds)
+        memo[id(self._state.get("client"))] = self._state.get("client")
+        twin._state, twin._prompt = copy.deepcopy((self._state, self._prompt), memo)
+        return twin
+
+    def begin(self) -> tuple[Message, ...]:
+        return run(self._begin(), self._seconds)
+
+    def act(self, action: Message) -> Observation:
+        return run(self._act(action), self._seconds)
+
+    async def _begin(self) -> tuple[Message, ...]:
+        environment = self._environment
+        row = {"example_id": 0, **self._row}
+        state = await environment.init_state(row, _no_client(), "turntree", {})
+        self._state = await environment.setup_state(state) or state
+        self._prompt = _normal(await environment.get_prompt_messages(self._state))
+        self._check()
+        return tuple(_message(message) for message in self._prompt)
+
+    async def _act(self, action: Message) -> Observation:
+        environment, state = self._environment, self._state
+        said = _assistant(action)
+        step = {
+            "prompt": self._prompt,
+            "completion": [said],
+            "response": None,
+            "tokens": None,
+            "reward": None,
+            "advantage": None,
+            "is_truncated": False,
+            "trajectory_id": state["trajectory_id"],
+            "extras": {},
+        }
+        await environment.add_trajectory_step(state, step)
+        new: tuple[Message, ...] = ()
+        if not await environment.is_completed(state):
+            before = len(self._prompt) + 1
+            self._prompt = _normal(await environment.get_prompt_messages(state))
+            new = tuple(_message(message) for message in self._prompt[before:])
+            if state.get("final_env_response") is None and not await environment.is_completed(state):
+                self._check()
+                return Observation(new or (Message("user", ""),), done=False)
+            await environment.is_completed(state)
+        self._check()
+        final = _normal(state.get("final_env_response") or [])
+        told = tuple(_message(message) for message in final) or new or (Message("user", "done"),)
+        return await self._scored(told)
+
+    async def _scored(self, told: tuple[Message, ...]) -> Observation:
+        environment, state = self._environment, self._state
+        await environment.cleanup(state)
+        self._check()
+        with _errors() as errors:
+            await environment.rubric.score_rollout(state)
+        if errors:
+            raise EnvironmentFault(errors[0])
+        reward = float(state["reward"])
+        success = reward >= getattr(environment, "pass_threshold", 0.5)
+        return Observation(told, done=True, success=success, reward=reward)
+
+    def _check(self) -> None:
+        error = self._state.get("error")
+        if error is not None:
+            raise EnvironmentFault(f"{type(error).__name__}: {error}")
+
+
+@contextlib.contextmanager
+def _errors() -> Iterator[list[str]]:
+    """What rubrics log as an error: they catch every exception of a reward function and count 0."""
+    found: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("verifiers")
+    logger.addHandler(handler)
+    try:
+        yield found
+    finally:
+        logger.removeHandler(handler)
+
+
+def _no_client() -> Any:
+    """A client for `init_state`, which asks for one; no model is ever called through it."""
+    from verifiers.clients import Client  # pyright: ignore[reportMissingImports]
+
+    kind = type("NoClient", (Client,), dict.fromkeys(Client.__abstractmethods__))
+    return kind(object())
+
+
+def _normal(messages: Any) -> list[Any]:
+    from verifiers.utils.message_utils import maybe_normalize_messages  # pyright: ignore[reportMissingImports]
+
+    return list(maybe_normalize_messages(messages, field_name="messages"))
+
+
+def _message(message: Any) -> Message:
+    row = message.model_dump(exclude_none=True) if hasattr(message, "model_dump") else dict(message)
+    return Message.from_chat(row)
+
+
+def _assistant(action: Message) -> Any:
+    from verifiers.types import AssistantMessage, ToolCall  # pyright: ignore[reportMissingImports]
+
+    calls = [
+        ToolCall(id=call.id or f"call_{index}", name=call.name, arguments=json.dumps(call.arguments))
+        for index, call in enumerate(action.tool_calls)
+    ]
+    return AssistantMessage(content=action.content, tool_calls=calls or None)
+
+
+def _tools(environment: Any, row: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    info = row.get("info")
+    own = info.get("tool_defs") if isinstance(info, Mapping) else None
+    found = environment._normalize_tool_defs(own) if own else environment.tool_defs
+    return tuple(
+        {
+            "type": "function",
+            "function": {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)},
+        }
+        for tool in found or ()
+    )

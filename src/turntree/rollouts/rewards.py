@@ -1,0 +1,185 @@
+"""Rewards of an episode: named functions with weights, whose weighted sum takes the place of the environment's reward.
+
+A reward (`core.parts`, kind `rewards`) is a function `reward(episode) -> float | bool | None`. It comes from
+`module:object` or a registered name; its keyword-only parameters are its options, and `weight` (1 by default) is the
+option that every reward has. A function that raises, or gives None or something that is no finite number, *censors* the
+rollout: it has no reward, and the reason names the function. A failure is never a reward of 0.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from turntree.core import parts
+from turntree.core.config import Part, converted
+from turntree.core.errors import ConfigError, InputError
+from turntree.core.messages import Message
+from turntree.core.protocols import Observation
+from turntree.core.tree import StopReason
+from turntree.core.verdict import Verdict
+from turntree.observe.run import notice
+
+WEIGHT = "weight"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episode:
+    """A rollout that came to an end of its own, as a reward function sees it.
+
+    `messages` are all of it, the task first. `observations[0]` is the task as well, `observations[t]` what turn t was
+    answered, with the environment's own `success`, `reward` and `progress`. `reward` is what the episode is worth to
+    its environment: the reward that it gave, else 1 for success and 0 otherwise.
+    """
+
+    task_id: str
+    task_type: str | None
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...]
+    observations: tuple[Observation, ...]
+    stop: StopReason
+    reward: float
+    success: bool
+
+    @property
+    def turns(self) -> tuple[Message, ...]:
+        """What the policy said, turn by turn."""
+        return tuple(message for message in self.messages if message.role == "assistant")
+
+    @property
+    def cut_turns(self) -> int:
+        """How many of its turns the token limit cut."""
+        return sum(message.cut for message in self.turns)
+
+    @property
+    def progress(self) -> float | None:
+        """How far the task was done at the end, where the environment knows."""
+        return self.observations[-1].progress
+
+
+RewardFunction = Callable[[Episode], float | bool | None]
+
+
+@dataclass(frozen=True)
+class WeightedReward:
+    """One function of the sum, under the name that metrics and verdicts have for it."""
+
+    name: str
+    weight: float
+    function: RewardFunction
+
+
+class RewardSum:
+    """The weighted sum of some functions."""
+
+    def __init__(self, functions: Sequence[WeightedReward]) -> None:
+        self.functions = tuple(functions)
+        self._reported: set[str] = set()
+
+    def judge(self, episode: Episode, verdict: Verdict) -> Verdict:
+        """The environment's `verdict` with the sum in place of its reward, and each value apart (None: it failed)."""
+        values: dict[str, float | None] = {}
+        failed: list[str] = []
+        for one in self.functions:
+            values[one.name], problem = _value(one.function, episode)
+            if problem:
+                failed.append(f"reward {one.name!r} {problem}")
+                self._report(one.name, f"task {episode.task_id!r}: {failed[-1]}")
+        if failed:
+            return replace(verdict, reward=None, reason="; ".join(failed), parts=values)
+        total = sum(one.weight * (values[one.name] or 0.0) for one in self.functions)
+        return replace(verdict, reward=total, parts=values)
+
+    def _report(self, name: str, problem: str) -> None:
+        """Say the first failure of each function, so that one which always fails is seen before the run has ended."""
+        if name not in self._reported:
+            notice(f"warning: {problem} (rollouts that it fails on have no reward; metrics count them)")
+        self._reported.add(name)
+
+
+def build_rewards(named: Sequence[Part]) -> RewardSum | None:
+    """The functions behind the parts; None where there are none. Raises `InputError` or `ConfigError` for a function
+    that is asynchronous or cannot be found, for options that it does not have, and for two of one name."""
+    built: dict[str, WeightedReward] = {}
+    for part in named:
+        name = part.name.rpartition(":")[2]
+        if name in built:
+            hint = "a name tells the figures apart: call one of them by another name in your module"
+            raise InputError(f"two functions have the name {name!r}", field="rewards", hint=hint)
+        options = {key: value for key, value in part.options.items() if key != WEIGHT}
+        weight = converted(float, part.options.get(WEIGHT, 1.0), field=f"reward.{WEIGHT}")
+        function = parts.build("rewards", Part(part.name, options))
+        _check_function(part.name, function)
+        built[name] = WeightedReward(name, weight, function)
+    return RewardSum(list(built.values())) if built else None
+
+
+def identity(named: Sequence[Part]) -> dict[str, Any]:
+    """What the code of the functions was, for the identity of a run; nothing without any."""
+    return {"rewards": [parts.identity("rewards", part) for part in named]} if named else {}
+
+
+def parse_reward(text: str) -> Part:
+    """`NAME` or `NAME=WEIGHT` of the command line."""
+    name, equals, weight = text.rpartition("=")
+    if not equals:
+        return Part(text)
+    try:
+        return Part(name, {WEIGHT: float(weight)})
+    except ValueError:
+        hint = "write --reward module:function=0.5"
+        raise ConfigError(f"the weight of {name!r} is {weight!r}, not a number", field="--reward", hint=hint) from None
+
+
+def figures(verdicts: Iterable[Verdict]) -> dict[str, Any]:
+    """The mean of each function over the leaves that it judged (None: it judged none), and how many each failed on;
+    nothing where no function judged."""
+    values: dict[str, list[float]] = {}
+    failed: dict[str, int] = {}
+    for verdict in verdicts:
+        for name, value in verdict.parts.items():
+            found = values.setdefault(name, [])
+            if value is None:
+                failed[name] = failed.get(name, 0) + 1
+            else:
+                found.append(value)
+    means = {name: sum(found) / len(found) if found else None for name, found in values.items()}
+    return ({"rewards": means} if means else {}) | ({"rewards_failed": failed} if failed else {})
+
+
+# registered by name
+
+
+def environment(episode: Episode) -> float:
+    """What the episode is worth to its environment."""
+    return episode.reward
+
+
+def success(episode: Episode) -> float:
+    """1 where the environment says that the task was solved, 0 otherwise."""
+    return float(episode.success)
+
+
+def _value(function: RewardFunction, episode: Episode) -> tuple[float | None, str]:
+    """What the function gives, or what is wrong with it."""
+    try:
+        value: Any = function(episode)
+        if value is None:
+            return None, "gave None"
+        if not isinstance(value, (bool, int, float)) and not hasattr(value, "__float__"):
+            return None, f"gave {type(value).__name__}, not a number"
+        number = float(value)
+    except Exception as error:  # a bad rollout is data: the boundary to foreign code
+        return None, f"raised {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return (number, "") if math.isfinite(number) else (None, f"gave {number}")
+
+
+def _check_function(name: str, function: Any) -> None:
+    if not callable(function):
+        raise InputError(f"{name!r} is {type(function).__name__}, not a function", field="reward")
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+        hint = "write a plain function: it is called once, when a rollout has ended"
+        raise InputError(f"{name!r} is asynchronous", field="reward", hint=hint)

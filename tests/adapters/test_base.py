@@ -1,0 +1,131 @@
+"""What the adapters share: forks stand where they were taken, draws are an episode's own, splits never meet."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turntree.adapters.base import AdaptedEnvironment, Scored, held_apart, key_of, of_split, rows_of
+from turntree.core.errors import InputError
+from turntree.core.messages import Message
+from turntree.core.protocols import Observation
+from turntree.environments.check import check_environment
+from turntree.environments.pool import EnvironmentFault
+
+
+class Draws:
+    """Tells a number of either global generator at every turn."""
+
+    def begin(self) -> tuple[Message, ...]:
+        return (Message("user", str(random.random())),)
+
+    def act(self, action: Message) -> Observation:
+        return Observation((Message("user", f"{random.random()} {np.random.random()}"),), done=False)
+
+
+class Locked(Draws):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+class Remembers(Locked):
+    """A server that all episodes share."""
+
+    heard: ClassVar[list[str]] = []
+
+    def act(self, action: Message) -> Observation:
+        self.heard.append(action.content)
+        return Observation((Message("user", str(len(self.heard))),), done=False)
+
+
+def said(environment: AdaptedEnvironment, times: int = 1) -> list[str]:
+    return [environment.step(Message("assistant", "x")).messages[0].content for _ in range(times)]
+
+
+@pytest.mark.parametrize("game", [Draws, Locked])
+def test_a_fork_stands_where_it_was_taken_by_copy_or_by_replay(game: type[Draws]) -> None:
+    environment = AdaptedEnvironment(game, task_id="a", seed=3)
+    environment.reset()
+    said(environment, 2)
+    twin = environment.fork()
+    assert said(twin, 3) == said(environment, 3)
+    assert [f for f in check_environment(AdaptedEnvironment(game, task_id="a")) if f.grave] == []
+
+
+def test_a_game_that_answers_by_what_others_did_cannot_be_forked_and_says_so() -> None:
+    environment = AdaptedEnvironment(Remembers, task_id="a")
+    environment.reset()
+    said(environment)
+    with pytest.raises(EnvironmentFault, match="answered differently"):
+        environment.fork()
+
+
+def test_the_draws_of_an_episode_are_its_own_and_change_no_other() -> None:
+    one, other = (AdaptedEnvironment(Draws, task_id="a", seed=7) for _ in range(2))
+    random.seed(1), np.random.seed(1)
+    expected = random.random(), np.random.random()
+    random.seed(1), np.random.seed(1)
+    one.reset(), other.reset()
+    assert said(one, 2) == [*said(other), *said(other)]
+    assert (random.random(), np.random.random()) == expected
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 40), min_size=60, max_size=120), st.integers(0, 99))
+def test_a_row_is_in_one_split_whatever_other_rows_there_are(numbers: list[int], seed: int) -> None:
+    def ids(rows: list[int], split: str) -> set[str]:
+        try:
+            return {key for key, _ in of_split(rows, split, 1000, where="x", seed=seed)}
+        except InputError:
+            return set()
+
+    found = {split: ids(numbers, split) for split in ("train", "dev", "test")}
+    assert sum(len(some) for some in found.values()) == len(set(numbers))
+    assert set().union(*found.values()) == {key_of(number) for number in numbers}
+    for split in found:
+        assert ids(numbers[:30], split) <= found[split]
+
+
+def test_what_is_held_out_is_never_trained_on() -> None:
+    rows, kept = list(range(50)), list(range(40, 70))
+    given_rows = partial(held_apart, rows, kept, count=100, where="a", where_held="b", seed=0)
+    splits = {split: {row for _, row in given_rows(split)} for split in ("train", "dev", "test")}
+    assert splits["train"] == set(range(40))
+    assert splits["dev"] | splits["test"] == set(kept) and not splits["dev"] & splits["test"]
+
+
+def test_a_split_without_rows_says_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"goal": 1}) + "\n")
+    splits = []
+    for split in ("train", "dev", "test"):
+        try:
+            splits += rows_of(str(path), None, split, 5)
+        except InputError as error:
+            assert "held_out" in str(error)
+    assert len(splits) == 1
+
+
+def test_a_reward_function_is_asked_at_every_turn_and_its_failure_censors() -> None:
+    def turns(completions: list, environments: list, goal: list[int], **_: object) -> list[float]:
+        assert isinstance(environments[0], AdaptedEnvironment)
+        return [float(sum(message["role"] == "assistant" for message in completions[0]) >= goal[0])]
+
+    environment = Scored(AdaptedEnvironment(Draws, task_id="a"), turns, {"goal": 2, "prompt": "not given"})
+    environment.reset()
+    twin = environment.fork()
+    assert [environment.step(Message("assistant", "x")).reward for _ in range(3)] == [0.0, 1.0, 1.0]
+    assert twin.step(Message("assistant", "x")).reward == 0.0
+    fails = Scored(AdaptedEnvironment(Draws, task_id="a"), lambda **_: [None], {})
+    fails.reset()
+    with pytest.raises(EnvironmentFault, match="instead of a list with one number"):
+        fails.step(Message("assistant", "x"))

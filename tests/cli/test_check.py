@@ -1,0 +1,126 @@
+"""`turntree check environment`: a law that is broken ends in exit code 1 and is named with task and turn."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from turntree.cli.main import main
+
+ENVIRONMENTS = """
+import threading
+
+from turntree.core.messages import Message
+from turntree.core.protocols import Observation
+
+
+class Echo:
+    def __init__(self, task_id, times):
+        self.task_id, self.left = task_id, times
+
+    def reset(self):
+        return (Message("user", "say something"),)
+
+    def step(self, action):
+        self.left -= 1
+        return Observation((Message("user", action.content),), done=self.left == 0, success=self.left == 0 or None)
+
+
+class Raises(Echo):
+    def step(self, action):
+        if "0" in action.content:
+            raise KeyError("a zero")
+        return super().step(action)
+
+
+class Toolless(Echo):
+    def fork(self):
+        return type(self)(self.task_id, self.left)
+
+
+class Locked(Toolless):
+    tools = ()
+
+    def __init__(self, task_id, times):
+        super().__init__(task_id, times)
+        self.lock = threading.Lock()
+
+
+def made(kind, split, count, times=3):
+    return [kind(f"{split}-{index}", times) for index in range(count)]
+
+
+def good(split, count, *, seed, times: int = 3):
+    return made(Echo, split, count, times)
+
+
+def bad(split, count, *, seed):
+    return made(Raises, split, count, 30)
+
+
+def toolless(split, count, *, seed):
+    return made(Toolless, split, count)
+
+
+def locked(split, count, *, seed):
+    return made(Locked, split, count)
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "checked_environments.py").write_text(ENVIRONMENTS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "checked_environments", raising=False)
+
+
+def check(*arguments: str) -> int:
+    try:
+        main(["check", "environment", *arguments])
+    except SystemExit as stopped:
+        return int(stopped.code or 0)
+    return 0
+
+
+def test_an_environment_that_keeps_the_laws_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    for options in (("--set", "environment.times=2"), ("--times", "2")):
+        assert check("checked_environments:good", *options, "--split", "dev") == 0
+        assert capsys.readouterr().out == "every law holds in 3 tasks of split 'dev', up to 8 turns each\n"
+
+
+def test_a_broken_law_is_named_with_task_turn_and_action(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check("checked_environments:bad", "--count", "2", "--turns", "30") == 1
+    out = capsys.readouterr().out
+    assert "VIOLATED: an action that a policy may sample is answered [train-0, turn " in out
+    assert "raised KeyError: 'a zero' for {" in out
+    assert out.endswith("laws broken in 2 tasks of split 'train', up to 30 turns each\n")
+
+
+def test_what_only_costs_something_is_a_note_said_once_and_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check("checked_environments:locked", "--json", "-") == 0
+    shown = capsys.readouterr()
+    result = json.loads(shown.out)
+    assert result["violations"] == []
+    assert [(note["law"], note["times"]) for note in result["notes"]] == [("a task can be sent to a worker process", 3)]
+    assert shown.err.count("it is stepped in this process only (3 times)") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("checked_environments:nothing",), "has no 'nothing'"),
+        (("checked_environments:good", "--set", "environment.time=2"), "did you mean 'times'"),
+        (("checked_environments:good", "--time", "2"), "'checked_environments:good' has --times"),
+        (("checked_environments:toolless",), "gave Toolless, which has no tools"),
+        (("nowhere",), "there is no environment 'nowhere'"),
+    ],
+)
+def test_what_cannot_be_checked_ends_in_one_line(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(*arguments) == 2
+    assert said in capsys.readouterr().err

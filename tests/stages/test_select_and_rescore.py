@@ -1,0 +1,173 @@
+"""What becomes of a profile that was paid for: pivots that know what they were made from, and other verdicts."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from turntree.core.completion import Sampling
+from turntree.core.config import to_mapping
+from turntree.core.cost import Cost
+from turntree.core.errors import ConfigError, InputError
+from turntree.core.messages import Message
+from turntree.observe.artifacts import PIVOTS, PROFILE
+from turntree.observe.files import file_hash
+from turntree.profiling.profile import Draft, Judge, ProfileConfig
+from turntree.profiling.samples import Sample
+from turntree.profiling.select import SelectConfig
+from turntree.profiling.settle import AdaptiveConfig
+from turntree.profiling.tally import Tally
+from turntree.stages.profile import ProfileStageConfig
+from turntree.stages.rescore import RescoreConfig, run_rescore
+from turntree.stages.select import THRESHOLDS, run_select
+from turntree.stages.verifier import resolve_verifier
+from turntree.traces.candidates import candidates
+from turntree.traces.schema import Trace, write_traces
+from turntree.verifiers.strict import StrictMatch
+
+RIGHT, WRONG = Message("assistant", "left"), Message("assistant", "right")
+CUT = replace(RIGHT, cut=True)
+TURNS = ([RIGHT, RIGHT, WRONG, WRONG], [WRONG] * 4, [RIGHT] * 4, [RIGHT, WRONG, CUT, CUT])  # by trace
+NAMED = {"policy_hash": "01", "tokenizer_hash": "23", "template_hash": "45"}
+ANY = "tool_call+messages=any"
+
+
+def profile(folder: Path, *, verifier: str = "tool_call", adaptive: AdaptiveConfig | None = None, drawn=TURNS) -> Path:
+    """A profile of four rollouts at most at the only turn of every trace."""
+    traces = folder / "traces.jsonl"
+    messages = (Message("user", "go"), Message("assistant", "left"))
+    made = [Trace(id=f"t{i}", messages=messages, split="train", success=True) for i in range(len(drawn))]
+    write_traces(traces, made, {"made_by": "import"})
+    profiling = ProfileConfig(rollouts=4, sampling=Sampling(max_tokens=9), adaptive=adaptive)
+    config = ProfileStageConfig(traces=str(traces), verifier=verifier, split="train", profile=profiling)
+    judge, tally, rows = Judge(resolve_verifier(verifier), StrictMatch()), Tally(4, adaptive), []
+    for trace, actions in zip(made, drawn, strict=True):
+        (state,) = candidates(trace)
+        draft = Draft(state, judge)
+        draft.add([Sample(action, cost=Cost(turns=1)) for action in actions])
+        rows.append(json.loads(json.dumps(draft.finish(4).to_json())))
+        tally.add(rows[-1])
+    named = {**NAMED, "verifier": judge.name, "traces_hash": file_hash(traces)}
+    summary = tally.summary({"too long": 2})
+    header = {"config": to_mapping(config), **named, "summary": summary, "timing": {"engine_seconds": 2.0}}
+    PROFILE.write(folder / "profile.jsonl", header, rows)
+    return folder / "profile.jsonl"
+
+
+def table(path: Path):
+    header, rows = PROFILE.read(path)
+    return header, list(rows)
+
+
+def test_pivots_say_what_they_were_made_from_and_what_became_of_every_candidate(tmp_path) -> None:
+    made = profile(tmp_path)
+    found = run_select(made, SelectConfig(threshold=0.7, anchor_share=0.34, per_duplicate=0), tmp_path / "pivots.jsonl")
+    header, rows = PIVOTS.read(tmp_path / "pivots.jsonl")
+    rows = list(rows)
+    source = table(made)[0]
+    for key in (*NAMED, "verifier", "traces_hash"):
+        assert header[key] == source[key], key
+    assert header["sampling"] == to_mapping(Sampling(max_tokens=9))
+    assert (header["traces"], header["split"], header["verifier_source"]) == (
+        str(tmp_path / "traces.jsonl"),
+        "train",
+        "tool_call",
+    )
+    assert header["cut"] == source["summary"]["truncated"] == 2
+    assert header["config"] == to_mapping(SelectConfig(threshold=0.7, anchor_share=0.34, per_duplicate=0))
+    assert {row["trace_id"]: row["role"] for row in rows} == {"t0": "pivot", "t2": "anchor", "t3": "pivot"}
+    assert all("actions" not in row for row in rows), "the actions stay in the profile"
+    kinds: dict[str, int] = {}
+    for row in rows:
+        kinds[row["kind"]] = kinds.get(row["kind"], 0) + 1
+    assert (found["selected"], found["roles"], found["kinds"]) == (3, {"anchor": 1, "pivot": 2}, kinds)
+    assert found["path"] == str(tmp_path / "pivots.jsonl") and sum(found["classes"].values()) == len(TURNS)
+    assert header["summary"] == {key: value for key, value in found.items() if key != "path"}
+    assert [row["threshold"] for row in found["preview"]] == list(THRESHOLDS)
+
+
+def test_a_profile_without_a_pivot_makes_no_file(tmp_path) -> None:
+    made = profile(tmp_path, drawn=TURNS[1:3])
+    with pytest.raises(InputError, match="holds no pivot"):
+        run_select(made, SelectConfig(), tmp_path / "pivots.jsonl")
+    assert not (tmp_path / "pivots.jsonl").exists()
+
+
+def test_a_profile_that_stopped_where_one_threshold_was_settled_serves_that_one_only(tmp_path) -> None:
+    made = profile(tmp_path, adaptive=AdaptiveConfig(threshold=0.7))
+    with pytest.raises(InputError, match=r"was made for lambda 0\.7.*--threshold 0\.7"):
+        run_select(made, SelectConfig(threshold=0.6), tmp_path / "pivots.jsonl")
+    found = run_select(made, SelectConfig(threshold=0.7), tmp_path / "pivots.jsonl")
+    assert [row["threshold"] for row in found["preview"]] == [0.7]
+
+
+def test_a_rescored_profile_is_what_the_other_verifier_would_have_said(tmp_path) -> None:
+    """Rows, header and summary; what the samples cost is told again, and nothing is sampled."""
+    (tmp_path / "other").mkdir()
+    made, wanted = profile(tmp_path), profile(tmp_path / "other", verifier=ANY)
+    found = run_rescore(RescoreConfig(profile=str(made), verifier=ANY), tmp_path / "rescored.jsonl")
+    (header, rows), (wanted_header, wanted_rows) = table(tmp_path / "rescored.jsonl"), table(wanted)
+    assert rows == wanted_rows != table(made)[1]
+    assert [row["reward_mean"] for row in rows] == [1.0, 1.0, 1.0, 0.5], "cut turns stay failures"
+    elsewhere = {**wanted_header["config"], "traces": str(tmp_path / "traces.jsonl")}
+    assert header == {**wanted_header, "config": elsewhere, "traces_hash": table(made)[0]["traces_hash"]}
+    assert found == {"path": str(tmp_path / "rescored.jsonl"), **header["summary"]}
+    assert found["cost"]["turns"] == 16 and found["skipped_turns"] == {"too long": 2}
+    assert not list(tmp_path.glob("*.waves")), "the log has done its work"
+
+
+def test_traces_that_have_moved_are_named_and_others_are_refused(tmp_path) -> None:
+    made = profile(tmp_path)
+    moved = (tmp_path / "traces.jsonl").rename(tmp_path / "moved.jsonl")
+    config = RescoreConfig(profile=str(made), verifier=ANY, traces=str(moved))
+    run_rescore(config, tmp_path / "rescored.jsonl")
+    assert table(tmp_path / "rescored.jsonl")[0]["config"]["traces"] == str(moved)
+    with moved.open("a") as more:
+        more.write("\n")
+    with pytest.raises(InputError, match=r"moved\.jsonl: is not the file that was profiled.*--traces"):
+        run_rescore(config, tmp_path / "again.jsonl")
+
+
+def test_candidates_that_new_verdicts_leave_uncertain_are_open_and_certain_ones_settled(tmp_path) -> None:
+    """Two of four rollouts were drawn at the first two turns: at one both are right under the new verdicts, so the mean
+    ends above lambda whatever the other two would have been; at the other one is a failure, so it may end below."""
+    lam = AdaptiveConfig(threshold=0.3, first=2)
+    made = profile(tmp_path, adaptive=lam, drawn=([RIGHT, WRONG], [RIGHT, CUT], TURNS[0]))
+    run_rescore(RescoreConfig(profile=str(made), verifier=ANY), tmp_path / "rescored.jsonl")
+    header, rows = table(tmp_path / "rescored.jsonl")
+    assert [(row["stop"], row["certainty"]) for row in rows] == [("settled", 1.0), ("open", 0.0), ("K reached", 1.0)]
+    assert header["config"]["profile"]["adaptive"] == to_mapping(lam)
+
+
+def test_a_rescoring_that_was_interrupted_goes_on_for_the_same_verifier_only(tmp_path, monkeypatch) -> None:
+    made, out = profile(tmp_path), tmp_path / "rescored.jsonl"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+
+        def killed(*arguments):
+            raise KeyboardInterrupt
+
+        patch.setattr("turntree.stages.rescore.write_profile", killed)
+        run_rescore(RescoreConfig(profile=str(made), verifier=ANY), out)
+    assert (tmp_path / "rescored.jsonl.waves").exists()
+    with pytest.raises(InputError, match="verifier"):
+        run_rescore(RescoreConfig(profile=str(made), verifier="strict"), out)
+    run_rescore(RescoreConfig(profile=str(made), verifier="strict"), out, overwrite=True)
+    assert table(out)[0]["verifier"] == resolve_verifier("strict").name
+
+
+def test_a_verifier_is_named_by_what_it_does_and_no_option_is_ignored() -> None:
+    both = resolve_verifier("tool_call+ignore_whitespace+ignore_case+messages=any")
+    assert both.name == "tool_call/1+messages=any+ignore_case+ignore_whitespace"
+    assert resolve_verifier("tool_call").name == "tool_call/1"
+    for name in ("household", "strict"):
+        assert resolve_verifier(name).name.startswith(name)
+    wrong = ("ignore_case=yes", "messages", "ignore", "", "ignore_case+ignore_case", "messages=any+messages=exact")
+    for option in wrong:
+        with pytest.raises(InputError, match="has an unknown option"):
+            resolve_verifier(f"tool_call+{option}")
+    with pytest.raises(ConfigError, match="messages"):
+        resolve_verifier("tool_call+messages=some")
+    for name in ("strict+ignore_case", "household+x", "nothing"):
+        with pytest.raises(InputError, match="is no verifier"):
+            resolve_verifier(name)
