@@ -31,7 +31,7 @@ import json
 import typing
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
