@@ -34,6 +34,17 @@ def set_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
+def out_option(text: str, *, required: bool = True, default: Path | None = None) -> Callable[..., Any]:
+    kind = click.Path(path_type=Path)
+    return click.option(
+        "--out", required=required, default=default, show_default=default is not None, type=kind, help=text
+    )
+
+
+def overwrite_option(text: str) -> Callable[..., Any]:
+    return click.option("--overwrite", is_flag=True, help=text)
+
+
 def refuse(environment: str, **options: tuple[Any, Any]) -> None:
     """Raise `InputError` where an option of the other environment was given: (value, default) by name."""
     for name, (value, default) in options.items():

@@ -112,14 +112,76 @@ def with_overrides(config: T, overrides: Mapping[str, Any]) -> T:
     """A copy of `config` with dotted keys replaced: `{"sampling.temperature": 0.7}`. Unknown keys are errors."""
     values = to_mapping(config)
     for dotted, value in overrides.items():
-        target: dict[str, Any] = values
-        *parents, last = dotted.split(".")
-        for parent in parents:
-            if not isinstance(target.get(parent), dict):
-                raise ConfigError("unknown key", field=dotted, hint=f"{parent!r} has no sub-keys")
-            target = target[parent]
-        target[last] = value
+        values = overlaid(type(config), values, nested(dotted, value))
     return from_mapping(type(config), values)
+
+
+def defaults(cls: type) -> dict[str, Any]:
+    """The fields of a dataclass that have a default, as plain JSON values."""
+    found: dict[str, Any] = {}
+    for name, field in _shape(cls)[1].items():
+        if field.default_factory is not dataclasses.MISSING:
+            found[name] = to_value(field.default_factory())
+        elif field.default is not dataclasses.MISSING:
+            found[name] = to_value(field.default)
+    return found
+
+
+def nested(dotted: str, value: Any) -> dict[str, Any]:
+    """`{"a": {"b": value}}` of "a.b"."""
+    for key in reversed(dotted.split(".")):
+        value = {key: value}
+    return cast("dict[str, Any]", value)
+
+
+def overlaid(cls: type, values: Mapping[str, Any], new: Mapping[str, Any], *, above: str = "") -> dict[str, Any]:
+    """The plain `values` of the dataclass `cls` with those of `new` laid over them, section by section.
+
+    A key of a section that is off (None) switches it on with its defaults, and another name of a part drops the
+    options of the part before. Raises `ConfigError` for an unknown key, with its whole dotted name.
+    """
+    hints, fields = _shape(cls)
+    result = dict(values)
+    for key, value in new.items():
+        if key not in fields:
+            raise unknown_key(key, fields, field=above + key)
+        result[key] = _overlaid(hints[key], values.get(key), value, above + key)
+    return result
+
+
+def _overlaid(hint: Any, old: Any, new: Any, place: str) -> Any:
+    section = section_of(hint)
+    if section is Part:
+        return _overlaid_part(old, new)
+    if not isinstance(new, Mapping):
+        return new
+    row = cast("Mapping[str, Any]", new)
+    if section is not None:
+        below = cast("Mapping[str, Any]", old) if isinstance(old, Mapping) else defaults(section)
+        return overlaid(section, below, row, above=f"{place}.")
+    if hint in (str, int, float, bool) or typing.get_origin(hint) is typing.Literal:
+        raise ConfigError("unknown key", field=f"{place}.{next(iter(row), '')}", hint=f"{place!r} has no sub-keys")
+    return {**cast("Mapping[str, Any]", old), **row} if isinstance(old, Mapping) else row
+
+
+def _overlaid_part(old: Any, new: Any) -> Any:
+    if new is None:
+        return None
+    given = {"name": new} if isinstance(new, str) else new
+    if not isinstance(given, Mapping) or not isinstance(old, Mapping):
+        return cast("Any", given)
+    before, now = cast("Mapping[str, Any]", old), cast("Mapping[str, Any]", given)
+    return {**before, **now} if now.get("name", before.get("name")) == before.get("name") else now
+
+
+def section_of(hint: Any) -> type | None:
+    """The dataclass that an annotation stands for, `X | None` included; None where it is none, or one of several."""
+    if typing.get_origin(hint) is typing.Annotated:
+        return section_of(typing.get_args(hint)[0])
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        found = [section for option in typing.get_args(hint) if (section := section_of(option)) is not None]
+        return found[0] if len(found) == 1 else None
+    return hint if isinstance(hint, type) and dataclasses.is_dataclass(hint) else None
 
 
 def converted(hint: Any, value: Any, *, field: str, path: str | Path | None = None) -> Any:

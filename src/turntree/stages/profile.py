@@ -10,7 +10,7 @@ import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,19 +21,20 @@ from turntree.core.config import to_mapping
 from turntree.core.cost import NO_COST
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.protocols import Renderer, TurnState
-from turntree.engines.endpoint import EndpointConfig, EndpointEngine
+from turntree.engines.endpoint import EndpointEngine
 from turntree.observe.artifacts import PROFILE
 from turntree.observe.files import file_hash
 from turntree.observe.jsonl import located
 from turntree.observe.run import notice, progress
 from turntree.observe.wave_log import WaveLog, open_log
-from turntree.profiling.profile import Judge, ProfileConfig, profile_wave
+from turntree.profiling.profile import Judge, profile_wave
 from turntree.profiling.samples import Answer, Sampler, one_by_one, together
 from turntree.profiling.settle import Prior
 from turntree.profiling.stored import StoredProfile
 from turntree.profiling.tally import Tally
 from turntree.rollouts.local import Prompted
-from turntree.stages.policy import Device, identity_of, load_policy
+from turntree.stages.config import ProfileStageConfig
+from turntree.stages.policy import identity_of, load_policy
 from turntree.stages.verifier import resolve_verifier
 from turntree.traces.candidates import candidates, skipped_turns
 from turntree.traces.schema import Trace, read_traces
@@ -43,29 +44,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Wave = dict[str, Any]  # {"rows": of the profile, "skipped": reasons with counts, "timing": seconds}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProfileStageConfig:
-    """`limit` profiles the first so many candidates only (0: all). `split` chooses the traces ("": all).
-
-    With `endpoint`, completions come from a server and `model` is the name it serves. `reuse` is an earlier profile
-    whose samples are taken over wherever this run would draw the same.
-    """
-
-    traces: str
-    model: str = "default"
-    verifier: str = "household"
-    split: str = "train"
-    limit: int = 0
-    reuse: str | None = None
-    profile: ProfileConfig = field(default_factory=ProfileConfig)
-    endpoint: EndpointConfig | None = None
-    device: Device = field(default_factory=Device)
-
-    def __post_init__(self) -> None:
-        if self.limit < 0:
-            raise ConfigError("must not be negative", field="limit")
 
 
 def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:

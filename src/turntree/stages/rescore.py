@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,10 @@ from turntree.profiling.rows import samples_of
 from turntree.profiling.settle import Prior, Settler
 from turntree.profiling.stored import StoredProfile
 from turntree.profiling.tally import Tally
-from turntree.stages.profile import ProfileStageConfig, Wave, stream_candidates, survey, work, write_profile
+from turntree.stages.config import ProfileStageConfig, RescoreConfig
+from turntree.stages.profile import Wave, stream_candidates, survey, work, write_profile
 from turntree.stages.verifier import resolve_verifier
 from turntree.verifiers.strict import StrictMatch
-
-
-@dataclass(frozen=True, kw_only=True)
-class RescoreConfig:
-    """`traces` says where the traces are now, if not where the profile says."""
-
-    profile: str
-    verifier: str
-    traces: str | None = None
 
 
 def run_rescore(config: RescoreConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:

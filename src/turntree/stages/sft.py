@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +10,11 @@ from turntree.core.errors import InputError
 from turntree.engines.checkpoint import save_model
 from turntree.observe.files import file_hash
 from turntree.observe.run import RunDirectory, open_run, progress
-from turntree.stages.policy import Device, Policy, load_policy
+from turntree.stages.config import SFTStageConfig
+from turntree.stages.policy import Policy, load_policy
 from turntree.traces.schema import read_traces
-from turntree.training.checkpoints import CheckpointConfig, resume
-from turntree.training.sft import Example, SFTConfig, example, train_sft
-
-
-@dataclass(frozen=True, kw_only=True)
-class SFTStageConfig:
-    traces: str
-    model: str = "default"
-    split: str = "train"
-    sft: SFTConfig = field(default_factory=SFTConfig)
-    checkpoints: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every=100))
-    device: Device = field(default_factory=Device)
-
-    def __post_init__(self) -> None:
-        self.device.check_trainable()
+from turntree.training.checkpoints import resume
+from turntree.training.sft import Example, example, train_sft
 
 
 def run_sft(config: SFTStageConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,47 +19,17 @@ from turntree.observe.artifacts import PASS_RATES, PIVOTS
 from turntree.observe.files import file_hash
 from turntree.observe.run import RunDirectory, notice, open_run, progress
 from turntree.rollouts.local import render, rule_name, sample_local, score_local
+from turntree.stages.config import CheckConfig, TrainPivotConfig
 from turntree.stages.evaluate import EvaluateConfig, play
-from turntree.stages.policy import Device, Policy, load_policy
+from turntree.stages.policy import Policy, load_policy
 from turntree.stages.profile import read_candidates
 from turntree.stages.tasks import GamesConfig, games
 from turntree.stages.train_online import HELD_OUT, keep_held_out
 from turntree.stages.verifier import is_shipped, resolve_verifier
-from turntree.training.checkpoints import CheckpointConfig, resume
+from turntree.training.checkpoints import resume
 from turntree.training.curriculum import PivotRecord
 from turntree.training.isolation import check_path_isolation
-from turntree.training.pivot import Check, Checked, Pivot, PivotConfig, Trained, train_pivot
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckConfig:
-    """Held-out figures during training: acceptance by action kind on `states` development candidates, success on
-    `games` development games (0: none). Pivot reward alone misleads (docs/results/quickstart.md)."""
-
-    states: int = 0
-    samples: int = 4
-    games: int = 0
-    difficulty: str = "easy"
-    max_turns: int = 16
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainPivotConfig:
-    """`allow_stale` accepts pivots that were profiled with another policy than `model` (weights, tokenizer or chat
-    template), other sampling or another verifier than training uses: their means are then not those of the start."""
-
-    pivots: str
-    model: str = "default"
-    traces: str | None = None  # default: the file that the profile names
-    verifier: str | None = None  # default: the one that the profile was made with; "strict" is the baseline of Eq. 2
-    allow_stale: bool = False
-    train: PivotConfig = field(default_factory=PivotConfig)
-    check: CheckConfig = field(default_factory=CheckConfig)
-    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
-    device: Device = field(default_factory=Device)
-
-    def __post_init__(self) -> None:
-        self.device.check_trainable()
+from turntree.training.pivot import Check, Checked, Pivot, Trained, train_pivot
 
 
 def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:

@@ -1,0 +1,248 @@
+"""Commands whose options are made from a configuration dataclass (docs/design/configuration.md).
+
+A command names its dataclass and, for every everyday option, the dotted key that it stands for:
+
+    @click.command("sft", cls=StageCommand, config="turntree.stages.config:SFTStageConfig",
+                   options={"--epochs": "sft.epochs", "--learning-rate": "sft.optimizer.learning_rate"})
+
+Type, default and help of an option are those of its key, so an option takes one line. The dataclass is imported when
+the command is used, not before. Every such command also takes `--config`, `--set` and `--dry-run`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from turntree.core.config import Part, from_mapping, nested, overlaid, section_of, to_mapping
+from turntree.core.config import defaults as defaults_of
+from turntree.core.errors import InputError
+from turntree.core.keys import Key, keys
+from turntree.observe.files import read_json
+from turntree.observe.jsonl import parse_json
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A flag that gives its key one value."""
+
+    key: str
+    value: Any
+    help: str
+
+
+Options = Mapping[str, "str | Constant"]  # by option, or by the name of a positional argument
+
+
+class StageCommand(click.Command):
+    """A command that runs with a configuration. Its function gets the resolved one as `config`, beside the parameters
+    that it declares itself (where to write, what to overwrite)."""
+
+    def __init__(self, *arguments: Any, config: str, options: Options, stage: str | None = None, **settings: Any):
+        super().__init__(*arguments, **settings)
+        self._config, self.options = config, options
+        self.stage = stage or self.name  # as config.json names it
+        self._shared: list[click.Parameter] | None = None
+
+    @property
+    def config_class(self) -> type:
+        """Imports it."""
+        module, _, name = self._config.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        if self._shared is None:
+            known = {key.name: key for key in keys(self.config_class)}
+            made = [_parameter(name, target, known) for name, target in self.options.items()]
+            arguments = [one for one in made if isinstance(one, click.Argument)]
+            self._shared = _shared()
+            # positional ones first; a command's own options before those of its configuration
+            self.params = [*arguments, *self.params, *(one for one in made if one not in arguments), *self._shared]
+        return super().get_params(ctx)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        config = self.resolve(ctx)
+        if ctx.params.pop("dry_run"):
+            described = {"stage": self.stage, "config": to_mapping(config)}
+            print(json.dumps(described, indent=2))
+            out = ctx.params.get("out")
+            where = f" and write to {out}" if out else ""
+            print(f"turntree: would run {self.stage!r} ({self.short_help}){where}; nothing was done", file=sys.stderr)
+            return None
+        return ctx.invoke(self.callback, **ctx.params, config=config) if self.callback else None
+
+    def resolve(self, ctx: click.Context) -> Any:
+        """The configuration: the defaults, then --config, then the short options that were given, then --set. Takes
+        these parameters out of `ctx`. Raises `ConfigError` for a value that does not fit, click's `MissingParameter`
+        for an option that is needed."""
+        values = self.values(ctx)
+        for name, target in self.options.items():
+            if isinstance(target, str) and _lacks(values, target):
+                place = next((p for p in self.params if name in (*p.opts, p.human_readable_name)), None)
+                raise click.MissingParameter(ctx=ctx, param=place)
+        return from_mapping(self.config_class, values)
+
+    def values(self, ctx: click.Context) -> dict[str, Any]:
+        """As `resolve`, as plain values that may lack required keys."""
+        cls = self.config_class
+        values = defaults_of(cls)
+        path, overrides = ctx.params.pop("config_path"), ctx.params.pop("overrides")
+        if path is not None:
+            values = overlaid(cls, values, _read(path, self.stage))
+        for name, target in self.options.items():
+            parameter = _name(name)
+            value, source = ctx.params.pop(parameter), ctx.get_parameter_source(parameter)
+            if source is ParameterSource.COMMANDLINE and value not in (None, ()):
+                key, given = (target, value) if isinstance(target, str) else (target.key, target.value)
+                values = overlaid(cls, values, nested(key, given))
+        for override in overrides:
+            values = overlaid(cls, values, nested(*_assignment(override, "--set")))
+        return values
+
+
+# making options
+
+
+def _shared() -> list[click.Parameter]:
+    """What every command with a configuration takes."""
+    return [
+        click.Option(
+            ["--config", "config_path"],
+            metavar="FILE",
+            type=click.Path(path_type=Path),
+            help="Take keys from a run's config.json, or from a TOML of the same keys.",
+        ),
+        click.Option(
+            ["--set", "overrides"],
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Replace any key of the configuration (repeatable); `turntree config` lists them.",
+        ),
+        click.Option(["--dry-run"], is_flag=True, help="Print the resolved configuration, and do nothing."),
+        click.Option(
+            ["--json", "json_path"],
+            metavar="PATH",
+            help="Write the result as JSON; '-' is standard output, and only it.",
+        ),
+    ]
+
+
+def _name(option: str) -> str:
+    return option.removeprefix("--").replace("-", "_").lower()
+
+
+def _parameter(name: str, target: str | Constant, known: Mapping[str, Key]) -> click.Parameter:
+    """The click parameter of one row of the table."""
+    if isinstance(target, Constant):
+        return click.Option([name], is_flag=True, help=target.help)
+    key = known[target]
+    if not name.startswith("--"):
+        return click.Argument([_name(name)], metavar=name, required=False)
+    told = f"{key.meaning}  {default_text(key)}".strip()
+    if section_of(key.hint) not in (None, Part):
+        return click.Option([name], is_flag=True, flag_value=True, callback=_switched_on, help=told)
+    return click.Option([name], help=told, **_kind(key.hint, name))
+
+
+def _switched_on(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    return {} if value else None
+
+
+def default_text(key: Key) -> str:
+    """What is said of the default of a key; nothing of one that is off or empty."""
+    if key.required:
+        return f"[required with {key.off}]" if key.off else "[required]"
+    if key.default is None or key.default is False or key.default in ({}, [], ""):
+        return ""
+    return f"[default: {key.default if isinstance(key.default, str) else json.dumps(key.default)}]"
+
+
+def _kind(hint: Any, name: str) -> dict[str, Any]:
+    """How click reads a value of this type."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return _kind(arguments[0], name)
+    if origin in (types.UnionType, typing.Union):
+        return _kind(next(one for one in arguments if one is not type(None)), name)
+    if origin is typing.Literal:
+        return {"type": click.Choice(arguments)}
+    if hint is bool:
+        return {"is_flag": True}
+    if hint in (int, float):
+        return {"type": hint}
+    if origin is tuple:
+        return {"callback": _list_of(arguments[0], name), "metavar": "VALUE,..."}
+    if origin is dict:
+        return {"multiple": True, "callback": _mapping(name), "metavar": "KEY=VALUE"}
+    return {"metavar": "NAME"} if hint is Part else {}
+
+
+def _list_of(kind: Any, name: str) -> Any:
+    def read(ctx: click.Context, parameter: click.Parameter, text: str | None) -> list[Any] | None:
+        if text is None:
+            return None
+        try:
+            return [kind(part) for part in text.split(",") if part]
+        except ValueError:
+            raise InputError(f"{text!r} is no list of numbers", field=name, hint=f"write {name} 0,1,2") from None
+
+    return read
+
+
+def _mapping(name: str) -> Any:
+    def read(ctx: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any] | None:
+        return dict(_assignment(text, name) for text in texts) or None
+
+    return read
+
+
+# reading values
+
+
+def _assignment(text: str, option: str) -> tuple[str, Any]:
+    """KEY=VALUE; the value is JSON where it parses as JSON, else text."""
+    key, equals, value = text.rpartition("=") if option != "--set" else text.partition("=")
+    if not equals or not key:
+        raise InputError(f"{text!r} has no '='", field=option, hint=f"write {option} KEY=VALUE")
+    try:
+        return key, parse_json(value)
+    except InputError:
+        return key, value
+
+
+def _read(path: Path, stage: str | None) -> dict[str, Any]:
+    """The keys of a run's config.json (its `config` part) or of a TOML."""
+    if path.suffix == ".toml":
+        try:
+            return tomllib.loads(path.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"is not TOML ({error})", path=path, hint="correct it") from error
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise InputError("holds no keys", path=path, hint="name a run's config.json, or a TOML")
+    if "stage" in found and "config" in found:
+        if found["stage"] != stage:
+            hint = f"use it with `turntree {found['stage']}`"
+            raise InputError(f"is of stage {found['stage']!r}, not {stage!r}", path=path, hint=hint)
+        return found["config"]
+    return found
+
+
+def _lacks(values: Mapping[str, Any], dotted: str) -> bool:
+    """Whether a required key is missing from a section that is there."""
+    here: Any = values
+    *above, last = dotted.split(".")
+    for name in above:
+        here = here.get(name) if isinstance(here, Mapping) else None
+    return isinstance(here, Mapping) and last not in here
