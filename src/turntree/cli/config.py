@@ -54,7 +54,7 @@ def _begins(words: tuple[str, ...], name: str) -> bool:
 
 def _rows(command: StageCommand, arguments: list[str], above: click.Context) -> list[dict[str, Any]]:
     # resilient: what the command itself requires (where to write) is not needed to list its keys
-    with command.make_context(command.name, arguments, parent=above, resilient_parsing=True) as ctx:
+    with command.make_context(command.name, list(arguments), parent=above, resilient_parsing=True) as ctx:
         known = {option for parameter in command.params for option in parameter.opts}
         refused = [word for word in arguments if word.startswith("--") and word.partition("=")[0] not in known]
         refused += [name for name, value in ctx.params.items() if value is None and _given(ctx, name)]

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from turntree.cli.common import configured, finish, json_option, set_option
+from turntree.cli.common import finish, out_option
+from turntree.cli.options import StageCommand
 
 
 @click.group(short_help="Make or import expert traces.")
@@ -15,93 +16,74 @@ def traces() -> None:
     """Expert traces in one documented schema (docs/traces.md)."""
 
 
-@traces.command("household", short_help="Expert play on household games.")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="The traces file to write (JSONL).")
-@click.option("--games", default="generated", show_default=True, help="'generated', a packed games file, or a folder.")
-@click.option("--split", default="train", show_default=True, help="Which generated games: train, dev or test.")
-@click.option("--count", default=200, show_default=True, help="How many games.")
-@click.option("--difficulty", default="easy", show_default=True, help="Of generated games: easy, medium or hard.")
-@click.option("--expert", type=click.Choice(["explore", "shortest"]), default="explore", show_default=True)
-@click.option("--slips", default=0.0, show_default=True, help="Chance of a turn at which the player errs first.")
-@click.option("--seed", default=0, show_default=True)
-@set_option
-@json_option
-def household(
-    out: Path,
-    games: str,
-    split: str,
-    count: int,
-    difficulty: str,
-    expert: Any,
-    slips: float,
-    seed: int,
-    overrides: tuple[str, ...],
-    json_path: str | None,
-) -> None:
+@traces.command(
+    cls=StageCommand,
+    config="turntree.stages.household_traces:HouseholdTracesConfig",
+    stage="traces household",
+    options={
+        "--games": "games.source",
+        "--split": "games.split",
+        "--count": "games.count",
+        "--difficulty": "games.difficulty",
+        "--expert": "expert",
+        "--slips": "slips",
+        "--seed": "seed",
+    },
+    short_help="Expert play on household games.",
+)
+@out_option("The traces file to write (JSONL).")
+def household(config: Any, out: Path, json_path: str | None) -> None:
     """Expert play on household games (ALFWorld's games, or generated ones in their format).
 
     \b
     Example: turntree traces household --count 300 --out runs/traces.jsonl
              turntree traces household --games $ALFWORLD_DATA/json_2.1.1/train --count 500 --out runs/real.jsonl
     """
-    from turntree.stages.household_traces import HouseholdTracesConfig, make_traces
-    from turntree.stages.tasks import GamesConfig
+    from turntree.stages.household_traces import make_traces
 
-    chosen = GamesConfig(source=games, split=split, count=count, difficulty=difficulty)
-    config = configured(HouseholdTracesConfig(games=chosen, expert=expert, slips=slips, seed=seed), overrides)
     result = make_traces(config, out)
     dropped = {key: value for key, value in result.items() if key.startswith("dropped")}
     finish(result, json_path, [f"{result.get('traces', 0)} traces, {result.get('turns', 0)} turns -> {out}; {dropped}"])
 
 
-@traces.command("qa", short_help="Expert answers to generated questions, with search and Python.")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="The traces file to write (JSONL).")
-@click.option("--count", default=200, show_default=True, help="How many questions.")
-@click.option("--slips", default=0.0, show_default=True, help="Chance of a look-up before which the expert errs.")
-@click.option("--seed", default=0, show_default=True)
-@set_option
-@json_option
-def qa(out: Path, count: int, slips: float, seed: int, overrides: tuple[str, ...], json_path: str | None) -> None:
+@traces.command(
+    cls=StageCommand,
+    config="turntree.stages.qa_traces:QaTracesConfig",
+    stage="traces qa",
+    options={"--count": "questions.count", "--slips": "slips", "--seed": "seed"},
+    short_help="Expert answers to generated questions, with search and Python.",
+)
+@out_option("The traces file to write (JSONL).")
+def qa(config: Any, out: Path, json_path: str | None) -> None:
     """An expert looks up, computes and answers: an SFT start for a policy of your own.
 
     \b
     Example: turntree traces qa --count 500 --slips 0.2 --out runs/qa.jsonl
     """
-    from turntree.stages.qa_traces import QaTracesConfig, make_traces
-    from turntree.stages.questions import QuestionsConfig
+    from turntree.stages.qa_traces import make_traces
 
-    config = configured(QaTracesConfig(questions=QuestionsConfig(count=count), slips=slips, seed=seed), overrides)
     result = make_traces(config, out)
     finish(result, json_path, [f"{result.get('traces', 0)} traces, {result.get('turns', 0)} turns -> {out}"])
 
 
-@traces.command("import", short_help="Chat-format JSONL and other logs.")
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="The traces file to write (JSONL).")
-@click.option("--format", "form", default="auto", show_default=True, help="auto, chat, responses or tau2.")
-@click.option("--on-error", type=click.Choice(["stop", "drop"]), default="stop", show_default=True)
-@click.option(
-    "--unknown-keys",
-    type=click.Choice(["stop", "keep"]),
-    default="stop",
-    show_default=True,
-    help="Keys of a row that the format does not know: an error, or kept in the trace's meta.",
+@traces.command(
+    "import",
+    cls=StageCommand,
+    config="turntree.stages.import_traces:ImportConfig",
+    stage="traces import",
+    options={
+        "--format": "format",
+        "--on-error": "on_error",
+        "--unknown-keys": "unknown_keys",
+        "--success-only": "success_only",
+        "--dev": "dev",
+        "--seed": "seed",
+    },
+    short_help="Chat-format JSONL and other logs.",
 )
-@click.option("--success-only", is_flag=True, help="Keep only the traces that their source calls a success.")
-@click.option("--dev", default=0.1, show_default=True, help="Share of traces held out for development.")
-@click.option("--seed", default=0, show_default=True)
-@json_option
-def import_(
-    files: tuple[Path, ...],
-    out: Path,
-    form: Any,
-    on_error: Any,
-    unknown_keys: Any,
-    success_only: bool,
-    dev: float,
-    seed: int,
-    json_path: str | None,
-) -> None:
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@out_option("The traces file to write (JSONL).")
+def import_(config: Any, files: tuple[Path, ...], out: Path, json_path: str | None) -> None:
     """Import chat-format JSONL (`messages`, `tools`) or other logs; whatever is dropped is counted by reason.
 
     \b
@@ -109,14 +91,5 @@ def import_(
     """
     from turntree.stages.import_traces import import_traces
 
-    result = import_traces(
-        list(files),
-        out,
-        form=form,
-        on_error=on_error,
-        unknown_keys=unknown_keys,
-        success_only=success_only,
-        dev=dev,
-        seed=seed,
-    )
+    result = import_traces(list(files), out, config)
     finish(result, json_path, [f"{key}: {value}" for key, value in result.items()])

@@ -144,9 +144,17 @@ def overlaid(cls: type, values: Mapping[str, Any], new: Mapping[str, Any], *, ab
     result = dict(values)
     for key, value in new.items():
         if key not in fields:
-            raise unknown_key(key, fields, field=above + key)
+            raise unknown_key(key, fields, field=above + key + _rest(value))
         result[key] = _overlaid(hints[key], values.get(key), value, above + key)
     return result
+
+
+def _rest(value: Any) -> str:
+    """The rest of a dotted key that `nested` took apart."""
+    if not isinstance(value, Mapping) or len(cast("Mapping[str, Any]", value)) != 1:
+        return ""
+    ((key, below),) = cast("Mapping[str, Any]", value).items()
+    return f".{key}{_rest(below)}"
 
 
 def _overlaid(hint: Any, old: Any, new: Any, place: str) -> Any:
@@ -160,7 +168,7 @@ def _overlaid(hint: Any, old: Any, new: Any, place: str) -> Any:
         below = cast("Mapping[str, Any]", old) if isinstance(old, Mapping) else defaults(section)
         return overlaid(section, below, row, above=f"{place}.")
     if hint in (str, int, float, bool) or typing.get_origin(hint) is typing.Literal:
-        raise ConfigError("unknown key", field=f"{place}.{next(iter(row), '')}", hint=f"{place!r} has no sub-keys")
+        raise ConfigError("unknown key", field=place + _rest(row), hint=f"{place!r} has no sub-keys")
     return {**cast("Mapping[str, Any]", old), **row} if isinstance(old, Mapping) else row
 
 
