@@ -36,7 +36,7 @@ from turntree.gates.divergence import PrefixDivergenceGate
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 from turntree.stages.policy import Device, Policy, load_policy
-from turntree.stages.tasks import GamesConfig, games
+from turntree.domains.household.door import GamesConfig, games
 
 SIZES, TURNS = (8, 16, 32, 64), (10, 20, 40)
 GROUPS = 8  # that each timing of the gate averages over

@@ -19,6 +19,8 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from turntree.core.completion import Sampling
+from turntree.core.config import Part
+from turntree.domains.household.door import GamesConfig
 from turntree.observe.files import read_json, read_table
 from turntree.observe.statistics import clustered_wilson
 from turntree.profiling import profile as profiling
@@ -30,7 +32,6 @@ from turntree.stages.household_traces import HouseholdTracesConfig
 from turntree.stages.paired import paired_outcomes, task_matrix
 from turntree.stages.profile import ProfileStageConfig
 from turntree.stages.sft import SFTStageConfig
-from turntree.stages.tasks import GamesConfig
 from turntree.stages.train_pivot import TrainPivotConfig
 from turntree.training.losses import LossConfig
 from turntree.training.optimizer import OptimizerConfig
@@ -71,7 +72,7 @@ TRAIN = PivotConfig(
     optimizer=OptimizerConfig(learning_rate=5e-4, warmup_steps=3),
 )
 FINE_TUNE = SFTConfig(epochs=3, optimizer=OptimizerConfig(learning_rate=3e-4))
-PLAY = EvaluateConfig(max_turns=30, samples=2)
+PLAY = EvaluateConfig(max_turns=30, max_tokens=24, samples=2, skills_per_kind=100)
 
 
 def games_of(options: argparse.Namespace, name: str, count: int) -> GamesConfig:
@@ -138,9 +139,10 @@ def play(options: argparse.Namespace, arm: str, seed: int) -> None:
         if path.exists():
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        source = games_of(options, name, count)
+        played = Part("household", {"games": games_of(options, name, count).source})
         skills = PLAY.skills_per_kind if number == 0 else 0
-        evaluate.evaluate(replace(PLAY, model=model, games=source, skills_per_kind=skills, seed=seed), path)
+        asked = replace(PLAY, model=model, environment=played, count=count, skills_per_kind=skills, seed=seed)
+        evaluate.evaluate(asked, path)
 
 
 def shares(evaluation: dict, key: str) -> dict[str, float]:

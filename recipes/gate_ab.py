@@ -22,6 +22,7 @@ import numpy as np
 from turntree.core.completion import Sampling
 from turntree.core.outcome import group_outcome
 from turntree.core.protocols import Gate
+from turntree.domains.household.door import GamesConfig, games
 from turntree.domains.household.environment import HouseholdEnvironment
 from turntree.gates.divergence import PrefixDivergenceGate
 from turntree.observe.statistics import percentile_interval, resampled, wilson
@@ -29,7 +30,6 @@ from turntree.rollouts.groups import GrownGroup
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 from turntree.stages.policy import Device, Policy, load_policy
-from turntree.stages.tasks import GamesConfig, games
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ from pretraining import Steps, batches, bpe, fresh_model, save, saved_policy, wi
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from turntree.core import seeds
-from turntree.domains import skills
 from turntree.domains.household.experts import UnreachableGoal, next_exploring_action, noisy_explore, slip
 from turntree.domains.household.generate import EASY, HARD, MEDIUM, generate_game
+from turntree.stages import skills
 
 TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"

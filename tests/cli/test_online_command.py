@@ -9,13 +9,13 @@ FILTERS = ("--gate-turn", 2, "--gate-threshold", 0.9, "--audit", 0.5, "--dapo", 
 ARMS = (
     "--seeds", 0, "--iterations", 1, "--groups", 2, "--gate-turn", 1, "--gate-threshold", 0.99,
     "--set", "online.train.rollouts.group_size=2", "--set", "online.train.rollouts.episodes.max_turns=3",
-    "--set", "online.held_out.count=2",
+    "--set", "online.held_out_count=2",
 )  # fmt: skip
 
 
 def test_online_training_leaves_what_the_audit_reads_and_is_not_overwritten(turntree, tmp_path) -> None:
     out = tmp_path / "online"
-    command = ("train", "online", "--out", out, *SMALL, *FILTERS, "--set", "held_out.count=2")
+    command = ("train", "online", "--out", out, *SMALL, *FILTERS, "--set", "held_out_count=2")
     assert turntree.json(*command)["iterations"] == 2
     groups = [json.loads(line) for line in (out / "rollouts.jsonl").read_text().splitlines()]
     assert [group["iteration"] for group in groups] == [1, 1, 2, 2]
@@ -37,7 +37,7 @@ def test_the_gate_experiment_compares_matched_arms_and_does_not_run_them_twice(t
 def test_the_cost_experiment_bills_the_profile_and_does_not_run_twice(turntree, tmp_path) -> None:
     small = (
         "--seeds", 0, "--iterations", 2, "--steps", 2, "--groups", 2, "--set", "candidates=12", "--set", "held_out=2",
-        "--set", "online.games.count=3", "--set", "online.train.check_every=1", "--set", "train.check_every=1",
+        "--set", "online.count=3", "--set", "online.train.check_every=1", "--set", "train.check_every=1",
         "--set", "train.states=2", "--set", "train.group_size=2", "--set", "profile.rollouts=4",
         "--set", "online.train.rollouts.group_size=2", "--set", "online.train.rollouts.episodes.max_turns=3",
         "--set", "select.threshold=1.0", "--set", "select.max_per_kind=1.0",

@@ -13,12 +13,12 @@ from turntree.stages import premise
 
 SMALL = (
     "--environment", "qa", "--iterations", 2, "--groups", 2, "--group-size", 4, "--max-turns", 6, "--max-tokens", 48,
-    "--count", 6, "--set", "questions.held_out_count=3",
+    "--count", 6, "--set", "held_out_count=3",
 )  # fmt: skip
 ARMS = (
     "--seeds", 0, "--iterations", 1, "--groups", 2, "--group-size", 4,
-    "--set", "online.train.rollouts.episodes.max_turns=5", "--set", "online.questions.held_out_count=3",
-    "--set", "online.questions.count=4",
+    "--set", "online.train.rollouts.episodes.max_turns=5", "--set", "online.held_out_count=3",
+    "--set", "online.count=4",
 )  # fmt: skip
 
 

@@ -9,11 +9,11 @@ import shutil
 import pytest
 
 from turntree.core.errors import InputError
+from turntree.domains.household.door import POLICY as EMBEDDED
 from turntree.environments.processes import ProcessPool
 from turntree.sandboxes.sandbox import Sandbox
 from turntree.stages import sft as sft_stage
 from turntree.stages import train_online as online_stage
-from turntree.stages.policy import EMBEDDED
 
 PIVOT = ("--steps", 1, "--max-tokens", 24, "--set", "train.states=2", "--set", "train.group_size=2")
 ONLINE = (
@@ -132,7 +132,7 @@ def test_training_does_not_go_on_with_edited_questions_or_another_index(monkeypa
     assert "differs in inputs.questions_hash" in turntree.error(*command)
     questions.write_text(before)
     documents.write_text('{"id": "a", "title": "Ada", "text": "Ada lives in Rome."}\n')
-    turntree("index", "build", documents, "--out", index)
+    turntree("index", "build", documents, "--out", index, "--overwrite")
     assert "differs in inputs.index_hash" in turntree.error(*command)
 
 
@@ -142,7 +142,7 @@ def killed(turntree, tmp_path_factory):
     run = tmp_path_factory.mktemp("online") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(online_stage, "save_model", interrupt)
-        turntree("train", "online", "--out", run, *ONLINE, "--set", "held_out.count=2", code=130)
+        turntree("train", "online", "--out", run, *ONLINE, "--set", "held_out_count=2", code=130)
     return run
 
 
@@ -151,13 +151,13 @@ def test_rows_of_finished_iterations_that_are_gone_are_named(turntree, killed, t
     run = shutil.copytree(killed, tmp_path / "run")
     lines = (run / name).read_text().splitlines(keepends=True)
     (run / name).write_text("".join(lines[:-1]))
-    message = turntree.error("train", "online", "--out", run, *ONLINE, "--set", "held_out.count=2")
+    message = turntree.error("train", "online", "--out", run, *ONLINE, "--set", "held_out_count=2")
     assert f"{name}: holds {len(lines) - 1} of the {len(lines)} rows" in message and "1 are missing" in message
 
 
 def test_a_run_whose_configuration_is_gone_or_is_anothers_is_not_gone_on_with(turntree, killed, tmp_path) -> None:
     run, other = shutil.copytree(killed, tmp_path / "run"), tmp_path / "other"
-    command = ("train", "online", *ONLINE, "--set", "held_out.count=2")
+    command = ("train", "online", *ONLINE, "--set", "held_out_count=2")
     (run / "config.json").unlink()
     assert "no config.json" in turntree.error(*command, "--seed", 5, "--out", run)
     config = json.loads((killed / "config.json").read_text())
@@ -174,7 +174,7 @@ def test_games_are_stepped_in_worker_processes_on_demand_with_the_same_result(
     open_session = ProcessPool.open
     monkeypatch.setattr(ProcessPool, "open", lambda pool, task: opened.append(task) or open_session(pool, task))
     run = shutil.copytree(killed, tmp_path / "run")
-    command = ("train", "online", *ONLINE, "--set", "held_out.count=2", "--set", "environments.workers=1")
+    command = ("train", "online", *ONLINE, "--set", "held_out_count=2", "--set", "workers.workers=1")
     turntree(*command, "--out", run)  # where they are stepped may differ when a run goes on
     assert not opened, "nothing was left to play"
     turntree(*command, "--out", tmp_path / "whole")
@@ -182,17 +182,17 @@ def test_games_are_stepped_in_worker_processes_on_demand_with_the_same_result(
     for name in ("model/model.safetensors", "rollouts.jsonl", "held_out.jsonl"):
         assert (run / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
     message = turntree.error("train", "online", "--environment", "qa", *command[2:], "--out", tmp_path / "qa")
-    assert "'environments.workers': must be 0 for questions" in message
+    assert "'workers.workers': is for environments without a pool of their own" in message
 
 
 def test_an_evaluation_says_what_it_plays(turntree, policy) -> None:
-    few = ("--count", 1, "--max-turns", 1, "--set", "skills_per_kind=0", "--set", "greedy=false")
+    few = ("--count", 1, "--max-turns", 1, "--set", "greedy=false")
     shown = turntree("evaluate", *few).stderr
-    assert "evaluates 'default' on up to 1 household games: easy ones of split 'test'" in shown
+    assert "evaluates 'default' on up to 1 tasks of split 'test' of 'default' games=generated" in shown
     message = turntree.error("evaluate", "--model", policy, *few)
-    assert "does not say what it was made to play; say --environment household or qa" in message
+    assert "does not say what it was made to play; say --environment SPEC" in message
     shown = turntree("evaluate", "--model", policy, "--environment", "household", *few).stderr
-    assert "household games" in shown
+    assert "tasks of split 'test' of 'household'" in shown
 
 
 def test_quickstart_shares_its_folder_with_no_other_process_and_no_other_seed(turntree, tmp_path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from completions_server import completion, serve
 from turntree.cli import main as main_module
-from turntree.stages.policy import EMBEDDED
+from turntree.domains.household.door import POLICY as EMBEDDED
 
 ROW = {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}
 

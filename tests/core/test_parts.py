@@ -16,11 +16,17 @@ from turntree.core.config import Part, from_mapping, to_mapping, with_overrides
 from turntree.core.errors import ConfigError, InputError
 
 MODULE = '''
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Limits:
     seconds: float = 1.0
+    times: int = 1
+
+@dataclass(frozen=True, kw_only=True)
+class Patient:
+    """A default that a factory makes, and that differs from the class's own."""
+    limits: Limits = field(default_factory=lambda: Limits(seconds=9.0))
 
 class EveryOther:
     """A gate that is built with options, and with the seed that the stage provides."""
@@ -51,7 +57,7 @@ def test_a_class_from_the_current_folder_is_built_with_its_options_and_what_the_
 
 def test_the_resolved_part_spells_out_every_option_as_json(folder: Path) -> None:
     resolved = parts.resolve("gates", Part("my_parts:EveryOther", {"turn": 3}))
-    assert resolved.options == {"turn": 3, "rate": 0.5, "limits": {"seconds": 1.0}}
+    assert resolved.options == {"turn": 3, "rate": 0.5, "limits": {"seconds": 1.0, "times": 1}}
     assert json.loads(json.dumps(resolved.options)) == resolved.options
 
 
@@ -100,6 +106,12 @@ def test_a_name_that_leads_nowhere_is_one_clear_line(folder: Path, name: str, sa
     with pytest.raises(InputError, match=said) as caught:
         parts.load("gates", name)
     assert "\n" not in str(caught.value)
+
+
+def test_a_mapping_that_names_some_keys_of_a_default_leaves_the_others(folder: Path) -> None:
+    assert parts.resolve("gates", Part("my_parts:Patient")).options == {"limits": {"seconds": 9.0, "times": 1}}
+    built = parts.build("gates", Part("my_parts:Patient", {"limits": {"times": 3}}))
+    assert (built.limits.seconds, built.limits.times) == (9.0, 3)
 
 
 def test_an_edited_module_has_another_identity(folder: Path) -> None:

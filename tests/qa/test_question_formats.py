@@ -36,7 +36,7 @@ def test_plain_rows_with_one_answer_or_several(tmp_path):
         Question(id="plain:4", text="How much?", answers=("0.5",), answer_type="number"),
     )
     assert read(path).report.to_json() == {
-        "rows": 4, "questions": 4, "repaired": 0, "damaged_prompts": 0, "dropped": {}, "first": {},
+        "rows": 4, "questions": 4, "kept": 4, "repaired": 0, "damaged_prompts": 0, "dropped": {}, "first": {},
     }  # fmt: skip
 
 

@@ -4,9 +4,9 @@ import pytest
 
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
+from turntree.domains.household.door import GamesConfig
 from turntree.domains.household.environment import state_at
 from turntree.stages.household_traces import HouseholdTracesConfig, make_traces
-from turntree.stages.tasks import GamesConfig
 from turntree.traces.candidates import candidates, skipped_turns
 from turntree.traces.schema import read_traces
 

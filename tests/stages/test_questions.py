@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turntree.core.errors import InputError
-from turntree.stages.questions import QuestionsConfig, read_splits
+from turntree.domains.qa.door import read_splits
 
 ASKED = ["Where does Ada live?", "Who is José's mother?", "Is the Straße long?", "How old is Bob?", "What is 1 + 1?"]
 REWRITTEN = st.sampled_from([
@@ -32,26 +32,23 @@ def test_no_question_of_the_held_out_file_is_trained_on_however_it_is_written(tm
     folder = tmp_path_factory.mktemp("questions")
     source = written(folder / "train.jsonl", [*ASKED, "Only here?"])
     held_out = written(folder / "held_out.jsonl", [rewrite(text) for text, rewrite in again])
-    config = QuestionsConfig(source=source, index="i", held_out=held_out, count=count, held_out_count=checks)
-    asked, checked, (report, _) = read_splits(config)
+    asked, checked, (report, _) = read_splits(source, count, held_out, checks)
     left = {unicodedata.normalize("NFC", t) for t in ASKED} - {text for text, _ in again}
     assert len(asked) == min(count, len(left) + 1), "no more and no less is left out"
     assert not keys(asked) & keys(checked) and {q.text for q in asked} <= {*left, "Only here?"}
     assert report["dropped"] == {"held out": len(ASKED) - len(left)}
-    assert report["rows"] == report["questions"] + sum(report["dropped"].values())
+    assert report["rows"] == report["kept"] + sum(report["dropped"].values())
 
 
 def test_one_file_gives_both_without_a_common_question(tmp_path):
     source = written(tmp_path / "all.jsonl", [*ASKED, *(text.upper() for text in ASKED)])
-    config = QuestionsConfig(source=source, index="i", count=3, held_out_count=9)
-    asked, checked, (report,) = read_splits(config)
+    asked, checked, (report,) = read_splits(source, 3, None, 9)
     assert (len(asked), len(checked), report["dropped"]) == (3, 2, {"question: asked before": 5})
-    same = QuestionsConfig(source=source, index="i", held_out=f"{tmp_path}/./all.jsonl", count=9, held_out_count=2)
-    asked, checked, _ = read_splits(same)
+    asked, checked, _ = read_splits(source, 9, f"{tmp_path}/./all.jsonl", 2)
     assert (len(asked), len(checked)) == (3, 2) and not keys(asked) & keys(checked)
 
 
 def test_a_file_that_is_held_out_whole_is_refused(tmp_path):
     source, held_out = written(tmp_path / "a.jsonl", ASKED), written(tmp_path / "b.jsonl", map(str.upper, ASKED))
     with pytest.raises(InputError, match="no question that is not held out"):
-        read_splits(QuestionsConfig(source=source, index="i", held_out=held_out))
+        read_splits(source, 9, held_out, 9)

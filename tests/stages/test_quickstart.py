@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from turntree.core.errors import ConfigError
+from turntree.domains.household.door import SPLIT_SIZE, games
+from turntree.environments.tasks import open_tasks
 from turntree.observe.files import write_json
 from turntree.stages.quickstart import QuickstartConfig, _bill, _difference, table
-from turntree.stages.tasks import SPLIT_SIZE, games
 
 
 def evaluation(rewards):
@@ -63,7 +64,9 @@ def test_no_seed_trains_on_games_that_it_is_tested_on():
     """The first and the last games that the largest seed can train on, against those that every seed is tested on."""
     played = QuickstartConfig().traces.games
     last = replace(played, offset=SPLIT_SIZE - 20, count=20)
-    tested = {game.id for game, _ in games(replace(QuickstartConfig().evaluate.games, count=20))}
+    config = QuickstartConfig().evaluate
+    with open_tasks(config.environment, {config.split: 20}) as opened:
+        tested = {task.task_id for task in opened.of(config.split)}
     for trained in (replace(played, count=20), last):
         assert tested.isdisjoint(game.id for game, _ in games(trained))
     with pytest.raises(ConfigError, match="leave the split"):

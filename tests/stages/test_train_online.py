@@ -15,7 +15,6 @@ from turntree.gates.config import GateConfig
 from turntree.logs.rollouts import FILE_NAME
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import SchedulerConfig
-from turntree.stages.tasks import GamesConfig
 from turntree.stages.train_online import BRANCH_LOG, GATE_LOG, HELD_OUT, TrainOnlineConfig, run_train_online
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
 from turntree.training.online import OnlineConfig
@@ -25,8 +24,8 @@ ROLLOUTS = SchedulerConfig(
     episodes=EpisodeConfig(max_turns=3, sampling=Sampling(max_tokens=12)), group_size=3, initial_rollouts=2
 )
 CONFIG = TrainOnlineConfig(
-    games=GamesConfig(split="train", count=3),
-    held_out=GamesConfig(split="dev", count=1),
+    count=3,
+    held_out_count=1,
     train=OnlineConfig(iterations=3, groups=2, check_every=1, rollouts=ROLLOUTS),
     branching=BranchConfig(rule="entropy", probe_tokens=2),  # paced: it remembers earlier iterations
     gate=GateConfig(checkpoints=(Look(turn=2, threshold=0.5),), audit=0.5),

@@ -8,6 +8,7 @@ import pytest
 from killed_runs import artifacts, finished, killed_after, killed_at
 
 from turntree.core.completion import Sampling
+from turntree.domains.household.door import GamesConfig
 from turntree.profiling.profile import ProfileConfig
 from turntree.profiling.select import SelectConfig
 from turntree.stages.household_traces import HouseholdTracesConfig, make_traces
@@ -15,7 +16,6 @@ from turntree.stages.policy import Device
 from turntree.stages.profile import ProfileStageConfig, run_profile
 from turntree.stages.select import run_select
 from turntree.stages.sft import SFTStageConfig, run_sft
-from turntree.stages.tasks import GamesConfig
 from turntree.stages.train_pivot import CheckConfig, TrainPivotConfig, run_train_pivot
 from turntree.training.checkpoints import CheckpointConfig
 from turntree.training.curriculum import CurriculumConfig
@@ -51,7 +51,7 @@ def stages(tmp_path_factory):
             curriculum=CurriculumConfig(retire_after=1, revisit_after=2, replacement_rounds=1),
             drift=DriftConfig(window=8),
         ),
-        check=CheckConfig(states=4, samples=2, games=1, max_turns=3),
+        check=CheckConfig(states=4, samples=2, tasks=1, max_turns=3),
         checkpoints=OFTEN,
     )
     sft = SFTStageConfig(traces=traces, sft=SFTConfig(epochs=2, batch=2, optimizer=optimizer), checkpoints=OFTEN)

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
-from turntree.core.config import with_overrides
+from turntree.core import parts
+from turntree.core.config import Part, with_overrides
 from turntree.core.errors import InputError
 from turntree.observe.files import write_json
 from turntree.observe.jsonl import parse_json
@@ -45,25 +46,56 @@ def overwrite_option(text: str) -> Callable[..., Any]:
     return click.option("--overwrite", is_flag=True, help=text)
 
 
-def refuse(environment: str, **options: tuple[Any, Any]) -> None:
-    """Raise `InputError` where an option of the other environment was given: (value, default) by name."""
-    for name, (value, default) in options.items():
-        if value != default:
-            option = "--" + name.replace("_", "-")
-            raise InputError(f"{option} says nothing to the environment {environment!r}", hint="leave it out")
+def environment_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`--environment SPEC`, and behind it whatever options the environment has: `--difficulty hard`."""
+    own = click.argument("environment_options", nargs=-1, type=click.UNPROCESSED, metavar="[--KEY VALUE]...")
+    return click.option(
+        "--environment",
+        default=None,
+        metavar="SPEC",
+        help="What to play: a registered name, module:object of your own, or gymnasium:ID and the like. The options of "
+        "an environment are given like those of the command.",
+    )(own(command))
 
 
-def instructions_for(model: str | None) -> str:
-    """What opens an episode of questions: nothing for the embedded policy, which has learned the format."""
-    from turntree.domains.qa.environment import INSTRUCTIONS
+PASS_ON: dict[str, Any] = {"ignore_unknown_options": True}  # of a command with `environment_option`
 
-    return "" if model in (None, "qa") else INSTRUCTIONS
+
+def environment_of(spec: str | None, options: tuple[str, ...], model: str | None) -> Part:
+    """The environment that the command line names. Without a name it is the one that a registered policy was made for;
+    a model of the user's own says nothing about that. Raises `InputError` for an option that it does not have."""
+    if spec is None:
+        spec = model if model in parts.names("environments") else "default" if model in (None, "default") else None
+    if spec is None:
+        hint = "say --environment SPEC"
+        raise InputError(f"{model!r} does not say what it was made to play", field="--environment", hint=hint)
+    known = parts.load("environments", spec).options()
+    values: dict[str, Any] = {}
+    left = list(options)
+    while left:
+        word, equals, text = left.pop(0).partition("=")
+        key = word.removeprefix("--").replace("-", "_")
+        if not word.startswith("--") or key not in known:
+            listed = ", ".join("--" + name.replace("_", "-") for name in known) or "no options"
+            raise InputError(f"there is no option {word!r}", field="--environment", hint=f"{spec!r} has {listed}")
+        if not equals and not left:
+            raise InputError("has no value", field=word, hint=f"write {word} VALUE")
+        values[key] = value_of(text if equals else left.pop(0))
+    return Part(spec, values)
+
+
+def value_of(text: str) -> Any:
+    """A value on the command line: JSON where it parses as JSON, else text."""
+    try:
+        return parse_json(text)
+    except InputError:
+        return text
 
 
 def dropped(reports: list[dict[str, Any]]) -> list[str]:
-    """What reading question files left out, by reason, for a person."""
+    """What reading an environment's files left out, by reason, for a person."""
     return [
-        f"questions: {report['questions']} of {report['rows']} rows used; dropped: "
+        f"{report['kept']} of {report['rows']} rows used; dropped: "
         + ", ".join(f"{count} {reason} ({report['first'][reason]})" for reason, count in report["dropped"].items())
         for report in reports
         if report["dropped"]
@@ -77,11 +109,8 @@ def configured(config: T, overrides: tuple[str, ...]) -> T:
         key, equals, text = override.partition("=")
         if not equals:
             raise InputError(f"{override!r} has no '='", field="--set", hint="write --set KEY=VALUE")
-        try:
-            values[key] = parse_json(text)
-        except InputError:
-            values[key] = text
-    return with_overrides(config, values)
+        values[key] = value_of(text)
+    return parts.resolved(with_overrides(config, values))
 
 
 def finish(result: dict[str, Any], json_path: str | None, lines: list[str]) -> None:

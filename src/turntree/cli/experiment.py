@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from turntree.cli.common import configured, finish, json_option, set_option
+from turntree.core.config import Part
 
 if TYPE_CHECKING:
     from turntree.rollouts.live import EpisodeConfig
@@ -25,15 +26,13 @@ def _online_arm(
 ) -> TrainOnlineConfig:
     """GRPO on generated games, as far as both experiments agree; `loss` are its settings beside the KL term."""
     from turntree.rollouts.scheduler import SchedulerConfig
-    from turntree.stages.tasks import GamesConfig
     from turntree.stages.train_online import TrainOnlineConfig
     from turntree.training.losses import LossConfig
     from turntree.training.online import OnlineConfig
     from turntree.training.optimizer import OptimizerConfig
 
     return TrainOnlineConfig(
-        games=GamesConfig(split="train", count=400, difficulty=difficulty),
-        held_out=GamesConfig(split="dev", count=100, difficulty=difficulty),
+        environment=Part("household", {"difficulty": difficulty}),
         train=OnlineConfig(
             iterations=iterations,
             groups=groups,
@@ -213,7 +212,6 @@ def _branching_arm(
     from turntree.core.completion import Sampling
     from turntree.rollouts.live import EpisodeConfig
     from turntree.rollouts.scheduler import SchedulerConfig
-    from turntree.stages.questions import QuestionsConfig
     from turntree.stages.train_online import TrainOnlineConfig
     from turntree.training.losses import LossConfig
     from turntree.training.online import OnlineConfig
@@ -227,8 +225,8 @@ def _branching_arm(
         max_live_rollouts=groups * group_size,
     )
     return TrainOnlineConfig(
-        model="qa",
-        questions=QuestionsConfig(held_out_count=300),
+        environment=Part("qa"),
+        held_out_count=300,
         held_out_temperature=1.0,
         held_out_samples=2,
         branching=BranchConfig(rule="entropy", probe_tokens=probe_tokens),
@@ -245,13 +243,14 @@ def _branching_arm(
 
 @experiment.command("premise", short_help="Does entropy rise after tool results, and do forks there differ more?")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The JSON file to write.")
-@click.option("--model", default="qa", show_default=True)
-@click.option("--count", default=150, show_default=True, help="Generated questions.")
+@click.option("--environment", default="qa", show_default=True, metavar="SPEC", help="Whose tasks to play.")
+@click.option("--model", default="default", show_default=True, help="[default: the one of the environment]")
+@click.option("--count", default=150, show_default=True, help="Tasks.")
 @click.option("--seed", default=0, show_default=True)
 @set_option
 @json_option
 def premise_experiment(
-    out: Path, model: str, count: int, seed: int, overrides: tuple[str, ...], json_path: str | None
+    out: Path, environment: str, model: str, count: int, seed: int, overrides: tuple[str, ...], json_path: str | None
 ) -> None:
     """What branching by entropy could exploit, measured on a frozen policy.
 
@@ -261,11 +260,11 @@ def premise_experiment(
     from turntree.core.completion import Sampling
     from turntree.rollouts.live import EpisodeConfig
     from turntree.stages import premise
-    from turntree.stages.questions import QuestionsConfig
 
     config = premise.PremiseConfig(
+        environment=Part(environment),
         model=model,
-        questions=QuestionsConfig(count=count, held_out_count=1),
+        count=count,
         episodes=EpisodeConfig(max_turns=10, max_context=1024, sampling=Sampling(temperature=1.0, max_tokens=48)),
         seed=seed,
     )

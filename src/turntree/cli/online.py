@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from turntree.cli.common import configured, dropped, finish, instructions_for, json_option, refuse, set_option
+from turntree.cli.common import (
+    PASS_ON,
+    configured,
+    dropped,
+    environment_of,
+    environment_option,
+    finish,
+    json_option,
+    set_option,
+)
 from turntree.cli.pipeline import MODEL_HELP
 
 if TYPE_CHECKING:
@@ -16,18 +25,14 @@ if TYPE_CHECKING:
     from turntree.training.online import OnlineConfig
 
 
-@click.command(short_help="End-to-end GRPO on whole episodes.")
-@click.option("--environment", default="household", show_default=True, type=click.Choice(["household", "qa"]))
+@click.command(short_help="End-to-end GRPO on whole episodes.", context_settings=PASS_ON)
+@environment_option
 @click.option("--model", default=None, help=f"{MODEL_HELP} [default: the one of the environment]")
-@click.option("--games", default="generated", show_default=True, help="'generated', a packed games file, or a folder.")
-@click.option("--questions", default="generated", show_default=True, help="Of qa: 'generated', or a file of questions.")
-@click.option("--index", default=None, help="Of qa with a file: what `turntree index build` made of your documents.")
-@click.option("--count", default=400, show_default=True, help="How many games or questions to train on.")
-@click.option("--held-out", default=None, help="A file (or folder of games) to check on [default: the split 'dev'].")
-@click.option("--difficulty", default="easy", show_default=True, help="Of generated games: easy, medium or hard.")
+@click.option("--count", default=400, show_default=True, help="How many tasks to train on.")
+@click.option("--held-out-count", default=100, show_default=True, help="How many tasks of another split to check on.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The run directory to write.")
 @click.option("--iterations", default=40, show_default=True)
-@click.option("--groups", default=16, show_default=True, help="Games or questions an iteration.")
+@click.option("--groups", default=16, show_default=True, help="Tasks an iteration.")
 @click.option("--group-size", default=8, show_default=True, help="Episodes of each.")
 @click.option(
     "--brancher",
@@ -37,7 +42,7 @@ if TYPE_CHECKING:
     help="Fork episodes after tool results; --set branching.KEY=VALUE for its settings.",
 )
 @click.option(
-    "--probe-tokens", default=None, type=int, help="Entropies to look at [default: 2 for the policy 'qa', else 20]."
+    "--probe-tokens", default=20, show_default=True, help="Entropies to look at; a fork needs longer turns than that."
 )
 @click.option(
     "--initial", default=None, type=int, help="Independent episodes of a group [default: half, if branching]."
@@ -50,7 +55,7 @@ if TYPE_CHECKING:
 @click.option("--gate-threshold", default=0.12, show_default=True, help="... when their divergence is below this.")
 @click.option("--audit", default=0.0, show_default=True, help="Share of would-be cuts that runs on all the same.")
 @click.option("--dapo", is_flag=True, help="Keep groups without reward variance out of the update.")
-@click.option("--greso", is_flag=True, help="Skip games that are predicted to give no variance.")
+@click.option("--greso", is_flag=True, help="Skip tasks that are predicted to give no variance.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--overwrite", is_flag=True, help="Start anew where a run lies already.")
 @set_option
@@ -64,8 +69,11 @@ def online(out: Path, overwrite: bool, overrides: tuple[str, ...], json_path: st
     Example: turntree train online --out runs/online --learning-rate 3e-4 --max-tokens 24 --gate-turn 6
 
     \b
-    Example: turntree train online --environment qa --brancher entropy --out runs/qa --learning-rate 3e-4 \\
-        --max-tokens 48 --set branching.probe_tokens=4
+    Example: turntree train online --environment qa --brancher entropy --probe-tokens 2 --out runs/qa \\
+        --learning-rate 3e-4 --max-tokens 48
+
+    \b
+    Example: turntree train online --environment my_game:tasks --model models/mine --out runs/mine
     """
     from turntree.stages.train_online import run_train_online
 
@@ -80,45 +88,29 @@ def online(out: Path, overwrite: bool, overrides: tuple[str, ...], json_path: st
     if config.branching is not None and not result["forks"]:
         probe = config.branching.probe_tokens
         lines.append(f"no rollout forked: turns that end within branching.probe_tokens ({probe}) cannot")
-    finish(result, json_path, [*lines, *dropped(result["questions"])])
+    finish(result, json_path, [*lines, *dropped(result["read"])])
 
 
 def _config(chosen: Any) -> TrainOnlineConfig:
     """The options as a configuration; `chosen` has one attribute an option."""
     from turntree.branching.config import BranchConfig
-    from turntree.domains.qa.environment import QaConfig
     from turntree.gates.config import CheckpointConfig as GateCheckpoint
     from turntree.gates.config import GateConfig
-    from turntree.stages.questions import QuestionsConfig
-    from turntree.stages.tasks import GamesConfig
     from turntree.stages.train_online import TrainOnlineConfig
 
-    common = {"model": chosen.model or "default", "train": _training(chosen)}
+    decided: dict[str, Any] = {}
     if chosen.brancher != "none":
-        short = chosen.environment == "qa" and chosen.model in (None, "qa")  # its turns have six tokens
-        common["branching"] = BranchConfig(
-            rule=chosen.brancher, probe_tokens=chosen.probe_tokens or (2 if short else 20)
-        )
+        decided["branching"] = BranchConfig(rule=chosen.brancher, probe_tokens=chosen.probe_tokens)
     if chosen.gate_turn is not None:
         look = GateCheckpoint(turn=chosen.gate_turn, threshold=chosen.gate_threshold)
-        common["gate"] = GateConfig(checkpoints=(look,), audit=chosen.audit)
-    if chosen.environment == "qa":
-        refuse("qa", games=(chosen.games, "generated"), difficulty=(chosen.difficulty, "easy"))
-        questions = QuestionsConfig(
-            source=chosen.questions,
-            index=chosen.index,
-            count=chosen.count,
-            held_out=chosen.held_out,
-            episodes=QaConfig(instructions=instructions_for(chosen.model)),
-        )
-        return TrainOnlineConfig(**{**common, "model": chosen.model or "qa"}, questions=questions)
-    refuse("household", questions=(chosen.questions, "generated"), index=(chosen.index, None))
+        decided["gate"] = GateConfig(checkpoints=(look,), audit=chosen.audit)
     return TrainOnlineConfig(
-        **common,
-        games=GamesConfig(source=chosen.games, split="train", count=chosen.count, difficulty=chosen.difficulty),
-        held_out=GamesConfig(
-            source=chosen.held_out or "generated", split="dev", count=100, difficulty=chosen.difficulty
-        ),
+        model=chosen.model or "default",
+        environment=environment_of(chosen.environment, chosen.environment_options, chosen.model),
+        count=chosen.count,
+        held_out_count=chosen.held_out_count,
+        train=_training(chosen),
+        **decided,
     )
 
 

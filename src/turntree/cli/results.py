@@ -7,122 +7,83 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from turntree.cli.common import configured, dropped, finish, instructions_for, json_option, refuse, set_option, share
+from turntree.cli.common import (
+    PASS_ON,
+    configured,
+    dropped,
+    environment_of,
+    environment_option,
+    finish,
+    json_option,
+    set_option,
+    share,
+)
 from turntree.cli.pipeline import MODEL_HELP
-from turntree.core.errors import InputError
 from turntree.observe.run import notice
 
 if TYPE_CHECKING:
     from turntree.stages.evaluate import EvaluateConfig
 
 
-@click.command(short_help="Success on held-out games or questions, and retention.")
-@click.option(
-    "--environment",
-    default=None,
-    type=click.Choice(["household", "qa"]),
-    help="What to play [default: what --games or --questions say, or what an embedded policy was made for].",
-)
+@click.command(short_help="Success on the tasks of an environment.", context_settings=PASS_ON)
+@environment_option
 @click.option("--model", default=None, help=f"{MODEL_HELP} [default: the one of the environment]")
-@click.option("--games", default="generated", show_default=True, help="'generated', a packed games file, or a folder.")
-@click.option("--questions", default="generated", show_default=True, help="Of qa: 'generated', or a file of questions.")
-@click.option("--index", default=None, help="Of qa with a file: what `turntree index build` made of your documents.")
-@click.option("--split", default="test", show_default=True, help="Which generated tasks: train, dev or test.")
-@click.option("--count", default=200, show_default=True, help="How many games or questions.")
-@click.option("--difficulty", default="easy", show_default=True, help="Of generated games: easy, medium or hard.")
+@click.option("--split", default="test", show_default=True, help="Which tasks: train, dev or test.")
+@click.option("--count", default=200, show_default=True, help="How many tasks.")
 @click.option("--samples", default=1, show_default=True, help="Sampled episodes a task.")
 @click.option("--temperature", default=1.0, show_default=True, help="Of the sampled episodes.")
 @click.option("--max-turns", default=16, show_default=True)
+@click.option("--max-tokens", default=48, show_default=True, help="Longest completion of one turn.")
+@click.option("--skills", "skills_per_kind", default=0, show_default=True, help="Questions of each unrelated skill.")
 @click.option("--out", default=None, type=click.Path(path_type=Path), help="Write every outcome here (JSON).")
 @click.option("--seed", default=0, show_default=True)
 @set_option
 @json_option
 def evaluate(
-    out: Path | None, overrides: tuple[str, ...], json_path: str | None, temperature: float, **chosen: Any
+    out: Path | None,
+    environment: str | None,
+    environment_options: tuple[str, ...],
+    model: str | None,
+    overrides: tuple[str, ...],
+    json_path: str | None,
+    **chosen: Any,
 ) -> None:
-    """Success on held-out tasks, sampled and greedy, by their type; of household policies also what they kept of
-    unrelated skills.
+    """Success on tasks that were not trained on, sampled and greedy, by their type. `--skills N` asks an embedded
+    policy what it kept of unrelated skills.
 
     \b
-    Example: turntree evaluate --environment household --model runs/pivotrl/model --count 200
+    Example: turntree evaluate --environment household --model runs/pivotrl/model --count 200 --difficulty easy
              turntree evaluate --environment qa --model runs/qa/model
+             turntree evaluate --environment my_game:tasks --model runs/mine/model
     """
+    from turntree.stages.evaluate import EvaluateConfig
     from turntree.stages.evaluate import evaluate as run
 
-    base = _config(temperature=temperature, **{**chosen, "environment": _environment(**chosen)})
-    config = configured(base, overrides)
-    notice(f"evaluates {config.model!r} on {_played(config)}")
+    played = environment_of(environment, environment_options, model)
+    config = configured(EvaluateConfig(model=model or "default", environment=played, **chosen), overrides)
+    notice(f"evaluates {config.model!r} on up to {config.count} tasks of split {config.split!r} of {_shown(config)}")
     result = run(config, out)
-    lines = [f"sampled at {temperature}: {share(result['sampled'])}, {result['sampled']['invalid_share']:.1%} invalid"]
-    lines += [f"  {kind}: {share(row)}" for kind, row in result["sampled"]["by_task_type"].items()]
+    lines = [f"sampled at {config.temperature:g}: {_told(result['sampled'])}"]
+    lines += [f"  {kind}: {share(row)}" for kind, row in result["sampled"]["by_task_type"].items() if kind]
     if "greedy" in result:
-        lines.append(f"greedy: {share(result['greedy'])}, {result['greedy']['invalid_share']:.1%} invalid")
+        lines.append(f"greedy: {_told(result['greedy'])}")
     if "retention" in result:
         kept = result["retention"]
         skills = ", ".join(f"{name} {row['accuracy']:.0%}" for name, row in kept["by_skill"].items())
         lines.append(f"retention: {kept['accuracy']:.1%} (chance {kept['chance']:.1%}): {skills}")
-    finish(result, json_path, [*lines, *dropped(result.get("questions", []))])
+    finish(result, json_path, [*lines, *dropped(result.get("read", []))])
 
 
-def _environment(environment: str | None, model: str | None, games: str, questions: str, **_: Any) -> str:
-    """What is played. A model of the user's own says nothing about that, so the options have to."""
-    if environment is not None:
-        return environment
-    if games != "generated":
-        return "household"
-    if questions != "generated" or model == "qa":
-        return "qa"
-    if model in (None, "default"):
-        return "household"
-    hint = "say --environment household or qa, or name --games or --questions"
-    raise InputError(f"{model!r} does not say what it was made to play", field="--environment", hint=hint)
+def _told(row: dict[str, Any]) -> str:
+    """Success, and what the domain counted for itself."""
+    counted = [f"{value:.1%} {name.removesuffix('_share')}" for name, value in row.items() if name.endswith("_share")]
+    return ", ".join([share(row), *counted])
 
 
-def _played(config: EvaluateConfig) -> str:
-    """What is played, for a person."""
-    if config.questions is not None:
-        asked = config.questions
-        source = f"of split {asked.held_out_split!r}" if asked.source == "generated" else f"of {asked.held_out}"
-        return f"up to {asked.held_out_count} questions {source} (environment 'qa')"
-    games = config.games
-    source = f"{games.difficulty} ones of split {games.split!r}" if games.source == "generated" else games.source
-    return f"up to {games.count} household games: {source} (environment 'household')"
-
-
-def _config(
-    environment: str,
-    model: str | None,
-    games: str,
-    questions: str,
-    index: str | None,
-    split: Any,
-    count: int,
-    difficulty: str,
-    samples: int,
-    temperature: float,
-    max_turns: int,
-    seed: int,
-) -> EvaluateConfig:
-    from turntree.domains.qa.environment import QaConfig
-    from turntree.stages.evaluate import EvaluateConfig
-    from turntree.stages.questions import QuestionsConfig
-    from turntree.stages.tasks import GamesConfig
-
-    played = {"samples": samples, "temperature": temperature, "max_turns": max_turns, "seed": seed}
-    if environment == "qa":
-        refuse(environment, games=(games, "generated"), difficulty=(difficulty, "easy"))
-        asked = QuestionsConfig(
-            source=questions,
-            index=index,
-            held_out=None if questions == "generated" else questions,
-            held_out_count=count,
-            held_out_split=split,
-            episodes=QaConfig(instructions=instructions_for(model)),
-        )
-        return EvaluateConfig(model=model or "qa", questions=asked, max_tokens=48, skills_per_kind=0, **played)
-    refuse(environment, questions=(questions, "generated"), index=(index, None))
-    tasks = GamesConfig(source=games, split=split, count=count, difficulty=difficulty)
-    return EvaluateConfig(model=model or "default", games=tasks, **played)
+def _shown(config: EvaluateConfig) -> str:
+    """The environment and those of its options that fit into a line, for a person."""
+    plain = {key: value for key, value in config.environment.options.items() if isinstance(value, str)}
+    return " ".join([repr(config.environment.name), *(f"{key}={value}" for key, value in plain.items())])
 
 
 @click.command(short_help="What the policy kept outside its domain, by lm-eval.")

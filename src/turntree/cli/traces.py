@@ -50,7 +50,7 @@ def household(config: Any, out: Path, json_path: str | None) -> None:
     cls=StageCommand,
     config="turntree.stages.qa_traces:QaTracesConfig",
     stage="traces qa",
-    options={"--count": "questions.count", "--slips": "slips", "--seed": "seed"},
+    options={"--count": "count", "--slips": "slips", "--seed": "seed"},
     short_help="Expert answers to generated questions, with search and Python.",
 )
 @out_option("The traces file to write (JSONL).")

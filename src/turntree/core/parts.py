@@ -15,6 +15,7 @@ the options.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import importlib
@@ -26,10 +27,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from turntree.core.config import Part, converted, to_value, unknown_key
 from turntree.core.errors import ConfigError, InputError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Kind:
 
 
 KINDS: dict[str, Kind] = {
-    "environments": Kind("environment", ("split", "count", "seed")),
+    "environments": Kind("environment", ("split", "count", "seed", "model")),
     "policies": Kind("policy"),
     "verifiers": Kind("verifier", plain=True),
     "rewards": Kind("reward", plain=True),
@@ -95,13 +98,9 @@ class Loaded:
         wanted = {inspect.Parameter.KEYWORD_ONLY}
         if not self.is_plain:
             wanted.add(inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        defaults = _defaults(self.target)
         return {
-            name: Option(
-                name,
-                hints.get(name, Any),
-                None if parameter.default is inspect.Parameter.empty else parameter.default,
-                parameter.default is inspect.Parameter.empty,
-            )
+            name: Option(name, hints.get(name, Any), defaults.get(name), name not in defaults)
             for name, parameter in inspect.signature(self.target).parameters.items()
             if parameter.kind in wanted and name not in provided
         }
@@ -116,7 +115,8 @@ class Loaded:
         values: dict[str, Any] = {}
         for name, option in known.items():
             if name in options:
-                values[name] = converted(option.hint, options[name], field=f"{where}.{name}")
+                given = _completed(option.default, options[name])
+                values[name] = converted(option.hint, given, field=f"{where}.{name}")
             elif option.required:
                 raise ConfigError(
                     "is missing", field=f"{where}.{name}", hint=f"give it with --set {where}.{name}=VALUE"
@@ -135,6 +135,27 @@ class Loaded:
         if ARGUMENT in declared:
             given[ARGUMENT] = self.argument
         return self.target(**given, **values)
+
+
+def _completed(default: Any, value: Any) -> Any:
+    """A mapping that names some keys of a default leaves the others as they are there."""
+    if isinstance(value, Mapping) and dataclasses.is_dataclass(default) and not isinstance(default, type):
+        whole = to_value(default)
+        for key, item in cast("Mapping[str, Any]", value).items():
+            whole[key] = _completed(getattr(default, key, None), item)
+        return whole
+    return value
+
+
+def resolved(config: T) -> T:
+    """The configuration with every part spelled out. A field is of the kind whose noun it is called by. Raises
+    `ConfigError` for a part that does not exist and for options that it does not have."""
+    kinds = {kind.noun: name for name, kind in KINDS.items()}
+    found = {field.name: getattr(config, field.name) for field in dataclasses.fields(cast(Any, config))}
+    spelled = {
+        name: resolve(kinds[name], value) for name, value in found.items() if isinstance(value, Part) and name in kinds
+    }
+    return dataclasses.replace(cast(Any, config), **spelled) if spelled else config
 
 
 def names(kind: str) -> list[str]:
@@ -210,6 +231,16 @@ def _hints(target: Callable[..., Any]) -> dict[str, Any]:
         return typing.get_type_hints(function)
     except NameError:  # a name that exists for type checkers only
         return {}
+
+
+def _defaults(target: Callable[..., Any]) -> dict[str, Any]:
+    """The parameters that have a default, with it; of a dataclass also those that a factory makes."""
+    empty = inspect.Parameter.empty
+    found = {n: p.default for n, p in inspect.signature(target).parameters.items() if p.default is not empty}
+    for each in dataclasses.fields(target) if inspect.isclass(target) and dataclasses.is_dataclass(target) else ():
+        if each.default_factory is not dataclasses.MISSING:
+            found[each.name] = each.default_factory()
+    return found
 
 
 def _import(name: str, noun: str) -> ModuleType:

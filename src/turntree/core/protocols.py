@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from turntree.core.completion import Completion, Finished, GenerationRequest
@@ -101,7 +101,8 @@ class Observation:
     """What an environment answers to an assistant message.
 
     `reward` is that of an episode which ends here, of its own or at a limit, where success alone does not say it
-    (None: 1 for success, 0 otherwise).
+    (None: 1 for success, 0 otherwise). `metrics` are numbers of the domain about this step (1.0 for an impossible
+    command); evaluations report their mean over steps.
     """
 
     messages: tuple[Message, ...]
@@ -109,6 +110,7 @@ class Observation:
     success: bool | None = None  # known once done
     progress: float | None = None  # how far the task is done, in [0, 1], where the environment knows
     reward: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # what the domain counts for itself
 
 
 class Environment(Protocol):

@@ -12,7 +12,7 @@ nodes: those up to the fork in a completion that the branches share, the rest of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -65,6 +65,7 @@ class Node:
     policy_version: int | None = None
     messages: tuple[Message, ...] = ()  # what the tokens say: a task, a completion, all that a step answered
     cost: Cost = NO_COST
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # of the step: `Observation.metrics`
 
     def __post_init__(self) -> None:
         for name in ("logprobs", "entropies"):
@@ -145,6 +146,7 @@ class RolloutTree:
         policy_version: int | None = None,
         messages: tuple[Message, ...] = (),
         cost: Cost = NO_COST,
+        metrics: Mapping[str, float] | None = None,
     ) -> Node:
         """Append a node below `parent` (None for a root) and return it."""
         if parent is not None:
@@ -164,6 +166,7 @@ class RolloutTree:
             policy_version=policy_version,
             messages=messages,
             cost=cost,
+            metrics=dict(metrics or {}),
         )
         self._nodes.append(node)
         self._children.append([])
@@ -343,6 +346,7 @@ class RolloutTree:
                 policy_version=row.get("policy_version"),
                 messages=tuple(Message.from_chat(message) for message in row.get("messages", ())),
                 cost=Cost(**row.get("cost", {})),
+                metrics=row.get("metrics"),
             )
         for leaf, reason in value["stops"].items():
             tree.stop(int(leaf), StopReason(reason))
@@ -361,6 +365,8 @@ def _node_to_json(node: Node) -> dict[str, Any]:
         row["policy_version"] = node.policy_version
     if node.messages:
         row["messages"] = [message.to_chat() for message in node.messages]
+    if node.metrics:
+        row["metrics"] = dict(node.metrics)
     if node.cost != NO_COST:
         row["cost"] = {**node.cost.counts(), **node.cost.timing()}
     return row

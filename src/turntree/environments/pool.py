@@ -123,6 +123,8 @@ def checked(observation: Any) -> Observation:
         raise EnvironmentFault("answered done or success that is neither true nor false")
     if observation.reward is not None and not math.isfinite(observation.reward):
         raise EnvironmentFault(f"answered a reward of {observation.reward}")
+    if not all(isinstance(value, int | float) and math.isfinite(value) for value in observation.metrics.values()):
+        raise EnvironmentFault("answered metrics that are not numbers")
     return observation
 
 

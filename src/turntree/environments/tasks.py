@@ -13,51 +13,71 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, cast
 
 from turntree.core import parts
 from turntree.core.config import Part
-from turntree.core.errors import InputError
+from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation
 from turntree.environments.pool import EnvironmentPool, Session, replay
+from turntree.environments.processes import ProcessPool, ProcessPoolConfig
+from turntree.observe.files import tree_hash
 
 TRAIN, DEV, TEST = "train", "dev", "test"
+DEFAULT = Part("default")  # the environment that is registered under that name
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSet:
     """Environments by split; where they are stepped (None: in this process), what their tools did so far (a figure of
-    the run's timing), and what reading their files counted, one entry a file."""
+    the run's timing), what reading their files counted, one entry a file, and the hashes of those files by name."""
 
     tasks: Mapping[str, Sequence[Environment]]
     pool: EnvironmentPool | None = None
     figures: Callable[[], dict[str, Any]] = dict
     read: Sequence[dict[str, Any]] = ()
+    contents: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def of(self, split: str) -> Sequence[Environment]:
         return self.tasks[split]
 
 
 @contextlib.contextmanager
-def open_tasks(environment: Part, splits: Mapping[str, int], *, seed: int = 0) -> Iterator[TaskSet]:
-    """The first `splits[name]` tasks of every split. Raises `InputError` where the environment gives none, gives
-    something that is no environment, or gives one task to two splits."""
+def open_tasks(
+    environment: Part,
+    splits: Mapping[str, int],
+    *,
+    seed: int = 0,
+    model: str = "",
+    workers: ProcessPoolConfig | None = None,
+) -> Iterator[TaskSet]:
+    """The first `splits[name]` tasks of every split. `model` names the policy that will play, for environments that
+    speak differently to one that knows them. With `workers` they are stepped in processes, unless the environment
+    brings a pool of its own. Raises `InputError` where the environment gives none, gives something that is no
+    environment, or gives one task to two splits."""
     loaded = parts.load("environments", environment.name)
     with contextlib.ExitStack() as stack:
         if inspect.isclass(loaded.target) and hasattr(loaded.target, "open"):
-            source = loaded.build(environment.options, {})
+            source = loaded.build(environment.options, {"model": model})
             opened = cast(TaskSet, stack.enter_context(source.open(splits, seed=seed)))
         else:
             made = {
-                split: loaded.build(environment.options, {"split": split, "count": count, "seed": seed})
+                split: loaded.build(environment.options, {"split": split, "count": count, "seed": seed, "model": model})
                 for split, count in splits.items()
             }
             opened = TaskSet(tasks={split: _environments(found, environment, split) for split, found in made.items()})
         _check_disjoint(opened, environment)
+        if workers is not None and workers.workers > 0:
+            if opened.pool is not None:
+                hint = "leave it at 0"
+                raise ConfigError("is for environments without a pool of their own", field="workers.workers", hint=hint)
+            opened = replace(opened, pool=stack.enter_context(ProcessPool(workers)))
         yield opened
 
 
@@ -69,7 +89,13 @@ def identity(environment: Part, opened: TaskSet) -> dict[str, Any]:
         split: hashlib.blake2b("\n".join(task.task_id for task in tasks).encode(), digest_size=8).hexdigest()
         for split, tasks in opened.tasks.items()
     }
-    return {"environment": parts.identity("environments", environment), "tasks": ids}
+    return {"environment": parts.identity("environments", environment), "tasks": ids, **opened.contents}
+
+
+def contents(sources: Mapping[str, str | None]) -> dict[str, str]:
+    """The hashes of the files and folders among `sources`, by their names, for `TaskSet.contents`."""
+    paths = {name: Path(os.path.expanduser(os.path.expandvars(source))) for name, source in sources.items() if source}
+    return {f"{name}_hash": tree_hash(path) for name, path in paths.items()}
 
 
 def _environments(found: Any, environment: Part, split: str) -> list[Environment]:

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 _OWN = ("config.json", "metrics.jsonl", "cost.json", "pass_rates.jsonl", "model")
 _MADE = ("metrics.jsonl", "cost.json", "checkpoints", "model")  # by a run, after its config.json
-FREE = ("config.checkpoints", "config.environments.workers")  # how often to save, and where to step: no result changes
+FREE = ("config.checkpoints", "config.workers")  # how often to save, and where to step: no result changes
 
 Logged = dict[str, dict[str, Any]]  # by file name: {"rows", "bytes", "digest"}
 

@@ -146,7 +146,8 @@ class LiveRollout:
 
     def hear(self, observation: Observation, added: tuple[int, ...], cost: Cost) -> None:
         """Append what the environment answered."""
-        node = self.tree.add(self.leaf, NodeKind.OBSERVATION, added, messages=observation.messages, cost=cost)
+        said = {"messages": observation.messages, "metrics": observation.metrics}
+        node = self.tree.add(self.leaf, NodeKind.OBSERVATION, added, **said, cost=cost)
         self.leaf = node.id
         self.nodes.append(self.leaf)
         self.messages += observation.messages

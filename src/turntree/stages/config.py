@@ -8,9 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from turntree.core.config import Part
 from turntree.core.errors import ConfigError
 from turntree.engines.endpoint import EndpointConfig
 from turntree.engines.limits import EngineConfig
+from turntree.environments.tasks import DEFAULT
 from turntree.profiling.profile import ProfileConfig
 from turntree.training.config import CheckpointConfig, LoRAConfig, PivotConfig, SFTConfig
 
@@ -114,12 +116,16 @@ class CheckConfig:
     """Development candidates whose acceptance is measured, by kind of action (0: none)."""
     samples: int = 4
     """Rollouts of each of these states."""
-    games: int = 0
-    """Development games that are played (0: none)."""
-    difficulty: str = "easy"
-    """Of these games: easy, medium or hard."""
+    environment: Part = DEFAULT
+    """Whose tasks are played."""
+    tasks: int = 0
+    """Tasks of the split "dev" that are played (0: none)."""
+    task_seed: int = 0
+    """For environments that draw their tasks."""
     max_turns: int = 16
-    """Longest game."""
+    """Longest episode."""
+    max_tokens: int = 24
+    """Longest completion of one turn."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Evaluate a policy: success on held-out games or questions (sampled and greedy), and retention of other skills."""
+"""Evaluate a policy: success on the tasks of an environment (sampled and greedy), and retention of other skills."""
 
 from __future__ import annotations
 
@@ -8,54 +8,55 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from turntree.core import seeds
+from turntree.core import parts, seeds
 from turntree.core.completion import GenerationRequest, Sampling
-from turntree.core.config import to_mapping
+from turntree.core.config import Part, to_mapping
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError
 from turntree.core.labels import Rewards
 from turntree.core.protocols import Environment
 from turntree.core.tree import NodeKind, RolloutTree
-from turntree.domains import skills
-from turntree.domains.household.world import NOTHING_HAPPENS
+from turntree.environments.tasks import DEFAULT, TEST, open_tasks
 from turntree.observe.files import write_json
 from turntree.observe.run import progress
 from turntree.observe.statistics import wilson
 from turntree.rollouts.episodes import EpisodeConfig, grow
-from turntree.stages.arena import open_arena
-from turntree.stages.policy import Device, Policy, load_policy
-from turntree.stages.questions import QuestionsConfig
-from turntree.stages.tasks import GamesConfig
+from turntree.stages import skills
+from turntree.stages.policy import Device, Policy, load_policy, policy_name
 
 SCHEMA = "turntree.evaluation/1"
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig:
-    """`temperature` is that of the sampled episodes; `greedy` adds a greedy pass. `samples` episodes a game. With
-    `questions` those held out of them are asked instead of any game."""
+    """`count` tasks of a split of `environment` are played. `temperature` is that of the `samples` sampled episodes a
+    task; `greedy` adds a greedy pass. `model` "default" is the environment's own policy. `skills_per_kind` questions of
+    each unrelated skill say what a tiny policy retained (0: none are asked)."""
 
     model: str = "default"
-    games: GamesConfig = field(default_factory=GamesConfig)
-    questions: QuestionsConfig | None = None
+    environment: Part = DEFAULT
+    count: int = 200
+    split: str = TEST
+    task_seed: int = 0
     samples: int = 1
     temperature: float = 1.0
     greedy: bool = True
     max_turns: int = 16
-    max_tokens: int = 24
+    max_tokens: int = 48
     max_context: int = 4096
-    skills_per_kind: int = 100
+    skills_per_kind: int = 0
     seed: int = 0
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
-        if self.samples < 1 or self.max_turns < 1 or self.temperature <= 0 or self.skills_per_kind < 0:
-            raise ConfigError("samples, max_turns and temperature must be above 0", field="samples")
+        if min(self.samples, self.max_turns, self.count) < 1 or self.temperature <= 0 or self.skills_per_kind < 0:
+            raise ConfigError("count, samples, max_turns and temperature must be above 0", field="samples")
 
 
 def evaluate(config: EvaluateConfig, out: Path | None = None) -> dict[str, Any]:
     """Play and write `out` (evaluation JSON); returns the same value."""
-    policy = load_policy(config.model, config.device)
+    config = parts.resolved(config)
+    policy = load_policy(policy_name(config.model, config.environment), config.device)
     result = evaluate_policy(policy, config)
     if out is not None:
         write_json(out, result)
@@ -63,18 +64,20 @@ def evaluate(config: EvaluateConfig, out: Path | None = None) -> dict[str, Any]:
 
 
 def evaluate_policy(policy: Policy, config: EvaluateConfig) -> dict[str, Any]:
-    with open_arena(config.games, config.questions) as arena:
-        sampled, cost = play(policy, arena.held_out, config, config.temperature, config.samples)
+    splits = {config.split: config.count}
+    with open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source) as opened:
+        tasks = opened.of(config.split)
+        sampled, cost = play(policy, tasks, config, config.temperature, config.samples)
         result: dict[str, Any] = {
             "schema": SCHEMA,
             "config": to_mapping(config),
             "policy_hash": policy.hash,
             "sampled": sampled,
         }
-        if arena.read:
-            result["questions"] = list(arena.read)
+        if opened.read:
+            result["read"] = list(opened.read)
         if config.greedy:
-            result["greedy"], more = play(policy, arena.held_out, config, 0.0, 1)
+            result["greedy"], more = play(policy, tasks, config, 0.0, 1)
             cost += more
     if config.skills_per_kind:
         result["retention"], more = retention(policy, config.skills_per_kind, config.seed)
@@ -95,7 +98,7 @@ def play(
     """Success over all episodes with Wilson intervals, overall and per task type, and every outcome."""
     sampling = Sampling(temperature=temperature, max_tokens=config.max_tokens)
     episodes = EpisodeConfig(max_turns=config.max_turns, max_context=config.max_context, sampling=sampling)
-    what = "greedy games" if temperature == 0 else "sampled games"
+    what = "greedy episodes" if temperature == 0 else "sampled episodes"
     with progress((), what, total=len(environments) * samples, quiet=quiet) as bar:
         grown = grow(
             environments,
@@ -112,13 +115,13 @@ def play(
     by_type: dict[str, list[list[float]]] = defaultdict(list)
     for outcome in outcomes:
         by_type[outcome["task_type"]].append(outcome["rewards"])
-    commands = sum(outcome["turns"] for outcome in outcomes)
+    turns = sum(outcome["turns"] for outcome in outcomes)
     summary = {
         "temperature": temperature,
         **_share([outcome["rewards"] for outcome in outcomes]),
         "by_task_type": {kind: _share(rewards) for kind, rewards in sorted(by_type.items())},
-        "invalid_share": sum(outcome["invalid"] for outcome in outcomes) / commands if commands else None,
-        "turns_per_episode": commands / (len(outcomes) * samples),
+        **_metrics([tree for tree, _ in grown]),
+        "turns_per_episode": turns / (len(outcomes) * samples),
         "censored": sum(outcome["censored"] for outcome in outcomes),
         "outcomes": outcomes,
     }
@@ -126,7 +129,6 @@ def play(
 
 
 def _outcome(environment: Environment, tree: RolloutTree, rewards: Rewards) -> dict[str, Any]:
-    answers = [node.message for node in tree if node.kind is NodeKind.OBSERVATION]
     scored = [verdict for _, verdict in sorted(rewards.verdicts.items()) if verdict.reward is not None]
     return {
         "task": tree.task_id,
@@ -134,8 +136,16 @@ def _outcome(environment: Environment, tree: RolloutTree, rewards: Rewards) -> d
         "rewards": [float(bool(verdict.success)) for verdict in scored],  # success, whatever a task pays for it
         "censored": len(rewards.verdicts) - len(scored),
         "turns": sum(node.kind is NodeKind.COMPLETION for node in tree),
-        "invalid": sum(answer is not None and answer.content == NOTHING_HAPPENS for answer in answers),
     }
+
+
+def _metrics(trees: Sequence[RolloutTree]) -> dict[str, float]:
+    """What the domain counted for itself, by `NAME_share`: its mean over the steps that told it."""
+    told: dict[str, list[float]] = defaultdict(list)
+    for node in (node for tree in trees for node in tree):
+        for name, value in node.metrics.items():
+            told[name].append(value)
+    return {f"{name}_share": _mean(values) for name, values in sorted(told.items())}
 
 
 def _share(games: Sequence[Sequence[float]]) -> dict[str, Any]:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from turntree.core.config import Part
 from turntree.core.errors import ConfigError
+from turntree.domains.household.door import GamesConfig
 from turntree.observe.files import read_table
 from turntree.observe.run import RunDirectory
 from turntree.profiling import profile as profiling
@@ -30,7 +32,6 @@ from turntree.stages.paired import (
     write_experiment,
 )
 from turntree.stages.profile import ProfileStageConfig
-from turntree.stages.tasks import GamesConfig
 from turntree.stages.train_online import TrainOnlineConfig, run_train_online
 from turntree.stages.train_pivot import CheckConfig, TrainPivotConfig, run_train_pivot
 from turntree.training.pivot import PivotConfig
@@ -43,7 +44,7 @@ GAMES_PER_SEED = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class CostExperimentConfig:
-    """`online` is the GRPO arm; its `games` are also those that the traces demonstrate. `held_out` games of the split
+    """`online` is the GRPO arm; its tasks are also those that the traces demonstrate. `held_out` games of the split
     `dev` are played `train.check_every` steps of either arm apart, at the temperature of `train`."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -75,9 +76,22 @@ def run_cost_experiment(config: CostExperimentConfig, out: Path) -> dict[str, An
     return summary
 
 
+def _environment(config: CostExperimentConfig, seed: int) -> Part:
+    """Every seed trains on games of its own."""
+    options = config.online.environment.options
+    return Part(config.online.environment.name, {**options, "offset": options.get("offset", 0) + GAMES_PER_SEED * seed})
+
+
 def _games(config: CostExperimentConfig, seed: int) -> GamesConfig:
-    games = config.online.games
-    return replace(games, offset=games.offset + GAMES_PER_SEED * seed)
+    """Those that the traces demonstrate: the GRPO arm's."""
+    options = _environment(config, seed).options
+    return GamesConfig(
+        source=options.get("games", "generated"),
+        split="train",
+        count=config.online.count,
+        offset=options["offset"],
+        difficulty=options.get("difficulty", "easy"),
+    )
 
 
 def _pivotrl(config: CostExperimentConfig, seed: int, folder: Path) -> None:
@@ -94,7 +108,7 @@ def _pivotrl(config: CostExperimentConfig, seed: int, folder: Path) -> None:
         profile.run_profile(stage, measured)
     select.run_select(measured, replace(config.select, seed=seed), pivots)
     episodes = config.online.train.rollouts.episodes
-    check = CheckConfig(games=config.held_out, difficulty=config.online.games.difficulty, max_turns=episodes.max_turns)
+    check = CheckConfig(tasks=config.held_out, environment=config.online.environment, max_turns=episodes.max_turns)
     training = TrainPivotConfig(
         pivots=str(pivots),
         model=config.online.model,
@@ -106,11 +120,10 @@ def _pivotrl(config: CostExperimentConfig, seed: int, folder: Path) -> None:
 
 
 def _grpo(config: CostExperimentConfig, seed: int, folder: Path) -> None:
-    held_out = GamesConfig(split="dev", count=config.held_out, difficulty=config.online.games.difficulty)
     online = replace(
         config.online,
-        games=_games(config, seed),
-        held_out=held_out,
+        environment=_environment(config, seed),
+        held_out_count=config.held_out,
         held_out_temperature=config.train.sampling.temperature,
         train=replace(config.online.train, seed=seed),
     )

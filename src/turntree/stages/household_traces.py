@@ -13,10 +13,10 @@ from turntree.core import seeds
 from turntree.core.config import to_mapping
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
+from turntree.domains.household.door import GamesConfig, games
 from turntree.domains.household.experts import UnreachableGoal, next_exploring_action, shortest_plan, stumble
 from turntree.domains.household.world import Game, State
 from turntree.observe.run import progress
-from turntree.stages.tasks import GamesConfig, games
 from turntree.traces.schema import Trace, write_traces
 from turntree.traces.splits import assign_split
 

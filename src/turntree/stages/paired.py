@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from turntree.core import parts
 from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
 from turntree.observe.files import atomic_write, write_json
@@ -109,6 +110,7 @@ def ratio_over_seeds(values: Sequence[float]) -> dict[str, Any]:
 
 def run_or_reuse(config: TrainOnlineConfig, folder: Path) -> None:
     """Run an arm unless it is finished. Raises `InputError` where another configuration was run there."""
+    config = parts.resolved(config)
     if not RunDirectory(folder).finished_with(to_mapping(config)):
         run_train_online(config, folder)
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from turntree.core import parts
+from turntree.core.config import Part
 from turntree.engines.checkpoint import load_model, load_tokenizer, policy_hash, template_hash, tokenizer_hash
 from turntree.engines.hf import HFEngine
 from turntree.renderers.template import ChatRenderer
@@ -15,9 +17,7 @@ from turntree.training.attention import set_tree_attention
 from turntree.training.forward import set_checkpointing
 from turntree.training.lora import Reference, add_adapter, frozen_reference
 
-_MODELS = Path(__file__).resolve().parents[1] / "models"
-EMBEDDED = _MODELS / "household_tiny"
-_NAMED = {"default": EMBEDDED, "qa": _MODELS / "qa_tiny"}
+DEFAULT = "default"
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,15 @@ class Policy:
         return frozen_reference(self.model)
 
 
+def policy_name(model: str, environment: Part) -> str:
+    """The name or folder of the policy that plays: "default" is the one that the environment registered under its own
+    name, where it did (`turntree.policies`)."""
+    return environment.name if model == DEFAULT and environment.name in parts.names("policies") else model
+
+
 def resolve(source: str) -> Path:
-    """The folder of a policy; "default" is the embedded one that plays household games, "qa" answers questions."""
-    return _NAMED.get(source, Path(source))
+    """The folder of a policy: a registered name (`turntree.policies`), or the folder itself."""
+    return parts.load("policies", source).target if source in parts.names("policies") else Path(source)
 
 
 def load_policy(source: str, device: Device) -> Policy:

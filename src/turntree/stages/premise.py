@@ -19,17 +19,17 @@ import numpy as np
 from scipy.stats import rankdata
 
 from turntree.branching.rules import RandomBrancher
-from turntree.core.config import to_mapping
+from turntree.core.config import Part, to_mapping
 from turntree.core.errors import ConfigError
 from turntree.core.labels import Rewards
-from turntree.core.tree import Node, RolloutTree
+from turntree.core.tree import Node, NodeKind, RolloutTree
+from turntree.environments.tasks import TRAIN, open_tasks
 from turntree.observe.files import write_json
 from turntree.observe.run import progress
 from turntree.observe.statistics import percentile_interval, resampled, spearman
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
-from turntree.stages.policy import Device, load_policy
-from turntree.stages.questions import QuestionsConfig, open_questions
+from turntree.stages.policy import Device, load_policy, policy_name
 
 SCHEMA = "turntree.premise/1"
 POSITIONS = 12  # tokens of a turn whose mean entropy is shown one by one
@@ -37,11 +37,13 @@ POSITIONS = 12  # tokens of a turn whose mean entropy is shown one by one
 
 @dataclass(frozen=True, kw_only=True)
 class PremiseConfig:
-    """`questions.count` questions, `initial` rollouts of each, each forked once, with probability `rate` a tool result,
-    into `children`; all of it once for each k in `probes`."""
+    """`count` training tasks of `environment`, `initial` rollouts of each, each forked once, with probability `rate` a
+    tool result, into `children`; all of it once for each k in `probes`."""
 
-    model: str = "qa"
-    questions: QuestionsConfig = field(default_factory=lambda: QuestionsConfig(count=150, held_out_count=1))
+    environment: Part
+    model: str = "default"
+    count: int = 150
+    task_seed: int = 0
     episodes: EpisodeConfig = field(default_factory=EpisodeConfig)
     initial: int = 4
     children: int = 8
@@ -73,20 +75,22 @@ class ForkSeen:
 
 def run_premise(config: PremiseConfig, out: Path) -> dict[str, Any]:
     """Measure and write `out` (JSON)."""
-    policy = load_policy(config.model, config.device)
+    policy = load_policy(policy_name(config.model, config.environment), config.device)
     leaves = config.initial * config.children
     rollouts = SchedulerConfig(
         episodes=config.episodes, group_size=leaves, initial_rollouts=config.initial, max_live_rollouts=128
     )
     profile = EntropyProfile()
     found: dict[str, Any] = {}
-    with open_questions(config.questions) as questions:
+    splits = {TRAIN: config.count}
+    with open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source) as opened:
+        tasks = opened.of(TRAIN)
         for k in config.probes:
             brancher = RandomBrancher(rate=config.rate, branches=config.children, shared=k - 1)
-            scheduler = Scheduler(policy.engine, policy.renderer, rollouts, pool=questions.pool, brancher=brancher)
-            run = scheduler.run(questions.tasks, seed=config.seed)
+            scheduler = Scheduler(policy.engine, policy.renderer, rollouts, pool=opened.pool, brancher=brancher)
+            run = scheduler.run(tasks, seed=config.seed)
             forks: list[ForkSeen] = []
-            for group in progress(run, f"premise, k = {k}", total=len(questions.tasks)):
+            for group in progress(run, f"premise, k = {k}", total=len(tasks)):
                 forks += forks_of(group.tree, group.rewards)
                 if k == 1:  # whole turns
                     profile.see(group.tree)
@@ -135,9 +139,10 @@ class EntropyProfile:
 
 def _asked_after(above: Node) -> str:
     """What came before a turn: the task, or the result of a tool."""
-    if above.message is None:
+    said = above.message
+    if said is None or above.kind is NodeKind.PROMPT:
         return "task"
-    return above.message.name or above.message.role
+    return said.name or said.role
 
 
 def forks_of(tree: RolloutTree, rewards: Rewards) -> Iterator[ForkSeen]:

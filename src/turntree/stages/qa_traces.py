@@ -10,10 +10,11 @@ from typing import Any
 from turntree.core import seeds
 from turntree.core.config import to_mapping
 from turntree.core.errors import ConfigError, InputError
+from turntree.domains.qa.door import Questions
 from turntree.domains.qa.experts import Mistake, Played, play
 from turntree.domains.qa.generate import Posed
+from turntree.environments.tasks import TRAIN
 from turntree.observe.run import progress
-from turntree.stages.questions import QuestionsConfig, open_questions
 from turntree.traces.schema import Trace, write_traces
 from turntree.traces.splits import assign_split
 
@@ -22,10 +23,11 @@ _RECOVERABLE: tuple[Mistake, ...] = ("another relation", "another entity", "an e
 
 @dataclass(frozen=True, kw_only=True)
 class QaTracesConfig:
-    """`questions.count` generated questions of the split "train". A slip is part of the history of later turns,
-    marked in `meta["skip_turns"]` and learned by no stage."""
+    """`count` generated questions of the split "train". A slip is part of the history of later turns, marked in
+    `meta["skip_turns"]` and learned by no stage."""
 
-    questions: QuestionsConfig = field(default_factory=lambda: QuestionsConfig(count=200))
+    questions: Questions = field(default_factory=Questions)
+    count: int = 200
     slips: float = 0.0
     """Chance that the expert looks something else up before a look-up."""
     dev: float = 0.2
@@ -37,10 +39,10 @@ class QaTracesConfig:
         for name in ("dev", "slips"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError("is outside [0, 1)", field=name)
-        if self.questions.source != "generated":
+        if self.questions.questions != "generated":
             raise ConfigError(
                 "only generated questions say how they are answered",
-                field="questions.source",
+                field="questions.questions",
                 hint="record episodes of your own expert and `turntree traces import` them",
             )
 
@@ -49,9 +51,9 @@ def make_traces(config: QaTracesConfig, out: Path) -> dict[str, Any]:
     """Answer every question once and write the episodes; those not answered right are counted by reason."""
     counts: Counter[str] = Counter()
     traces: list[Trace] = []
-    with open_questions(config.questions) as questions:
-        pairs = zip(questions.tasks, questions.posed, strict=True)
-        for environment, posed in progress(pairs, "expert answers", total=len(questions.tasks)):
+    with config.questions.play({TRAIN: config.count}) as opened:
+        pairs = zip(opened.tasks[TRAIN], opened.posed[TRAIN], strict=True)
+        for environment, posed in progress(pairs, "expert answers", total=config.count):
             rng = seeds.generator(config.seed, "expert", environment.task_id)
             played = play(environment, posed, rng, config.slips, _RECOVERABLE)
             counts["questions"] += 1

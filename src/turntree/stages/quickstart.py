@@ -20,6 +20,7 @@ from rich.table import Table
 from turntree.core.completion import Sampling
 from turntree.core.config import to_mapping
 from turntree.core.errors import ConfigError, TurntreeError
+from turntree.domains.household.door import GamesConfig
 from turntree.observe.files import read_json, read_table, write_json
 from turntree.observe.run import open_folder
 from turntree.observe.statistics import paired_bootstrap
@@ -33,7 +34,6 @@ from turntree.stages.household_traces import HouseholdTracesConfig
 from turntree.stages.policy import Device
 from turntree.stages.profile import ProfileStageConfig
 from turntree.stages.sft import SFTStageConfig
-from turntree.stages.tasks import GamesConfig
 from turntree.stages.train_pivot import CheckConfig, TrainPivotConfig
 from turntree.training.losses import LossConfig
 from turntree.training.optimizer import OptimizerConfig
@@ -71,8 +71,10 @@ class QuickstartConfig:
             optimizer=OptimizerConfig(learning_rate=5e-4, warmup_steps=3),
         )
     )
-    check: CheckConfig = field(default_factory=lambda: CheckConfig(states=150, games=60))
-    evaluate: EvaluateConfig = field(default_factory=lambda: EvaluateConfig(games=GamesConfig(count=400)))
+    check: CheckConfig = field(default_factory=lambda: CheckConfig(states=150, tasks=60))
+    evaluate: EvaluateConfig = field(
+        default_factory=lambda: EvaluateConfig(count=400, max_tokens=24, skills_per_kind=100)
+    )
 
     def __post_init__(self) -> None:
         if self.workers < 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -9,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from turntree.branching.config import BranchConfig, build_brancher
-from turntree.core.config import to_mapping
+from turntree.core import parts
+from turntree.core.config import Part, to_mapping
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError
-from turntree.core.protocols import Gate
+from turntree.core.protocols import Environment, Gate
 from turntree.engines.checkpoint import save_model
 from turntree.environments.processes import ProcessPoolConfig
+from turntree.environments.tasks import DEFAULT, DEV, TEST, TRAIN, TaskSet, identity, open_tasks
 from turntree.gates.compose import RandomGate
 from turntree.gates.config import GateConfig, build_gate
 from turntree.logs.groups import LoggedGroup
@@ -22,17 +25,15 @@ from turntree.logs.rollouts import FILE_NAME, append_groups, group_from_tree
 from turntree.observe.files import writing
 from turntree.observe.run import RunDirectory, open_run, progress
 from turntree.rollouts.groups import GrownGroup
-from turntree.stages.arena import Arena, open_arena
 from turntree.stages.evaluate import EvaluateConfig, play
-from turntree.stages.policy import Device, Policy, load_policy
-from turntree.stages.questions import QuestionsConfig
-from turntree.stages.tasks import GamesConfig
+from turntree.stages.policy import Device, Policy, load_policy, policy_name
 from turntree.training.checkpoints import CheckpointConfig, resume
 from turntree.training.head import vocabulary_size
 from turntree.training.isolation import check_path_isolation
 from turntree.training.online import OnlineConfig, Parts, TrainedOnline, train_online
 
 GATE_LOG, BRANCH_LOG, HELD_OUT = "gate.jsonl", "branches.jsonl", "held_out.jsonl"
+SAID = ("success", "turns_per_episode")  # of held-out checks, beside what the domain counts for itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,30 +46,36 @@ class RandomCutConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOnlineConfig:
-    """`games` are trained on; `held_out`, which should be of another split, are played `held_out_samples` times at
-    `held_out_temperature` (0: greedily) every `train.check_every` iterations. With `questions` these are asked instead
-    of any game. `gate` and `random_cut` exclude each other. `branching` needs `train.rollouts.initial_rollouts` below
-    the group size. `environments` says where games are stepped: in worker processes, which are killed and rebuilt where
-    they hang or die, or (`workers` 0) in this one; that changes no result."""
+    """`count` tasks of the split "train" of `environment` are trained on. `held_out_count` of another split are played
+    `held_out_samples` times at `held_out_temperature` (0: greedily) every `train.check_every` iterations. `task_seed`
+    is for environments that draw their tasks. `model` "default" is the environment's own policy. `gate` and
+    `random_cut` exclude each other. `branching` needs `train.rollouts.initial_rollouts` below the group size. `workers`
+    says where tasks are stepped: in worker processes, which are killed and rebuilt where they hang or die, or
+    (`workers.workers` 0) in this one; that changes no result."""
 
     model: str = "default"
-    games: GamesConfig = field(default_factory=lambda: GamesConfig(split="train", count=400))
-    held_out: GamesConfig = field(default_factory=lambda: GamesConfig(split="dev", count=100))
+    environment: Part = DEFAULT
+    count: int = 400
+    held_out_count: int = 100
+    held_out_split: str = DEV
     held_out_temperature: float = 0.0
     held_out_samples: int = 1
-    questions: QuestionsConfig | None = None
+    task_seed: int = 0
     train: OnlineConfig = field(default_factory=OnlineConfig)
     branching: BranchConfig | None = None
     gate: GateConfig | None = None
     random_cut: RandomCutConfig | None = None
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     device: Device = field(default_factory=Device)
-    environments: ProcessPoolConfig = field(default_factory=lambda: ProcessPoolConfig(workers=0))
+    workers: ProcessPoolConfig = field(default_factory=lambda: ProcessPoolConfig(workers=0))
 
     def __post_init__(self) -> None:
         self.device.check_trainable()
-        if self.held_out_samples < 1:
-            raise ConfigError("must be at least 1", field="held_out_samples")
+        for name in ("count", "held_out_count", "held_out_samples"):
+            if getattr(self, name) < 1:
+                raise ConfigError("must be at least 1", field=name)
+        if self.held_out_split == TRAIN:
+            raise ConfigError("is what is trained on", field="held_out_split", hint=f"use {DEV!r} or {TEST!r}")
         if self.gate is not None and self.random_cut is not None:
             raise ConfigError("excludes gate", field="random_cut", hint="set one of them to null")
         self._check_branching()
@@ -108,18 +115,20 @@ def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = 
     `out/rollouts.jsonl` (what `turntree audit` and `turntree gate calibrate` read), what the gate saw and said in
     `out/gate.jsonl`, the brancher in `out/branches.jsonl`, held-out outcomes by task in `out/held_out.jsonl`, the bill
     in `out/cost.json`."""
-    policy = load_policy(config.model, config.device)
+    config = parts.resolved(config)
+    policy = load_policy(policy_name(config.model, config.environment), config.device)
     check_path_isolation(policy.model)
     logs = (FILE_NAME, GATE_LOG, BRANCH_LOG, HELD_OUT)
-    with (
-        open_arena(config.held_out, config.questions, train=config.games, workers=config.environments) as arena,
-        open_run(
-            *(out, "train online", to_mapping(config), {**policy.identity, **arena.contents}),
-            overwrite=overwrite,
-            logs=logs,
-        ) as run,
-    ):
-        trained = _train(run, policy, arena, config)
+    splits = {TRAIN: config.count, config.held_out_split: config.held_out_count}
+    with contextlib.ExitStack() as stack:
+        opened = stack.enter_context(
+            open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source, workers=config.workers)
+        )
+        inputs = {**policy.identity, **identity(config.environment, opened)}
+        run = stack.enter_context(
+            open_run(out, "train online", to_mapping(config), inputs, overwrite=overwrite, logs=logs)
+        )
+        trained = _train(run, policy, opened, config)
         rows = run.metrics()
     return {
         "model": str(run.model),
@@ -127,13 +136,13 @@ def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = 
         "reward_mean": rows[-1]["reward_mean"],
         "held_out_success": rows[-1].get("held_out_success"),
         "forks": rows[-1]["trees"]["forks"],
-        "questions": list(arena.read),
+        "read": list(opened.read),
         "saved": trained.savings.counts(),
         "cost": trained.cost.counts(),
     }
 
 
-def _train(run: RunDirectory, policy: Policy, arena: Arena, config: TrainOnlineConfig) -> TrainedOnline:
+def _train(run: RunDirectory, policy: Policy, opened: TaskSet, config: TrainOnlineConfig) -> TrainedOnline:
     """Train from where the run stands to its end, and write what it made; the bill last."""
     reference = policy.reference() if config.train.loss.kl_coefficient > 0 else None  # before a checkpoint is loaded
     checkpoints, done = resume(run, config.checkpoints)
@@ -142,15 +151,15 @@ def _train(run: RunDirectory, policy: Policy, arena: Arena, config: TrainOnlineC
         reference,
         policy.engine,
         policy.renderer,
-        arena.tasks,
+        opened.of(TRAIN),
         gate=config.build_gate(),
         brancher=None if config.branching is None else build_brancher(config.branching, vocabulary_size(policy.model)),
-        pool=arena.pool,
+        pool=opened.pool,
     )
     with progress((), "train online", total=config.train.iterations, initial=done) as bar:
 
         def log(row: dict[str, Any]) -> None:
-            run.log({**row, "timing": {**row.get("timing", {}), **arena.figures()}})
+            run.log({**row, "timing": {**row.get("timing", {}), **opened.figures()}})
             if row["step"]:
                 bar.update()
                 bar.set_postfix(
@@ -162,7 +171,7 @@ def _train(run: RunDirectory, policy: Policy, arena: Arena, config: TrainOnlineC
             config.train,
             log=log,
             keep=lambda iteration, groups: _keep(run.path, iteration, groups),
-            check=_check(run.path, policy, arena, config),
+            check=_check(run.path, policy, opened.of(config.held_out_split), config),
             checkpoints=checkpoints,
         )
     save_model(policy.model, policy.tokenizer, run.model)
@@ -212,23 +221,19 @@ def _branched(group: GrownGroup, logged: LoggedGroup) -> Iterator[dict[str, Any]
             yield {"iteration": logged.iteration, "group": logged.id, "task": logged.task, **said}
 
 
-def _check(folder: Path, policy: Policy, arena: Arena, config: TrainOnlineConfig):
+def _check(folder: Path, policy: Policy, tasks: Sequence[Environment], config: TrainOnlineConfig):
     """Play of the held-out tasks, their outcomes kept task by task."""
     episodes = config.train.rollouts.episodes
     settings = EvaluateConfig(
         max_turns=episodes.max_turns,
         max_tokens=episodes.sampling.max_tokens,
         max_context=episodes.max_context,
-        games=config.held_out,
-        skills_per_kind=0,
     )
 
     def check(iteration: int) -> tuple[dict[str, Any], Cost]:
-        summary, cost = play(
-            policy, arena.held_out, settings, config.held_out_temperature, config.held_out_samples, quiet=True
-        )
+        summary, cost = play(policy, tasks, settings, config.held_out_temperature, config.held_out_samples, quiet=True)
         keep_held_out(folder, iteration, summary)
-        held_out = {name: summary[name] for name in ("success", "invalid_share", "turns_per_episode")}
+        held_out = {name: value for name, value in summary.items() if name in SAID or name.endswith("_share")}
         return {f"held_out_{name}": value for name, value in held_out.items()}, cost
 
     return check

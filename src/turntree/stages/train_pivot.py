@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -12,9 +13,9 @@ from turntree.core.config import to_mapping
 from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
 from turntree.core.labels import Rewards
-from turntree.core.protocols import TurnVerifier
-from turntree.domains.household.environment import HouseholdEnvironment
+from turntree.core.protocols import Environment, TurnVerifier
 from turntree.engines.checkpoint import save_model
+from turntree.environments.tasks import DEV, open_tasks
 from turntree.observe.artifacts import PASS_RATES, PIVOTS
 from turntree.observe.files import file_hash
 from turntree.observe.run import RunDirectory, notice, open_run, progress
@@ -23,7 +24,6 @@ from turntree.stages.config import CheckConfig, TrainPivotConfig
 from turntree.stages.evaluate import EvaluateConfig, play
 from turntree.stages.policy import Policy, load_policy
 from turntree.stages.profile import read_candidates
-from turntree.stages.tasks import GamesConfig, games
 from turntree.stages.train_online import HELD_OUT, keep_held_out
 from turntree.stages.verifier import is_shipped, resolve_verifier
 from turntree.training.checkpoints import resume
@@ -44,14 +44,18 @@ def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = Fa
     verifier = _verifier(config, header)
     pivots = _pivots(rows, policy, traces, header, config.pivots)
     check_path_isolation(policy.model)
-    check = _checks(config, policy, verifier, traces, out)
     inputs = {
         **policy.identity,
         "pivots_hash": file_hash(Path(config.pivots)),
         "traces_hash": header["traces_hash"],
         "verifier": verifier.name,
     }
-    with open_run(out, "train pivot", to_mapping(config), inputs, overwrite=overwrite, logs=(HELD_OUT,)) as run:
+    with contextlib.ExitStack() as stack:
+        tasks = stack.enter_context(_development_tasks(config.check, policy))
+        check = _checks(config, policy, verifier, traces, tasks, out)
+        run = stack.enter_context(
+            open_run(out, "train pivot", to_mapping(config), inputs, overwrite=overwrite, logs=(HELD_OUT,))
+        )
         trained = _train(run, policy, pivots, verifier, check, config)
         last = run.metrics()[-1]
     return {
@@ -179,16 +183,22 @@ def _verifier(config: TrainPivotConfig, header: dict[str, Any]) -> TurnVerifier:
     return verifier
 
 
-def _checks(config: TrainPivotConfig, policy: Policy, verifier: TurnVerifier, traces: str, out: Path) -> Check | None:
-    """What is measured on held-out states and games during training; None when nothing is asked for. Outcomes of games
+def _checks(
+    config: TrainPivotConfig,
+    policy: Policy,
+    verifier: TurnVerifier,
+    traces: str,
+    environments: Sequence[Environment],
+    out: Path,
+) -> Check | None:
+    """What is measured on held-out states and tasks during training; None when nothing is asked for. Outcomes of tasks
     are kept in `out/held_out.jsonl`."""
     settings = config.check
-    if not settings.states and not settings.games:
+    if not settings.states and not environments:
         return None
     states = read_candidates(traces, "dev", settings.states)[0] if settings.states else []
     prompted = [render(state, policy.renderer) for state in states]
     kinds = [verifier.judge(state, state.demonstration).kind for state in states]
-    environments = _development_games(settings)
 
     def check(step: int) -> Checked:
         figures: dict[str, Any] = {}
@@ -205,22 +215,25 @@ def _checks(config: TrainPivotConfig, policy: Policy, verifier: TurnVerifier, tr
             ]
             figures["held_out_acceptance"], acceptance = _acceptance(kinds, rewards)
         if environments:
-            played = EvaluateConfig(max_turns=settings.max_turns)
+            played = EvaluateConfig(max_turns=settings.max_turns, max_tokens=settings.max_tokens)
             summary, spent = play(policy, environments, played, config.train.sampling.temperature, 1, quiet=True)
             cost += spent
             keep_held_out(out, step, summary)
             figures["held_out_success"] = summary["success"]
-            figures["held_out_invalid_share"] = summary["invalid_share"]
+            figures |= {f"held_out_{name}": value for name, value in summary.items() if name.endswith("_share")}
         return Checked(figures, cost, acceptance)
 
     return check
 
 
-def _development_games(settings: CheckConfig) -> list[HouseholdEnvironment]:
-    if not settings.games:
-        return []
-    chosen = GamesConfig(split="dev", count=settings.games, difficulty=settings.difficulty)
-    return [HouseholdEnvironment(game) for game, _ in games(chosen)]
+@contextlib.contextmanager
+def _development_tasks(settings: CheckConfig, policy: Policy) -> Iterator[Sequence[Environment]]:
+    if not settings.tasks:
+        yield ()
+        return
+    splits = {DEV: settings.tasks}
+    with open_tasks(settings.environment, splits, seed=settings.task_seed, model=policy.source) as opened:
+        yield opened.of(DEV)
 
 
 def _acceptance(

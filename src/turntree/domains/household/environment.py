@@ -11,7 +11,7 @@ from turntree.core.messages import Message
 from turntree.core.protocols import Observation, TurnState
 from turntree.domains.household.games import load_games
 from turntree.domains.household.generate import EASY, HARD, MEDIUM, generate_game
-from turntree.domains.household.world import Game, State
+from turntree.domains.household.world import NOTHING_HAPPENS, Game, State
 
 DIFFICULTIES = {level.name: level for level in (EASY, MEDIUM, HARD)}
 
@@ -40,7 +40,8 @@ class HouseholdEnvironment:
     def step(self, action: Message) -> Observation:
         result = self._state.step(action.content.strip())
         answer = (Message("user", result.observation),)
-        return Observation(answer, done=result.won, success=True if result.won else None)
+        metrics = {"invalid": float(result.observation == NOTHING_HAPPENS)}  # an impossible command
+        return Observation(answer, done=result.won, success=True if result.won else None, metrics=metrics)
 
     def fork(self) -> HouseholdEnvironment:
         return HouseholdEnvironment(self._game, self._state.fork())

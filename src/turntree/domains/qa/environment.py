@@ -26,7 +26,7 @@ class QaConfig:
     left. `instructions` open the conversation as the system's message, where there are any."""
 
     max_calls: int = 12
-    instructions: str = ""
+    instructions: str | None = None
 
     def __post_init__(self) -> None:
         if self.max_calls < 1:

@@ -53,7 +53,7 @@ class QuestionReport:
         self.first.setdefault(reason, str(error))
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"dropped": dict(sorted(self.dropped.items()))}
+        return asdict(self) | {"kept": self.questions, "dropped": dict(sorted(self.dropped.items()))}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import collections
 
-from turntree.domains import skills
+from turntree.stages import skills
 
 
 def test_the_same_seed_asks_the_same_questions():

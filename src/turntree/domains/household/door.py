@@ -1,16 +1,31 @@
-"""Which household games a stage plays: generated ones by seed, or the games of a file or folder."""
+"""Household games through the door: `--environment household`, and which games those are.
+
+Generated games are named by split and number; the games of a file or folder are ALFWorld's own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from turntree.core.errors import ConfigError
-from turntree.domains.household.environment import DIFFICULTIES, build_game, file_source, generated_source
+from turntree.domains.household.environment import (
+    DIFFICULTIES,
+    HouseholdEnvironment,
+    build_game,
+    file_source,
+    generated_source,
+)
 from turntree.domains.household.games import load_games
 from turntree.domains.household.generate import TASK_TYPES
 from turntree.domains.household.world import Game
+from turntree.environments.tasks import TRAIN, TaskSet, contents
+
+POLICY = Path(__file__).resolve().parents[2] / "models" / "household_tiny"  # plays easy games badly
+GENERATED = "generated"
 
 # Ranges of generated seeds that never meet: a game of one split is in no other.
 SPLIT_SIZE = 1_000_000
@@ -24,14 +39,14 @@ class GamesConfig:
     For generated games `split` names the range of seeds and `offset` skips within it; the six task types alternate.
     """
 
-    source: str = "generated"
+    source: str = GENERATED
     split: str = "test"
     count: int = 200
     offset: int = 0
     difficulty: str = "easy"
 
     def __post_init__(self) -> None:
-        if self.source == "generated" and self.split not in SPLIT_SEEDS:
+        if self.source == GENERATED and self.split not in SPLIT_SEEDS:
             raise ConfigError(f"{self.split!r} is no split", field="split", hint=f"use {', '.join(SPLIT_SEEDS)}")
         if self.difficulty not in DIFFICULTIES:
             raise ConfigError(
@@ -49,7 +64,7 @@ class GamesConfig:
 
 def games(config: GamesConfig) -> Iterator[tuple[Game, dict[str, Any]]]:
     """Each game with the source that a trace records to rebuild it."""
-    if config.source == "generated":
+    if config.source == GENERATED:
         start = SPLIT_SEEDS[config.split] + config.offset
         for seed in range(start, start + config.count):
             source = generated_source(seed, TASK_TYPES[seed % len(TASK_TYPES)], config.difficulty)
@@ -57,3 +72,29 @@ def games(config: GamesConfig) -> Iterator[tuple[Game, dict[str, Any]]]:
         return
     for game in load_games(config.source, limit=config.count):
         yield game, file_source(config.source, game.id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Household:
+    """`games` are those to train on, or, where nothing is trained, those to play: "generated" or a path. `held_out` are
+    those that training is checked on. Of generated ones `difficulty` is easy, medium or hard, and the first `offset` of
+    the first are skipped."""
+
+    games: str = GENERATED
+    held_out: str = GENERATED
+    difficulty: str = "easy"
+    offset: int = 0
+
+    @contextlib.contextmanager
+    def open(self, splits: Mapping[str, int], *, seed: int) -> Iterator[TaskSet]:
+        """`seed` says nothing here: a generated game is its split and number."""
+        chosen = {
+            split: self._games(split, count, split == TRAIN or TRAIN not in splits) for split, count in splits.items()
+        }
+        tasks = {split: [HouseholdEnvironment(game) for game, _ in games(each)] for split, each in chosen.items()}
+        files = {split: each.source for split, each in chosen.items() if each.source != GENERATED}
+        yield TaskSet(tasks=tasks, contents=contents(files))
+
+    def _games(self, split: str, count: int, first: bool) -> GamesConfig:
+        source, offset = (self.games, self.offset) if first else (self.held_out, 0)
+        return GamesConfig(source=source, split=split, count=count, offset=offset, difficulty=self.difficulty)

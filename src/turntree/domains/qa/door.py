@@ -1,0 +1,158 @@
+"""Questions through the door: `--environment qa`. Generated ones over a generated world, or a user's own over their own
+documents, answered with a search tool and sandboxed Python that all episodes share."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from turntree.core.errors import ConfigError, InputError
+from turntree.domains.qa.build import QaWorld, QaWorldConfig, SearchConfig, environments, open_tools
+from turntree.domains.qa.environment import INSTRUCTIONS, QaConfig, QaEnvironment
+from turntree.domains.qa.formats import read_questions
+from turntree.domains.qa.generate import Posed, Split
+from turntree.domains.qa.questions import Question
+from turntree.environments.tasks import TRAIN, TaskSet, contents
+from turntree.sandboxes.limits import SandboxConfig
+from turntree.tools.pool import ThreadPool
+from turntree.tools.runtime import ToolRuntime, ToolRuntimeConfig
+from turntree.tools.search import SearchIndex
+from turntree.verifiers.hierarchical import HierarchicalConfig, HierarchicalReward
+
+POLICY = Path(__file__).resolve().parents[2] / "models" / "qa_tiny"  # answers a third of the generated questions
+GENERATED = "generated"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Questions:
+    """What is asked, and with what it is answered.
+
+    `questions` is "generated" or a file of questions (`domains.qa.formats`), which needs `index`, made by
+    `turntree index build`. Generated ones have splits. Of a file the first are trained on and the next ones checked
+    on, or the first of `held_out`; no question of `held_out` is trained on, whether it is checked on or not
+    (`Question.key`). Where nothing is trained, the first of the file are asked. A `model` other than the embedded one
+    is told how to answer, unless `episodes.instructions` say it in other words.
+    """
+
+    questions: str = GENERATED
+    index: str | None = None
+    held_out: str | None = None
+    world: QaWorldConfig = field(default_factory=QaWorldConfig)
+    episodes: QaConfig = field(default_factory=QaConfig)
+    reward: HierarchicalConfig = field(default_factory=HierarchicalConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
+    runtime: ToolRuntimeConfig = field(default_factory=lambda: ToolRuntimeConfig(seconds=300.0))  # waits for a box
+    threads: int = 64
+    model: str = "qa"
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ConfigError("must be at least 1", field="threads")
+        if (self.questions == GENERATED) != (self.index is None):
+            raise ConfigError(
+                "a file of questions needs an index of the documents to search, generated ones bring their own",
+                field="index",
+                hint="make one with `turntree index build`",
+            )
+        if self.questions == GENERATED and self.held_out is not None:
+            raise ConfigError("goes with a file of questions; generated ones have splits", field="held_out")
+
+    @contextlib.contextmanager
+    def open(self, splits: Mapping[str, int], *, seed: int) -> Iterator[TaskSet]:
+        """`seed` says nothing here: the generated world has one of its own (`world.seed`)."""
+        with self.play(splits) as opened:
+            files = {} if self.index is None else {"questions": self.questions, "index": self.index}
+            yield TaskSet(
+                tasks=opened.tasks,
+                pool=opened.pool,
+                figures=opened.figures,
+                read=opened.read,
+                contents=contents({**files, "held_out": self.held_out}),
+            )
+
+    @contextlib.contextmanager
+    def play(self, splits: Mapping[str, int]) -> Iterator[Opened]:
+        """Build what has to be built and close it again. Raises `InputError` on a machine without a sandbox."""
+        with contextlib.ExitStack() as stack:
+            posed: dict[str, Sequence[Posed]] = {}
+            read: list[dict[str, Any]] = []
+            if self.index is None:
+                world = QaWorld(self.world)
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                index = stack.enter_context(world.build_index(folder / "index.sqlite"))
+                posed = {split: world.questions(cast(Split, split), count) for split, count in splits.items()}
+                asked = {split: [each.question for each in found] for split, found in posed.items()}
+            else:
+                index = stack.enter_context(SearchIndex(Path(self.index)))
+                asked, read = self.read(splits)
+            tools = stack.enter_context(
+                open_tools(index, search=self.search, sandbox=self.sandbox, runtime=self.runtime)
+            )
+            pool = stack.enter_context(ThreadPool(self.threads))
+            reward, episodes = HierarchicalReward(self.reward), self._episodes()
+            tasks = {split: environments(found, tools, reward, episodes) for split, found in asked.items()}
+            yield Opened(tasks, pool, tools, posed, read)
+
+    def read(self, splits: Mapping[str, int]) -> tuple[dict[str, Sequence[Question]], list[dict[str, Any]]]:
+        """The questions of each split from files, of which none has one of another, and what reading them counted."""
+        (first, count), *others = sorted(splits.items(), key=lambda item: item[0] != TRAIN)
+        if not others:
+            found = read_questions([self.questions])
+            return {first: found.questions[:count]}, [found.report.to_json()]
+        ((checked, wanted),) = others
+        trained, held_out, read = read_splits(self.questions, count, self.held_out, wanted)
+        return {first: trained, checked: held_out}, read
+
+    def _episodes(self) -> QaConfig:
+        """An embedded policy has learned the format; any other is told."""
+        if self.episodes.instructions is not None:
+            return self.episodes
+        return QaConfig(max_calls=self.episodes.max_calls, instructions="" if self.model == "qa" else INSTRUCTIONS)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Environments by split with the pool to step them in. They share their tools. `posed` says how generated ones are
+    answered."""
+
+    tasks: Mapping[str, Sequence[QaEnvironment]]
+    pool: ThreadPool
+    tools: ToolRuntime
+    posed: Mapping[str, Sequence[Posed]]
+    read: Sequence[dict[str, Any]] = ()
+
+    def figures(self) -> dict[str, Any]:
+        """What the tools of this process were asked so far and what they executed, by name: hits of their cache and
+        joined calls depend on when things happened, so this belongs to the timing of a run."""
+        return {"tools": {name: asdict(count) for name, count in sorted(self.tools.ledger.counts().items())}}
+
+
+def read_splits(
+    source: str, count: int, held_out: str | None, held_out_count: int
+) -> tuple[Sequence[Question], Sequence[Question], list[dict[str, Any]]]:
+    """Those to train on and those to check on, which have none in common, and what reading them counted."""
+    first = read_questions([source])
+    if held_out is None:
+        checked = first.questions[count : count + held_out_count]
+        if not checked:
+            raise InputError(
+                f"all {len(first.questions)} questions would be trained on and none is left to check on",
+                path=source,
+                hint=f"lower --count (now {count}), or name a file as --held-out",
+            )
+        return first.questions[:count], checked, [first.report.to_json()]
+    if Path(held_out).resolve() == Path(source).resolve():
+        checked = first.questions[:held_out_count]
+        rest = first.without(checked, "checked on")
+        return rest.questions[:count], checked, [first.report.to_json()]
+    second = read_questions([held_out])
+    rest = first.without(second.questions, "held out")
+    if not rest.questions:
+        raise InputError("holds no question that is not held out too", path=source, field="held_out")
+    reports = [rest.report.to_json(), second.report.to_json()]
+    return rest.questions[:count], second.questions[:held_out_count], reports
