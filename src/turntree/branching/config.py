@@ -14,25 +14,30 @@ from turntree.core.protocols import Brancher
 @dataclass(frozen=True, kw_only=True)
 class BranchConfig:
     """How many leaves are grown, and from where, is said by `rollouts` (`group_size` M, `initial_rollouts` N,
-    `max_branched`); where they fork, here.
-
-    `branches`: Z, the rollout itself among them. `entropy`: `probe_tokens` k, `alpha`, `beta`, `tau`, and `paced`,
-    which adapts the threshold to the budget (from the second iteration on in place of tau). `random`: `rate`, None for
-    the pace of `entropy`; its branches share k - 1 tokens too. `fixed`: `turns`. `arpo_released`: `alpha` is its
-    probability, `beta` its weight. `posthoc`: `expansions` of each rollout, in `rounds`.
-    """
+    `max_branched`); where they fork, here."""
 
     rule: Literal["entropy", "random", "fixed", "arpo_released", "posthoc"] = "entropy"
+    """Fork episodes after tool results by this rule."""
     branches: int = 2
+    """Z, rollouts that go on from a fork, the rollout itself among them."""
     probe_tokens: int = 20
+    """k, entropies to look at; a fork needs longer turns than that."""
     alpha: float = 0.5
+    """Of entropy: the base probability; of arpo_released: its probability."""
     beta: float = 0.2
+    """Weight of the change of entropy."""
     tau: float = 0.5
+    """Of entropy, unpaced: the threshold."""
     paced: bool = True
+    """Of entropy: adapt the threshold to the budget, from the second iteration on."""
     rate: float | None = None
+    """Of random: the chance of a fork (default: the pace of entropy)."""
     turns: tuple[int, ...] = (2,)
+    """Of fixed: the turns that fork."""
     expansions: int = 2
+    """Of posthoc: forks of each rollout."""
     rounds: int = 1
+    """Of posthoc: rounds of expansion."""
 
     def __post_init__(self) -> None:
         if self.branches < 2:

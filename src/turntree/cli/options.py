@@ -17,7 +17,7 @@ import sys
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from turntree.core import parts
 from turntree.core.config import Part, from_mapping, nested, overlaid, section_of, to_mapping
 from turntree.core.config import defaults as defaults_of
 from turntree.core.errors import InputError
@@ -49,10 +50,23 @@ class StageCommand(click.Command):
     """A command that runs with a configuration. Its function gets the resolved one as `config`, beside the parameters
     that it declares itself (where to write, what to overwrite)."""
 
-    def __init__(self, *arguments: Any, config: str, options: Options, stage: str | None = None, **settings: Any):
+    def __init__(
+        self,
+        *arguments: Any,
+        config: str,
+        options: Options,
+        stage: str | None = None,
+        part: str | None = None,
+        named: Callable[[str], str] | None = None,
+        **settings: Any,
+    ):
+        """`part` names a key that holds a part: options that the command does not know are the part's own
+        (`--difficulty hard`). `named(model)` names that part where it is not given."""
         super().__init__(*arguments, **settings)
-        self._config, self.options = config, options
+        self._config, self.options, self._part, self._named = config, options, part, named
         self.stage = stage or self.name  # as config.json names it
+        if part is not None:
+            self.context_settings = {**self.context_settings, "ignore_unknown_options": True}
         self._shared: list[click.Parameter] | None = None
 
     @property
@@ -67,6 +81,9 @@ class StageCommand(click.Command):
             made = [_parameter(name, target, known) for name, target in self.options.items()]
             arguments = [one for one in made if isinstance(one, click.Argument)]
             self._shared = _shared()
+            if self._part is not None:
+                own = click.Argument(["part_options"], nargs=-1, type=click.UNPROCESSED, metavar="[--KEY VALUE]...")
+                arguments.append(own)
             # positional ones first; a command's own options before those of its configuration
             self.params = [*arguments, *self.params, *(one for one in made if one not in arguments), *self._shared]
         return super().get_params(ctx)
@@ -91,24 +108,34 @@ class StageCommand(click.Command):
             if isinstance(target, str) and _lacks(values, target):
                 place = next((p for p in self.params if name in (*p.opts, p.human_readable_name)), None)
                 raise click.MissingParameter(ctx=ctx, param=place)
-        return from_mapping(self.config_class, values)
+        return parts.resolved(from_mapping(self.config_class, values))
 
     def values(self, ctx: click.Context) -> dict[str, Any]:
         """As `resolve`, as plain values that may lack required keys."""
         cls = self.config_class
         values = defaults_of(cls)
+        layers = list(self._layers(ctx))
+        if self._named and self._part and not any(_names_part(layer.get(self._part)) for layer in layers):
+            model = [layer["model"] for layer in layers if "model" in layer] or [values["model"]]
+            layers.insert(0, {self._part: self._named(model[-1])})
+        for layer in layers:
+            values = overlaid(cls, values, layer)
+        return values
+
+    def _layers(self, ctx: click.Context) -> Iterator[dict[str, Any]]:
+        """What --config, the short options and --set say, the later over the earlier."""
         path, overrides = ctx.params.pop("config_path"), ctx.params.pop("overrides")
         if path is not None:
-            values = overlaid(cls, values, _read(path, self.stage))
+            yield _read(path, self.stage)
         for name, target in self.options.items():
             parameter = _name(name)
             value, source = ctx.params.pop(parameter), ctx.get_parameter_source(parameter)
             if source is ParameterSource.COMMANDLINE and value not in (None, ()):
-                key, given = (target, value) if isinstance(target, str) else (target.key, target.value)
-                values = overlaid(cls, values, nested(key, given))
+                yield nested(*((target, value) if isinstance(target, str) else (target.key, target.value)))
+        if self._part is not None:
+            yield from (nested(f"{self._part}.{key}", value) for key, value in _own(ctx.params.pop("part_options")))
         for override in overrides:
-            values = overlaid(cls, values, nested(*_assignment(override, "--set")))
-        return values
+            yield nested(*_assignment(override, "--set"))
 
 
 # making options
@@ -165,7 +192,9 @@ def default_text(key: Key) -> str:
         return f"[required with {key.off}]" if key.off else "[required]"
     if key.default is None or key.default is False or key.default in ({}, [], ""):
         return ""
-    return f"[default: {key.default if isinstance(key.default, str) else json.dumps(key.default)}]"
+    value = ",".join(map(str, key.default)) if isinstance(key.default, list) else key.default
+    told = value if isinstance(value, str) else json.dumps(value)
+    return f"[default: off, then {told}]" if key.off else f"[default: {told}]"
 
 
 def _kind(hint: Any, name: str) -> dict[str, Any]:
@@ -215,10 +244,31 @@ def _assignment(text: str, option: str) -> tuple[str, Any]:
     key, equals, value = text.rpartition("=") if option != "--set" else text.partition("=")
     if not equals or not key:
         raise InputError(f"{text!r} has no '='", field=option, hint=f"write {option} KEY=VALUE")
+    return key, value_of(value)
+
+
+def _own(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """The options of a part: `--difficulty hard`, `--difficulty=hard`."""
+    left = list(words or ())
+    while left:
+        word, equals, text = left.pop(0).partition("=")
+        if not word.startswith("--"):
+            raise InputError(f"there is no argument {word!r}", hint="see --help")
+        if not equals and not left:
+            raise InputError("is no option, or has no value", field=word, hint=f"see --help, or write {word} VALUE")
+        yield word.removeprefix("--").replace("-", "_"), value_of(text if equals else left.pop(0))
+
+
+def _names_part(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, Mapping) and "name" in value)
+
+
+def value_of(text: str) -> Any:
+    """JSON where it parses as JSON, else text."""
     try:
-        return key, parse_json(value)
+        return parse_json(text)
     except InputError:
-        return key, value
+        return text
 
 
 def _read(path: Path, stage: str | None) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import click
 from turntree.cli.common import finish, out_option, overwrite_option
 from turntree.cli.options import Constant, StageCommand
 
-MODEL_HELP = "A folder in Hugging Face format, or an embedded tiny policy: 'default', 'qa'."
 _CONFIG = "turntree.stages.config:"
 
 

@@ -167,9 +167,23 @@ def _overlaid(hint: Any, old: Any, new: Any, place: str) -> Any:
     if section is not None:
         below = cast("Mapping[str, Any]", old) if isinstance(old, Mapping) else defaults(section)
         return overlaid(section, below, row, above=f"{place}.")
+    item = item_of(hint)
+    if item is not None and all(key.isdecimal() for key in row):
+        return _overlaid_items(item, old, row, place)
     if hint in (str, int, float, bool) or typing.get_origin(hint) is typing.Literal:
         raise ConfigError("unknown key", field=place + _rest(row), hint=f"{place!r} has no sub-keys")
     return {**cast("Mapping[str, Any]", old), **row} if isinstance(old, Mapping) else row
+
+
+def _overlaid_items(item: Any, old: Any, new: Mapping[str, Any], place: str) -> list[Any]:
+    """The items by number, from 0; the one behind the last is added."""
+    items = list(cast("Sequence[Any]", old)) if isinstance(old, list | tuple) else []
+    for key, value in new.items():
+        number = int(key)
+        if number > len(items):
+            raise ConfigError("unknown key", field=f"{place}.{key}", hint=f"{place!r} has {len(items)} items")
+        items[number : number + 1] = [_overlaid(item, (*items, None)[number], value, f"{place}.{key}")]
+    return items
 
 
 def _overlaid_part(old: Any, new: Any) -> Any:
@@ -180,6 +194,11 @@ def _overlaid_part(old: Any, new: Any) -> Any:
         return cast("Any", given)
     before, now = cast("Mapping[str, Any]", old), cast("Mapping[str, Any]", given)
     return {**before, **now} if now.get("name", before.get("name")) == before.get("name") else now
+
+
+def item_of(hint: Any) -> Any:
+    """The type of the items of `tuple[X, ...]`, else None."""
+    return typing.get_args(hint)[0] if typing.get_args(hint)[1:] == (Ellipsis,) else None
 
 
 def section_of(hint: Any) -> type | None:

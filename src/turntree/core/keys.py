@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Any, cast
 
 from turntree.core import parts
-from turntree.core.config import Part, defaults, section_of, to_value
+from turntree.core.config import Part, defaults, item_of, section_of, to_value
 
 _PART_KINDS = {kind.noun: name for name, kind in parts.KINDS.items()}  # a key `gate` holds a part of "gates"
 
@@ -62,12 +62,20 @@ def keys(cls: type, values: Mapping[str, Any] | None = None, above: str = "", of
             yield from _part(key, name)
         elif section is None:
             yield key
+            yield from _items(key)
         else:
             if _optional(hint):
                 yield key
             below = held.get(name)
             inner = cast("Mapping[str, Any]", below) if isinstance(below, Mapping) else None
             yield from keys(section, inner, f"{key.name}.", off or (key.name if inner is None else ""))
+
+
+def _items(key: Key) -> Iterator[Key]:
+    """The keys of the first item, where items are sections: `checkpoints.0.turn`."""
+    section = section_of(item_of(key.hint))
+    if section is not None and key.default:
+        yield from keys(section, key.default[0], f"{key.name}.0.", key.off)
 
 
 def _part(key: Key, noun: str) -> Iterator[Key]:
@@ -78,10 +86,15 @@ def _part(key: Key, noun: str) -> Iterator[Key]:
     found = parts.load(_PART_KINDS[noun], chosen.name)
     meanings = field_meanings(found.target) if is_dataclass(found.target) else {}
     for name, option in found.options().items():
-        given = name in chosen.options
-        default = chosen.options[name] if given else to_value(option.default)
-        meaning = meanings.get(name, "")
-        yield Key(f"{key.name}.{name}", option.hint, default, option.required and not given, meaning)
+        given = chosen.options.get(name, to_value(option.default))
+        required = option.required and name not in chosen.options
+        section = section_of(option.hint)
+        if section is None or section is Part:
+            yield Key(f"{key.name}.{name}", option.hint, given, required, meanings.get(name, ""), key.off)
+        else:
+            inner = cast("dict[str, Any] | None", given)
+            below = None if inner is None else {**to_value(option.default), **inner}
+            yield from keys(section, below, f"{key.name}.{name}.", key.off)
 
 
 @functools.cache

@@ -46,8 +46,8 @@ class GresoConfig:
     """Least chance that any task is played."""
     success: float = SUCCESS_REWARD
     """A reward from this on is a success."""
-    seed: int = 0
-    """Of what is skipped."""
+    seed: int | None = None
+    """Of what is skipped (default: that of the run)."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -115,7 +115,7 @@ class Greso:
         if not history.outcome.zero_variance:
             return PromptDecision(False, 0.0, "mixed before")
         probability = self.skip_probability(task)
-        skip = seeds.generator(self.config.seed, "greso", task, iteration).random() < probability
+        skip = seeds.generator(self.config.seed or 0, "greso", task, iteration).random() < probability
         return PromptDecision(skip, probability, f"{'predicted' if skip else 'explored'} {history.outcome.value}")
 
     def record(self, task: str, rewards: Sequence[float | None]) -> GroupOutcome:

@@ -8,13 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from turntree.branching.config import BranchConfig
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError
+from turntree.core.protocols import Gate
 from turntree.engines.endpoint import EndpointConfig
 from turntree.engines.limits import EngineConfig
-from turntree.environments.tasks import DEFAULT
+from turntree.environments.processes import ProcessPoolConfig
+from turntree.environments.tasks import DEFAULT, DEV, TEST, TRAIN
+from turntree.gates.compose import RandomGate
+from turntree.gates.config import GateConfig, build_gate
 from turntree.profiling.profile import ProfileConfig
-from turntree.training.config import CheckpointConfig, LoRAConfig, PivotConfig, SFTConfig
+from turntree.training.config import CheckpointConfig, LoRAConfig, OnlineConfig, PivotConfig, SFTConfig
 
 
 @dataclass(frozen=True)
@@ -150,3 +155,154 @@ class TrainPivotConfig:
 
     def __post_init__(self) -> None:
         self.device.check_trainable()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomCutConfig:
+    """The control of an experiment: groups are cut whatever they do."""
+
+    turn: int = 10
+    """The turn at which groups are cut."""
+    rate: float = 0.2
+    """Share of the groups that reach it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOnlineConfig:
+    """`turntree train online`. `branching` needs `train.rollouts.initial_rollouts` below the group size."""
+
+    model: str = "default"
+    """A folder in Hugging Face format, or a registered policy; 'default' is the environment's own."""
+    environment: Part = DEFAULT
+    """What to play: a registered name, module:object of your own, or gymnasium:ID and the like. Its options are given
+    like those of the command."""
+    count: int = 400
+    """Tasks of the split "train" to train on."""
+    held_out_count: int = 100
+    """Tasks of another split to check on."""
+    held_out_split: str = DEV
+    """The split of these."""
+    held_out_temperature: float = 0.0
+    """Of held-out episodes (0: greedy)."""
+    held_out_samples: int = 1
+    """Held-out episodes of a task."""
+    task_seed: int = 0
+    """For environments that draw their tasks."""
+    train: OnlineConfig = field(default_factory=OnlineConfig)
+    branching: BranchConfig | None = None
+    """Fork episodes after tool results."""
+    gate: GateConfig | None = None
+    """Stop groups whose rollouts have converged on the same actions."""
+    random_cut: RandomCutConfig | None = None
+    """The control of an experiment: cut groups at random instead."""
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    device: Device = field(default_factory=Device)
+    workers: ProcessPoolConfig = field(default_factory=lambda: ProcessPoolConfig(workers=0))
+
+    def __post_init__(self) -> None:
+        self.device.check_trainable()
+        for name in ("count", "held_out_count", "held_out_samples"):
+            if getattr(self, name) < 1:
+                raise ConfigError("must be at least 1", field=name)
+        if self.held_out_split == TRAIN:
+            raise ConfigError("is what is trained on", field="held_out_split", hint=f"use {DEV!r} or {TEST!r}")
+        if self.gate is not None and self.random_cut is not None:
+            raise ConfigError("excludes gate", field="random_cut", hint="set one of them to null")
+        self._check_branching()
+
+    def _check_branching(self) -> None:
+        branching = self.branching
+        rollouts = self.train.rollouts.of_training(self.train.groups, branching=branching is not None)
+        if (branching is not None) != (rollouts.initial < rollouts.group_size):
+            raise ConfigError(
+                f"{rollouts.initial} of {rollouts.group_size} rollouts begin independently, with"
+                + ("out a brancher" if branching is None else " a brancher that has none left to add"),
+                field="train.rollouts.initial_rollouts",
+                hint="set it below group_size together with branching, or neither",
+            )
+        if branching is None:
+            return
+        if branching.splits_turns and self.train.loss.ratio == "action":
+            raise ConfigError(
+                "'action' takes the ratio of whole turns, and branches share a part of one",
+                field="train.loss.ratio",
+                hint="use ratio 'token', or branching.probe_tokens 1",
+            )
+        if branching.biased and self.train.credit.leaf_weights == "path_weighted":
+            raise ConfigError(
+                f"forks of {branching.rule!r} are chosen by what came after them, which biases path weights",
+                field="train.credit.leaf_weights",
+                hint="use 'unit'",
+            )
+
+    def build_gate(self) -> Gate | None:
+        if self.random_cut is not None:
+            return RandomGate(turn=self.random_cut.turn, rate=self.random_cut.rate, seed=self.train.seed)
+        return None if self.gate is None else build_gate(self.gate, self.train.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """`turntree evaluate`."""
+
+    model: str = "default"
+    """A folder in Hugging Face format, or a registered policy; 'default' is the environment's own."""
+    environment: Part = DEFAULT
+    """What to play: a registered name, module:object of your own, or gymnasium:ID and the like. Its options are given
+    like those of the command."""
+    count: int = 200
+    """Tasks to play."""
+    split: str = TEST
+    """Which tasks: train, dev or test."""
+    task_seed: int = 0
+    """For environments that draw their tasks."""
+    samples: int = 1
+    """Sampled episodes of a task."""
+    temperature: float = 1.0
+    """Of the sampled episodes."""
+    greedy: bool = True
+    """Add a greedy pass."""
+    max_turns: int = 16
+    """Longest episode."""
+    max_tokens: int = 48
+    """Longest completion of one turn."""
+    max_context: int = 4096
+    """Longest prompt plus completion, in tokens."""
+    skills_per_kind: int = 0
+    """Questions of each unrelated skill, which say what a tiny policy retained (0: none are asked)."""
+    seed: int = 0
+    """Of every draw."""
+    device: Device = field(default_factory=Device)
+
+    def __post_init__(self) -> None:
+        if min(self.samples, self.max_turns, self.count) < 1 or self.temperature <= 0 or self.skills_per_kind < 0:
+            raise ConfigError("count, samples, max_turns and temperature must be above 0", field="samples")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetentionConfig:
+    """`turntree retention`."""
+
+    model: str
+    """The post-trained policy: a folder in Hugging Face format, or a registered policy."""
+    tasks: tuple[str, ...]
+    """lm-eval's names, e.g. hellaswag,arc_easy,ifeval."""
+    base: str = "default"
+    """The policy before post-training."""
+    include: str | None = None
+    """A folder with YAML files of tasks of your own."""
+    limit: int = 0
+    """Ask only the first questions of each task, this many (0: all)."""
+    shots: int | None = None
+    """Examples before a question (default: the task's own number)."""
+    chat: bool = False
+    """Render questions with the chat template: right for a policy that was only ever spoken to in turns."""
+    batch: int = 8
+    """Questions at once."""
+    seed: int = 0
+    """Of lm-eval."""
+    device: Device = field(default_factory=Device)
+
+    def __post_init__(self) -> None:
+        if not self.tasks or self.limit < 0 or self.batch < 1:
+            raise ConfigError("at least one task, limit >= 0 and batch >= 1 are needed", field="tasks")

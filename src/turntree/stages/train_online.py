@@ -5,109 +5,31 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from turntree.branching.config import BranchConfig, build_brancher
+from turntree.branching.config import build_brancher
 from turntree.core import parts
-from turntree.core.config import Part, to_mapping
+from turntree.core.config import to_mapping
 from turntree.core.cost import Cost
-from turntree.core.errors import ConfigError
-from turntree.core.protocols import Environment, Gate
+from turntree.core.protocols import Environment
 from turntree.engines.checkpoint import save_model
-from turntree.environments.processes import ProcessPoolConfig
-from turntree.environments.tasks import DEFAULT, DEV, TEST, TRAIN, TaskSet, identity, open_tasks
-from turntree.gates.compose import RandomGate
-from turntree.gates.config import GateConfig, build_gate
+from turntree.environments.tasks import TRAIN, TaskSet, identity, open_tasks
 from turntree.logs.groups import LoggedGroup
 from turntree.logs.rollouts import FILE_NAME, append_groups, group_from_tree
 from turntree.observe.files import writing
 from turntree.observe.run import RunDirectory, open_run, progress
 from turntree.rollouts.groups import GrownGroup
+from turntree.stages.config import TrainOnlineConfig
 from turntree.stages.evaluate import EvaluateConfig, play
-from turntree.stages.policy import Device, Policy, load_policy, policy_name
-from turntree.training.checkpoints import CheckpointConfig, resume
+from turntree.stages.policy import Policy, load_policy, policy_name
+from turntree.training.checkpoints import resume
 from turntree.training.head import vocabulary_size
 from turntree.training.isolation import check_path_isolation
-from turntree.training.online import OnlineConfig, Parts, TrainedOnline, train_online
+from turntree.training.online import Parts, TrainedOnline, train_online
 
 GATE_LOG, BRANCH_LOG, HELD_OUT = "gate.jsonl", "branches.jsonl", "held_out.jsonl"
 SAID = ("success", "turns_per_episode")  # of held-out checks, beside what the domain counts for itself
-
-
-@dataclass(frozen=True, kw_only=True)
-class RandomCutConfig:
-    """The control of an experiment: cuts a share `rate` of the groups that reach `turn`, whatever they do."""
-
-    turn: int = 10
-    rate: float = 0.2
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainOnlineConfig:
-    """`count` tasks of the split "train" of `environment` are trained on. `held_out_count` of another split are played
-    `held_out_samples` times at `held_out_temperature` (0: greedily) every `train.check_every` iterations. `task_seed`
-    is for environments that draw their tasks. `model` "default" is the environment's own policy. `gate` and
-    `random_cut` exclude each other. `branching` needs `train.rollouts.initial_rollouts` below the group size. `workers`
-    says where tasks are stepped: in worker processes, which are killed and rebuilt where they hang or die, or
-    (`workers.workers` 0) in this one; that changes no result."""
-
-    model: str = "default"
-    environment: Part = DEFAULT
-    count: int = 400
-    held_out_count: int = 100
-    held_out_split: str = DEV
-    held_out_temperature: float = 0.0
-    held_out_samples: int = 1
-    task_seed: int = 0
-    train: OnlineConfig = field(default_factory=OnlineConfig)
-    branching: BranchConfig | None = None
-    gate: GateConfig | None = None
-    random_cut: RandomCutConfig | None = None
-    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
-    device: Device = field(default_factory=Device)
-    workers: ProcessPoolConfig = field(default_factory=lambda: ProcessPoolConfig(workers=0))
-
-    def __post_init__(self) -> None:
-        self.device.check_trainable()
-        for name in ("count", "held_out_count", "held_out_samples"):
-            if getattr(self, name) < 1:
-                raise ConfigError("must be at least 1", field=name)
-        if self.held_out_split == TRAIN:
-            raise ConfigError("is what is trained on", field="held_out_split", hint=f"use {DEV!r} or {TEST!r}")
-        if self.gate is not None and self.random_cut is not None:
-            raise ConfigError("excludes gate", field="random_cut", hint="set one of them to null")
-        self._check_branching()
-
-    def _check_branching(self) -> None:
-        rollouts, branching = self.train.rollouts, self.branching
-        if (branching is not None) != (rollouts.initial < rollouts.group_size):
-            raise ConfigError(
-                f"{rollouts.initial} of {rollouts.group_size} rollouts begin independently, with"
-                + ("out a brancher" if branching is None else " a brancher that has none left to add"),
-                field="train.rollouts.initial_rollouts",
-                hint="set it below group_size together with branching, or neither",
-            )
-        if branching is None:
-            return
-        if branching.splits_turns and self.train.loss.ratio == "action":
-            raise ConfigError(
-                "'action' takes the ratio of whole turns, and branches share a part of one",
-                field="train.loss.ratio",
-                hint="use ratio 'token', or branching.probe_tokens 1",
-            )
-        if branching.biased and self.train.credit.leaf_weights == "path_weighted":
-            raise ConfigError(
-                f"forks of {branching.rule!r} are chosen by what came after them, which biases path weights",
-                field="train.credit.leaf_weights",
-                hint="use 'unit'",
-            )
-
-    def build_gate(self) -> Gate | None:
-        if self.random_cut is not None:
-            return RandomGate(turn=self.random_cut.turn, rate=self.random_cut.rate, seed=self.train.seed)
-        return None if self.gate is None else build_gate(self.gate, self.train.seed)
 
 
 def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:

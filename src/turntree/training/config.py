@@ -15,6 +15,7 @@ from turntree.core.completion import Sampling
 from turntree.core.errors import ConfigError
 from turntree.filters.dapo import DapoFilter
 from turntree.filters.greso import GresoConfig
+from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.local import CutTurns
 from turntree.rollouts.scheduler import SchedulerConfig
 
@@ -280,7 +281,9 @@ class OnlineConfig:
     """Iterations between held-out checks (0: only before the first and after the last)."""
     seed: int = 0
     """Of every draw."""
-    rollouts: SchedulerConfig = field(default_factory=SchedulerConfig)
+    rollouts: SchedulerConfig = field(
+        default_factory=lambda: SchedulerConfig(episodes=EpisodeConfig(max_turns=16, sampling=Sampling(max_tokens=256)))
+    )
     dapo: DapoFilter | None = None
     """Keep groups without reward variance out of the update."""
     greso: GresoConfig | None = None

@@ -97,6 +97,13 @@ def train_online(
     return TrainedOnline(run.cost, run.checks, run.savings)
 
 
+def _greso(config: OnlineConfig) -> Greso | None:
+    if config.greso is None:
+        return None
+    seed = config.seed if config.greso.seed is None else config.greso.seed
+    return Greso(dataclasses.replace(config.greso, seed=seed))
+
+
 class _Run:
     """The state of a run between two iterations, and the verbs of one."""
 
@@ -106,11 +113,12 @@ class _Run:
         self.learner = Learner(
             parts.model, parts.reference, optimizer, parts.engine, config.loss, config.updates, config.max_tokens
         )
+        rollouts = config.rollouts.of_training(config.groups, branching=parts.brancher is not None)
         self.scheduler = Scheduler(
-            parts.engine, parts.renderer, config.rollouts, pool=parts.pool, gate=parts.gate, brancher=parts.brancher
+            parts.engine, parts.renderer, rollouts, pool=parts.pool, gate=parts.gate, brancher=parts.brancher
         )
         self._brancher = parts.brancher
-        self.stream = TaskStream(parts.tasks, config.seed, Greso(config.greso) if config.greso else None)
+        self.stream = TaskStream(parts.tasks, config.seed, _greso(config))
         self.credit = config.loss.estimator(config.credit)
         self.savings = SavingsLedger()
         self.monitor = GateMonitor()
