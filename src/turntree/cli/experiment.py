@@ -24,7 +24,7 @@ def experiment() -> None:
 @experiment.command(
     "gate",
     cls=StageCommand,
-    config="turntree.stages.experiment_gate:GateExperimentConfig",
+    config="turntree.stages.experiment_config:GateExperimentConfig",
     stage="experiment gate",
     options={
         "--seeds": "seeds",
@@ -66,7 +66,7 @@ def _gate_lines(summary: dict[str, Any]) -> Iterator[str]:
 @experiment.command(
     "cost",
     cls=StageCommand,
-    config="turntree.stages.experiment_cost:CostExperimentConfig",
+    config="turntree.stages.experiment_config:CostExperimentConfig",
     stage="experiment cost",
     options={"--seeds": "seeds", **_ARM, "--steps": "train.steps", **_DIFFICULTY},
     short_help="PivotRL against end-to-end GRPO, success over what was spent.",
@@ -107,7 +107,7 @@ def _cost_lines(summary: dict[str, Any]) -> Iterator[str]:
 @experiment.command(
     "branching",
     cls=StageCommand,
-    config="turntree.stages.experiment_branching:BranchingExperimentConfig",
+    config="turntree.stages.experiment_config:BranchingExperimentConfig",
     stage="experiment branching",
     options={
         "--seeds": "seeds",
@@ -138,7 +138,7 @@ def branching_experiment(config: Any, out: Path, json_path: str | None) -> None:
 @experiment.command(
     "premise",
     cls=StageCommand,
-    config="turntree.stages.premise:PremiseConfig",
+    config="turntree.stages.experiment_config:PremiseConfig",
     stage="experiment premise",
     part="environment",
     options={"--environment": "environment", "--model": "model", "--count": "count", "--seed": "seed"},

@@ -18,12 +18,13 @@ from turntree.environments.tasks import TRAIN, TaskSet, identity, open_tasks
 from turntree.logs.groups import LoggedGroup
 from turntree.logs.rollouts import FILE_NAME, append_groups, group_from_tree
 from turntree.observe.files import writing
-from turntree.observe.run import RunDirectory, open_run, progress
+from turntree.observe.run import RunDirectory, notice, open_run, progress
 from turntree.rollouts.groups import GrownGroup
 from turntree.stages.config import TrainOnlineConfig
 from turntree.stages.evaluate import EvaluateConfig, play
 from turntree.stages.policy import Policy, load_policy, policy_name
 from turntree.training.checkpoints import resume
+from turntree.training.drift import too_still
 from turntree.training.head import vocabulary_size
 from turntree.training.isolation import check_path_isolation
 from turntree.training.online import Parts, TrainedOnline, train_online
@@ -82,6 +83,8 @@ def _train(run: RunDirectory, policy: Policy, opened: TaskSet, config: TrainOnli
 
         def log(row: dict[str, Any]) -> None:
             run.log({**row, "timing": {**row.get("timing", {}), **opened.figures()}})
+            if reference is not None and (warning := too_still(row, config.train.iterations)):
+                notice(warning)
             if row["step"]:
                 bar.update()
                 bar.set_postfix(

@@ -28,6 +28,7 @@ from turntree.stages.train_online import HELD_OUT, keep_held_out
 from turntree.stages.verifier import is_shipped, resolve_verifier
 from turntree.training.checkpoints import resume
 from turntree.training.curriculum import PivotRecord
+from turntree.training.drift import too_still
 from turntree.training.isolation import check_path_isolation
 from turntree.training.pivot import Check, Checked, Pivot, Trained, train_pivot
 
@@ -80,12 +81,15 @@ def _train(
     """Train from where the run stands to its end, and write what it made; the bill last."""
     reference = policy.reference()  # before a checkpoint is put into the model
     checkpoints, done = resume(run, config.checkpoints)
+    measured = config.train.loss.kl_coefficient > 0
     with progress((), "train pivot", total=config.train.steps, initial=done) as bar:
 
         def log(row: dict[str, Any]) -> None:
             run.log(row)
             for alarm in row.get("drift_alarms", ()):
                 notice(_warning(alarm, row["step"]))
+            if measured and (warning := too_still(row, config.train.steps)):
+                notice(warning)
             if row["step"]:
                 bar.update()
                 bar.set_postfix({key: row[key] for key in ("reward_mean", "kl") if row.get(key) is not None})

@@ -31,6 +31,20 @@ from turntree.training.config import FEWEST_STATES, DriftConfig
 Place = Literal["live", "held_out"]
 
 
+STILL = 1e-6  # of the KL divergence from the start, in nats a token
+
+
+def too_still(row: Mapping[str, Any], steps: int) -> str | None:
+    """What to say of a metrics row at a tenth of the `steps` (the third at least) whose policy has not left its start:
+    a learning rate that moves nothing. None of any other row, and where the KL term was not measured."""
+    if row["step"] != max(3, math.ceil(steps / 10)) or row.get("kl") is None or row["kl"] >= STILL:
+        return None
+    return (
+        f"warning: step {row['step']} of {steps}: the KL divergence from the start is {row['kl']:.1g}, so the policy "
+        "hardly moves; raise --learning-rate (the embedded tiny policies want 3e-4 to 5e-4)"
+    )
+
+
 @dataclass
 class _Watch:
     """One kind in one place. `first` and `block` map what was measured (a group's number, a state's) to its mean."""
