@@ -38,7 +38,6 @@ def test_what_works_survives_its_file() -> None:
 @pytest.mark.parametrize(
     ("wrong", "field", "why"),
     [
-        (lambda: config(Part("entropy"), None), "train.rollouts.initial_rollouts", "none left to add"),
         (lambda: config(Part("entropy"), 8), "train.rollouts.initial_rollouts", "none left to add"),
         (lambda: config(None, 4), "train.rollouts.initial_rollouts", "without a brancher"),
         (lambda: config(Part("entropy"), loss=LossConfig(ratio="action")), "train.loss.ratio", "whole turns"),

@@ -114,7 +114,7 @@ def test_a_log_is_swept_at_any_turn(capsys, log):
         (("sweep", "{features}", "--signal", "x"), "does not have the signal 'x'"),
         (("calibrate", "{features}", "--floor", "2"), "floor must be between 0 and 1"),
         (("calibrate", "{features}", "--turns", "10,12"), "has no signals at turn 12; use one of 10, 15, 20"),
-        (("calibrate", "{features}", "--turns", "0"), "field '--turns': 0 is no turn"),
+        (("calibrate", "{features}", "--turns", "0"), "field 'turns[0]': is 0; it is at least 1"),
         (("calibrate", "{log}", "--format", "csv"), "field '--format': 'csv' is no format"),
     ],
 )

@@ -64,7 +64,7 @@ def test_quotas_are_given_by_kind(turntree, fixed, tmp_path):
     chosen = turntree.json("select", fixed, "--threshold", 1.0, "--quota", "*=1", "--out", tmp_path / "p.jsonl")
     assert set(chosen["kinds"].values()) == {1}
     assert sum(chosen["classes"].values()) == 30
-    assert "KIND=N" in turntree.error("select", fixed, "--quota", "take", "--out", tmp_path / "p.jsonl")
+    assert "KEY=VALUE" in turntree.error("select", fixed, "--quota", "take", "--out", tmp_path / "p.jsonl")
 
 
 def test_a_server_is_profiled_and_its_failures_are_no_rewards(turntree, household, tmp_path):

@@ -31,7 +31,7 @@ def test_an_import_holds_one_trace_at_a_time_and_writes_what_it_counted(tmp_path
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setattr("turntree.traces.assemble.Trace", Counted)
     monkeypatch.setattr(stage, "Trace", Counted)
-    report = stage.import_traces([source], tmp_path / "out.jsonl", dev=0.5)
+    report = stage.import_traces([source], tmp_path / "out.jsonl", stage.ImportConfig(dev=0.5))
     assert made >= 60 and most <= 4
     written = list(read_traces(tmp_path / "out.jsonl"))
     assert [trace.id for trace in written] == [f"t{i}" for i in range(60)]

@@ -35,18 +35,23 @@ Normalizer = Literal["tokens", "rollouts", "constant"]
 class CreditConfig:
     """Which estimator labels the nodes; the default is plain GRPO. docs/design/credit.md tells them apart.
 
-    `comparison`: every leaf with every leaf (GRPO), with the initial starts (what path weights need), every branch
-    with its siblings, Tree-GRPO's within and across trees, GiGPO's anchor states. `dr_grpo` is `mean_centred` with a
-    constant normaliser. `anchor_weight` and `anchor_discount` are GiGPO's omega and gamma. Raises `ConfigError` for
-    combinations that theory calls wrong; `rule` does so for those of credit and loss.
+    `dr_grpo` is `mean_centred` with a constant normaliser. Raises `ConfigError` for combinations that theory calls
+    wrong; `rule` does so for those of credit and loss.
     """
 
     advantages: Literal["grpo", "dr_grpo", "mean_centred", "rloo"] = "grpo"
+    """Standardised in the group (GRPO), centred, or against the others' mean (RLOO)."""
     comparison: Literal["leaves", "starts", "siblings", "trees", "anchors"] = "leaves"
+    """What a reward is compared with: every leaf (GRPO), the initial starts, siblings, Tree-GRPO's trees, GiGPO's
+    anchor states."""
     leaf_weights: Literal["unit", "path_weighted"] = "unit"
+    """Every leaf counts once, or by its path weight."""
     attribution: Literal["soft", "hard", "hard_dedup"] = "soft"
+    """How the leaves below a node become its three numbers."""
     anchor_weight: float = 1.0
+    """GiGPO's omega."""
     anchor_discount: float = 0.95
+    """GiGPO's gamma."""
 
     def __post_init__(self) -> None:
         if self.leaf_weights == "path_weighted" and self.comparison not in ("starts", "siblings"):

@@ -19,15 +19,18 @@ NO_ITERATIONS = "the log does not say in which iteration a group was played"
 
 @dataclass(frozen=True, kw_only=True)
 class AuditConfig:
-    """`epochs`: how often a task must have been seen before it may be said never to teach. `precision_floor`: the share
-    of zero-variance groups among those that a recommended gate cuts; `gate_may_lose`: the largest share of the groups
-    with a gradient that it may cut."""
+    """What an audit assumes."""
 
     epochs: int = 3
+    """Groups of a task before it may be said never to teach."""
     success: float = SUCCESS_REWARD
+    """A reward from this on is a success."""
     pivot_threshold: float = 0.6
+    """lambda_diff of the pivot selection."""
     precision_floor: float = 0.8
+    """Least share of zero-variance groups among those that a recommended gate cuts."""
     gate_may_lose: float = 0.1
+    """Largest share of the groups with a gradient that a recommended gate may cut."""
     greso: GresoConfig = field(default_factory=GresoConfig)
 
     def __post_init__(self) -> None:

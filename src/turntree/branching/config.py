@@ -8,31 +8,37 @@ from typing import Literal
 from turntree.branching.published import PosthocBrancher, ReleasedArpoBrancher
 from turntree.branching.rules import EntropyBrancher, FixedBrancher, RandomBrancher
 from turntree.core.errors import ConfigError
+from turntree.core.parts import described_by
 from turntree.core.protocols import Brancher
 
 
 @dataclass(frozen=True, kw_only=True)
 class BranchConfig:
     """How many leaves are grown, and from where, is said by `rollouts` (`group_size` M, `initial_rollouts` N,
-    `max_branched`); where they fork, here.
-
-    `branches`: Z, the rollout itself among them. `entropy`: `probe_tokens` k, `alpha`, `beta`, `tau`, and `paced`,
-    which adapts the threshold to the budget (from the second iteration on in place of tau). `random`: `rate`, None for
-    the pace of `entropy`; its branches share k - 1 tokens too. `fixed`: `turns`. `arpo_released`: `alpha` is its
-    probability, `beta` its weight. `posthoc`: `expansions` of each rollout, in `rounds`.
-    """
+    `max_branched`); where they fork, here."""
 
     rule: Literal["entropy", "random", "fixed", "arpo_released", "posthoc"] = "entropy"
+    """Fork episodes after tool results by this rule."""
     branches: int = 2
+    """Z, rollouts that go on from a fork, the rollout itself among them."""
     probe_tokens: int = 20
+    """k, entropies to look at; a fork needs longer turns than that."""
     alpha: float = 0.5
+    """Of entropy: the base probability; of arpo_released: its probability."""
     beta: float = 0.2
+    """Weight of the change of entropy."""
     tau: float = 0.5
+    """Of entropy, unpaced: the threshold."""
     paced: bool = True
+    """Of entropy: adapt the threshold to the budget, from the second iteration on."""
     rate: float | None = None
+    """Of random: the chance of a fork (default: the pace of entropy)."""
     turns: tuple[int, ...] = (2,)
+    """Of fixed: the turns that fork."""
     expansions: int = 2
+    """Of posthoc: forks of each rollout."""
     rounds: int = 1
+    """Of posthoc: rounds of expansion."""
 
     def __post_init__(self) -> None:
         if self.branches < 2:
@@ -82,6 +88,7 @@ def build_brancher(config: BranchConfig, vocabulary: int) -> Brancher:
 # what the entry points name: the keyword parameters are the options
 
 
+@described_by(BranchConfig)
 def entropy(
     *,
     vocabulary: int,
@@ -96,19 +103,23 @@ def entropy(
     return build_brancher(config, vocabulary)
 
 
+@described_by(BranchConfig)
 def random(*, branches: int = 2, probe_tokens: int = 20, rate: float | None = None, alpha: float = 0.5) -> Brancher:
     return build_brancher(
         BranchConfig(rule="random", branches=branches, probe_tokens=probe_tokens, rate=rate, alpha=alpha), 0
     )
 
 
+@described_by(BranchConfig)
 def fixed(*, branches: int = 2, turns: tuple[int, ...] = (2,)) -> Brancher:
     return build_brancher(BranchConfig(rule="fixed", branches=branches, turns=turns), 0)
 
 
+@described_by(BranchConfig)
 def arpo_released(*, vocabulary: int, branches: int = 2, alpha: float = 0.5, beta: float = 0.2) -> Brancher:
     return build_brancher(BranchConfig(rule="arpo_released", branches=branches, alpha=alpha, beta=beta), vocabulary)
 
 
+@described_by(BranchConfig)
 def posthoc(*, expansions: int = 2, rounds: int = 1) -> Brancher:
     return build_brancher(BranchConfig(rule="posthoc", expansions=expansions, rounds=rounds), 0)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from turntree.cli.common import PASS_ON, configured, environment_of, finish, json_option, set_option
-from turntree.core.config import Part
+from turntree.cli.common import finish
+from turntree.cli.options import StageCommand
 
-
-@dataclass(frozen=True, kw_only=True)
-class CheckConfig:
-    environment: Part
+if TYPE_CHECKING:
+    from turntree.environments.check import CheckConfig
 
 
 @click.group()
@@ -22,25 +20,16 @@ def check() -> None:
     """Check a part of your own against the laws that training relies on."""
 
 
-@check.command(context_settings=PASS_ON)
-@click.argument("spec", metavar="SPEC")
-@click.argument("environment_options", nargs=-1, type=click.UNPROCESSED, metavar="[--KEY VALUE]...")
-@click.option("--split", default="train", show_default=True, type=click.Choice(["train", "dev", "test"]))
-@click.option("--count", default=3, show_default=True, type=click.IntRange(1), help="How many tasks are played.")
-@click.option("--turns", default=8, show_default=True, type=click.IntRange(1), help="Random actions a task.")
-@click.option("--seed", default=0, show_default=True)
-@set_option
-@json_option
-def environment(
-    spec: str,
-    environment_options: tuple[str, ...],
-    split: str,
-    count: int,
-    turns: int,
-    seed: int,
-    overrides: tuple[str, ...],
-    json_path: str | None,
-) -> None:
+@check.command(
+    "environment",
+    cls=StageCommand,
+    config="turntree.environments.check:CheckConfig",
+    stage="check environment",
+    part="environment",
+    options={"SPEC": "environment", "--split": "split", "--count": "count", "--turns": "turns", "--seed": "seed"},
+    short_help="Play random actions in an environment; which laws does it break?",
+)
+def environment(config: CheckConfig, json_path: str | None) -> None:
     """Play the first tasks of an environment with random actions and say which law it breaks, and where.
 
     SPEC is a registered name (gymnasium:FrozenLake-v1) or module:object. Its options are given like those of the
@@ -52,7 +41,7 @@ def environment(
     from turntree.environments.check import Finding, check_environment
     from turntree.environments.tasks import open_tasks
 
-    config = configured(CheckConfig(environment=environment_of(spec, environment_options, None)), overrides)
+    split, count, turns, seed = config.split, config.count, config.turns, config.seed
     with open_tasks(config.environment, {split: count}, seed=seed) as opened:
         tasks = list(opened.of(split))[:count]
         found = [finding for task in tasks for finding in check_environment(task, seed=seed, turns=turns)]
@@ -66,7 +55,7 @@ def environment(
     played = f"{len(tasks)} tasks of split {split!r}, up to {turns} turns each"
     lines.append(f"{len(grave)} laws broken in {played}" if grave else f"every law holds in {played}")
     result: dict[str, Any] = {
-        "environment": spec,
+        "environment": config.environment.name,
         "split": split,
         "tasks": [task.task_id for task in tasks],
         "violations": [asdict(finding) for finding in grave],

@@ -1,4 +1,4 @@
-"""What every command shares: one clear line for bad input, dotted overrides, a machine-readable result."""
+"""What commands share: where to write, what to overwrite, a machine-readable result."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
+from turntree.cli.options import Read
 from turntree.core import parts
-from turntree.core.config import Part, with_overrides
 from turntree.core.errors import InputError
 from turntree.observe.files import write_json
-from turntree.observe.jsonl import parse_json
-
-T = TypeVar("T")
 
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -25,38 +22,18 @@ def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
-def set_option(command: Callable[..., Any]) -> Callable[..., Any]:
+def out_option(text: str, *, required: bool = True, default: Path | None = None) -> Callable[..., Any]:
+    kind = click.Path(path_type=Path)
     return click.option(
-        "--set",
-        "overrides",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="Replace any key of the configuration, e.g. --set train.loss.kl_coefficient=0.1 (repeatable).",
-    )(command)
+        "--out", required=required, default=default, show_default=default is not None, type=kind, help=text
+    )
 
 
-def log_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    return click.option(
-        "--log",
-        "loggers",
-        multiple=True,
-        metavar="NAME",
-        help="Log to tensorboard, trackio, wandb or mlflow as well, or to module:object of your own (repeatable).",
-    )(command)
+def overwrite_option(text: str) -> Callable[..., Any]:
+    return click.option("--overwrite", is_flag=True, help=text)
 
 
-def keep_trees_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    return click.option(
-        "--keep-trees",
-        default="all",
-        show_default=True,
-        metavar="all|N|none",
-        callback=lambda context, option, text: _how_many(text),
-        help="Write whole rollout trees (trees.jsonl) of all iterations, of N spread evenly, or of none.",
-    )(command)
-
-
-def _how_many(text: str) -> int | None:
+def keep_trees(text: str) -> int | None:
     """`TrainOnlineConfig.keep_trees`: None is all."""
     if text in ("all", "none"):
         return None if text == "all" else 0
@@ -65,50 +42,16 @@ def _how_many(text: str) -> int | None:
     return int(text)
 
 
-def environment_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--environment SPEC`, and behind it whatever options the environment has: `--difficulty hard`."""
-    own = click.argument("environment_options", nargs=-1, type=click.UNPROCESSED, metavar="[--KEY VALUE]...")
-    return click.option(
-        "--environment",
-        default=None,
-        metavar="SPEC",
-        help="What to play: a registered name, module:object of your own, or gymnasium:ID and the like. The options of "
-        "an environment are given like those of the command.",
-    )(own(command))
+KEEP_TREES = Read("keep_trees", keep_trees, "all|N|none")
 
 
-PASS_ON: dict[str, Any] = {"ignore_unknown_options": True}  # of a command with `environment_option`
-
-
-def environment_of(spec: str | None, options: tuple[str, ...], model: str | None) -> Part:
-    """The environment that the command line names. Without a name it is the one that a registered policy was made for;
-    a model of the user's own says nothing about that. Raises `InputError` for an option that it does not have."""
-    if spec is None:
-        spec = model if model in parts.names("environments") else "default" if model in (None, "default") else None
-    if spec is None:
-        hint = "say --environment SPEC"
-        raise InputError(f"{model!r} does not say what it was made to play", field="--environment", hint=hint)
-    known = parts.load("environments", spec).options()
-    values: dict[str, Any] = {}
-    left = list(options)
-    while left:
-        word, equals, text = left.pop(0).partition("=")
-        key = word.removeprefix("--").replace("-", "_")
-        if not word.startswith("--") or key not in known:
-            listed = ", ".join("--" + name.replace("_", "-") for name in known) or "no options"
-            raise InputError(f"there is no option {word!r}", field="--environment", hint=f"{spec!r} has {listed}")
-        if not equals and not left:
-            raise InputError("has no value", field=word, hint=f"write {word} VALUE")
-        values[key] = value_of(text if equals else left.pop(0))
-    return Part(spec, values)
-
-
-def value_of(text: str) -> Any:
-    """A value on the command line: JSON where it parses as JSON, else text."""
-    try:
-        return parse_json(text)
-    except InputError:
-        return text
+def environment_for(model: str) -> str:
+    """The environment that a registered policy was made for. Raises `InputError` for a model of the user's own, which
+    says nothing about that."""
+    if model in parts.names("environments"):
+        return model
+    hint = "say --environment SPEC"
+    raise InputError(f"{model!r} does not say what it was made to play", field="--environment", hint=hint)
 
 
 def dropped(reports: list[dict[str, Any]]) -> list[str]:
@@ -119,28 +62,6 @@ def dropped(reports: list[dict[str, Any]]) -> list[str]:
         for report in reports
         if report["dropped"]
     ]
-
-
-def configured(config: T, overrides: tuple[str, ...]) -> T:
-    """`config` with the `--set` values; a value is JSON where it parses as JSON, else text."""
-    values: dict[str, Any] = {}
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals:
-            raise InputError(f"{override!r} has no '='", field="--set", hint="write --set KEY=VALUE")
-        values[key] = value_of(text)
-    return parts.resolved(with_overrides(config, values))
-
-
-def endpoint_of(url: str | None, tokenizer: str | None) -> Any:
-    """The server that --endpoint and --tokenizer name, if any."""
-    if url is None:
-        return None
-    if tokenizer is None:
-        raise InputError("is missing", field="--tokenizer", hint="--endpoint needs the tokenizer of the served model")
-    from turntree.engines.endpoint import EndpointConfig
-
-    return EndpointConfig(url=url, tokenizer=tokenizer)
 
 
 def finish(result: dict[str, Any], json_path: str | None, lines: list[str]) -> None:

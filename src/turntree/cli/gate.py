@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from turntree.cli.common import finish, json_option
+from turntree.cli.common import finish, out_option
+from turntree.cli.options import StageCommand
 from turntree.core.errors import InputError
 
 REFUSED = 3  # exit code: the data were read, and support no operating point
@@ -23,41 +24,33 @@ def gate() -> None:
     """
 
 
-def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
+def _log_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
-        json_option,
         click.option("--turn-separator", default=None, help="Regular expression between the turns of a log's text."),
         click.option("--format", "form", default=None, help="Of the log, where it is not clear from its fields."),
-        click.option("--max-turns", default=None, type=int, help="The horizon; default: the longest rollout, CSV: 30."),
         click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path)),
     ):
         command = option(command)
     return command
 
 
-@gate.command(short_help="Table 1 of the paper, for thresholds of your choice.")
-@click.option("--turn", default=10, show_default=True, help="K, the turn at which the gate looks.")
-@click.option(
-    "--thresholds",
-    default=".05,.08,.10,.12,.14,.18",
-    show_default=True,
-    help="Cut below these; from these on for termination_fraction.",
+@gate.command(
+    cls=StageCommand,
+    config="turntree.stages.gate:SweepConfig",
+    stage="gate sweep",
+    options={
+        "--turn": "turn",
+        "--thresholds": "thresholds",
+        "--signal": "signal",
+        "--rule": "rule",
+        "--termination": "termination",
+        "--max-turns": "max_turns",
+    },
+    short_help="Table 1 of the paper, for thresholds of your choice.",
 )
-@click.option("--signal", default="prefix_edit_distance_mean", show_default=True, help="Any of the seven.")
-@click.option("--rule", type=click.Choice(["single", "or"]), default="single", show_default=True)
-@click.option("--termination", default=None, type=float, help="With --rule or: cut from this termination fraction on.")
-@_shared
+@_log_options
 def sweep(
-    paths: tuple[Path, ...],
-    turn: int,
-    thresholds: str,
-    signal: str,
-    rule: Any,
-    termination: float | None,
-    max_turns: int | None,
-    form: str | None,
-    turn_separator: str | None,
-    json_path: str | None,
+    config: Any, paths: tuple[Path, ...], form: str | None, turn_separator: str | None, json_path: str | None
 ) -> None:
     """Groups cut, precision, recall and savings for every threshold, over all groups and over those still running.
 
@@ -66,40 +59,31 @@ def sweep(
     """
     from turntree.stages.gate import run_sweep
 
-    result = run_sweep(
-        paths,
-        turn=turn,
-        thresholds=_numbers(thresholds, "--thresholds"),
-        rule=rule,
-        termination=termination,
-        signal=signal,
-        max_turns=max_turns,
-        **_log_options(form, turn_separator),
-    )
+    result = run_sweep(paths, config, **_reading(form, turn_separator))
     finish(result, json_path, _table(result))
 
 
-@gate.command(short_help="The operating point that your rollouts support, if any.")
-@click.option("--floor", default=0.8, show_default=True, help="Precision that a gate must have.")
-@click.option("--confidence", default=0.95, show_default=True, help="Of the lower bound of precision.")
-@click.option(
-    "--budget", default=0.1, show_default=True, help="Mixed groups that several checkpoints may cut together."
+@gate.command(
+    cls=StageCommand,
+    config="turntree.stages.gate:CalibrateConfig",
+    stage="gate calibrate",
+    options={
+        "--floor": "calibration.floor",
+        "--confidence": "calibration.confidence",
+        "--budget": "calibration.budget",
+        "--turns": "turns",
+        "--resamples": "calibration.resamples",
+        "--seed": "calibration.seed",
+        "--max-turns": "max_turns",
+    },
+    short_help="The operating point that your rollouts support, if any.",
 )
-@click.option("--turns", default=None, help="Where to look, e.g. 5,10,15; default: 1/6, 1/3, 1/2, 2/3 of the horizon.")
-@click.option("--resamples", default=1000, show_default=True, help="Of the bootstrap over tasks.")
-@click.option("--seed", default=0, show_default=True)
-@click.option("--out", default=None, type=click.Path(path_type=Path), help="Write a page with pictures here (HTML).")
-@_shared
+@out_option("Write a page with pictures here (HTML).", required=False)
+@_log_options
 def calibrate(
+    config: Any,
     paths: tuple[Path, ...],
-    floor: float,
-    confidence: float,
-    budget: float,
-    turns: str | None,
-    resamples: int,
-    seed: int,
     out: Path | None,
-    max_turns: int | None,
     form: str | None,
     turn_separator: str | None,
     json_path: str | None,
@@ -111,17 +95,10 @@ def calibrate(
     \b
     Example: turntree gate calibrate rollouts.jsonl --floor 0.8 --out gate.html
     """
-    from turntree.gates.calibrate import CalibrationConfig
     from turntree.report.calibration import build_calibration_page
     from turntree.stages.gate import run_calibration
 
-    try:
-        config = CalibrationConfig(floor=floor, confidence=confidence, budget=budget, resamples=resamples, seed=seed)
-    except ValueError as error:
-        raise InputError(str(error), hint="correct the option") from error
-    wanted = None if turns is None else [_turn(value) for value in _numbers(turns, "--turns")]
-    options = _log_options(form, turn_separator)
-    result, table = run_calibration(paths, config, turns=wanted, max_turns=max_turns, **options)
+    result, table = run_calibration(paths, config, **_reading(form, turn_separator))
     if out is not None:
         build_calibration_page(result, table, out)
     finish(result, json_path, [*_verdict(result), *([] if out is None else [str(out)])])
@@ -129,20 +106,7 @@ def calibrate(
         sys.exit(REFUSED)
 
 
-def _numbers(text: str, option: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError as error:
-        raise InputError(f"{text!r} is no list of numbers", field=option, hint="write e.g. .08,.12") from error
-
-
-def _turn(value: float) -> int:
-    if value < 1 or value != int(value):
-        raise InputError(f"{value:g} is no turn", field="--turns", hint="turns are whole numbers from 1 on")
-    return int(value)
-
-
-def _log_options(form: str | None, turn_separator: str | None) -> dict[str, Any]:
+def _reading(form: str | None, turn_separator: str | None) -> dict[str, Any]:
     from turntree.logs.read import LogFormat
     from turntree.logs.rows import ReadConfig
 
@@ -151,7 +115,7 @@ def _log_options(form: str | None, turn_separator: str | None) -> dict[str, Any]
         raise InputError(f"{form!r} is no format", field="--format", hint=f"use one of {', '.join(known)}")
     return {
         "form": None if form is None else LogFormat(form),
-        "config": ReadConfig(turn_separator=turn_separator),
+        "reading": ReadConfig(turn_separator=turn_separator),
     }
 
 

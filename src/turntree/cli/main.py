@@ -14,7 +14,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import click
 
 from turntree import __version__
-from turntree.cli import audit, check, experiment, gate, index, online, pipeline, results, traces
+from turntree.cli import audit, check, config, experiment, gate, index, online, pipeline, results, traces
 from turntree.core.errors import TurntreeError
 
 
@@ -43,6 +43,7 @@ cli.add_command(index.index)
 cli.add_command(check.check)
 cli.add_command(results.report)
 cli.add_command(results.quickstart)
+cli.add_command(config.config)
 
 
 DEBUG = "TURNTREE_DEBUG"  # set to anything: tracebacks are shown

@@ -7,50 +7,36 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from turntree.cli.common import (
-    PASS_ON,
-    configured,
-    dropped,
-    environment_of,
-    environment_option,
-    finish,
-    json_option,
-    set_option,
-    share,
-)
-from turntree.cli.pipeline import MODEL_HELP
+from turntree.cli.common import dropped, environment_for, finish, json_option, out_option, overwrite_option, share
+from turntree.cli.options import StageCommand
 from turntree.observe.run import notice
 
 if TYPE_CHECKING:
-    from turntree.stages.evaluate import EvaluateConfig
+    from turntree.stages.config import EvaluateConfig, RetentionConfig
 
 
-@click.command(short_help="Success on the tasks of an environment.", context_settings=PASS_ON)
-@environment_option
-@click.option("--model", default=None, help=f"{MODEL_HELP} [default: the one of the environment]")
-@click.option("--split", default="test", show_default=True, help="Which tasks: train, dev or test.")
-@click.option("--count", default=200, show_default=True, help="How many tasks.")
-@click.option("--samples", default=1, show_default=True, help="Sampled episodes a task.")
-@click.option("--temperature", default=1.0, show_default=True, help="Of the sampled episodes.")
-@click.option("--max-turns", default=16, show_default=True)
-@click.option("--max-tokens", default=48, show_default=True, help="Longest completion of one turn.")
-@click.option("--skills", "skills_per_kind", default=0, show_default=True, help="Questions of each unrelated skill.")
-@click.option("--out", default=None, type=click.Path(path_type=Path), help="Write every outcome here (JSON).")
-@click.option(
-    "--keep-trees", is_flag=True, help="Write the episodes beside it (NAME.trees.jsonl), all tokens included."
+@click.command(
+    cls=StageCommand,
+    config="turntree.stages.config:EvaluateConfig",
+    part="environment",
+    named=environment_for,
+    options={
+        "--environment": "environment",
+        "--model": "model",
+        "--split": "split",
+        "--count": "count",
+        "--samples": "samples",
+        "--temperature": "temperature",
+        "--max-turns": "max_turns",
+        "--max-tokens": "max_tokens",
+        "--skills": "skills_per_kind",
+        "--keep-trees": "keep_trees",
+        "--seed": "seed",
+    },
+    short_help="Success on the tasks of an environment.",
 )
-@click.option("--seed", default=0, show_default=True)
-@set_option
-@json_option
-def evaluate(
-    out: Path | None,
-    environment: str | None,
-    environment_options: tuple[str, ...],
-    model: str | None,
-    overrides: tuple[str, ...],
-    json_path: str | None,
-    **chosen: Any,
-) -> None:
+@out_option("Write every outcome here (JSON).", required=False)
+def evaluate(config: EvaluateConfig, out: Path | None, json_path: str | None) -> None:
     """Success on tasks that were not trained on, sampled and greedy, by their type. `--skills N` asks an embedded
     policy what it kept of unrelated skills.
 
@@ -59,11 +45,8 @@ def evaluate(
              turntree evaluate --environment qa --model runs/qa/model
              turntree evaluate --environment my_game:tasks --model runs/mine/model
     """
-    from turntree.stages.evaluate import EvaluateConfig
     from turntree.stages.evaluate import evaluate as run
 
-    played = environment_of(environment, environment_options, model)
-    config = configured(EvaluateConfig(model=model or "default", environment=played, **chosen), overrides)
     notice(f"evaluates {config.model!r} on up to {config.count} tasks of split {config.split!r} of {_shown(config)}")
     result = run(config, out)
     lines = [f"sampled at {config.temperature:g}: {_told(result['sampled'])}"]
@@ -89,39 +72,30 @@ def _shown(config: EvaluateConfig) -> str:
     return " ".join([repr(config.environment.name), *(f"{key}={value}" for key, value in plain.items())])
 
 
-@click.command(short_help="What the policy kept outside its domain, by lm-eval.")
-@click.option("--model", required=True, help=MODEL_HELP)
-@click.option("--base", default="default", show_default=True, help="The policy before post-training.")
-@click.option("--tasks", required=True, metavar="NAME,...", help="lm-eval's names, e.g. hellaswag,arc_easy,ifeval.")
-@click.option("--include", default=None, metavar="FOLDER", help="YAML files of tasks of your own.")
-@click.option("--limit", default=0, show_default=True, help="Ask only the first so many questions of each (0: all).")
-@click.option("--chat", is_flag=True, help="Render the questions with the chat template.")
-@click.option("--out", default=None, type=click.Path(path_type=Path), help="Write the comparison here (JSON).")
-@click.option("--seed", default=0, show_default=True)
-@set_option
-@json_option
-def retention(
-    model: str,
-    base: str,
-    tasks: str,
-    include: str | None,
-    limit: int,
-    chat: bool,
-    out: Path | None,
-    seed: int,
-    overrides: tuple[str, ...],
-    json_path: str | None,
-) -> None:
+@click.command(
+    cls=StageCommand,
+    config="turntree.stages.config:RetentionConfig",
+    options={
+        "--model": "model",
+        "--base": "base",
+        "--tasks": "tasks",
+        "--include": "include",
+        "--limit": "limit",
+        "--chat": "chat",
+        "--seed": "seed",
+    },
+    short_help="What the policy kept outside its domain, by lm-eval.",
+)
+@out_option("Write the comparison here (JSON).", required=False)
+def retention(config: RetentionConfig, out: Path | None, json_path: str | None) -> None:
     """Base against post-trained policy on tasks of EleutherAI's lm-eval (pip install 'turntree[lm-eval]').
 
     \b
     Example: turntree retention --model runs/pivotrl/model --base models/my-model --tasks hellaswag,arc_easy
     """
-    from turntree.stages.retention import RetentionConfig, run_retention
+    from turntree.stages.retention import run_retention
 
-    names = tuple(name for name in tasks.split(",") if name)
-    config = RetentionConfig(model=model, base=base, tasks=names, include=include, limit=limit, chat=chat, seed=seed)
-    result = run_retention(configured(config, overrides), out)
+    result = run_retention(config, out)
     lines = [f"{'task':30s} {'metric':20s} {'base':>8s} {'policy':>8s}   change"]
     for row in result["tasks"]:
         interval = "" if row["low"] is None else f" [{row['low']:+.4f}, {row['high']:+.4f}] of {row['questions']}"
@@ -150,25 +124,23 @@ def report(run: Path, out: Path | None, json_path: str | None) -> None:
     finish({"report": str(page)}, json_path, [str(page)])
 
 
-@click.command(short_help="The whole comparison, end to end.")
-@click.option("--out", default=Path("runs/quickstart"), show_default=True, type=click.Path(path_type=Path))
-@click.option("--seed", default=0, show_default=True)
-@click.option("--workers", default=2, show_default=True, help="Stages that may run at the same time.")
-@click.option("--overwrite", is_flag=True, help="Start anew where other settings were run.")
-@set_option
-@json_option
-def quickstart(
-    out: Path, seed: int, workers: int, overwrite: bool, overrides: tuple[str, ...], json_path: str | None
-) -> None:
+@click.command(
+    cls=StageCommand,
+    config="turntree.stages.quickstart:QuickstartConfig",
+    options={"--seed": "seed", "--workers": "workers"},
+    short_help="The whole comparison, end to end.",
+)
+@out_option("The folder to write.", required=False, default=Path("runs/quickstart"))
+@overwrite_option("Start anew where other settings were run.")
+def quickstart(config: Any, out: Path, overwrite: bool, json_path: str | None) -> None:
     """The main job end to end on the embedded policy: base, SFT, random pivots and PivotRL side by side.
 
     \b
     Example: turntree quickstart --out runs/quickstart
     """
     from turntree.report.html import build_report
-    from turntree.stages.quickstart import QuickstartConfig, run_quickstart, table
+    from turntree.stages.quickstart import run_quickstart, table
 
-    config = configured(QuickstartConfig(seed=seed, workers=workers), overrides)
     summary = run_quickstart(config, out, overwrite=overwrite)
     build_report(out)
     finish(summary, json_path, table(summary))

@@ -11,13 +11,17 @@ from turntree.core.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How to sample. `temperature` 0 is greedy. Training refuses top_p < 1 and top_k: their probabilities are not
-    those of the policy that the loss sees (`check_trainable`)."""
+    """How to sample. Training refuses top_p < 1 and top_k: their probabilities are not those of the policy that the
+    loss sees (`check_trainable`)."""
 
     temperature: float = 1.0
+    """0 is greedy."""
     max_tokens: int = 64
+    """Longest completion; longer ones are cut."""
     top_p: float = 1.0
+    """Sample from the likeliest tokens of this probability; training needs 1."""
     top_k: int = 0
+    """Sample from this many likeliest tokens (0: all); training needs 0."""
 
     def __post_init__(self) -> None:
         if self.temperature < 0 or self.max_tokens < 1 or not 0 < self.top_p <= 1 or self.top_k < 0:

@@ -59,6 +59,14 @@ class Part:
         raise ConfigError("names no part", path=path, field=field, hint='write a name, or {"name": ..., KEY: VALUE}')
 
 
+@dataclasses.dataclass(frozen=True)
+class Usual:
+    """Of a part that is off by default, in `Annotated[Part | None, Usual("entropy")]`: the part that a key of its
+    options switches on where none is named."""
+
+    name: str
+
+
 def from_mapping(cls: type[T], values: Mapping[str, Any], *, path: str | Path | None = None) -> T:
     """Build the dataclass `cls` from plain values (nested mappings for nested dataclasses).
 
@@ -112,18 +120,128 @@ def with_overrides(config: T, overrides: Mapping[str, Any]) -> T:
     """A copy of `config` with dotted keys replaced: `{"sampling.temperature": 0.7}`. Unknown keys are errors."""
     values = to_mapping(config)
     for dotted, value in overrides.items():
-        target: dict[str, Any] = values
-        *parents, last = dotted.split(".")
-        place: Any = config
-        for parent in parents:
-            place = place if isinstance(place, Part) else getattr(place, parent, None)
-            if isinstance(place, Part):  # its options are known where it is loaded
-                target.setdefault(parent, {})
-            if not isinstance(target.get(parent), dict):
-                raise ConfigError("unknown key", field=dotted, hint=f"{parent!r} has no sub-keys")
-            target = target[parent]
-        target[last] = value
+        values = overlaid(type(config), values, nested(dotted, value))
     return from_mapping(type(config), values)
+
+
+def defaults(cls: type) -> dict[str, Any]:
+    """The fields of a dataclass that have a default, as plain JSON values."""
+    found: dict[str, Any] = {}
+    for name, field in _shape(cls)[1].items():
+        if field.default_factory is not dataclasses.MISSING:
+            found[name] = to_value(field.default_factory())
+        elif field.default is not dataclasses.MISSING:
+            found[name] = to_value(field.default)
+    return found
+
+
+def nested(dotted: str, value: Any) -> dict[str, Any]:
+    """`{"a": {"b": value}}` of "a.b"."""
+    for key in reversed(dotted.split(".")):
+        value = {key: value}
+    return cast("dict[str, Any]", value)
+
+
+def overlaid(cls: type, values: Mapping[str, Any], new: Mapping[str, Any], *, above: str = "") -> dict[str, Any]:
+    """The plain `values` of the dataclass `cls` with those of `new` laid over them, section by section.
+
+    A key of a section that is off (None) switches it on with its defaults, and another name of a part drops the
+    options of the part before. Raises `ConfigError` for an unknown key, with its whole dotted name.
+    """
+    hints, fields = _shape(cls)
+    result = dict(values)
+    for key, value in new.items():
+        if key not in fields:
+            raise unknown_key(key, fields, field=above + key + _rest(value))
+        result[key] = _overlaid(hints[key], values.get(key), value, above + key)
+    return result
+
+
+def _rest(value: Any) -> str:
+    """The rest of a dotted key that `nested` took apart."""
+    if not isinstance(value, Mapping) or len(cast("Mapping[str, Any]", value)) != 1:
+        return ""
+    ((key, below),) = cast("Mapping[str, Any]", value).items()
+    return f".{key}{_rest(below)}"
+
+
+def _overlaid(hint: Any, old: Any, new: Any, place: str) -> Any:
+    section = section_of(hint)
+    if section is Part:
+        return _overlaid_part(old, new, usual_of(hint))
+    if not isinstance(new, Mapping):
+        return new
+    row = cast("Mapping[str, Any]", new)
+    if section is not None:
+        below = cast("Mapping[str, Any]", old) if isinstance(old, Mapping) else defaults(section)
+        return overlaid(section, below, row, above=f"{place}.")
+    item = item_of(hint)
+    if item is not None and all(key.isdecimal() for key in row):
+        return _overlaid_items(item, old, row, place)
+    if hint in (str, int, float, bool) or typing.get_origin(hint) is typing.Literal:
+        raise ConfigError("unknown key", field=place + _rest(row), hint=f"{place!r} has no sub-keys")
+    return {**cast("Mapping[str, Any]", old), **row} if isinstance(old, Mapping) else row
+
+
+def _overlaid_items(item: Any, old: Any, new: Mapping[str, Any], place: str) -> list[Any]:
+    """The items by number, from 0; the one behind the last is added."""
+    items = list(cast("Sequence[Any]", old)) if isinstance(old, list | tuple) else []
+    for key, value in new.items():
+        number = int(key)
+        if number > len(items):
+            raise ConfigError("unknown key", field=f"{place}.{key}", hint=f"{place!r} has {len(items)} items")
+        items[number : number + 1] = [_overlaid(item, (*items, None)[number], value, f"{place}.{key}")]
+    return items
+
+
+def _overlaid_part(old: Any, new: Any, usual: str | None) -> Any:
+    if new is None:
+        return None
+    given = {"name": new} if isinstance(new, str) else new
+    if not isinstance(given, Mapping):
+        return given
+    now = cast("Mapping[str, Any]", given)
+    before = cast("Mapping[str, Any]", old) if isinstance(old, Mapping) else {"name": usual} if usual else {}
+    return laid_over(before, now) if now.get("name", before.get("name")) == before.get("name") else now
+
+
+def laid_over(old: Any, new: Any) -> Any:
+    """Plain values of no known type with others laid over them; items of a list are named by number, from 0, and the
+    one behind the last is added."""
+    if not isinstance(new, Mapping):
+        return new
+    row = cast("Mapping[str, Any]", new)
+    if isinstance(old, Mapping):
+        below = cast("Mapping[str, Any]", old)
+        return {**below, **{key: laid_over(below.get(key), value) for key, value in row.items()}}
+    if not isinstance(old, list | tuple) or not all(key.isdecimal() for key in row):
+        return row
+    items = list(cast("Sequence[Any]", old))
+    for key, value in row.items():
+        if int(key) > len(items):
+            raise ConfigError("unknown key", field=key, hint=f"there are {len(items)} items")
+        items[int(key) : int(key) + 1] = [laid_over((*items, None)[int(key)], value)]
+    return items
+
+
+def usual_of(hint: Any) -> str | None:
+    """The name in a `Usual`, if the annotation has one."""
+    return next((one.name for one in getattr(hint, "__metadata__", ()) if isinstance(one, Usual)), None)
+
+
+def item_of(hint: Any) -> Any:
+    """The type of the items of `tuple[X, ...]`, else None."""
+    return typing.get_args(hint)[0] if typing.get_args(hint)[1:] == (Ellipsis,) else None
+
+
+def section_of(hint: Any) -> type | None:
+    """The dataclass that an annotation stands for, `X | None` included; None where it is none, or one of several."""
+    if typing.get_origin(hint) is typing.Annotated:
+        return section_of(typing.get_args(hint)[0])
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        found = [section for option in typing.get_args(hint) if (section := section_of(option)) is not None]
+        return found[0] if len(found) == 1 else None
+    return hint if isinstance(hint, type) and dataclasses.is_dataclass(hint) else None
 
 
 def converted(hint: Any, value: Any, *, field: str, path: str | Path | None = None) -> Any:

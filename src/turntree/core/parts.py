@@ -29,10 +29,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
-from turntree.core.config import Part, converted, to_value, unknown_key
+from turntree.core.config import Part, converted, laid_over, to_value, unknown_key
 from turntree.core.errors import ConfigError, InputError
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+_DESCRIBED_BY = "turntree_described_by"
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,23 @@ def _completed(default: Any, value: Any) -> Any:
         for key, item in cast("Mapping[str, Any]", value).items():
             whole[key] = _completed(getattr(default, key, None), item)
         return whole
-    return cast(Any, value)
+    return laid_over(to_value(default), value) if isinstance(default, tuple | list) else cast(Any, value)
+
+
+def described_by(cls: type) -> Callable[[F], F]:
+    """Of a factory whose options are fields of the dataclass `cls`: what is written below those fields is their
+    documentation."""
+
+    def mark(factory: F) -> F:
+        setattr(factory, _DESCRIBED_BY, cls)
+        return factory
+
+    return mark
+
+
+def description(factory: Any) -> Any:
+    """The class that documents the options of a factory: the factory itself, or what `described_by` said."""
+    return getattr(factory, _DESCRIBED_BY, factory)
 
 
 def resolved(config: T) -> T:

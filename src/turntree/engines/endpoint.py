@@ -38,19 +38,22 @@ _SEED_BITS = 2**31 - 1  # what every server takes
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointConfig:
-    """`url` is the base of the API ("http://host:8000/v1"); a key, where one is needed, is OPENAI_API_KEY.
-
-    `tokenizer` is a local folder with the tokenizer of the served model. `max_context` 0: what that folder says.
-    A request is tried again up to `retries` times, with growing pauses, each time for `timeout` seconds at most.
-    """
+    """A server that speaks OpenAI's completions API; a key, where one is needed, is OPENAI_API_KEY."""
 
     url: str
+    """Sample from this server of --model, such as vLLM: the base of its API (http://host:8000/v1)."""
     tokenizer: str
+    """With --endpoint: a folder with the tokenizer of the served model."""
     max_context: int = 0
+    """Longest prompt plus completion, in tokens (0: what the tokenizer's folder says)."""
     concurrency: int = 32
+    """Requests in flight."""
     retries: int = 3
+    """How often a failed request is made again, with growing pauses."""
     timeout: float = 120.0
+    """Seconds of one try."""
     top_logprobs: int = 5
+    """Log-probabilities asked for at each token; entropies are estimated from them."""
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):

@@ -9,17 +9,16 @@ from turntree.core.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """The limits of `HFEngine`. The defaults suit models of up to a few hundred million parameters.
-
-    `max_batch_rows` bounds the requests decoded at once, `max_prefill_tokens` the padded tokens of one prefill call,
-    `max_kept_tokens` the memory of kept sequences in token slots, `max_context` (default: the model's) prompt plus
-    completion in tokens; a completion that reaches it ends with "length".
-    """
+    """The limits of `HFEngine`. The defaults suit models of up to a few hundred million parameters."""
 
     max_batch_rows: int = 256
+    """Requests decoded at once."""
     max_prefill_tokens: int = 4096
+    """Padded tokens of one prefill call."""
     max_kept_tokens: int = 2**19
+    """Memory of kept sequences, in token slots (0 keeps nothing)."""
     max_context: int | None = None
+    """Longest prompt plus completion, in tokens (default: the model's); a completion that reaches it is cut."""
 
     def __post_init__(self) -> None:
         for name in ("max_batch_rows", "max_prefill_tokens", "max_context"):

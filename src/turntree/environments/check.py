@@ -11,14 +11,37 @@ import pickle
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from turntree.core import seeds
+from turntree.core.config import Part
+from turntree.core.errors import ConfigError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Environment, Observation
 from turntree.environments.pool import checked, reason_of, start
 
 WORDS = ("look", "help", "yes", "no", "0", "1", "left", "right", "up", "[stop]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckConfig:
+    """`turntree check environment`."""
+
+    environment: Part
+    """What to check: a registered name, or module:object of your own."""
+    split: Literal["train", "dev", "test"] = "train"
+    """Which tasks."""
+    count: int = 3
+    """How many tasks are played."""
+    turns: int = 8
+    """Random actions a task."""
+    seed: int = 0
+    """Of the tasks and the actions."""
+
+    def __post_init__(self) -> None:
+        for name in ("count", "turns"):
+            if getattr(self, name) < 1:
+                raise ConfigError("must be at least 1", field=name)
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,12 @@ _LOOK_SECONDS = 1.0  # between two looks at workers that owe an answer
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessPoolConfig:
-    """`step_seconds` bounds one environment call, and each step of a rebuild. `workers` 0 in a configuration means no
-    pool: environments are stepped in this process, where nothing bounds them."""
+    """Where tasks are stepped; it changes no result. In this process nothing bounds a call."""
 
     workers: int = 4
+    """Processes that step the tasks, killed and rebuilt where they hang or die; 0 steps them in this one."""
     step_seconds: float = 60.0
+    """Bounds one environment call, and each step of a rebuild."""
 
     def __post_init__(self) -> None:
         if self.workers < 0 or self.step_seconds <= 0:

@@ -23,10 +23,12 @@ class FilterDecision:
 
 @dataclass(frozen=True, kw_only=True)
 class DapoFilter:
-    """`refill_cap`: an update may start at most so many times its batch in further groups (0: no refill)."""
+    """Groups without reward variance stay out of the update."""
 
     success: float = SUCCESS_REWARD
+    """A reward from this on is a success."""
     refill_cap: float = 0.0
+    """An update may start this many times its batch in further groups (0: no refill)."""
 
     def __post_init__(self) -> None:
         if self.refill_cap < 0:

@@ -29,15 +29,25 @@ class GresoConfig:
     """The authors' settings. Targets are shares of the groups played in one iteration."""
 
     easy_exploration: float = 0.5
+    """Chance at the start that a task predicted to be too easy is played all the same."""
     hard_exploration: float = 0.5
+    """The same of a task predicted to be too hard."""
     easy_target: float = 0.25 / 3
-    hard_target: float = 0.25 * 2 / 3  # hard tasks are likelier to change, since the policy improves
+    """Wanted share of too easy groups of an iteration."""
+    hard_target: float = 0.25 * 2 / 3
+    """Wanted share of too hard ones; hard tasks are likelier to change, since the policy improves."""
     adjustment: float = 0.01
+    """How much an exploration chance changes after an iteration off its target."""
     lowest_exploration: float = 0.05
+    """Least exploration chance."""
     highest_exploration: float = 0.95
+    """Largest exploration chance."""
     keep_at_least: float = 0.01
+    """Least chance that any task is played."""
     success: float = SUCCESS_REWARD
-    seed: int = 0
+    """A reward from this on is a success."""
+    seed: int | None = None
+    """Of what is skipped (default: that of the run)."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -105,7 +115,7 @@ class Greso:
         if not history.outcome.zero_variance:
             return PromptDecision(False, 0.0, "mixed before")
         probability = self.skip_probability(task)
-        skip = seeds.generator(self.config.seed, "greso", task, iteration).random() < probability
+        skip = seeds.generator(self.config.seed or 0, "greso", task, iteration).random() < probability
         return PromptDecision(skip, probability, f"{'predicted' if skip else 'explored'} {history.outcome.value}")
 
     def record(self, task: str, rewards: Sequence[float | None]) -> GroupOutcome:

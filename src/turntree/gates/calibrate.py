@@ -23,16 +23,22 @@ BOUND = "Clopper-Pearson, one-sided, for all signals, turns and thresholds toget
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationConfig:
-    """`floor`: the precision that a point must have (paper, C.5). `confidence`: of every lower bound. `budget`: the
-    share of groups with something to teach that several checkpoints may cut together."""
+    """When the data support an operating point of a gate."""
 
     floor: float = 0.8
+    """Precision that a gate must have (paper, C.5)."""
     confidence: float = 0.95
+    """Of the lower bound of precision."""
     budget: float = 0.1
+    """Largest share of the mixed groups that several checkpoints may cut together."""
     folds: int = 5
+    """Of the cross-validation over tasks."""
     repeats: int = 20
+    """Of the cross-validation."""
     resamples: int = 1000
+    """Of the bootstrap over tasks."""
     seed: int = 0
+    """Of folds and resamples."""
 
     def __post_init__(self) -> None:
         for name in ("floor", "confidence", "budget"):

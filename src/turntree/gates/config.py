@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from turntree.core.parts import described_by
 from turntree.core.protocols import Gate
 from turntree.gates.bounds import edit_distance_bounds
 from turntree.gates.compose import AnyOf, AuditedGate, RandomGate
@@ -12,11 +13,14 @@ from turntree.gates.divergence import PrefixDivergenceGate
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """One look at the group; `termination` adds the OR rule's clause."""
+    """One look at the group."""
 
     turn: int = 10
+    """Look at the group at this turn."""
     threshold: float = 0.12
+    """Stop the group when the divergence of its rollouts is below this."""
     termination: float | None = None
+    """The OR rule: stop also from this share of ended rollouts on."""
 
     def __post_init__(self) -> None:
         PrefixDivergenceGate(turn=self.turn, threshold=self.threshold, termination=self.termination)  # checks them
@@ -26,14 +30,14 @@ class CheckpointConfig:
 class GateConfig:
     """The default is the paper's gate: one look, on d_10 < 0.12. It is calibrated for one model, group size and
     environment; `turntree gate calibrate` says whether your own rollouts support a point.
-
-    `early`: decide before a checkpoint's turn where bounds on d_K already settle it. `audit`: the share of would-be
-    cuts that runs on to measure precision; 0 turns it off.
     """
 
     checkpoints: tuple[CheckpointConfig, ...] = (CheckpointConfig(),)
+    """The looks; any of them may stop the group."""
     early: bool = False
+    """Decide before a look's turn where bounds on the divergence already settle it."""
     audit: float = 0.0
+    """Share of would-be cuts that runs on all the same, to measure precision."""
 
     def __post_init__(self) -> None:
         if not self.checkpoints:
@@ -56,6 +60,7 @@ def build_gate(config: GateConfig, seed: int) -> Gate:
 # what the entry points name: the keyword parameters are the options
 
 
+@described_by(GateConfig)
 def divergence(
     *,
     seed: int,

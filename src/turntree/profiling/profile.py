@@ -24,16 +24,19 @@ __all__ = ["SCHEMA", "Draft", "Judge", "ProfileConfig", "profile_wave"]
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileConfig:
-    """`rollouts` is the paper's K; with `adaptive` it is the most that a candidate gets. `wave` candidates are sampled
-    together and written down together: what a killed profile has to do again. `cut_turns`: what a turn that
-    `sampling.max_tokens` cut is worth, nothing ("fail") or what the verifier says of its text ("judge")."""
+    """K local rollouts at every candidate (PivotRL, Eq. 4)."""
 
     rollouts: int = 16
+    """K local rollouts of every candidate; with adaptive profiling the most that one gets."""
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0, max_tokens=256))
     seed: int = 0
+    """Of every draw."""
     wave: int = 32
+    """Candidates that are sampled and written down together: what a killed profile has to do again."""
     adaptive: AdaptiveConfig | None = None
+    """Stop a candidate early where K rollouts would select no differently."""
     cut_turns: CutTurns = "fail"
+    """What a turn that the token limit cut is worth: nothing, or what the verifier says of its text."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.rollouts <= MOST_ROLLOUTS:

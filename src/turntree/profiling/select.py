@@ -23,25 +23,27 @@ Row = Mapping[str, Any]  # a row of a profile (schema turntree.profile/2)
 
 @dataclass(frozen=True, kw_only=True)
 class SelectConfig:
-    """`pivots`: variance > 0 and mean < `threshold` (lambda_diff). `random`: as many candidates, drawn blindly.
-
-    What thins out the pivots, in this order; what is dropped is chosen by seed and counted (0, or nothing: no limit):
-    `per_duplicate` of equal demonstrated actions at equal states, `per_trajectory` of one trace, `per_action` with
-    equal demonstrated actions anywhere, `quota` of one action kind (number by kind; "*" is every kind not named), and
-    `max_per_kind`, the largest share of one action kind among the pivots.
-
-    `anchor_share` of the selected set are mastered turns (mean >= threshold), spread evenly over action kinds.
-    """
+    """What thins out the pivots, in this order; what is dropped is chosen by seed and counted: `per_duplicate`,
+    `per_trajectory`, `per_action`, `quota`, `max_per_kind`."""
 
     rule: Literal["pivots", "random"] = "pivots"
+    """Keep the pivots (variance above zero, mean below lambda), or as many candidates drawn blindly."""
     threshold: float = 0.6
+    """lambda_diff: keep reward means below this."""
     anchor_share: float = 0.0
+    """Share of mastered turns (mean not below lambda) kept in the mix, spread evenly over action kinds."""
     per_duplicate: int = 1
+    """Most pivots of equal demonstrated actions at equal states (0: no limit)."""
     per_trajectory: int = 0
+    """Most pivots of one trace (0: no limit)."""
     per_action: int = 0
+    """Most pivots that demonstrate the same action (0: no limit)."""
     quota: dict[str, int] = field(default_factory=dict[str, int])
+    """Most pivots of one action kind, by kind; '*' is every kind not named."""
     max_per_kind: float = 1.0
+    """Largest share of one action kind among the pivots."""
     seed: int = 0
+    """Of what is dropped at a limit."""
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold <= 1.01:

@@ -28,7 +28,6 @@ from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
-from scipy.stats import binom
 
 from turntree.core.errors import ConfigError
 from turntree.profiling.classes import Class, class_of
@@ -40,18 +39,23 @@ _ITERATIONS = 200  # of expectation maximisation; the change is then far below w
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveConfig:
-    """Look at a candidate after `first` rollouts and then after every `step` more, and stop when what a selection at
-    `threshold` (lambda) does with it is certain, or has a predictive probability of at least `confidence`.
+    """Stop a candidate when what a selection at `threshold` (lambda) does with it is certain or probable enough.
 
     The defaults were chosen on 3,000 household candidates and checked on others.
     """
 
     threshold: float = 0.6
+    """lambda_diff, which adaptive profiling settles (giving it switches adaptive profiling on)."""
     confidence: float = 0.97
+    """Stop at this predictive probability of what a selection does with the candidate; 1: only when certain."""
     first: int = 4
+    """Rollouts before the first look."""
     step: int = 2
+    """Rollouts between two looks."""
     audit: float = 0.03
+    """Share of the candidates that run on to K although they could have stopped."""
     settle: Literal["selection", "class"] = "selection"
+    """Tell apart what a selection does with a candidate, or all four classes."""
 
     def __post_init__(self) -> None:
         if not 0.5 < self.confidence <= 1:
@@ -177,4 +181,6 @@ def _grid() -> np.ndarray:
 @lru_cache(maxsize=64)
 def _binomials(left: int) -> np.ndarray:
     """Chances of 0..left successes (rows) at every point of the grid (columns)."""
+    from scipy.stats import binom  # it takes a second to import, and a configuration needs none of it
+
     return binom.pmf(np.arange(left + 1)[:, None], left, _grid()[None, :])

@@ -22,10 +22,12 @@ from turntree.rollouts.rewards import Episode, RewardSum
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeConfig:
-    """How long an episode may become. `max_context` bounds prompt plus completion, in tokens, beside the engine's."""
+    """How long an episode may become."""
 
     max_turns: int = 30
+    """Longest episode."""
     max_context: int = 4096
+    """Longest prompt plus completion, in tokens, beside the engine's own limit."""
     sampling: Sampling = field(default_factory=Sampling)
 
 

@@ -62,35 +62,36 @@ _LONGEST_WAIT = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
-    """`max_live_rollouts` rollouts are played at once, of as many tasks as that takes (rollouts of one task start in
-    order, and need not start together). `initial_rollouts` of a group begin independently (None: all `group_size`); the
-    rest of its leaves is left to the brancher, `max_branched` of them at most, and to fresh rollouts where the brancher
-    does not use them. A rollout that takes longer than `rollout_seconds` from its start, or whose
-    group takes longer than `group_seconds` from its first rollout's start, is cancelled. `max_retries` counts the
-    failed calls that are made again, of one rollout, engine and environment together.
-
-    `deterministic`: which requests share the engine's batches does not depend on the clock, so runs repeat bit for bit.
-    Every answer of an environment is taken at a point of the engine's work: `overlap` generations after its call, or
-    when the engine has nothing left to do. Until then the engine works on, at that point it waits. None is an eighth of
-    `max_live_rollouts` where calls wait for tools, and 0 where environments are stepped. More hides slower tools and
-    keeps the rollouts of fast ones waiting. With `deterministic` off an answer is taken when it arrives; a run then
-    repeats up to rounding.
-    """
+    """How groups are played."""
 
     episodes: EpisodeConfig = field(default_factory=EpisodeConfig)
     group_size: int = 8
+    """Episodes of one task: the leaves of its tree."""
     initial_rollouts: int | None = None
+    """Rollouts of a group that begin independently; the rest is left to the brancher, and to fresh rollouts where it
+    does not use them. Default: all, or half where a brancher is set."""
     max_branched: int | None = None
-    max_live_rollouts: int = 64
+    """Most leaves of a group that the brancher may add (default: all that are left to it)."""
+    max_live_rollouts: int | None = None
+    """Rollouts played at once, of as many tasks as that takes. Default: all of an iteration, 64 outside of training."""
     max_retries: int = 2
+    """Failed calls of one rollout that are made again, of engine and environment together."""
     rollout_seconds: float = 1800.0
+    """A rollout that takes longer from its start is cancelled."""
     group_seconds: float = 3600.0
+    """A group that takes longer from its first rollout's start is cancelled."""
     deterministic: bool = True
+    """Which requests share the engine's batches does not depend on the clock, so runs repeat bit for bit. Off, answers
+    of environments are taken when they arrive, and a run repeats up to rounding."""
     overlap: int | None = None
+    """With `deterministic`: an answer of an environment is taken this many generations after its call, or when the
+    engine has nothing left to do; until then the engine works on. More hides slower tools and keeps the rollouts of
+    fast ones waiting. Default: an eighth of `max_live_rollouts` where calls wait for tools, 0 where environments are
+    stepped."""
 
     def __post_init__(self) -> None:
-        for name in ("group_size", "max_live_rollouts"):
-            if getattr(self, name) < 1:
+        for name, value in (("group_size", self.group_size), ("max_live_rollouts", self.places)):
+            if value < 1:
                 raise ConfigError("must be at least 1", field=name)
         for name in ("max_retries", "rollout_seconds", "group_seconds", "overlap"):
             if (getattr(self, name) or 0) < 0:
@@ -101,6 +102,16 @@ class SchedulerConfig:
             )
         if self.branched < 0:
             raise ConfigError("must not be negative", field="max_branched")
+
+    def of_training(self, groups: int, *, branching: bool) -> SchedulerConfig:
+        """With the defaults that depend on the rest of a training run filled in."""
+        initial = (self.group_size + 1) // 2 if branching and self.initial_rollouts is None else self.initial
+        places = groups * self.group_size if self.max_live_rollouts is None else self.places
+        return replace(self, initial_rollouts=initial, max_live_rollouts=places)
+
+    @property
+    def places(self) -> int:
+        return 64 if self.max_live_rollouts is None else self.max_live_rollouts
 
     @property
     def initial(self) -> int:
@@ -171,7 +182,7 @@ class Scheduler:
         self.pool: EnvironmentPool = pool if pool is not None else InlinePool()
         max_context = min(config.episodes.max_context, engine.max_context)
         self.config = replace(config, episodes=replace(config.episodes, max_context=max_context))
-        self.usage = Usage(places=config.max_live_rollouts)
+        self.usage = Usage(places=config.places)
 
     def run(
         self,
@@ -232,7 +243,7 @@ class _Run:
         self._begun, self._indices = begun, itertools.count()
         self._calls = self._generated = 0
         overlap = self._config.overlap
-        self._overlap = (self._config.max_live_rollouts // 8 if self._pool.waits else 0) if overlap is None else overlap
+        self._overlap = (self._config.places // 8 if self._pool.waits else 0) if overlap is None else overlap
         self._early: dict[Session, Answer] = {}  # answers that arrived before they are due
         self._groups: dict[Group, None] = {}  # in order of their begin
         self._places: dict[_Place, None] = {}  # in order of their start
@@ -266,7 +277,7 @@ class _Run:
 
     def _admit(self) -> None:
         """Fill free places: first with branches, then with the rollouts of groups begun before, then with new tasks."""
-        while len(self._places) < self._config.max_live_rollouts:
+        while len(self._places) < self._config.places:
             place = next(iter(self._branches), None)
             if place is not None:
                 del self._branches[place]

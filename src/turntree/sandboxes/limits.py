@@ -12,17 +12,22 @@ Language = Literal["python", "shell"]
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Bounds of one execution. `seconds` is wall-clock; memory is address space per process (so a box may use up to
-    `processes` times as much); `disk_bytes` and `files` (folders included) bound the whole scratch folder;
-    `output_bytes` is kept of each stream. Landlock allows neither processes beside the first nor files."""
+    """Bounds of one execution. Landlock allows neither processes beside the first nor files."""
 
     seconds: float = 10.0
+    """Wall-clock time of one execution."""
     memory_bytes: int = 512 * 2**20
-    processes: int = 16  # threads included
+    """Address space of a process, so a box may use up to `processes` times as much."""
+    processes: int = 16
+    """Processes of a box, threads included."""
     disk_bytes: int = 32 * 2**20
+    """Size of the whole scratch folder."""
     files: int = 4096
+    """Files of the scratch folder, folders included."""
     open_files: int = 64
+    """Files that are open at once."""
     output_bytes: int = 16 * 2**10
+    """What is kept of each stream."""
 
     def __post_init__(self) -> None:
         sizes = (self.memory_bytes, self.processes, self.disk_bytes, self.files, self.output_bytes)
@@ -34,16 +39,18 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxConfig:
-    """`boxes` is how many executions may run at once. `packages` are folders of importable packages that programs may
-    read (say, the site-packages that hold sympy); `preload` names modules imported once, before any program runs.
-    `landlock` accepts Landlock where there is no bubblewrap: programs then learn that files of the host exist, their
-    sizes and times, and may leave traces in the times at which files were read (docs/design/sandbox.md)."""
+    """Where programs of the policy run. Under Landlock they may leave traces in the times at which files were read."""
 
     limits: Limits = Limits()
     boxes: int = 2
+    """Executions that may run at once."""
     landlock: bool = False
+    """Accept Landlock where there is no bubblewrap: programs then learn that files of the host exist, their sizes and
+    times (docs/design/sandbox.md)."""
     packages: tuple[str, ...] = ()
+    """Folders of importable packages that programs may read."""
     preload: tuple[str, ...] = ("math", "cmath", "json", "re", "itertools", "collections", "fractions", "datetime")
+    """Modules imported once, before any program runs."""
 
     def __post_init__(self) -> None:
         if self.boxes < 1:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from turntree.core import parts, seeds
 from turntree.core.completion import GenerationRequest, Sampling
-from turntree.core.config import Part, to_mapping
+from turntree.core.config import to_mapping
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError
 from turntree.core.labels import Rewards
 from turntree.core.protocols import Environment
 from turntree.core.tree import NodeKind, RolloutTree
-from turntree.environments.tasks import DEFAULT, TEST, open_tasks
+from turntree.environments.tasks import open_tasks
 from turntree.logs.trees import KeptTree
 from turntree.observe.files import write_json
 from turntree.observe.jsonl import write_lines
@@ -24,37 +23,10 @@ from turntree.observe.run import progress
 from turntree.observe.statistics import wilson
 from turntree.rollouts.episodes import EpisodeConfig, grow
 from turntree.stages import skills
-from turntree.stages.policy import Device, Policy, load_policy, policy_name
+from turntree.stages.config import EvaluateConfig
+from turntree.stages.policy import Policy, load_policy, policy_name
 
 SCHEMA = "turntree.evaluation/1"
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateConfig:
-    """`count` tasks of a split of `environment` are played. `temperature` is that of the `samples` sampled episodes a
-    task; `greedy` adds a greedy pass. `model` "default" is the environment's own policy. `skills_per_kind` questions of
-    each unrelated skill say what a tiny policy retained (0: none are asked). `keep_trees` writes all episodes, tokens
-    included."""
-
-    model: str = "default"
-    environment: Part = DEFAULT
-    count: int = 200
-    split: str = TEST
-    task_seed: int = 0
-    samples: int = 1
-    temperature: float = 1.0
-    greedy: bool = True
-    max_turns: int = 16
-    max_tokens: int = 48
-    max_context: int = 4096
-    skills_per_kind: int = 0
-    seed: int = 0
-    keep_trees: bool = False
-    device: Device = field(default_factory=Device)
-
-    def __post_init__(self) -> None:
-        if min(self.samples, self.max_turns, self.count) < 1 or self.temperature <= 0 or self.skills_per_kind < 0:
-            raise ConfigError("count, samples, max_turns and temperature must be above 0", field="samples")
 
 
 def evaluate(config: EvaluateConfig, out: Path | None = None) -> dict[str, Any]:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from turntree.core.config import Part
-from turntree.core.errors import ConfigError
 from turntree.observe.run import RunDirectory
+from turntree.stages.config import TrainOnlineConfig
+from turntree.stages.experiment_config import BranchingArm, BranchingExperimentConfig
 from turntree.stages.paired import (
     Outcomes,
     arm_folder,
@@ -28,22 +29,8 @@ from turntree.stages.paired import (
     task_matrix,
     write_experiment,
 )
-from turntree.stages.train_online import TrainOnlineConfig
 
-Arm = Literal[
-    "grpo",
-    "grpo_half",
-    "grpo_calls",
-    "entropy",
-    "entropy_starts",
-    "entropy_paths",
-    "random",
-    "random_paths",
-    "arpo_released",
-    "tree_grpo",
-]
-ARMS: tuple[Arm, ...] = ("grpo", "entropy", "random", "entropy_starts", "entropy_paths", "grpo_calls")
-COMPARED: tuple[tuple[Arm, Arm], ...] = (
+COMPARED: tuple[tuple[BranchingArm, BranchingArm], ...] = (
     ("entropy", "random"),
     ("entropy", "grpo_calls"),
     ("entropy", "grpo"),
@@ -58,40 +45,6 @@ COMPARED: tuple[tuple[Arm, Arm], ...] = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class BranchingExperimentConfig:
-    """`online` is the arm `entropy`; the others are written as their differences from it.
-
-    `grpo`: as many leaves, all independent; `grpo_half`: the initial rollouts alone; `grpo_calls`: as many independent
-    rollouts as make the tool calls that `entropy` made, found from the runs of the same seed. `random`: the paced coin.
-    `entropy_starts`: the baseline of initial starts alone; `..._paths`: the same with path weights. `arpo_released` and
-    `tree_grpo` as published. All others compare every leaf with every leaf (ARPO's soft estimator).
-    """
-
-    online: TrainOnlineConfig
-    arms: tuple[Arm, ...] = ARMS
-    seeds: tuple[int, ...] = (0, 1, 2, 3)
-
-    def __post_init__(self) -> None:
-        brancher = self.online.brancher
-        if brancher is None or brancher.name != "entropy":
-            raise ConfigError("must be 'entropy': the other arms differ from it", field="online.brancher.name")
-        if not brancher.options.get("paced", True):
-            raise ConfigError("must be true: 'random' keeps the same pace", field="online.brancher.paced")
-        if self.online.train.loss.normalizer != "constant":
-            raise ConfigError(
-                "lets the number of leaves change the step size",
-                field="online.train.loss.normalizer",
-                hint="use 'constant', with about the trained tokens of an iteration as online.train.loss.constant",
-            )
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ConfigError("must be there, and each once", field="seeds")
-        if not self.arms or len(set(self.arms)) < len(self.arms):
-            raise ConfigError("must be there, and each once", field="arms")
-        if "grpo_calls" in self.arms and not {"grpo", "entropy"} <= set(self.arms):
-            raise ConfigError("needs the arms 'grpo' and 'entropy', whose calls it matches", field="arms")
-
-
 def run_branching_experiment(config: BranchingExperimentConfig, out: Path) -> dict[str, Any]:
     """Run what is not there yet, then compare; `out/summary.json` holds the result."""
     for seed in config.seeds:
@@ -102,9 +55,9 @@ def run_branching_experiment(config: BranchingExperimentConfig, out: Path) -> di
     return summary
 
 
-def configured_arm(config: BranchingExperimentConfig, out: Path, seed: int, arm: Arm) -> TrainOnlineConfig:
+def configured_arm(config: BranchingExperimentConfig, out: Path, seed: int, arm: BranchingArm) -> TrainOnlineConfig:
     online = replace(config.online, train=replace(config.online.train, seed=seed))
-    brancher, rollouts = online.brancher, online.train.rollouts
+    brancher, rollouts = online.brancher, online.train.rollouts.of_training(online.train.groups, branching=True)
     assert brancher is not None
     alike = {name: brancher.options[name] for name in ("branches", "probe_tokens", "alpha") if name in brancher.options}
     coin = replace(online, brancher=Part("random", alike))
@@ -140,7 +93,8 @@ def _path_weighted(online: TrainOnlineConfig) -> TrainOnlineConfig:
     train = online.train
     credit = replace(train.credit, leaf_weights="path_weighted", comparison="starts")
     assert train.loss.constant is not None  # the configuration was checked
-    constant = train.loss.constant * train.rollouts.initial / train.rollouts.group_size
+    rollouts = train.rollouts.of_training(train.groups, branching=True)
+    constant = train.loss.constant * rollouts.initial / rollouts.group_size
     return replace(online, train=replace(train, credit=credit, loss=replace(train.loss, constant=constant)))
 
 

@@ -7,20 +7,17 @@ profile before the first step; the demonstrations that it needs are counted besi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from turntree.core.config import Part
-from turntree.core.errors import ConfigError
 from turntree.domains.household.door import GamesConfig
 from turntree.observe.files import read_table
 from turntree.observe.run import RunDirectory
 from turntree.profiling import profile as profiling
-from turntree.profiling.profile import ProfileConfig
-from turntree.profiling.select import SelectConfig
 from turntree.stages import household_traces, profile, select
-from turntree.stages.household_traces import HouseholdTracesConfig
+from turntree.stages.experiment_config import CostExperimentConfig
 from turntree.stages.paired import (
     arm_folder,
     held_out_outcomes,
@@ -32,35 +29,13 @@ from turntree.stages.paired import (
     write_experiment,
 )
 from turntree.stages.profile import ProfileStageConfig
-from turntree.stages.train_online import TrainOnlineConfig, run_train_online
+from turntree.stages.train_online import run_train_online
 from turntree.stages.train_pivot import CheckConfig, TrainPivotConfig, run_train_pivot
-from turntree.training.pivot import PivotConfig
 
 METHODS = ("pivotrl", "grpo")
 UNITS = ("turns", "decoded_tokens", "trained_tokens", "seconds")
 RATIOS = ("ratios", "ratios_in_training")
 GAMES_PER_SEED = 1000
-
-
-@dataclass(frozen=True, kw_only=True)
-class CostExperimentConfig:
-    """`online` is the GRPO arm; its tasks are also those that the traces demonstrate. `held_out` games of the split
-    `dev` are played `train.check_every` steps of either arm apart, at the temperature of `train`."""
-
-    seeds: tuple[int, ...] = (0, 1, 2)
-    online: TrainOnlineConfig = field(default_factory=TrainOnlineConfig)
-    traces: HouseholdTracesConfig = field(default_factory=lambda: HouseholdTracesConfig(slips=0.2))
-    profile: ProfileConfig = field(default_factory=ProfileConfig)
-    candidates: int = 5000
-    select: SelectConfig = field(default_factory=lambda: SelectConfig(threshold=1.0, max_per_kind=0.4, per_duplicate=0))
-    train: PivotConfig = field(default_factory=PivotConfig)
-    held_out: int = 200
-
-    def __post_init__(self) -> None:
-        if not self.seeds:
-            raise ConfigError("is empty", field="seeds")
-        if not self.train.check_every or not self.online.train.check_every:
-            raise ConfigError("must be above 0 in both arms: a curve needs points", field="train.check_every")
 
 
 def run_cost_experiment(config: CostExperimentConfig, out: Path) -> dict[str, Any]:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from turntree.core.config import Part
-from turntree.core.errors import ConfigError
 from turntree.core.outcome import group_outcome
 from turntree.observe.run import RunDirectory
 from turntree.observe.statistics import clustered_wilson
+from turntree.stages.config import TrainOnlineConfig
+from turntree.stages.experiment_config import GateArm, GateExperimentConfig
 from turntree.stages.paired import (
     arm_folder,
     held_out_outcomes,
@@ -30,32 +31,7 @@ from turntree.stages.paired import (
     task_matrix,
     write_experiment,
 )
-from turntree.stages.train_online import GATE_LOG, TrainOnlineConfig
-
-Arm = Literal["none", "gate", "random"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class GateExperimentConfig:
-    """`online` is every arm's configuration; its gate is that of the arm `gate`."""
-
-    online: TrainOnlineConfig = field(default_factory=lambda: TrainOnlineConfig(gate=Part("divergence")))
-    arms: tuple[Arm, ...] = ("none", "gate", "random")
-    seeds: tuple[int, ...] = (0, 1, 2, 3)
-
-    def __post_init__(self) -> None:
-        if self.online.gate is None:
-            raise ConfigError("is missing", field="online.gate", hint="the arm 'gate' needs one")
-        if self.online.train.loss.normalizer != "constant":
-            raise ConfigError(
-                "lets a cut change the step size",
-                field="online.train.loss.normalizer",
-                hint="use 'constant', with about the trained tokens of an iteration as online.train.loss.constant",
-            )
-        if not self.seeds or "none" not in self.arms:
-            raise ConfigError("needs a seed and the arm 'none'", field="arms")
-        if "random" in self.arms and "gate" not in self.arms:
-            raise ConfigError("needs the arm 'gate', whose rate it matches", field="arms")
+from turntree.stages.train_online import GATE_LOG
 
 
 def run_gate_experiment(config: GateExperimentConfig, out: Path) -> dict[str, Any]:
@@ -69,7 +45,7 @@ def run_gate_experiment(config: GateExperimentConfig, out: Path) -> dict[str, An
     return summary
 
 
-def _configured(config: GateExperimentConfig, out: Path, seed: int, arm: Arm) -> TrainOnlineConfig:
+def _configured(config: GateExperimentConfig, out: Path, seed: int, arm: GateArm) -> TrainOnlineConfig:
     online = replace(config.online, train=replace(config.online.train, seed=seed))
     if arm == "gate":
         return online

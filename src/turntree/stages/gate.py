@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from turntree.core.errors import InputError
-from turntree.gates.calibrate import CalibrationConfig, calibrate
+from turntree.core.config import Between
+from turntree.core.errors import ConfigError
+from turntree.gates.calibrate import SHOWN_THRESHOLDS, CalibrationConfig, calibrate
 from turntree.gates.features import PAPER_HORIZON, read_features
 from turntree.gates.sweep import PAPER_SIGNAL, sweep
 from turntree.gates.table import GroupTable, table_from_groups
 from turntree.logs.read import LogFormat, open_log
 from turntree.logs.rows import ReadConfig
-
-RuleName = Literal["single", "or"]
 
 
 def read_groups(
@@ -34,33 +34,59 @@ def read_groups(
     return table, log.report.to_json()
 
 
+@dataclass(frozen=True, kw_only=True)
+class SweepConfig:
+    """`turntree gate sweep`."""
+
+    turn: int = 10
+    """K, the turn at which the gate looks."""
+    thresholds: tuple[float, ...] = SHOWN_THRESHOLDS
+    """Cut below these; from these on for termination_fraction."""
+    signal: str = PAPER_SIGNAL
+    """Any of the seven."""
+    rule: Literal["single", "or"] = "single"
+    """Cut by the signal alone, or also by the share of rollouts that have ended."""
+    termination: float | None = None
+    """With rule "or": cut from this termination fraction on."""
+    max_turns: int | None = None
+    """The horizon; default: the longest rollout, CSV: 30."""
+
+    def __post_init__(self) -> None:
+        if (self.rule == "or") != (self.termination is not None):
+            hint = "give both --rule or and --termination, or neither"
+            raise ConfigError("the OR rule and the termination fraction belong together", field="--rule", hint=hint)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateConfig:
+    """`turntree gate calibrate`."""
+
+    turns: tuple[Annotated[int, Between(1)], ...] | None = None
+    """Where to look, e.g. 5,10,15; default: 1/6, 1/3, 1/2, 2/3 of the horizon."""
+    max_turns: int | None = None
+    """The horizon; default: the longest rollout, CSV: 30."""
+    calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
+
+
 def run_sweep(
     paths: Sequence[Path],
+    config: SweepConfig,
     *,
-    turn: int,
-    thresholds: Sequence[float],
-    rule: RuleName = "single",
-    termination: float | None = None,
-    signal: str = PAPER_SIGNAL,
-    max_turns: int | None = None,
     form: LogFormat | None = None,
-    config: ReadConfig | None = None,
+    reading: ReadConfig | None = None,
 ) -> dict[str, Any]:
     """`rows`: the columns of the paper's Table 1 for every threshold, and the savings that the data really have."""
-    if (rule == "or") != (termination is not None):
-        hint = "give both --rule or and --termination, or neither"
-        raise InputError("the OR rule and the termination fraction belong together", field="--rule", hint=hint)
-    table, read = read_groups(paths, turns=[turn], max_turns=max_turns, form=form, config=config)
+    table, read = read_groups(paths, turns=[config.turn], max_turns=config.max_turns, form=form, config=reading)
     return {
         "source": table.source,
         "groups": len(table.tasks),
         "zero_variance": int(table.zero_variance_N.sum()),
-        "turn": turn,
+        "turn": config.turn,
         "max_turns": table.max_turns,
-        "rule": rule,
-        "signal": signal,
-        "termination": termination,
-        "rows": sweep(table, thresholds, turn=turn, signal=signal, termination=termination),
+        "rule": config.rule,
+        "signal": config.signal,
+        "termination": config.termination,
+        "rows": sweep(table, config.thresholds, turn=config.turn, signal=config.signal, termination=config.termination),
         "absent": table.absent,
         "dropped": table.dropped,
         "read": read,
@@ -69,13 +95,11 @@ def run_sweep(
 
 def run_calibration(
     paths: Sequence[Path],
-    calibration: CalibrationConfig,
+    config: CalibrateConfig,
     *,
-    turns: Sequence[int] | None = None,
-    max_turns: int | None = None,
     form: LogFormat | None = None,
-    config: ReadConfig | None = None,
+    reading: ReadConfig | None = None,
 ) -> tuple[dict[str, Any], GroupTable]:
     """What `calibrate` says, and the groups that it looked at (for the page)."""
-    table, read = read_groups(paths, turns=turns, max_turns=max_turns, form=form, config=config)
-    return {**calibrate(table, calibration), "read": read}, table
+    table, read = read_groups(paths, turns=config.turns, max_turns=config.max_turns, form=form, config=reading)
+    return {**calibrate(table, config.calibration), "read": read}, table

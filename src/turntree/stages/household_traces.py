@@ -23,20 +23,22 @@ from turntree.traces.splits import assign_split
 
 @dataclass(frozen=True, kw_only=True)
 class HouseholdTracesConfig:
-    """`explore` plays as a player without knowledge must; `shortest` knows the room (its search turns cannot be
-    learned: they name places that only luck would try). `dev` is the share of traces held out for development.
-
-    `slips` is the chance that the player is made to stumble before a turn (noise injection, Laskey et al. 2017): a
-    policy meets such states in its own play, and never on an expert's path. A stumble is part of the history of later
-    turns; its turns are marked in `meta["skip_turns"]`, so no stage learns from them.
+    """With slips a policy meets states of its own play that are never on an expert's path. A slip is part of the
+    history of later turns; its turns are marked in `meta["skip_turns"]`, so no stage learns from them.
     """
 
     games: GamesConfig = field(default_factory=lambda: GamesConfig(split="train", count=200))
     expert: Literal["explore", "shortest"] = "explore"
+    """Play as a player without knowledge must, or know the room: search turns of "shortest" cannot be learned, since
+    they name places that only luck would try."""
     max_turns: int = 40
+    """Longest game."""
     slips: float = 0.0
+    """Chance of a turn before which the player is made to err (noise injection, Laskey et al. 2017)."""
     dev: float = 0.2
+    """Share of traces held out for development."""
     seed: int = 0
+    """Of experts, slips and splits."""
 
     def __post_init__(self) -> None:
         for name in ("dev", "slips"):

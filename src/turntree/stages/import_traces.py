@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, cast
 
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.config import Between
+from turntree.core.errors import InputError
 from turntree.observe.files import write_json
 from turntree.traces.chat import ImportReport, stream_chat
 from turntree.traces.schema import Split, Trace, write_traces
@@ -18,21 +19,27 @@ from turntree.traces.splits import assign_splits
 Key = tuple[str, str, Split | None]
 
 
-def import_traces(
-    files: list[Path],
-    out: Path,
-    *,
-    form: Any = "auto",
-    on_error: Any = "stop",
-    unknown_keys: Any = "stop",
-    success_only: bool = False,
-    dev: float = 0.1,
-    seed: int = 0,
-) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class ImportConfig:
+    """`turntree traces import`."""
+
+    format: str = "auto"
+    """auto, chat, responses or tau2."""
+    on_error: Literal["stop", "drop"] = "stop"
+    """What a row that cannot be read does."""
+    unknown_keys: Literal["stop", "keep"] = "stop"
+    """Keys of a row that the format does not know: an error, or kept in the trace's meta."""
+    success_only: bool = False
+    """Keep only the traces that their source calls a success."""
+    dev: Annotated[float, Between(0, 1)] = 0.1
+    """Share of traces held out for development."""
+    seed: int = 0
+    """Of the splits."""
+
+
+def import_traces(files: list[Path], out: Path, config: ImportConfig) -> dict[str, Any]:
     """Import, split by trajectory, write `out` and its report `OUT.report.json`. Raises `InputError` with the counts
     by reason, and writes nothing, where no trace is kept, or none in a split that has a share."""
-    if not 0 <= dev <= 1:
-        raise ConfigError(f"is {dev:g}", field="dev", hint="a share lies from 0 to 1")
     with tempfile.TemporaryFile() as spool:  # traces may be more than the memory holds, and the header counts them
         keys: list[Key] = []
 
@@ -41,9 +48,13 @@ def import_traces(
             spool.write(json.dumps(trace.to_json()).encode() + b"\n")
 
         report = stream_chat(
-            files, keep, format=form, on_error=on_error, unknown_keys=unknown_keys, success_only=success_only
+            *(files, keep),
+            format=cast("Any", config.format),  # a name that it does not know is refused there
+            on_error=config.on_error,
+            unknown_keys=config.unknown_keys,
+            success_only=config.success_only,
         )
-        counts, splits = _split(files, keys, report, dev, seed)
+        counts, splits = _split(files, keys, report, config.dev, config.seed)
         spool.seek(0)
         traces = (
             replace(Trace.from_json(json.loads(line)), split=one) for line, one in zip(spool, splits, strict=True)

@@ -4,54 +4,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turntree.core import parts
 from turntree.core.config import Part
-from turntree.core.errors import ConfigError
 from turntree.core.protocols import StreamingEngine
 from turntree.engines.checkpoint import load_model, load_tokenizer, policy_hash, template_hash, tokenizer_hash
 from turntree.engines.endpoint import EndpointConfig, EndpointEngine
 from turntree.engines.hf import HFEngine
-from turntree.engines.limits import EngineConfig
 from turntree.renderers.template import ChatRenderer
+from turntree.stages.config import Device
 from turntree.training.attention import set_tree_attention
 from turntree.training.forward import set_checkpointing
-from turntree.training.lora import LoRAConfig, Reference, add_adapter, frozen_reference
+from turntree.training.lora import Reference, add_adapter, frozen_reference
 
 DEFAULT = "default"
-
-
-@dataclass(frozen=True)
-class Device:
-    """Where and how to compute. One thread is the vetted setting for tiny models: on two threads the barriers of a
-    small matrix product cost more than the product (measured: up to a hundred times)."""
-
-    name: str = "cpu"
-    dtype: Literal["float32", "bfloat16", "auto"] = "float32"
-    threads: int = 1
-    attention: Literal["sdpa", "flex_attention"] = "sdpa"  # over packed trees; FlexAttention on CUDA only
-    gradient_checkpointing: bool = False
-    lora: LoRAConfig | None = None  # train a fresh adapter instead of the weights
-    engine: EngineConfig = field(default_factory=EngineConfig)
-
-    def __post_init__(self) -> None:
-        if self.threads < 1:
-            raise ConfigError("must be at least 1", field="threads")
-
-    def check_trainable(self) -> None:
-        """Raise `ConfigError` unless the weights can hold a small update: near 0.02 a bfloat16 weight moves in steps
-        of 1e-4, so that AdamW at the usual learning rates changes nothing. Adapters are float32 whatever the base."""
-        if self.dtype != "float32" and self.lora is None:
-            raise ConfigError(
-                f"{self.dtype!r} weights round small updates away",
-                field="device.dtype",
-                hint="train in float32, or an adapter (device.lora)",
-            )
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,42 +19,19 @@ import numpy as np
 from scipy.stats import rankdata
 
 from turntree.branching.rules import RandomBrancher
-from turntree.core.config import Part, to_mapping
-from turntree.core.errors import ConfigError
+from turntree.core.config import to_mapping
 from turntree.core.labels import Rewards
 from turntree.core.tree import Node, NodeKind, RolloutTree
 from turntree.environments.tasks import TRAIN, open_tasks
 from turntree.observe.files import write_json
 from turntree.observe.run import progress
 from turntree.observe.statistics import percentile_interval, resampled, spearman
-from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
-from turntree.stages.policy import Device, load_policy, policy_name
+from turntree.stages.experiment_config import PremiseConfig
+from turntree.stages.policy import load_policy, policy_name
 
 SCHEMA = "turntree.premise/1"
 POSITIONS = 12  # tokens of a turn whose mean entropy is shown one by one
-
-
-@dataclass(frozen=True, kw_only=True)
-class PremiseConfig:
-    """`count` training tasks of `environment`, `initial` rollouts of each, each forked once, with probability `rate` a
-    tool result, into `children`; all of it once for each k in `probes`."""
-
-    environment: Part
-    model: str = "default"
-    count: int = 150
-    task_seed: int = 0
-    episodes: EpisodeConfig = field(default_factory=EpisodeConfig)
-    initial: int = 4
-    children: int = 8
-    rate: float = 0.4
-    probes: tuple[int, ...] = (1, 2, 3, 4)
-    seed: int = 0
-    device: Device = field(default_factory=Device)
-
-    def __post_init__(self) -> None:
-        if self.initial < 1 or self.children < 2 or not self.probes or min(self.probes) < 1:
-            raise ConfigError("needs a rollout, 2 children and probes of at least 1 token", field="children")
 
 
 @dataclass(frozen=True)

@@ -9,28 +9,29 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from turntree import __version__
-from turntree.core.config import Part, to_mapping
+from turntree.core.config import to_mapping
 from turntree.core.cost import NO_COST
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.errors import InputError
 from turntree.core.protocols import TurnState
-from turntree.engines.endpoint import EndpointConfig, connection_free
+from turntree.engines.endpoint import connection_free
 from turntree.observe.artifacts import PROFILE
 from turntree.observe.files import file_hash
 from turntree.observe.jsonl import located
 from turntree.observe.run import notice, progress
 from turntree.observe.wave_log import WaveLog, open_log
-from turntree.profiling.profile import Judge, ProfileConfig, profile_wave
+from turntree.profiling.profile import Judge, profile_wave
 from turntree.profiling.samples import Sampler, one_by_one, together
 from turntree.profiling.settle import Prior
 from turntree.profiling.stored import StoredProfile
 from turntree.profiling.tally import Tally
 from turntree.rollouts.local import Prompted
-from turntree.stages.policy import Device, Speaker, open_speaker
+from turntree.stages.config import ProfileStageConfig
+from turntree.stages.policy import Speaker, open_speaker
 from turntree.stages.verifier import open_verifier
 from turntree.traces.candidates import candidates, skipped_turns
 from turntree.traces.schema import Trace, read_traces
@@ -39,31 +40,6 @@ from turntree.verifiers.strict import StrictMatch
 T = TypeVar("T")
 
 Wave = dict[str, Any]  # of a profile {"rows", "skipped": reasons with counts, "timing": seconds}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProfileStageConfig:
-    """`limit` profiles the first so many candidates only (0: all). `split` chooses the traces ("": all).
-
-    `environment` is the one that the traces were played in, for a verifier that plays actions (`executed`).
-    With `endpoint`, completions come from a server and `model` is the name it serves. `reuse` is an earlier profile
-    whose samples are taken over wherever this run would draw the same.
-    """
-
-    traces: str
-    model: str = "default"
-    verifier: Part = field(default_factory=lambda: Part("household"))
-    environment: Part | None = None
-    split: str = "train"
-    limit: int = 0
-    reuse: str | None = None
-    profile: ProfileConfig = field(default_factory=ProfileConfig)
-    endpoint: EndpointConfig | None = None
-    device: Device = field(default_factory=Device)
-
-    def __post_init__(self) -> None:
-        if self.limit < 0:
-            raise ConfigError("must not be negative", field="limit")
 
 
 def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:

@@ -23,15 +23,17 @@ _RECOVERABLE: tuple[Mistake, ...] = ("another relation", "another entity", "an e
 
 @dataclass(frozen=True, kw_only=True)
 class QaTracesConfig:
-    """`count` generated questions of the split "train". `slips` is the chance that the expert looks something
-    else up before each look-up: part of the history of later turns, marked in `meta["skip_turns"]` and learned by no
-    stage. `dev` is the share of traces held out for development."""
+    """`count` generated questions of the split "train". A slip is part of the history of later turns, marked in
+    `meta["skip_turns"]` and learned by no stage."""
 
     questions: Questions = field(default_factory=Questions)
     count: int = 200
     slips: float = 0.0
+    """Chance that the expert looks something else up before a look-up."""
     dev: float = 0.2
+    """Share of traces held out for development."""
     seed: int = 0
+    """Of slips and splits."""
 
     def __post_init__(self) -> None:
         for name in ("dev", "slips"):

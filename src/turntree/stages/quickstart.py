@@ -52,8 +52,11 @@ class QuickstartConfig:
     (docs/results/quickstart.md)."""
 
     seed: int = 0
+    """Of every stage."""
     workers: int = 2
+    """Stages that may run at the same time."""
     model: str = "default"
+    """The policy that all arms start from."""
     device: Device = field(default_factory=Device)
     traces: HouseholdTracesConfig = field(
         default_factory=lambda: HouseholdTracesConfig(games=GamesConfig(split="train", count=700), slips=0.2)
@@ -61,6 +64,7 @@ class QuickstartConfig:
     sft: SFTConfig = field(default_factory=lambda: SFTConfig(epochs=3, optimizer=OptimizerConfig(learning_rate=3e-4)))
     profile: ProfileConfig = field(default_factory=lambda: ProfileConfig(sampling=COMMAND))
     limit: int = 5000
+    """Most candidates that are profiled."""
     select: SelectConfig = field(default_factory=lambda: SelectConfig(threshold=1.0, max_per_kind=0.4, per_duplicate=0))
     train: PivotConfig = field(
         default_factory=lambda: PivotConfig(

@@ -8,61 +8,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from turntree import __version__
 from turntree.core import parts
-from turntree.core.completion import Sampling
-from turntree.core.config import Part, to_mapping
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.config import to_mapping
+from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment
 from turntree.core.tree import RolloutTree
 from turntree.core.verdict import Verdict
-from turntree.engines.endpoint import EndpointConfig, connection_free
-from turntree.environments.processes import ProcessPoolConfig
-from turntree.environments.tasks import DEFAULT, TaskSet, identity, open_tasks
+from turntree.engines.endpoint import connection_free
+from turntree.environments.tasks import TaskSet, identity, open_tasks
 from turntree.observe.wave_log import WaveLog, open_log
 from turntree.rollouts.executed import environment_record
 from turntree.rollouts.groups import GrownGroup
-from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
-from turntree.stages.policy import Device, Speaker, open_speaker, policy_name
+from turntree.stages.config import RecordConfig
+from turntree.stages.policy import Speaker, open_speaker, policy_name
 from turntree.stages.profile import Wave, work
-from turntree.traces.schema import SPLITS, Trace, write_traces
+from turntree.traces.schema import Trace, write_traces
 
 _ERROR = "error:"  # how a tool's answer says that the call went wrong
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecordConfig:
-    """`samples` episodes of each of the first `count` tasks of `split`; `task_seed` draws the tasks, `seed` the
-    episodes. `model` "default" is the environment's own policy; with `endpoint` it is the name that a server knows.
-    `only` "successes" leaves the other episodes out, and counts them. `wave` tasks are played together and written down
-    together, stepped by `workers` (0: in this process)."""
-
-    environment: Part = DEFAULT
-    model: str = "default"
-    endpoint: EndpointConfig | None = None
-    split: str = "train"
-    count: int = 100
-    task_seed: int = 0
-    samples: int = 1
-    only: Literal["all", "successes"] = "all"
-    episodes: EpisodeConfig = field(default_factory=lambda: EpisodeConfig(sampling=Sampling(max_tokens=256)))
-    wave: int = 16
-    seed: int = 0
-    device: Device = field(default_factory=Device)
-    workers: ProcessPoolConfig = field(default_factory=lambda: ProcessPoolConfig(workers=0))
-
-    def __post_init__(self) -> None:
-        for name in ("count", "samples", "wave"):
-            if getattr(self, name) < 1:
-                raise ConfigError("must be at least 1", field=name)
-        if self.split not in SPLITS:
-            raise ConfigError(f"is {self.split!r}", field="split", hint=f"use one of {', '.join(SPLITS)}")
 
 
 def record_traces(config: RecordConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:

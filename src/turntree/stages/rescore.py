@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from turntree import __version__
-from turntree.core.config import Part, from_mapping, to_mapping
+from turntree.core.config import from_mapping, to_mapping
 from turntree.core.cost import Cost
 from turntree.core.errors import InputError
 from turntree.core.protocols import TurnState, TurnVerifier
@@ -20,19 +20,10 @@ from turntree.profiling.rows import samples_of
 from turntree.profiling.settle import Prior, Settler
 from turntree.profiling.stored import StoredProfile
 from turntree.profiling.tally import Tally
-from turntree.stages.profile import ProfileStageConfig, Survey, Wave, stream_candidates, survey, work, write_profile
+from turntree.stages.config import ProfileStageConfig, RescoreConfig
+from turntree.stages.profile import Survey, Wave, stream_candidates, survey, work, write_profile
 from turntree.stages.verifier import open_verifier
 from turntree.verifiers.strict import StrictMatch
-
-
-@dataclass(frozen=True, kw_only=True)
-class RescoreConfig:
-    """`traces` says where the traces are now, if not where the profile says. `environment`: as in a profile."""
-
-    profile: str
-    verifier: Part
-    environment: Part | None = None
-    traces: str | None = None
 
 
 def run_rescore(config: RescoreConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:

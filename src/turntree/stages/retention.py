@@ -11,39 +11,17 @@ import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from turntree.core.config import to_mapping
-from turntree.core.errors import ConfigError, InputError, TurntreeError
+from turntree.core.errors import InputError, TurntreeError
 from turntree.observe.files import write_json
 from turntree.observe.statistics import Z95
-from turntree.stages.policy import Device, load_policy
+from turntree.stages.config import RetentionConfig
+from turntree.stages.policy import load_policy
 
 SCHEMA = "turntree.retention/1"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RetentionConfig:
-    """`tasks` are names of lm-eval, or of YAML files in the folder `include`. `limit` asks the first so many questions
-    of each (0: all), `shots` overrides the tasks' own number of examples. `chat` renders questions with the chat
-    template: right for a policy that was only ever spoken to in turns."""
-
-    model: str
-    tasks: tuple[str, ...]
-    base: str = "default"
-    include: str | None = None
-    limit: int = 0
-    shots: int | None = None
-    chat: bool = False
-    batch: int = 8
-    seed: int = 0
-    device: Device = field(default_factory=Device)
-
-    def __post_init__(self) -> None:
-        if not self.tasks or self.limit < 0 or self.batch < 1:
-            raise ConfigError("at least one task, limit >= 0 and batch >= 1 are needed", field="tasks")
 
 
 def run_retention(config: RetentionConfig, out: Path | None = None) -> dict[str, Any]:

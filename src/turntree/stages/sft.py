@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from turntree.core.config import Part, to_mapping
+from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
 from turntree.engines.checkpoint import save_model
 from turntree.observe import loggers
 from turntree.observe.files import file_hash
 from turntree.observe.run import RunDirectory, open_run, progress
-from turntree.stages.policy import Device, Policy, load_policy
+from turntree.stages.config import SFTStageConfig
+from turntree.stages.policy import Policy, load_policy
 from turntree.traces.schema import read_traces
-from turntree.training.checkpoints import CheckpointConfig, resume
-from turntree.training.sft import Example, SFTConfig, example, train_sft
-
-
-@dataclass(frozen=True, kw_only=True)
-class SFTStageConfig:
-    traces: str
-    model: str = "default"
-    split: str = "train"
-    sft: SFTConfig = field(default_factory=SFTConfig)
-    loggers: tuple[Part, ...] = ()
-    checkpoints: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every=100))
-    device: Device = field(default_factory=Device)
-
-    def __post_init__(self) -> None:
-        self.device.check_trainable()
+from turntree.training.checkpoints import resume
+from turntree.training.sft import Example, example, train_sft
 
 
 def run_sft(config: SFTStageConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:

@@ -4,111 +4,34 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from turntree.core import parts
-from turntree.core.config import Part, to_mapping
+from turntree.core.config import to_mapping
 from turntree.core.cost import Cost
-from turntree.core.errors import ConfigError
 from turntree.core.labels import Credit
-from turntree.core.protocols import Brancher, Environment, Estimator, Gate
+from turntree.core.protocols import Environment
 from turntree.engines.checkpoint import save_model
-from turntree.environments.processes import ProcessPoolConfig
-from turntree.environments.tasks import DEFAULT, DEV, TEST, TRAIN, TaskSet, identity, open_tasks
+from turntree.environments.tasks import TRAIN, TaskSet, identity, open_tasks
 from turntree.logs import rollouts, trees
 from turntree.logs.trees import KeptTree
 from turntree.observe import loggers
-from turntree.observe.run import RunDirectory, open_run, progress
+from turntree.observe.run import RunDirectory, notice, open_run, progress
 from turntree.rollouts import rewards
 from turntree.rollouts.groups import GrownGroup
 from turntree.rollouts.rewards import RewardSum
+from turntree.stages.config import TrainOnlineConfig
 from turntree.stages.evaluate import EvaluateConfig, play
-from turntree.stages.policy import Device, Policy, load_policy, policy_name
-from turntree.training.checkpoints import CheckpointConfig, resume
+from turntree.stages.policy import Policy, load_policy, policy_name
+from turntree.training.checkpoints import resume
+from turntree.training.drift import too_still
 from turntree.training.head import vocabulary_size
 from turntree.training.isolation import check_path_isolation
-from turntree.training.online import OnlineConfig, Parts, TrainedOnline, train_online
+from turntree.training.online import Parts, TrainedOnline, train_online
 
 GATE_LOG, HELD_OUT = "gate.jsonl", "held_out.jsonl"
 SAID = ("success", "turns_per_episode")  # of held-out checks, beside what the domain counts for itself
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainOnlineConfig:
-    """`count` tasks of the split "train" of `environment` are trained on. `held_out_count` of another split are played
-    `held_out_samples` times at `held_out_temperature` (0: greedily) every `train.check_every` iterations. `task_seed`
-    is for environments that draw their tasks. `model` "default" is the environment's own policy.
-
-    `gate`, `brancher` and `estimator` (None: that of `train.credit`) are parts (`core.parts`). A brancher needs
-    `train.rollouts.initial_rollouts` below the group size. `workers` says where tasks are stepped: in worker processes,
-    which are killed and rebuilt where they hang or die, or (`workers.workers` 0) in this one; no result changes.
-    The weighted sum of `rewards` replaces the reward of the environment, in training only (`rollouts.rewards`).
-    `keep_trees`: of how many iterations, spread evenly, whole trees are written (None: all; 0: none)."""
-
-    model: str = "default"
-    environment: Part = DEFAULT
-    count: int = 400
-    held_out_count: int = 100
-    held_out_split: str = DEV
-    held_out_temperature: float = 0.0
-    held_out_samples: int = 1
-    task_seed: int = 0
-    train: OnlineConfig = field(default_factory=OnlineConfig)
-    rewards: tuple[Part, ...] = ()
-    gate: Part | None = None
-    brancher: Part | None = None
-    estimator: Part | None = None
-    loggers: tuple[Part, ...] = ()
-    keep_trees: int | None = None
-    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
-    device: Device = field(default_factory=Device)
-    workers: ProcessPoolConfig = field(default_factory=lambda: ProcessPoolConfig(workers=0))
-
-    def __post_init__(self) -> None:
-        self.device.check_trainable()
-        for name in ("count", "held_out_count", "held_out_samples"):
-            if getattr(self, name) < 1:
-                raise ConfigError("must be at least 1", field=name)
-        if self.held_out_split == TRAIN:
-            raise ConfigError("is what is trained on", field="held_out_split", hint=f"use {DEV!r} or {TEST!r}")
-        trees.check_keep(self.keep_trees)
-        rollouts = self.train.rollouts
-        if (self.brancher is not None) != (rollouts.initial < rollouts.group_size):
-            raise ConfigError(
-                f"{rollouts.initial} of {rollouts.group_size} rollouts begin independently, with"
-                + ("out a brancher" if self.brancher is None else " a brancher that has none left to add"),
-                field="train.rollouts.initial_rollouts",
-                hint="set it below group_size together with brancher, or neither",
-            )
-
-    def build_gate(self) -> Gate | None:
-        return None if self.gate is None else parts.build("gates", self.gate, seed=self.train.seed)
-
-    def build_brancher(self, vocabulary: int) -> Brancher | None:
-        """For a policy over `vocabulary` tokens. Raises `ConfigError` where loss or credit do not go with it."""
-        if self.brancher is None:
-            return None
-        brancher = parts.build("branchers", self.brancher, vocabulary=vocabulary, seed=self.train.seed)
-        if getattr(brancher, "splits_turns", False) and self.train.loss.ratio == "action":
-            raise ConfigError(
-                "'action' takes the ratio of whole turns, and branches share a part of one",
-                field="train.loss.ratio",
-                hint="use ratio 'token', or brancher.probe_tokens 1",
-            )
-        if getattr(brancher, "biased", False) and self.train.credit.leaf_weights == "path_weighted":
-            raise ConfigError(
-                f"forks of {self.brancher.name!r} are chosen by what came after them, which biases path weights",
-                field="train.credit.leaf_weights",
-                hint="use 'unit'",
-            )
-        return brancher
-
-    def build_estimator(self) -> Estimator | None:
-        loss = self.train.loss
-        context = {"normalizer": loss.normalizer, "per_rollout": loss.per_rollout_credit}
-        return None if self.estimator is None else parts.build("estimators", self.estimator, **context)
 
 
 def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
@@ -173,6 +96,8 @@ def _train(
 
         def log(row: dict[str, Any]) -> None:
             run.log({**row, "timing": {**row.get("timing", {}), **opened.figures()}})
+            if reference is not None and (warning := too_still(row, config.train.iterations)):
+                notice(warning)
             if row["step"]:
                 bar.update()
                 bar.set_postfix(

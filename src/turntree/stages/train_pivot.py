@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from turntree.core.errors import InputError
 from turntree.core.labels import Credit, Rewards
 from turntree.core.protocols import Environment, TurnVerifier
 from turntree.engines.checkpoint import save_model
-from turntree.environments.tasks import DEFAULT, DEV, open_tasks
+from turntree.environments.tasks import DEV, open_tasks
 from turntree.logs import trees
 from turntree.logs.actions import action_text
 from turntree.logs.trees import KeptTree
@@ -25,54 +24,17 @@ from turntree.observe.artifacts import PASS_RATES, PIVOTS
 from turntree.observe.files import file_hash
 from turntree.observe.run import RunDirectory, notice, open_run, progress
 from turntree.rollouts.local import render, rule_name, sample_local, score_local
+from turntree.stages.config import CheckConfig, TrainPivotConfig
 from turntree.stages.evaluate import EvaluateConfig, play
-from turntree.stages.policy import Device, Policy, load_policy
+from turntree.stages.policy import Policy, load_policy
 from turntree.stages.profile import read_candidates
 from turntree.stages.train_online import HELD_OUT, keep_held_out
 from turntree.stages.verifier import is_registered, open_verifier
-from turntree.training.checkpoints import CheckpointConfig, resume
+from turntree.training.checkpoints import resume
 from turntree.training.curriculum import PivotRecord
+from turntree.training.drift import too_still
 from turntree.training.isolation import check_path_isolation
-from turntree.training.pivot import Check, Checked, Pivot, PivotConfig, PivotGroup, Trained, train_pivot
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckConfig:
-    """Held-out figures during training: acceptance by action kind on `states` development candidates, success on
-    `tasks` tasks of the split "dev" of `environment` (0: none). Pivot reward alone misleads
-    (docs/results/quickstart.md)."""
-
-    states: int = 0
-    samples: int = 4
-    environment: Part = DEFAULT
-    tasks: int = 0
-    task_seed: int = 0
-    max_turns: int = 16
-    max_tokens: int = 24
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainPivotConfig:
-    """`allow_stale` accepts pivots that were profiled with another policy than `model` (weights, tokenizer or chat
-    template), other sampling or another verifier than training uses: their means are then not those of the start.
-    `keep_trees`: of how many steps, spread evenly over `train.steps`, whole groups are written (None: all; 0: none)."""
-
-    pivots: str
-    model: str = "default"
-    traces: str | None = None  # default: the file that the profile names
-    verifier: Part | None = None  # default: the one that the profile was made with; "strict" is the baseline of Eq. 2
-    environment: Part | None = None  # in which the traces were played, for a verifier that plays actions
-    allow_stale: bool = False
-    train: PivotConfig = field(default_factory=PivotConfig)
-    check: CheckConfig = field(default_factory=CheckConfig)
-    loggers: tuple[Part, ...] = ()
-    keep_trees: int | None = None
-    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
-    device: Device = field(default_factory=Device)
-
-    def __post_init__(self) -> None:
-        self.device.check_trainable()
-        trees.check_keep(self.keep_trees)
+from turntree.training.pivot import Check, Checked, Pivot, PivotGroup, Trained, train_pivot
 
 
 def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
@@ -131,6 +93,7 @@ def _train(
     """Train from where the run stands to its end, and write what it made; the bill last."""
     reference = policy.reference()  # before a checkpoint is put into the model
     checkpoints, done = resume(run, config.checkpoints)
+    measured = config.train.loss.kl_coefficient > 0
     with (
         loggers.following(run, config.loggers),
         progress((), "train pivot", total=config.train.steps, initial=done) as bar,
@@ -140,6 +103,8 @@ def _train(
             run.log(row)
             for alarm in row.get("drift_alarms", ()):
                 notice(_warning(alarm, row["step"]))
+            if measured and (warning := too_still(row, config.train.steps)):
+                notice(warning)
             if row["step"]:
                 bar.update()
                 bar.set_postfix({key: row[key] for key in ("reward_mean", "kl") if row.get(key) is not None})

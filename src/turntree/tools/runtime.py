@@ -22,15 +22,20 @@ _UNKNOWN = "(unknown)"  # where the ledger counts calls of tools that do not exi
 
 @dataclass(frozen=True, kw_only=True)
 class ToolRuntimeConfig:
-    """`seconds` bounds one execution, `retries` follow a failed one (of pure tools), each after twice the pause of the
-    one before. `concurrent` executions at most run at once. `output_chars` caps what the policy is told."""
+    """How tools are executed."""
 
     seconds: float = 30.0
+    """Time of one execution."""
     retries: int = 2
+    """Further tries after a failed one, of pure tools."""
     pause_seconds: float = 0.1
+    """Pause before the first of them; each further one is twice as long."""
     concurrent: int = 64
+    """Executions that run at once."""
     output_chars: int = 8000
+    """Most characters that the policy is told."""
     cached_answers: int = 100_000
+    """Answers of pure tools that are kept."""
 
     def __post_init__(self) -> None:
         if self.seconds <= 0 or min(self.retries, self.pause_seconds, self.cached_answers) < 0:

@@ -17,7 +17,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,30 +26,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import Module
 
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.errors import InputError
 from turntree.observe.files import write_json, writing
 from turntree.observe.identity import digest, file_digest, require_same
 from turntree.observe.run import FREE, RunDirectory, notice
+from turntree.training.config import CheckpointConfig
 from turntree.training.optimizer import Optimizer
 
 SCHEMA = "turntree.checkpoint/1"
 _WEIGHTS, _OPTIMIZER, _STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
 _GO_ON = "delete its folder to go on from the checkpoint before"
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
-    """One checkpoint every `every` steps, and one at the end of a step where the last is `every_seconds` old (0
-    switches either rule off; without both a killed run starts over). The newest `keep` stay until the run is finished.
-    None of it changes a result, so all may differ when a run is resumed."""
-
-    every: int = 10
-    every_seconds: float = 300.0
-    keep: int = 2
-
-    def __post_init__(self) -> None:
-        if self.every < 0 or self.every_seconds < 0 or self.keep < 1:
-            raise ConfigError("every and every_seconds must be at least 0 and keep at least 1", field="every")
 
 
 class Checkpoints:

@@ -13,34 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from turntree.core import seeds
-from turntree.core.errors import ConfigError
 from turntree.core.outcome import GroupOutcome, group_outcome
+from turntree.training.config import CurriculumConfig
 
 _DISCOUNT = 0.5  # of earlier visits at each new one: between two visits to a pivot the policy has moved by an epoch
-
-
-@dataclass(frozen=True, kw_only=True)
-class CurriculumConfig:
-    """Off by default, as in the paper (PivotRL, Algorithm 1 draws from a fixed set).
-
-    `retire_after`: a pivot all of whose rollouts succeeded at so many visits in a row is drawn no more (0: never).
-    One such visit is weak evidence: a pivot solved 80% of the time fills a group of 8 with successes every sixth time.
-    `revisit_after`: so many steps later it may be drawn again, and one more such visit retires it again (0: never).
-    Anchors are saturated on purpose (they hold what is mastered in place) and never retire.
-
-    `replacement_rounds`: so many further waves a step may draw to replace groups without reward variance, which have
-    no policy gradient (0: none). DAPO draws until its batch is full and aborts beyond a bound; here what is missing
-    after the last round is filled with the groups at hand, so a step always trains on as many. The policy pays for
-    every replaced group, and the metrics and the ledger say so. Anchors are not replaced.
-    """
-
-    retire_after: int = 0
-    revisit_after: int = 0
-    replacement_rounds: int = 0
-
-    def __post_init__(self) -> None:
-        if min(self.retire_after, self.revisit_after, self.replacement_rounds) < 0:
-            raise ConfigError("no number of the curriculum may be negative", field="retire_after")
 
 
 @dataclass

@@ -26,22 +26,23 @@ from typing import Any, Literal
 
 from scipy.special import stdtr
 
-from turntree.core.errors import ConfigError
+from turntree.training.config import FEWEST_STATES, DriftConfig
 
 Place = Literal["live", "held_out"]
-_FEWEST = 8  # states of a kind below which a check is no evidence
 
 
-@dataclass(frozen=True, kw_only=True)
-class DriftConfig:
-    tolerance: float = 0.1
-    false_alarms: float = 0.05
-    window: int = 32
+STILL = 1e-6  # of the KL divergence from the start, in nats a token
 
-    def __post_init__(self) -> None:
-        if not 0 < self.false_alarms < 1 or self.tolerance < 0 or self.window < _FEWEST:
-            problem = f"false_alarms lies in (0, 1), tolerance is not negative, window is at least {_FEWEST}"
-            raise ConfigError(problem, field="tolerance")
+
+def too_still(row: Mapping[str, Any], steps: int) -> str | None:
+    """What to say of a metrics row at a tenth of the `steps` (the third at least) whose policy has not left its start:
+    a learning rate that moves nothing. None of any other row, and where the KL term was not measured."""
+    if row["step"] != max(3, math.ceil(steps / 10)) or row.get("kl") is None or row["kl"] >= STILL:
+        return None
+    return (
+        f"warning: step {row['step']} of {steps}: the KL divergence from the start is {row['kl']:.1g}, so the policy "
+        "hardly moves; raise --learning-rate (the embedded tiny policies want 3e-4 to 5e-4)"
+    )
 
 
 @dataclass
@@ -74,7 +75,7 @@ class DriftMonitor:
         start = [value for index, value in watch.first if index not in retired]
         now = [value for _, value in watch.block]
         watch.block = []
-        if len(start) < _FEWEST:
+        if len(start) < FEWEST_STATES:
             return []
         spread = variance(start) / len(start) + variance(now) / len(now)
         drop = fmean(start) - fmean(now)
@@ -92,7 +93,7 @@ class DriftMonitor:
                 continue
             watch = self._held_out[kind]
             pairs = [(before, now[index]) for index, before in watch.first if index in now]
-            if len(pairs) >= _FEWEST:
+            if len(pairs) >= FEWEST_STATES:
                 drops = [before - after for before, after in pairs]
                 start, spread = fmean(before for before, _ in pairs), variance(drops) / len(drops)
                 alarms += self._look("held_out", kind, watch, start, fmean(drops), spread, len(drops) - 1)

@@ -13,9 +13,9 @@ from turntree.core.cost import NO_COST, Cost
 from turntree.core.labels import Credit
 from turntree.core.protocols import Engine
 from turntree.core.tree import RolloutTree
+from turntree.training.config import LossConfig
 from turntree.training.forward import with_old_logprobs, with_reference_logprobs
 from turntree.training.lora import Reference
-from turntree.training.losses import LossConfig
 from turntree.training.optimizer import Optimizer
 from turntree.training.packing import pack
 from turntree.training.update import update_step

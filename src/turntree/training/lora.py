@@ -12,23 +12,7 @@ from transformers import PreTrainedModel
 
 from turntree.core import seeds
 from turntree.core.errors import ConfigError, InputError
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoRAConfig:
-    """Low-rank adaptation (Hu et al. 2021). `alpha` over `rank` scales the adapter. `targets` are names of linear
-    modules, or "all-linear": every one but the head. There is no dropout: a policy must score as it samples."""
-
-    rank: int = 16
-    alpha: int = 32
-    targets: tuple[str, ...] = ("all-linear",)
-    seed: int = 0  # of the random half of the adapter; the other half begins at zero
-
-    def __post_init__(self) -> None:
-        if self.rank < 1 or self.alpha < 1:
-            raise ConfigError("rank and alpha must be at least 1", field="lora.rank")
-        if not self.targets:
-            raise ConfigError("names no module", field="lora.targets", hint='for example ["q_proj", "v_proj"]')
+from turntree.training.config import LoRAConfig
 
 
 @dataclass(frozen=True)

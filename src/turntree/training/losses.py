@@ -38,66 +38,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from turntree.advantages.config import CreditConfig, Normalizer
-from turntree.advantages.credit import CreditRule
 from turntree.core.errors import ConfigError, InputError
+from turntree.training.config import LossConfig
 from turntree.training.packing import PackedBatch, PackingStats
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossConfig:
-    """Defaults: PPO's symmetric clip, token ratios, a light KL pull towards the frozen reference.
-
-    `temperature` is the one that the engine sampled at. The two sides of the clip range are independent (DAPO's
-    clip-higher). `dual_clip` (at least 1 - clip_low) bounds the ratio of punished tokens: dual-clip PPO and, above
-    1 + clip_high, the delta of "two-sided" clipping. `old_logprobs` says whose numbers pi_old is: the engine's, those
-    of the trainer before the update, or (auto) the trainer's wherever the two can differ (`learner.engine_differs`);
-    `importance_cap` bounds exp(old - sampling), which is 1 with the engine's. `kl_on_zero_variance` says whether trees
-    without reward variance still pull towards the reference.
-    """
-
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    dual_clip: float | None = None
-    ratio: Literal["token", "action"] = "token"
-    kl_coefficient: float = 0.01
-    kl: Literal["k1", "k2", "k3", "full"] = "k2"
-    kl_on_zero_variance: bool = True
-    normalizer: Normalizer = "tokens"
-    constant: float | None = None
-    old_logprobs: Literal["auto", "trainer", "engine"] = "auto"
-    importance_cap: float = 2.0
-    temperature: float = 1.0
-
-    @property
-    def per_rollout_credit(self) -> bool:
-        """Whether the credit must divide each rollout by its length (`CreditRule.per_rollout`)."""
-        return self.normalizer == "rollouts" and self.ratio == "token"
-
-    @property
-    def needs_reference_logprobs(self) -> bool:
-        """Whether the KL term reads the reference's log-probability of each trained token."""
-        return self.kl_coefficient > 0 and self.kl != "full"
-
-    def estimator(self, credit: CreditConfig) -> CreditRule:
-        """The estimator for this loss. Raises `ConfigError` where the two do not go together."""
-        return credit.rule(self.normalizer, per_rollout=self.per_rollout_credit)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.clip_low <= 1 or self.clip_high < 0:
-            raise ConfigError("impossible clip range", field="clip_low", hint="0 <= clip_low <= 1, clip_high >= 0")
-        if self.dual_clip is not None and self.dual_clip < 1 - self.clip_low:
-            raise ConfigError("lies inside the clip range", field="dual_clip", hint="use at least 1 - clip_low")
-        if not self.kl_coefficient >= 0 or self.importance_cap <= 0 or self.temperature <= 0:
-            raise ConfigError("kl_coefficient must be >= 0, importance_cap and temperature > 0", field="kl_coefficient")
-        if self.kl == "k1" and self.kl_coefficient > 0:
-            raise ConfigError(
-                "'k1' has no gradient in expectation: as a loss it adds noise only",
-                field="kl",
-                hint="use 'k2', which has the gradient of the same divergence",
-            )
-        if (self.normalizer == "constant") != (self.constant is not None and self.constant > 0):
-            raise ConfigError("goes with normalizer 'constant' and only with it", field="constant", hint="a number > 0")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,64 +10,32 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from turntree.advantages.config import CreditConfig
 from turntree.core.cost import NO_COST, Cost
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.errors import InputError
 from turntree.core.labels import Credit
 from turntree.core.outcome import GroupOutcome, group_outcome
 from turntree.core.protocols import Brancher, Environment, Estimator, Gate, GateDecision, Renderer, StreamingEngine
 from turntree.core.tree import StopReason
 from turntree.environments.pool import EnvironmentPool
-from turntree.filters.dapo import DapoFilter
-from turntree.filters.greso import Greso, GresoConfig
+from turntree.filters.greso import Greso
 from turntree.gates.monitor import GateMonitor
 from turntree.rollouts.accounting import TreeAccount, account, effective_leaves, intraclass_correlation
 from turntree.rollouts.groups import GrownGroup
 from turntree.rollouts.rewards import RewardSum, figures
-from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
+from turntree.rollouts.scheduler import Scheduler
 from turntree.training.checkpoints import Checkpoints
+from turntree.training.config import OnlineConfig
 from turntree.training.learner import Learner
 from turntree.training.lora import Reference
-from turntree.training.losses import LossConfig
-from turntree.training.optimizer import Optimizer, OptimizerConfig
+from turntree.training.optimizer import Optimizer
 from turntree.training.packing import packed_slots
 from turntree.training.prompts import TaskStream
 from turntree.training.savings import SavingsLedger
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnlineConfig:
-    """`groups` tasks an iteration, each played `rollouts.group_size` times. `check_every` iterations the caller's
-    held-out checks run (0: only before the first and after the last). `dapo` and `greso`: None switches them off."""
-
-    iterations: int = 40
-    groups: int = 16
-    updates: int = 1
-    max_tokens: int = 8192
-    check_every: int = 10
-    seed: int = 0
-    rollouts: SchedulerConfig = field(default_factory=SchedulerConfig)
-    dapo: DapoFilter | None = None
-    greso: GresoConfig | None = None
-    credit: CreditConfig = field(default_factory=CreditConfig)
-    loss: LossConfig = field(default_factory=LossConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-
-    def __post_init__(self) -> None:
-        if min(self.iterations, self.groups, self.updates, self.max_tokens) < 1 or self.rollouts.group_size < 2:
-            raise ConfigError(
-                "iterations, groups and updates must be at least 1, group_size at least 2", field="rollouts.group_size"
-            )
-        sampling = self.rollouts.episodes.sampling
-        sampling.check_trainable()
-        if sampling.temperature != self.loss.temperature:
-            raise ConfigError("differs from the sampling temperature", field="loss.temperature", hint="make them equal")
-        self.loss.estimator(self.credit)  # refuses what does not fit
 
 
 @dataclass(frozen=True)
@@ -136,6 +104,13 @@ def train_online(
     return TrainedOnline(run.cost, run.checks, run.savings)
 
 
+def _greso(config: OnlineConfig) -> Greso | None:
+    if config.greso is None:
+        return None
+    seed = config.seed if config.greso.seed is None else config.greso.seed
+    return Greso(dataclasses.replace(config.greso, seed=seed))
+
+
 class _Run:
     """The state of a run between two iterations, and the verbs of one."""
 
@@ -145,17 +120,18 @@ class _Run:
         self.learner = Learner(
             parts.model, parts.reference, optimizer, parts.engine, config.loss, config.updates, config.max_tokens
         )
+        rollouts = config.rollouts.of_training(config.groups, branching=parts.brancher is not None)
         self.scheduler = Scheduler(
             parts.engine,
             parts.renderer,
-            config.rollouts,
+            rollouts,
             pool=parts.pool,
             gate=parts.gate,
             brancher=parts.brancher,
             rewards=parts.rewards,
         )
         self._brancher = parts.brancher
-        self.stream = TaskStream(parts.tasks, config.seed, Greso(config.greso) if config.greso else None)
+        self.stream = TaskStream(parts.tasks, config.seed, _greso(config))
         self.credit = parts.estimator or config.loss.estimator(config.credit)
         self.savings = SavingsLedger()
         self.monitor = GateMonitor()

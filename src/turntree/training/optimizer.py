@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,47 +12,7 @@ from torch.nn import Module, Parameter
 from torch.nn.utils import clip_grad_norm_
 
 from turntree.core.errors import ConfigError, TurntreeError
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
-    """No weight decay: it would pull a post-trained policy away from its start for no reason given by data.
-
-    beta2 = 0.95 forgets a large gradient within some twenty steps, which suits runs of tens to hundreds of steps.
-    "constant" holds the learning rate after warm-up; "cosine" lowers it to `final_fraction` of it at the last step.
-    """
-
-    learning_rate: float = 1e-5
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    warmup_steps: int = 0
-    schedule: Literal["constant", "cosine"] = "constant"
-    final_fraction: float = 0.1
-    max_grad_norm: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name in ("learning_rate", "eps"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError("must be a finite number above 0", field=name)
-        if not self.max_grad_norm > 0:  # infinity clips nothing
-            raise ConfigError("must be a number above 0", field="max_grad_norm")
-        for name in ("warmup_steps", "weight_decay"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError("must be a finite number of at least 0", field=name)
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ConfigError(f"are {self.betas}", field="betas", hint="each is at least 0 and below 1")
-        if not 0 <= self.final_fraction <= 1:
-            raise ConfigError("is outside [0, 1]", field="final_fraction")
-
-    def factor(self, step: int, total_steps: int | None = None) -> float:
-        """The fraction of `learning_rate` used by step `step` (the first is 0) of `total_steps`."""
-        if step < self.warmup_steps:
-            return (step + 1) / (self.warmup_steps + 1)
-        if self.schedule == "constant" or total_steps is None:
-            return 1.0
-        progress = min(1.0, (step - self.warmup_steps) / max(1, total_steps - 1 - self.warmup_steps))
-        return self.final_fraction + (1 - self.final_fraction) * 0.5 * (1 + math.cos(math.pi * progress))
+from turntree.training.config import OptimizerConfig
 
 
 class Optimizer:

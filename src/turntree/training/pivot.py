@@ -10,52 +10,21 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from turntree.advantages.config import CreditConfig
 from turntree.core import seeds
-from turntree.core.completion import Sampling
 from turntree.core.cost import NO_COST, Cost
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.errors import InputError
 from turntree.core.labels import Credit, Rewards
 from turntree.core.outcome import GroupOutcome, group_outcome
 from turntree.core.protocols import Engine, Estimator, Renderer, TurnState, TurnVerifier
 from turntree.core.tree import RolloutTree, StopReason
-from turntree.rollouts.local import CutTurns, Prompted, sample_local, score_local
+from turntree.rollouts.local import Prompted, sample_local, score_local
 from turntree.training.checkpoints import Checkpoints
-from turntree.training.curriculum import Curriculum, CurriculumConfig, PivotRecord
-from turntree.training.drift import DriftConfig, DriftMonitor
+from turntree.training.config import PivotConfig
+from turntree.training.curriculum import Curriculum, PivotRecord
+from turntree.training.drift import DriftMonitor
 from turntree.training.learner import Learner
 from turntree.training.lora import Reference
-from turntree.training.losses import LossConfig
-from turntree.training.optimizer import Optimizer, OptimizerConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class PivotConfig:
-    """`states` is the paper's B, `group_size` its G, `steps` its K_train. `check_every` steps the caller's held-out
-    checks run (0: only before the first and after the last step). `cut_turns` as the profile's."""
-
-    steps: int = 40
-    states: int = 32
-    group_size: int = 8
-    updates: int = 1  # optimizer steps on one batch of rollouts
-    max_tokens: int = 8192
-    check_every: int = 0
-    seed: int = 0
-    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0, max_tokens=256))
-    credit: CreditConfig = field(default_factory=CreditConfig)
-    loss: LossConfig = field(default_factory=LossConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
-    drift: DriftConfig = field(default_factory=DriftConfig)
-    cut_turns: CutTurns = "fail"
-
-    def __post_init__(self) -> None:
-        if min(self.steps, self.states, self.updates, self.max_tokens) < 1 or self.group_size < 2:
-            raise ConfigError("steps, states and updates must be at least 1, group_size at least 2", field="group_size")
-        self.sampling.check_trainable()
-        if self.sampling.temperature != self.loss.temperature:
-            raise ConfigError("differs from sampling.temperature", field="loss.temperature", hint="make them equal")
-        self.loss.estimator(self.credit)  # refuses what does not go together
+from turntree.training.optimizer import Optimizer
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,31 +15,13 @@ from transformers import PreTrainedModel
 
 from turntree.core import seeds
 from turntree.core.cost import NO_COST, Cost
-from turntree.core.errors import ConfigError, InputError, TurntreeError
+from turntree.core.errors import InputError, TurntreeError
 from turntree.core.protocols import Renderer
 from turntree.traces.candidates import skipped_turns
 from turntree.traces.schema import Trace
 from turntree.training.checkpoints import Checkpoints
-from turntree.training.optimizer import Optimizer, OptimizerConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class SFTConfig:
-    """`batch` is in traces, `max_tokens` bounds the padded positions of one forward pass."""
-
-    epochs: int = 2
-    batch: int = 16
-    max_tokens: int = 8192
-    seed: int = 0
-    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=1e-5))
-
-    def __post_init__(self) -> None:
-        if self.epochs < 1 or self.batch < 1:
-            raise ConfigError("epochs and batch must be at least 1", field="epochs")
-
-    def steps(self, examples: int) -> int:
-        """Optimizer steps over so many examples."""
-        return math.ceil(examples / self.batch) * self.epochs
+from turntree.training.config import SFTConfig
+from turntree.training.optimizer import Optimizer
 
 
 @dataclass(frozen=True)

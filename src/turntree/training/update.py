@@ -10,9 +10,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from turntree.core.errors import ConfigError, TurntreeError
+from turntree.training.config import LossConfig
 from turntree.training.forward import SlotScores, slot_scores, with_reference_logprobs
 from turntree.training.lora import Reference, reference_model
-from turntree.training.losses import LossConfig, LossSums, exact_kl, loss_normalizer, policy_loss
+from turntree.training.losses import LossSums, exact_kl, loss_normalizer, policy_loss
 from turntree.training.optimizer import Optimizer
 from turntree.training.packing import PackedBatch, PackingStats
 

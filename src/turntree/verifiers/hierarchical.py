@@ -29,22 +29,22 @@ class ExecutedCall:
 
 @dataclass(frozen=True, kw_only=True)
 class HierarchicalConfig:
-    """R = `format_penalty` without a well-formed answer, else its score, plus `tool_bonus` (the paper's r_M) where
-    every one of `bonus_tools` answered at least once in the episode.
-
-    `score`: "equal" is 1 for an answer that is equal by its type, else 0; "overlap" is F1 for spans and lists, and the
-    same as "equal" for the other types. `bonus_for`: "correct" answers (the paper), or those with "any_overlap" (the
-    released code, F1 > 0). `boxed`: whether the answer must stand in a `\\boxed{}` inside its tags, or may.
-    `cut_turns`: an answer that the token limit cut is none ("fail"), whatever it begins with, or is read ("judge").
-    """
+    """R = `format_penalty` without a well-formed answer, else its score, plus `tool_bonus`."""
 
     score: Literal["equal", "overlap"] = "equal"
+    """1 for an answer that is equal by its type, else 0; or F1 for spans and lists."""
     format_penalty: float = -1.0
+    """The reward without a well-formed answer."""
     tool_bonus: float = 0.1
+    """Added where every one of bonus_tools answered in the episode (the paper's r_M)."""
     bonus_tools: tuple[str, ...] = ("search", "python")
+    """The tools that the bonus asks for."""
     bonus_for: Literal["correct", "any_overlap"] = "correct"
+    """Correct answers (the paper), or those with any overlap (the released code, F1 > 0)."""
     boxed: Literal["optional", "required"] = "optional"
+    """Whether an answer must stand in a \\boxed{} inside its tags, or may."""
     cut_turns: Literal["fail", "judge"] = "fail"
+    """An answer that the token limit cut is none, or is read."""
 
     def __post_init__(self) -> None:
         if self.format_penalty > 0 or self.tool_bonus < 0:

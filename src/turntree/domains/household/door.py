@@ -34,16 +34,18 @@ SPLIT_SEEDS = {"train": 1 * SPLIT_SIZE, "dev": 2 * SPLIT_SIZE, "test": 3 * SPLIT
 
 @dataclass(frozen=True, kw_only=True)
 class GamesConfig:
-    """`source` is "generated" or a path (a packed JSONL file, or a folder of game.tw-pddl files).
-
-    For generated games `split` names the range of seeds and `offset` skips within it; the six task types alternate.
-    """
+    """Which games. The six task types alternate in generated ones."""
 
     source: str = GENERATED
+    """'generated', a packed games file (JSONL), or a folder of game.tw-pddl files."""
     split: str = "test"
+    """Which generated games: train, dev or test."""
     count: int = 200
+    """How many games."""
     offset: int = 0
+    """Skip this many of the split's games."""
     difficulty: str = "easy"
+    """Of generated games: easy, medium or hard."""
 
     def __post_init__(self) -> None:
         if self.source == GENERATED and self.split not in SPLIT_SEEDS:
@@ -76,14 +78,16 @@ def games(config: GamesConfig) -> Iterator[tuple[Game, dict[str, Any]]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Household:
-    """`games` are those to train on, or, where nothing is trained, those to play: "generated" or a path. `held_out` are
-    those that training is checked on. Of generated ones `difficulty` is easy, medium or hard, and the first `offset` of
-    the first are skipped."""
+    """Household games as an environment."""
 
     games: str = GENERATED
+    """Games to train on, or, where nothing is trained, to play: 'generated', a packed games file, or a folder."""
     held_out: str = GENERATED
+    """Games that training is checked on."""
     difficulty: str = "easy"
+    """Of generated games: easy, medium or hard."""
     offset: int = 0
+    """Skip this many generated games of the first."""
 
     @contextlib.contextmanager
     def open(self, splits: Mapping[str, int], *, seed: int) -> Iterator[TaskSet]:

@@ -21,17 +21,20 @@ from turntree.verifiers.hierarchical import HierarchicalReward
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig:
-    """`count` documents a search, each shown up to `passage_chars` characters (else the stretch that fits best)."""
+    """What a search answers."""
 
     count: int = 3
+    """Documents of a search."""
     passage_chars: int = 1000
+    """Most characters shown of each; the stretch that fits best of a longer one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QaWorldConfig:
-    """The generated world of `seed`, and what is asked about it."""
+    """The generated world, and what is asked about it."""
 
     seed: int = 0
+    """Of the world."""
     world: WorldConfig = field(default_factory=WorldConfig)
     mix: QuestionMix = field(default_factory=QuestionMix)
 

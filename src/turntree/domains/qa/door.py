@@ -31,16 +31,17 @@ GENERATED = "generated"
 class Questions:
     """What is asked, and with what it is answered.
 
-    `questions` is "generated" or a file of questions (`domains.qa.formats`), which needs `index`, made by
-    `turntree index build`. Generated ones have splits. Of a file the first are trained on and the next ones checked
-    on, or the first of `held_out`; no question of `held_out` is trained on, whether it is checked on or not
-    (`Question.key`). Where nothing is trained, the first of the file are asked. A `model` other than the embedded one
-    is told how to answer, unless `episodes.instructions` say it in other words.
+    Generated questions have splits. Of a file (`domains.qa.formats`) the first are trained on and the next ones checked
+    on, or the first of `held_out` (`Question.key`). Where nothing is trained, the first of the file are asked. A
+    `model` other than the embedded one is told how to answer, unless `episodes.instructions` say it in other words.
     """
 
     questions: str = GENERATED
+    """'generated', or a file of questions, which needs an index."""
     index: str | None = None
+    """With a file of questions: what `turntree index build` made of your documents."""
     held_out: str | None = None
+    """A file of questions to check on; none of them is trained on, whether it is checked on or not."""
     world: QaWorldConfig = field(default_factory=QaWorldConfig)
     episodes: QaConfig = field(default_factory=QaConfig)
     reward: HierarchicalConfig = field(default_factory=HierarchicalConfig)
@@ -48,6 +49,7 @@ class Questions:
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     runtime: ToolRuntimeConfig = field(default_factory=lambda: ToolRuntimeConfig(seconds=300.0))  # waits for a box
     threads: int = 64
+    """Calls of tools at once."""
     model: str = "qa"
 
     def __post_init__(self) -> None:

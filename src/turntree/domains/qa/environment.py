@@ -22,11 +22,12 @@ INSTRUCTIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class QaConfig:
-    """`max_calls` tool calls are made in an episode, refused ones included; a further one is told that there are none
-    left. `instructions` open the conversation as the system's message, where there are any."""
+    """How a question is answered."""
 
     max_calls: int = 12
+    """Tool calls of an episode, refused ones included; a further one is told that there are none left."""
     instructions: str | None = None
+    """The system's message that opens the conversation, where there is any."""
 
     def __post_init__(self) -> None:
         if self.max_calls < 1:

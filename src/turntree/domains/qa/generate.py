@@ -48,10 +48,12 @@ class Posed:
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionMix:
-    """Shares of questions by how many look-ups they take, and of those with arithmetic (which take two at least)."""
+    """What is asked."""
 
     hops: tuple[tuple[int, float], ...] = ((2, 0.35), (3, 0.3), (4, 0.2), (5, 0.1), (6, 0.05))
+    """Shares of questions by how many look-ups they take: [look-ups, share] each."""
     arithmetic: float = 0.35
+    """Share of those with arithmetic, which take two look-ups at least."""
 
     def __post_init__(self) -> None:
         if not self.hops or any(hops < 1 or share < 0 for hops, share in self.hops):

@@ -71,13 +71,18 @@ class Fact:
 
 @dataclass(frozen=True, kw_only=True)
 class WorldConfig:
-    """How many entities of each kind there are. `told` facts at least are told of every person."""
+    """How many entities of each kind there are."""
 
     people: int = 160
+    """People of the world."""
     firms: int = 40
+    """Firms."""
     towns: int = 30
+    """Towns."""
     countries: int = 8
+    """Countries."""
     told: int = 3
+    """Least number of facts that are told of a person."""
 
     def __post_init__(self) -> None:
         most = {

@@ -1,0 +1,85 @@
+"""`turntree config`: every key of a stage, from the dataclasses that the stage is configured with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from turntree.cli.common import finish
+from turntree.cli.options import Constant, StageCommand, default_text, key_of
+from turntree.core.errors import InputError
+from turntree.core.keys import keys
+
+
+@click.command(
+    short_help="Every key of a stage: type, default, meaning.", context_settings={"ignore_unknown_options": True}
+)
+@click.argument("stage", nargs=-1, type=click.UNPROCESSED)
+@click.option("--json", "json_path", metavar="PATH", help="Write the keys as JSON; '-' is standard output.")
+@click.pass_context
+def config(ctx: click.Context, stage: tuple[str, ...], json_path: str | None) -> None:
+    """List every key of STAGE, with the short option that stands for it. Options of the stage may follow: with
+    `--environment NAME`, for example, the keys of that environment are listed too, and values given are the defaults.
+
+    \b
+    Example: turntree config train pivot
+             turntree config profile --json -
+    """
+    stages = dict(stage_commands(ctx.find_root().command))
+    name = next((name for name in sorted(stages, key=len, reverse=True) if _begins(stage, name)), None)
+    if name is None:
+        wanted = " ".join(stage)
+        problem = f"{wanted!r} is no stage" if wanted else "names no stage"
+        raise InputError(problem, field="STAGE", hint=f"use one of {', '.join(sorted(stages))}")
+    command = stages[name]
+    rows = _rows(command, list(stage[len(name.split()) :]), ctx)
+    finish({"stage": command.stage, "keys": rows}, json_path, [] if json_path == "-" else list(_table(rows)))
+
+
+def stage_commands(group: click.Command, above: str = "") -> Iterator[tuple[str, StageCommand]]:
+    """Every command that runs with a configuration, by its words."""
+    if isinstance(group, StageCommand):
+        yield above.strip(), group
+    elif isinstance(group, click.Group):
+        for name, command in group.commands.items():
+            yield from stage_commands(command, f"{above} {name}")
+
+
+def _begins(words: tuple[str, ...], name: str) -> bool:
+    return list(words[: len(name.split())]) == name.split()
+
+
+def _rows(command: StageCommand, arguments: list[str], above: click.Context) -> list[dict[str, Any]]:
+    # resilient: what the command itself requires (where to write) is not needed to list its keys
+    with command.make_context(command.name, list(arguments), parent=above, resilient_parsing=True) as ctx:
+        known = {option for parameter in command.params for option in parameter.opts}
+        refused = [word for word in arguments if word.startswith("--") and word.partition("=")[0] not in known]
+        refused += [name for name, value in ctx.params.items() if value is None and _given(ctx, name)]
+        if refused:
+            raise InputError(f"does not take {' '.join(refused)!r}", field=command.stage, hint="see its --help")
+        values = command.values(ctx)
+    short: dict[str, list[str]] = {}
+    for option, target in command.options.items():
+        if not isinstance(target, Constant):
+            short.setdefault(key_of(target), []).append(option)
+    return [
+        {**key.to_json(), "option": ", ".join(short.get(key.name, [])), "shown": default_text(key)}
+        for key in keys(command.config_class, values)
+    ]
+
+
+def _given(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def _table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Two columns, wrapped to the terminal."""
+    formatter = click.HelpFormatter(max_width=110)
+    about = [
+        " ".join(filter(None, (row["meaning"], row["shown"], row["option"] and f"({row['option']})"))) for row in rows
+    ]
+    formatter.write_dl([(f"{row['key']}  {row['type']}", text or "-") for row, text in zip(rows, about, strict=True)])
+    yield formatter.getvalue().rstrip()

@@ -1,0 +1,328 @@
+"""Commands whose options are made from a configuration dataclass (docs/design/configuration.md).
+
+A command names its dataclass and, for every everyday option, the dotted key that it stands for:
+
+    @click.command("sft", cls=StageCommand, config="turntree.stages.config:SFTStageConfig",
+                   options={"--epochs": "sft.epochs", "--learning-rate": "sft.optimizer.learning_rate"})
+
+Type, default and help of an option are those of its key, so an option takes one line. The dataclass is imported when
+the command is used, not before. Every such command also takes `--config`, `--set` and `--dry-run`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from turntree.core import parts
+from turntree.core.config import Part, from_mapping, nested, overlaid, section_of, to_mapping, to_value
+from turntree.core.config import defaults as defaults_of
+from turntree.core.errors import InputError
+from turntree.core.keys import Key, keys
+from turntree.observe.files import read_json
+from turntree.observe.jsonl import parse_json
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A flag that gives its key one value."""
+
+    key: str
+    value: Any
+    help: str
+
+
+@dataclass(frozen=True)
+class Read:
+    """An option whose text `read` makes the value of its key of. A repeated one makes a list."""
+
+    key: str
+    read: Callable[[str], Any]
+    metavar: str
+    repeated: bool = False
+
+
+Options = Mapping[str, "str | Constant | Read"]  # by option, or by the name of a positional argument
+
+
+class StageCommand(click.Command):
+    """A command that runs with a configuration. Its function gets the resolved one as `config`, beside the parameters
+    that it declares itself (where to write, what to overwrite)."""
+
+    def __init__(
+        self,
+        *arguments: Any,
+        config: str,
+        options: Options,
+        stage: str | None = None,
+        part: str | None = None,
+        named: Callable[[str], str] | None = None,
+        **settings: Any,
+    ):
+        """`part` names a key that holds a part: options that the command does not know are the part's own
+        (`--difficulty hard`). `named(model)` names that part where it is not given."""
+        super().__init__(*arguments, **settings)
+        self._config, self.options, self._part, self._named = config, options, part, named
+        self.stage = stage or self.name  # as config.json names it
+        if part is not None:
+            self.context_settings = {**self.context_settings, "ignore_unknown_options": True}
+        self._shared: list[click.Parameter] | None = None
+
+    @property
+    def config_class(self) -> type:
+        """Imports it."""
+        module, _, name = self._config.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        if self._shared is None:
+            known = {key.name: key for key in keys(self.config_class)}
+            made = [_parameter(name, target, known) for name, target in self.options.items()]
+            arguments = [one for one in made if isinstance(one, click.Argument)]
+            self._shared = _shared()
+            if self._part is not None:
+                own = click.Argument(["part_options"], nargs=-1, type=click.UNPROCESSED, metavar="[--KEY VALUE]...")
+                arguments.append(own)
+            # positional ones first; a command's own options before those of its configuration
+            self.params = [*arguments, *self.params, *(one for one in made if one not in arguments), *self._shared]
+        return super().get_params(ctx)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        config = self.resolve(ctx)
+        if ctx.params.pop("dry_run"):
+            described = {"stage": self.stage, "config": to_mapping(config)}
+            print(json.dumps(described, indent=2))
+            out = ctx.params.get("out")
+            where = f" and write to {out}" if out else ""
+            print(f"turntree: would run {self.stage!r} ({self.short_help}){where}; nothing was done", file=sys.stderr)
+            return None
+        return ctx.invoke(self.callback, **ctx.params, config=config) if self.callback else None
+
+    def resolve(self, ctx: click.Context) -> Any:
+        """The configuration: the defaults, then --config, then the short options that were given, then --set. Takes
+        these parameters out of `ctx`. Raises `ConfigError` for a value that does not fit, click's `MissingParameter`
+        for an option that is needed."""
+        values = self.values(ctx)
+        for name, target in self.options.items():
+            if isinstance(target, str) and _lacks(values, target):
+                place = next((p for p in self.params if name in (*p.opts, p.human_readable_name)), None)
+                raise click.MissingParameter(ctx=ctx, param=place)
+        return parts.resolved(from_mapping(self.config_class, values))
+
+    def values(self, ctx: click.Context) -> dict[str, Any]:
+        """As `resolve`, as plain values that may lack required keys."""
+        cls = self.config_class
+        values = defaults_of(cls)
+        layers = list(self._layers(ctx))
+        if self._named and self._part and not any(_names_part(layer.get(self._part)) for layer in layers):
+            model = [layer["model"] for layer in layers if "model" in layer] or [values["model"]]
+            layers.insert(0, {self._part: self._named(model[-1])})
+        for layer in layers:
+            values = overlaid(cls, values, layer)
+        return values
+
+    def _layers(self, ctx: click.Context) -> Iterator[dict[str, Any]]:
+        """What --config, the short options and --set say, the later over the earlier."""
+        path, overrides = ctx.params.pop("config_path"), ctx.params.pop("overrides")
+        if path is not None:
+            yield _read(path, self.stage)
+        for name, target in self.options.items():
+            parameter = _name(name)
+            value, source = ctx.params.pop(parameter), ctx.get_parameter_source(parameter)
+            given = isinstance(target, Read) or value not in (None, ())
+            if source is ParameterSource.COMMANDLINE and given:
+                yield nested(key_of(target), target.value if isinstance(target, Constant) else value)
+        if self._part is not None:
+            yield from (nested(f"{self._part}.{key}", value) for key, value in _own(ctx.params.pop("part_options")))
+        for override in overrides:
+            yield nested(*_assignment(override, "--set"))
+
+
+def key_of(target: str | Constant | Read) -> str:
+    """The key that a row of the table stands for."""
+    return target if isinstance(target, str) else target.key
+
+
+# making options
+
+
+def _shared() -> list[click.Parameter]:
+    """What every command with a configuration takes."""
+    return [
+        click.Option(
+            ["--config", "config_path"],
+            metavar="FILE",
+            type=click.Path(path_type=Path),
+            help="Take keys from a run's config.json, or from a TOML of the same keys.",
+        ),
+        click.Option(
+            ["--set", "overrides"],
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Replace any key of the configuration (repeatable); `turntree config` lists them.",
+        ),
+        click.Option(["--dry-run"], is_flag=True, help="Print the resolved configuration, and do nothing."),
+        click.Option(
+            ["--json", "json_path"],
+            metavar="PATH",
+            help="Write the result as JSON; '-' is standard output, and only it.",
+        ),
+    ]
+
+
+def _name(option: str) -> str:
+    return option.removeprefix("--").replace("-", "_").lower()
+
+
+def _parameter(name: str, target: str | Constant | Read, known: Mapping[str, Key]) -> click.Parameter:
+    """The click parameter of one row of the table."""
+    if isinstance(target, Constant):
+        return click.Option([name], is_flag=True, help=target.help)
+    key = known[key_of(target)]
+    if not name.startswith("--"):
+        return click.Argument([_name(name)], metavar=name, required=False)
+    told = f"{key.meaning}  {default_text(key)}".strip()
+    if isinstance(target, Read):
+        read = _reader(target)
+        return click.Option([name], multiple=target.repeated, metavar=target.metavar, callback=read, help=told)
+    if section_of(key.hint) not in (None, Part):
+        return click.Option([name], is_flag=True, flag_value=True, callback=_switched_on, help=told)
+    return click.Option([name], help=told, **_kind(key.hint, name))
+
+
+def _reader(target: Read) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    def read(ctx: click.Context, parameter: click.Parameter, text: Any) -> Any:
+        if target.repeated:
+            return [to_value(target.read(one)) for one in text]
+        return None if text is None else to_value(target.read(text))
+
+    return read
+
+
+def _switched_on(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    return {} if value else None
+
+
+def default_text(key: Key) -> str:
+    """What is said of the default of a key; nothing of one that is off or empty."""
+    if key.required:
+        return f"[required with {key.off}]" if key.off else "[required]"
+    if key.default is None or key.default is False or key.default in ({}, [], ""):
+        return ""
+    value = ",".join(map(str, key.default)) if isinstance(key.default, list) else key.default
+    told = value if isinstance(value, str) else json.dumps(value)
+    return f"[default: off, then {told}]" if key.off else f"[default: {told}]"
+
+
+def _kind(hint: Any, name: str) -> dict[str, Any]:
+    """How click reads a value of this type."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return _kind(arguments[0], name)
+    if origin in (types.UnionType, typing.Union):
+        return _kind(next(one for one in arguments if one is not type(None)), name)
+    if origin is typing.Literal:
+        return {"type": click.Choice(arguments)}
+    if hint is bool:
+        return {"is_flag": True}
+    if hint in (int, float):
+        return {"type": hint}
+    if origin is tuple and arguments[0] is Part:
+        return {"multiple": True, "metavar": "NAME"}
+    if origin is tuple:
+        return {"callback": _list_of(arguments[0], name), "metavar": "VALUE,..."}
+    if origin is dict:
+        return {"multiple": True, "callback": _mapping(name), "metavar": "KEY=VALUE"}
+    return {"metavar": "NAME"} if hint is Part else {}
+
+
+def _list_of(kind: Any, name: str) -> Any:
+    def read(ctx: click.Context, parameter: click.Parameter, text: str | None) -> list[Any] | None:
+        if text is None:
+            return None
+        try:
+            return [kind(part) for part in text.split(",") if part]
+        except ValueError:
+            raise InputError(f"{text!r} is no list of numbers", field=name, hint=f"write {name} 0,1,2") from None
+
+    return read
+
+
+def _mapping(name: str) -> Any:
+    def read(ctx: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any] | None:
+        return dict(_assignment(text, name) for text in texts) or None
+
+    return read
+
+
+# reading values
+
+
+def _assignment(text: str, option: str) -> tuple[str, Any]:
+    """KEY=VALUE; the value is JSON where it parses as JSON, else text."""
+    key, equals, value = text.rpartition("=") if option != "--set" else text.partition("=")
+    if not equals or not key:
+        raise InputError(f"{text!r} has no '='", field=option, hint=f"write {option} KEY=VALUE")
+    return key, value_of(value)
+
+
+def _own(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """The options of a part: `--difficulty hard`, `--difficulty=hard`."""
+    left = list(words or ())
+    while left:
+        word, equals, text = left.pop(0).partition("=")
+        if not word.startswith("--"):
+            raise InputError(f"there is no argument {word!r}", hint="see --help")
+        if not equals and not left:
+            raise InputError("is no option, or has no value", field=word, hint=f"see --help, or write {word} VALUE")
+        yield word.removeprefix("--").replace("-", "_"), value_of(text if equals else left.pop(0))
+
+
+def _names_part(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, Mapping) and "name" in value)
+
+
+def value_of(text: str) -> Any:
+    """JSON where it parses as JSON, else text."""
+    try:
+        return parse_json(text)
+    except InputError:
+        return text
+
+
+def _read(path: Path, stage: str | None) -> dict[str, Any]:
+    """The keys of a run's config.json (its `config` part) or of a TOML."""
+    if path.suffix == ".toml":
+        try:
+            return tomllib.loads(path.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"is not TOML ({error})", path=path, hint="correct it") from error
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise InputError("holds no keys", path=path, hint="name a run's config.json, or a TOML")
+    if "stage" in found and "config" in found:
+        if found["stage"] != stage:
+            hint = f"use it with `turntree {found['stage']}`"
+            raise InputError(f"is of stage {found['stage']!r}, not {stage!r}", path=path, hint=hint)
+        return found["config"]
+    return found
+
+
+def _lacks(values: Mapping[str, Any], dotted: str) -> bool:
+    """Whether a required key is missing from a section that is there."""
+    here: Any = values
+    *above, last = dotted.split(".")
+    for name in above:
+        here = here.get(name) if isinstance(here, Mapping) else None
+    return isinstance(here, Mapping) and last not in here

@@ -1,0 +1,147 @@
+"""Every key of a configuration: its dotted name, type, default and meaning, read from the dataclasses themselves.
+
+The meaning of a key is the line of text below its field (an attribute docstring, PEP 257). The command line makes its
+options from these keys and `turntree config` lists them, so neither can say something else than the code does.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import textwrap
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from itertools import pairwise
+from typing import Any, cast
+
+from turntree.core import parts
+from turntree.core.config import Part, defaults, item_of, section_of, to_value, usual_of
+
+_PART_KINDS = {kind.noun: name for name, kind in parts.KINDS.items()}  # a key `gate` holds a part of "gates"
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key. `default` is a plain JSON value. `required`: there is no default. A key that names a section stands for
+    an optional one: None switches it off. `off` names the section above that is off by default, if one is."""
+
+    name: str
+    hint: Any
+    default: Any
+    required: bool
+    meaning: str
+    off: str = ""
+
+    @property
+    def type(self) -> str:
+        """The type for a person."""
+        return type_name(self.hint)
+
+    def to_json(self) -> dict[str, Any]:
+        row = {"key": self.name, "type": self.type, "default": self.default, "required": self.required}
+        return {**row, "off": self.off, "meaning": self.meaning}
+
+
+def keys(cls: type, values: Mapping[str, Any] | None = None, above: str = "", off: str = "") -> Iterator[Key]:
+    """The keys of a configuration class in the order of its fields, those of sections below them; the options of a
+    part by the name that `values` (default: the defaults of `cls`) gives it. Raises `InputError` where that name leads
+    nowhere."""
+    held = defaults(cls) if values is None else values
+    hints = typing.get_type_hints(cls, include_extras=True)
+    meanings = field_meanings(cls)
+    for field in fields(cls):
+        if not field.init:
+            continue
+        name, hint = field.name, hints[field.name]
+        key = Key(above + name, hint, held.get(name), name not in held, meanings.get(name, ""), off)
+        section = section_of(hint)
+        if section is Part:
+            yield from _part(key, name)
+        elif section is None:
+            yield key
+            yield from _items(key)
+        else:
+            if _optional(hint):
+                yield key
+            below = held.get(name)
+            inner = cast("Mapping[str, Any]", below) if isinstance(below, Mapping) else None
+            yield from keys(section, inner, f"{key.name}.", off or (key.name if inner is None else ""))
+
+
+def _items(key: Key) -> Iterator[Key]:
+    """The keys of the first item, where items are sections: `checkpoints.0.turn`."""
+    section = section_of(item_of(key.hint))
+    if section not in (None, Part) and key.default:
+        yield from keys(section, {**defaults(section), **key.default[0]}, f"{key.name}.0.", key.off)
+
+
+def _part(key: Key, noun: str) -> Iterator[Key]:
+    chosen = None if key.default is None else Part.from_value(key.default, key.name)
+    yield Key(key.name, key.hint, chosen and chosen.name, key.required, key.meaning)
+    usual, off = usual_of(key.hint), key.off
+    if chosen is None and usual is not None:
+        chosen, off = Part(usual), off or key.name
+    if chosen is None or noun not in _PART_KINDS:
+        return
+    found = parts.load(_PART_KINDS[noun], chosen.name)
+    described = parts.description(found.target)
+    meanings = field_meanings(described) if is_dataclass(described) else {}
+    for name, option in found.options().items():
+        given = chosen.options.get(name, to_value(option.default))
+        required = option.required and name not in chosen.options
+        section = section_of(option.hint)
+        if section is None or section is Part:
+            below = Key(f"{key.name}.{name}", option.hint, given, required, meanings.get(name, ""), off)
+            yield below
+            yield from _items(below)
+        else:
+            inner = cast("dict[str, Any] | None", given)
+            whole = None if inner is None else {**to_value(option.default), **inner}
+            yield from keys(section, whole, f"{key.name}.{name}.", off)
+
+
+@functools.cache
+def field_meanings(cls: type) -> dict[str, str]:
+    """The text below each field of a class and the classes above it; {} where the source cannot be read."""
+    found: dict[str, str] = {}
+    for one in reversed(cls.__mro__[:-1]):
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(one)))
+        except (OSError, TypeError, SyntaxError):
+            continue
+        for field, text in pairwise(cast("ast.ClassDef", tree.body[0]).body):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and isinstance(text, ast.Expr)
+                and isinstance(text.value, ast.Constant)
+                and isinstance(text.value.value, str)
+            ):
+                found[field.target.id] = " ".join(text.value.value.split())
+    return found
+
+
+def type_name(hint: Any) -> str:
+    """An annotation for a person: int, "a" | "b", tuple[int, ...]; a section is called section, a part part."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return type_name(arguments[0])
+    if origin in (types.UnionType, typing.Union):
+        return " | ".join(map(type_name, arguments))
+    if origin is typing.Literal:
+        return " | ".join(map(repr, arguments))
+    if origin is not None:
+        named = ", ".join("..." if argument is Ellipsis else type_name(argument) for argument in arguments)
+        return f"{getattr(origin, '__name__', origin)}[{named}]"
+    if hint is type(None):
+        return "null"
+    if hint is Part:
+        return "part"
+    return "section" if section_of(hint) is not None else getattr(hint, "__name__", str(hint))
+
+
+def _optional(hint: Any) -> bool:
+    return type(None) in typing.get_args(hint)

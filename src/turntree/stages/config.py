@@ -1,0 +1,365 @@
+"""What the stages from traces to a policy are told, as plain values. Without torch: the command line reads it for help.
+
+The line of text below a field is its documentation: `turntree config` and `--help` show it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from turntree.core import parts
+from turntree.core.completion import Sampling
+from turntree.core.config import Part, Usual
+from turntree.core.errors import ConfigError
+from turntree.core.protocols import Brancher, Estimator, Gate
+from turntree.engines.endpoint import EndpointConfig
+from turntree.engines.limits import EngineConfig
+from turntree.environments.processes import ProcessPoolConfig
+from turntree.environments.tasks import DEFAULT, DEV, TEST, TRAIN
+from turntree.logs import trees
+from turntree.profiling.profile import ProfileConfig
+from turntree.rollouts.live import EpisodeConfig
+from turntree.traces.schema import SPLITS
+from turntree.training.config import CheckpointConfig, LoRAConfig, OnlineConfig, PivotConfig, SFTConfig
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where and how to compute. One thread is the vetted setting for tiny models: on two threads the barriers of a
+    small matrix product cost more than the product (measured: up to a hundred times)."""
+
+    name: str = "cpu"
+    """Of torch: cpu, cuda, cuda:1."""
+    dtype: Literal["float32", "bfloat16", "auto"] = "float32"
+    """Of the weights; training needs float32 or an adapter."""
+    threads: int = 1
+    """Of the processor."""
+    attention: Literal["sdpa", "flex_attention"] = "sdpa"
+    """Over packed trees; FlexAttention on CUDA only."""
+    gradient_checkpointing: bool = False
+    """Compute activations twice instead of keeping them."""
+    lora: LoRAConfig | None = None
+    """Train a fresh adapter instead of the weights."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ConfigError("must be at least 1", field="threads")
+
+    def check_trainable(self) -> None:
+        """Raise `ConfigError` unless the weights can hold a small update: near 0.02 a bfloat16 weight moves in steps
+        of 1e-4, so that AdamW at the usual learning rates changes nothing. Adapters are float32 whatever the base."""
+        if self.dtype != "float32" and self.lora is None:
+            raise ConfigError(
+                f"{self.dtype!r} weights round small updates away",
+                field="device.dtype",
+                hint="train in float32, or an adapter (device.lora)",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTStageConfig:
+    """`turntree sft`."""
+
+    traces: str
+    """A traces file."""
+    model: str = "default"
+    """A folder in Hugging Face format, or an embedded tiny policy: 'default', 'qa'."""
+    split: str = "train"
+    """Which traces ('' for all)."""
+    sft: SFTConfig = field(default_factory=SFTConfig)
+    loggers: tuple[Part, ...] = ()
+    """Log to tensorboard, trackio, wandb or mlflow as well, or to module:object of your own (repeatable)."""
+    checkpoints: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every=100))
+    device: Device = field(default_factory=Device)
+
+    def __post_init__(self) -> None:
+        self.device.check_trainable()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileStageConfig:
+    """`turntree profile`."""
+
+    traces: str
+    """A traces file."""
+    model: str = "default"
+    """A folder in Hugging Face format, or an embedded tiny policy: 'default', 'qa'. With an endpoint, the name that it
+    serves."""
+    verifier: Part = field(default_factory=lambda: Part("household"))
+    """household, tool_call, strict, executed, or module:function of your own."""
+    environment: Part | None = None
+    """Where the traces were played, as they name it: for a verifier that plays actions (executed)."""
+    split: str = "train"
+    """Which traces ('' for all)."""
+    limit: int = 0
+    """Profile the first candidates only, this many (0: all)."""
+    reuse: str | None = None
+    """An earlier profile of this policy: what it holds is not sampled again."""
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
+    endpoint: EndpointConfig | None = None
+    """Sample from a server, such as vLLM."""
+    device: Device = field(default_factory=Device)
+
+    def __post_init__(self) -> None:
+        if self.limit < 0:
+            raise ConfigError("must not be negative", field="limit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RescoreConfig:
+    """`turntree rescore`."""
+
+    profile: str
+    """The profile whose samples are judged anew."""
+    verifier: Part
+    """household, tool_call, strict, executed, or module:function of your own."""
+    environment: Part | None = None
+    """Where the traces were played, as they name it: for a verifier that plays actions (executed)."""
+    traces: str | None = None
+    """Where the traces are now, if not where the profile says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckConfig:
+    """Held-out figures during training. Pivot reward alone misleads (docs/results/quickstart.md)."""
+
+    states: int = 0
+    """Development candidates whose acceptance is measured, by kind of action (0: none)."""
+    samples: int = 4
+    """Rollouts of each of these states."""
+    environment: Part = DEFAULT
+    """Whose tasks are played."""
+    tasks: int = 0
+    """Tasks of the split "dev" that are played (0: none)."""
+    task_seed: int = 0
+    """For environments that draw their tasks."""
+    max_turns: int = 16
+    """Longest episode."""
+    max_tokens: int = 24
+    """Longest completion of one turn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainPivotConfig:
+    """`turntree train pivot`."""
+
+    pivots: str
+    """The pivots file of `turntree select`."""
+    model: str = "default"
+    """A folder in Hugging Face format, or an embedded tiny policy: 'default', 'qa'."""
+    traces: str | None = None
+    """Where the traces are now, if not where the profile says."""
+    verifier: Part | None = None
+    """Default: that of the profile; code of your own is named again. "strict" is the baseline of Eq. 2."""
+    environment: Part | None = None
+    """Where the traces were played, as they name it: for a verifier that plays actions (executed)."""
+    allow_stale: bool = False
+    """Accept pivots that were profiled with another policy, sampling or verifier: their means are then not those of
+    the start."""
+    train: PivotConfig = field(default_factory=PivotConfig)
+    check: CheckConfig = field(default_factory=CheckConfig)
+    loggers: tuple[Part, ...] = ()
+    """Log to tensorboard, trackio, wandb or mlflow as well, or to module:object of your own (repeatable)."""
+    keep_trees: int | None = None
+    """Write whole groups (trees.jsonl) of this many steps, spread evenly, or of none (0). Default: all."""
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    device: Device = field(default_factory=Device)
+
+    def __post_init__(self) -> None:
+        self.device.check_trainable()
+        trees.check_keep(self.keep_trees)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOnlineConfig:
+    """`turntree train online`. A brancher needs `train.rollouts.initial_rollouts` below the group size."""
+
+    model: str = "default"
+    """A folder in Hugging Face format, or a registered policy; 'default' is the environment's own."""
+    environment: Part = DEFAULT
+    """What to play: a registered name, module:object of your own, or gymnasium:ID and the like. Its options are given
+    like those of the command."""
+    count: int = 400
+    """Tasks of the split "train" to train on."""
+    held_out_count: int = 100
+    """Tasks of another split to check on."""
+    held_out_split: str = DEV
+    """The split of these."""
+    held_out_temperature: float = 0.0
+    """Of held-out episodes (0: greedy)."""
+    held_out_samples: int = 1
+    """Held-out episodes of a task."""
+    task_seed: int = 0
+    """For environments that draw their tasks."""
+    train: OnlineConfig = field(default_factory=OnlineConfig)
+    rewards: tuple[Part, ...] = ()
+    """Functions that judge episodes in training, as module:function=0.5 (repeatable). Their sum replaces the reward of
+    the environment, which is the reward 'environment'."""
+    gate: Annotated[Part | None, Usual("divergence")] = None
+    """Stop groups mid-rollout: divergence (once their rollouts have converged on the same actions), random (the control
+    of an experiment), or module:object of your own."""
+    brancher: Annotated[Part | None, Usual("entropy")] = None
+    """Fork episodes after tool results: entropy, random, fixed, arpo_released, posthoc, or module:object of your
+    own."""
+    estimator: Part | None = None
+    """Credit by module:object of your own (default: `train.credit`)."""
+    loggers: tuple[Part, ...] = ()
+    """Log to tensorboard, trackio, wandb or mlflow as well, or to module:object of your own (repeatable)."""
+    keep_trees: int | None = None
+    """Write whole rollout trees (trees.jsonl) of this many iterations, spread evenly, or of none (0). Default: all."""
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    device: Device = field(default_factory=Device)
+    workers: ProcessPoolConfig = field(default_factory=lambda: ProcessPoolConfig(workers=0))
+
+    def __post_init__(self) -> None:
+        self.device.check_trainable()
+        for name in ("count", "held_out_count", "held_out_samples"):
+            if getattr(self, name) < 1:
+                raise ConfigError("must be at least 1", field=name)
+        if self.held_out_split == TRAIN:
+            raise ConfigError("is what is trained on", field="held_out_split", hint=f"use {DEV!r} or {TEST!r}")
+        trees.check_keep(self.keep_trees)
+        rollouts = self.train.rollouts.of_training(self.train.groups, branching=self.brancher is not None)
+        if (self.brancher is not None) != (rollouts.initial < rollouts.group_size):
+            raise ConfigError(
+                f"{rollouts.initial} of {rollouts.group_size} rollouts begin independently, with"
+                + ("out a brancher" if self.brancher is None else " a brancher that has none left to add"),
+                field="train.rollouts.initial_rollouts",
+                hint="set it below group_size together with brancher, or neither",
+            )
+
+    def build_gate(self) -> Gate | None:
+        return None if self.gate is None else parts.build("gates", self.gate, seed=self.train.seed)
+
+    def build_brancher(self, vocabulary: int) -> Brancher | None:
+        """For a policy over `vocabulary` tokens. Raises `ConfigError` where loss or credit do not go with it."""
+        if self.brancher is None:
+            return None
+        brancher = parts.build("branchers", self.brancher, vocabulary=vocabulary, seed=self.train.seed)
+        if getattr(brancher, "splits_turns", False) and self.train.loss.ratio == "action":
+            raise ConfigError(
+                "'action' takes the ratio of whole turns, and branches share a part of one",
+                field="train.loss.ratio",
+                hint="use ratio 'token', or brancher.probe_tokens 1",
+            )
+        if getattr(brancher, "biased", False) and self.train.credit.leaf_weights == "path_weighted":
+            raise ConfigError(
+                f"forks of {self.brancher.name!r} are chosen by what came after them, which biases path weights",
+                field="train.credit.leaf_weights",
+                hint="use 'unit'",
+            )
+        return brancher
+
+    def build_estimator(self) -> Estimator | None:
+        loss = self.train.loss
+        context = {"normalizer": loss.normalizer, "per_rollout": loss.per_rollout_credit}
+        return None if self.estimator is None else parts.build("estimators", self.estimator, **context)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """`turntree evaluate`."""
+
+    model: str = "default"
+    """A folder in Hugging Face format, or a registered policy; 'default' is the environment's own."""
+    environment: Part = DEFAULT
+    """What to play: a registered name, module:object of your own, or gymnasium:ID and the like. Its options are given
+    like those of the command."""
+    count: int = 200
+    """Tasks to play."""
+    split: str = TEST
+    """Which tasks: train, dev or test."""
+    task_seed: int = 0
+    """For environments that draw their tasks."""
+    samples: int = 1
+    """Sampled episodes of a task."""
+    temperature: float = 1.0
+    """Of the sampled episodes."""
+    greedy: bool = True
+    """Add a greedy pass."""
+    max_turns: int = 16
+    """Longest episode."""
+    max_tokens: int = 48
+    """Longest completion of one turn."""
+    max_context: int = 4096
+    """Longest prompt plus completion, in tokens."""
+    skills_per_kind: int = 0
+    """Questions of each unrelated skill, which say what a tiny policy retained (0: none are asked)."""
+    seed: int = 0
+    """Of every draw."""
+    keep_trees: bool = False
+    """Write the episodes beside the result (NAME.trees.jsonl), all tokens included."""
+    device: Device = field(default_factory=Device)
+
+    def __post_init__(self) -> None:
+        if min(self.samples, self.max_turns, self.count) < 1 or self.temperature <= 0 or self.skills_per_kind < 0:
+            raise ConfigError("count, samples, max_turns and temperature must be above 0", field="samples")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordConfig:
+    """`turntree traces record`."""
+
+    environment: Part = DEFAULT
+    """What to play: a registered name, module:object of your own, or gymnasium:ID and the like. Its options are given
+    like those of the command."""
+    model: str = "default"
+    """A folder in Hugging Face format, or a registered policy; 'default' is the environment's own. With an endpoint,
+    the name that it serves."""
+    endpoint: EndpointConfig | None = None
+    """Sample from a server, such as vLLM."""
+    split: str = "train"
+    """Which tasks: train, dev or test."""
+    count: int = 100
+    """How many tasks of the split."""
+    task_seed: int = 0
+    """Draws the tasks."""
+    samples: int = 1
+    """Episodes of each task."""
+    only: Literal["all", "successes"] = "all"
+    """Which episodes are kept; the others are counted."""
+    episodes: EpisodeConfig = field(default_factory=lambda: EpisodeConfig(sampling=Sampling(max_tokens=256)))
+    wave: int = 16
+    """Tasks that are played together and written down together."""
+    seed: int = 0
+    """Draws the episodes."""
+    device: Device = field(default_factory=Device)
+    workers: ProcessPoolConfig = field(default_factory=lambda: ProcessPoolConfig(workers=0))
+
+    def __post_init__(self) -> None:
+        for name in ("count", "samples", "wave"):
+            if getattr(self, name) < 1:
+                raise ConfigError("must be at least 1", field=name)
+        if self.split not in SPLITS:
+            raise ConfigError(f"is {self.split!r}", field="split", hint=f"use one of {', '.join(SPLITS)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetentionConfig:
+    """`turntree retention`."""
+
+    model: str
+    """The post-trained policy: a folder in Hugging Face format, or a registered policy."""
+    tasks: tuple[str, ...]
+    """lm-eval's names, e.g. hellaswag,arc_easy,ifeval."""
+    base: str = "default"
+    """The policy before post-training."""
+    include: str | None = None
+    """A folder with YAML files of tasks of your own."""
+    limit: int = 0
+    """Ask only the first questions of each task, this many (0: all)."""
+    shots: int | None = None
+    """Examples before a question (default: the task's own number)."""
+    chat: bool = False
+    """Render questions with the chat template: right for a policy that was only ever spoken to in turns."""
+    batch: int = 8
+    """Questions at once."""
+    seed: int = 0
+    """Of lm-eval."""
+    device: Device = field(default_factory=Device)
+
+    def __post_init__(self) -> None:
+        if not self.tasks or self.limit < 0 or self.batch < 1:
+            raise ConfigError("at least one task, limit >= 0 and batch >= 1 are needed", field="tasks")

@@ -1,0 +1,221 @@
+"""What the experiments are told, as plain values. Without torch: the command line reads it for help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from turntree.core.completion import Sampling
+from turntree.core.config import Part
+from turntree.core.errors import ConfigError
+from turntree.profiling.profile import ProfileConfig
+from turntree.profiling.select import SelectConfig
+from turntree.rollouts.live import EpisodeConfig
+from turntree.rollouts.scheduler import SchedulerConfig
+from turntree.stages.config import Device, TrainOnlineConfig
+from turntree.stages.household_traces import HouseholdTracesConfig
+from turntree.training.config import LossConfig, OnlineConfig, OptimizerConfig, PivotConfig
+
+GateArm = Literal["none", "gate", "random"]
+BranchingArm = Literal[
+    "grpo",
+    "grpo_half",
+    "grpo_calls",
+    "entropy",
+    "entropy_starts",
+    "entropy_paths",
+    "random",
+    "random_paths",
+    "arpo_released",
+    "tree_grpo",
+]
+COMMAND = Sampling(temperature=1.0, max_tokens=24)  # a household command is some six tokens
+ANSWER = EpisodeConfig(max_turns=10, max_context=1024, sampling=Sampling(temperature=1.0, max_tokens=48))
+
+
+def _check_seeds(seeds: tuple[int, ...]) -> None:
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ConfigError("must be there, and each once: a repeated seed narrows intervals", field="seeds")
+
+
+def _online(
+    environment: Part,
+    episodes: EpisodeConfig,
+    rate: float,
+    *,
+    iterations: int,
+    check_every: int,
+    loss: dict[str, Any],
+    **settings: Any,
+) -> TrainOnlineConfig:
+    """The GRPO arm, as far as the experiments agree; `loss` are its settings beside the KL term."""
+    return TrainOnlineConfig(
+        environment=environment,
+        train=OnlineConfig(
+            iterations=iterations,
+            groups=8,
+            check_every=check_every,
+            rollouts=SchedulerConfig(episodes=episodes),
+            loss=LossConfig(kl_coefficient=0.02, temperature=episodes.sampling.temperature, **loss),
+            optimizer=OptimizerConfig(learning_rate=rate, warmup_steps=3),
+        ),
+        **settings,
+    )
+
+
+def _gated() -> TrainOnlineConfig:
+    """At temperature 1 so small a policy is so uncertain that its rollouts hardly ever converge: 0.5. The threshold is
+    calibrated for the embedded policy."""
+    return _online(
+        Part("household", {"difficulty": "easy"}),
+        EpisodeConfig(max_turns=24, sampling=Sampling(temperature=0.5, max_tokens=24)),
+        2e-4,
+        iterations=16,
+        check_every=8,
+        loss={"normalizer": "constant", "constant": 5500.0},
+        gate=Part("divergence", {"checkpoints": [{"turn": 8, "threshold": 0.64}]}),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateExperimentConfig:
+    """`turntree experiment gate`."""
+
+    online: TrainOnlineConfig = field(default_factory=_gated)
+    """Every arm's configuration; its gate is that of the arm "gate"."""
+    arms: tuple[GateArm, ...] = ("none", "gate", "random")
+    """What is compared."""
+    seeds: tuple[int, ...] = (0, 1, 2, 3)
+    """Every arm is run once with each."""
+
+    def __post_init__(self) -> None:
+        if self.online.gate is None:
+            raise ConfigError("is missing", field="online.gate", hint="the arm 'gate' needs one")
+        if self.online.train.loss.normalizer != "constant":
+            raise ConfigError(
+                "lets a cut change the step size",
+                field="online.train.loss.normalizer",
+                hint="use 'constant', with about the trained tokens of an iteration as online.train.loss.constant",
+            )
+        _check_seeds(self.seeds)
+        if "none" not in self.arms:
+            raise ConfigError("needs the arm 'none'", field="arms")
+        if "random" in self.arms and "gate" not in self.arms:
+            raise ConfigError("needs the arm 'gate', whose rate it matches", field="arms")
+
+
+def _grpo() -> TrainOnlineConfig:
+    easy = Part("household", {"difficulty": "easy"})
+    episodes = EpisodeConfig(max_turns=16, sampling=COMMAND)
+    return _online(easy, episodes, 5e-4, iterations=20, check_every=2, loss={})
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostExperimentConfig:
+    """`turntree experiment cost`."""
+
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Both arms are run once with each."""
+    online: TrainOnlineConfig = field(default_factory=_grpo)
+    """The GRPO arm; its tasks are also those that the traces demonstrate."""
+    traces: HouseholdTracesConfig = field(default_factory=lambda: HouseholdTracesConfig(slips=0.2))
+    profile: ProfileConfig = field(default_factory=lambda: ProfileConfig(sampling=COMMAND))
+    candidates: int = 5000
+    """Most candidates that are profiled."""
+    select: SelectConfig = field(default_factory=lambda: SelectConfig(threshold=1.0, max_per_kind=0.4, per_duplicate=0))
+    train: PivotConfig = field(
+        default_factory=lambda: PivotConfig(
+            steps=60,
+            check_every=5,
+            sampling=COMMAND,
+            loss=LossConfig(kl_coefficient=0.02),
+            optimizer=OptimizerConfig(learning_rate=5e-4, warmup_steps=3),
+        )
+    )
+    """The PivotRL arm."""
+    held_out: int = 200
+    """Games of the split "dev" that are played `train.check_every` steps of either arm apart."""
+
+    def __post_init__(self) -> None:
+        _check_seeds(self.seeds)
+        if not self.train.check_every or not self.online.train.check_every:
+            raise ConfigError("must be above 0 in both arms: a curve needs points", field="train.check_every")
+
+
+def _branched() -> TrainOnlineConfig:
+    return _online(
+        Part("qa"),
+        ANSWER,
+        5e-4,
+        iterations=40,
+        check_every=10,
+        loss={"normalizer": "constant", "constant": 2000.0},
+        brancher=Part("entropy", {"probe_tokens": 2}),
+        held_out_count=300,
+        held_out_temperature=1.0,
+        held_out_samples=2,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BranchingExperimentConfig:
+    """`turntree experiment branching`. All arms but `tree_grpo` and those on `starts` compare every leaf with every
+    leaf (ARPO's soft estimator)."""
+
+    online: TrainOnlineConfig = field(default_factory=_branched)
+    """The arm "entropy"; the others are written as their differences from it."""
+    arms: tuple[BranchingArm, ...] = ("grpo", "entropy", "random", "entropy_starts", "entropy_paths", "grpo_calls")
+    """What is compared. grpo: as many leaves, all independent; grpo_half: the initial rollouts alone; grpo_calls: as
+    many independent rollouts as make the tool calls of entropy; random: the paced coin; entropy_starts: the baseline
+    of initial starts alone; entropy_paths, random_paths: the same with path weights; arpo_released, tree_grpo: as
+    published."""
+    seeds: tuple[int, ...] = (0, 1, 2, 3)
+    """Every arm is run once with each."""
+
+    def __post_init__(self) -> None:
+        brancher = self.online.brancher
+        if brancher is None or brancher.name != "entropy":
+            raise ConfigError("must be 'entropy': the other arms differ from it", field="online.brancher.name")
+        if not brancher.options.get("paced", True):
+            raise ConfigError("must be true: 'random' keeps the same pace", field="online.brancher.paced")
+        if self.online.train.loss.normalizer != "constant":
+            raise ConfigError(
+                "lets the number of leaves change the step size",
+                field="online.train.loss.normalizer",
+                hint="use 'constant', with about the trained tokens of an iteration as online.train.loss.constant",
+            )
+        _check_seeds(self.seeds)
+        if not self.arms or len(set(self.arms)) < len(self.arms):
+            raise ConfigError("must be there, and each once", field="arms")
+        if "grpo_calls" in self.arms and not {"grpo", "entropy"} <= set(self.arms):
+            raise ConfigError("needs the arms 'grpo' and 'entropy', whose calls it matches", field="arms")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PremiseConfig:
+    """`turntree experiment premise`: training tasks whose rollouts are forked once, all of it once for each probe."""
+
+    environment: Part = field(default_factory=lambda: Part("qa"))
+    """What to play: a registered name, module:object of your own, or gymnasium:ID and the like."""
+    model: str = "default"
+    """A folder in Hugging Face format, or a registered policy; 'default' is the environment's own."""
+    count: int = 150
+    """Training tasks to play."""
+    task_seed: int = 0
+    """For environments that draw their tasks."""
+    episodes: EpisodeConfig = ANSWER
+    initial: int = 4
+    """Rollouts of a task, each forked once."""
+    children: int = 8
+    """Rollouts that go on from a fork."""
+    rate: float = 0.4
+    """Chance of forking after a tool result."""
+    probes: tuple[int, ...] = (1, 2, 3, 4)
+    """Tokens of a turn that are seen before it forks."""
+    seed: int = 0
+    """Of every draw."""
+    device: Device = field(default_factory=Device)
+
+    def __post_init__(self) -> None:
+        if self.initial < 1 or self.children < 2 or not self.probes or min(self.probes) < 1:
+            raise ConfigError("needs a rollout, 2 children and probes of at least 1 token", field="children")

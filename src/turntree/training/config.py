@@ -1,0 +1,304 @@
+"""How training learns, as plain values. Without torch, so that the command line can read it without it.
+
+The line of text below a field is its documentation: `turntree config` and `--help` show it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from turntree.advantages.config import CreditConfig, Normalizer
+from turntree.advantages.credit import CreditRule
+from turntree.core.completion import Sampling
+from turntree.core.errors import ConfigError
+from turntree.filters.dapo import DapoFilter
+from turntree.filters.greso import GresoConfig
+from turntree.rollouts.live import EpisodeConfig
+from turntree.rollouts.local import CutTurns
+from turntree.rollouts.scheduler import SchedulerConfig
+
+FEWEST_STATES = 8  # of a kind of action, below which a check is no evidence
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """No weight decay: it would pull a post-trained policy away from its start for no reason given by data."""
+
+    learning_rate: float = 1e-5
+    """AdamW's step size. The embedded tiny policies want 3e-4 to 5e-4."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """0.95 forgets a large gradient within some twenty steps, which suits runs of tens to hundreds of steps."""
+    eps: float = 1e-8
+    """Added to the denominator of AdamW."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay."""
+    warmup_steps: int = 0
+    """Steps over which the learning rate rises linearly."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """After warm-up: hold the learning rate, or lower it to `final_fraction` of it at the last step."""
+    final_fraction: float = 0.1
+    """Of "cosine": the fraction of the learning rate that is left at the last step."""
+    max_grad_norm: float = 1.0
+    """Longer gradients are scaled down to this norm."""
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "eps"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError("must be a finite number above 0", field=name)
+        if not self.max_grad_norm > 0:  # infinity clips nothing
+            raise ConfigError("must be a number above 0", field="max_grad_norm")
+        for name in ("warmup_steps", "weight_decay"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError("must be a finite number of at least 0", field=name)
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"are {self.betas}", field="betas", hint="each is at least 0 and below 1")
+        if not 0 <= self.final_fraction <= 1:
+            raise ConfigError("is outside [0, 1]", field="final_fraction")
+
+    def factor(self, step: int, total_steps: int | None = None) -> float:
+        """The fraction of `learning_rate` used by step `step` (the first is 0) of `total_steps`."""
+        if step < self.warmup_steps:
+            return (step + 1) / (self.warmup_steps + 1)
+        if self.schedule == "constant" or total_steps is None:
+            return 1.0
+        progress = min(1.0, (step - self.warmup_steps) / max(1, total_steps - 1 - self.warmup_steps))
+        return self.final_fraction + (1 - self.final_fraction) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """Defaults: PPO's symmetric clip, token ratios, a light KL pull towards the frozen reference."""
+
+    clip_low: float = 0.2
+    """Ratios below 1 - clip_low of punished tokens have no gradient."""
+    clip_high: float = 0.2
+    """Ratios above 1 + clip_high of rewarded tokens have no gradient; independent of clip_low (DAPO's clip-higher)."""
+    dual_clip: float | None = None
+    """Bounds the ratio of punished tokens, at least 1 - clip_low: dual-clip PPO and, above 1 + clip_high, the delta of
+    "two-sided" clipping."""
+    ratio: Literal["token", "action"] = "token"
+    """The ratio of each token, or the product over one completion (PivotRL, Eq. 8)."""
+    kl_coefficient: float = 0.01
+    """Weight of the KL term towards the starting policy; 0 switches it off."""
+    kl: Literal["k1", "k2", "k3", "full"] = "k2"
+    """The KL estimator (`training.losses` tells them apart by their gradients)."""
+    kl_on_zero_variance: bool = True
+    """Whether trees without reward variance still pull towards the reference."""
+    normalizer: Normalizer = "tokens"
+    """What the loss is divided by: trained tokens, rollouts, or the number `constant`."""
+    constant: float | None = None
+    """Of normalizer "constant": the loss divides by this many trained tokens."""
+    old_logprobs: Literal["auto", "trainer", "engine"] = "auto"
+    """Whose numbers pi_old is: the engine's, the trainer's before the update, or the trainer's wherever the two can
+    differ."""
+    importance_cap: float = 2.0
+    """Bounds exp(old - sampling), which is 1 with the engine's log-probabilities."""
+    temperature: float = 1.0
+    """The temperature that the engine sampled at."""
+
+    @property
+    def per_rollout_credit(self) -> bool:
+        """Whether the credit must divide each rollout by its length (`CreditRule.per_rollout`)."""
+        return self.normalizer == "rollouts" and self.ratio == "token"
+
+    @property
+    def needs_reference_logprobs(self) -> bool:
+        """Whether the KL term reads the reference's log-probability of each trained token."""
+        return self.kl_coefficient > 0 and self.kl != "full"
+
+    def estimator(self, credit: CreditConfig) -> CreditRule:
+        """The estimator for this loss. Raises `ConfigError` where the two do not go together."""
+        return credit.rule(self.normalizer, per_rollout=self.per_rollout_credit)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.clip_low <= 1 or self.clip_high < 0:
+            raise ConfigError("impossible clip range", field="clip_low", hint="0 <= clip_low <= 1, clip_high >= 0")
+        if self.dual_clip is not None and self.dual_clip < 1 - self.clip_low:
+            raise ConfigError("lies inside the clip range", field="dual_clip", hint="use at least 1 - clip_low")
+        if not self.kl_coefficient >= 0 or self.importance_cap <= 0 or self.temperature <= 0:
+            raise ConfigError("kl_coefficient must be >= 0, importance_cap and temperature > 0", field="kl_coefficient")
+        if self.kl == "k1" and self.kl_coefficient > 0:
+            raise ConfigError(
+                "'k1' has no gradient in expectation: as a loss it adds noise only",
+                field="kl",
+                hint="use 'k2', which has the gradient of the same divergence",
+            )
+        if (self.normalizer == "constant") != (self.constant is not None and self.constant > 0):
+            raise ConfigError("goes with normalizer 'constant' and only with it", field="constant", hint="a number > 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """Without both rules a killed run starts over. None of it changes a result, so all may differ when a run is
+    resumed."""
+
+    every: int = 10
+    """Steps between two checkpoints (0: never)."""
+    every_seconds: float = 300.0
+    """A checkpoint at the end of a step where the last one is this old (0: never)."""
+    keep: int = 2
+    """The newest ones that stay while the run is unfinished."""
+
+    def __post_init__(self) -> None:
+        if self.every < 0 or self.every_seconds < 0 or self.keep < 1:
+            raise ConfigError("every and every_seconds must be at least 0 and keep at least 1", field="every")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRAConfig:
+    """Low-rank adaptation (Hu et al. 2021). There is no dropout: a policy must score as it samples."""
+
+    rank: int = 16
+    """Of the two matrices of the adapter."""
+    alpha: int = 32
+    """alpha over rank scales the adapter."""
+    targets: tuple[str, ...] = ("all-linear",)
+    """Names of linear modules, or "all-linear": every one but the head."""
+    seed: int = 0
+    """Of the random half of the adapter; the other half begins at zero."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or self.alpha < 1:
+            raise ConfigError("rank and alpha must be at least 1", field="lora.rank")
+        if not self.targets:
+            raise ConfigError("names no module", field="lora.targets", hint='for example ["q_proj", "v_proj"]')
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTConfig:
+    """Supervised fine-tuning on the assistant turns of traces."""
+
+    epochs: int = 2
+    """Passes over the traces."""
+    batch: int = 16
+    """Traces of one optimizer step."""
+    max_tokens: int = 8192
+    """Most padded positions of one forward pass."""
+    seed: int = 0
+    """Of the order of the traces."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch < 1:
+            raise ConfigError("epochs and batch must be at least 1", field="epochs")
+
+    def steps(self, examples: int) -> int:
+        """Optimizer steps over so many examples."""
+        return math.ceil(examples / self.batch) * self.epochs
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurriculumConfig:
+    """Off by default, as in the paper (PivotRL, Algorithm 1 draws from a fixed set).
+
+    One visit at which everything succeeds is weak evidence: a pivot solved 80% of the time fills a group of 8 with
+    successes every sixth time. Anchors are saturated on purpose (they hold what is mastered in place), so they never
+    retire and are not replaced. DAPO draws until its batch is full and aborts beyond a bound; here what is missing
+    after the last round is filled with the groups at hand, so a step always trains on as many. The policy pays for
+    every replaced group, and the metrics and the ledger say so.
+    """
+
+    retire_after: int = 0
+    """A pivot whose rollouts all succeeded at this many visits in a row is drawn no more (0: never)."""
+    revisit_after: int = 0
+    """Steps after which a retired pivot may be drawn again; one more such visit retires it again (0: never)."""
+    replacement_rounds: int = 0
+    """Further waves that a step may draw to replace groups without reward variance (0: none)."""
+
+    def __post_init__(self) -> None:
+        if min(self.retire_after, self.revisit_after, self.replacement_rounds) < 0:
+            raise ConfigError("no number of the curriculum may be negative", field="retire_after")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriftConfig:
+    """When a kind of action that is accepted less often than at the start raises an alarm (`training.drift`)."""
+
+    tolerance: float = 0.1
+    """A fall of acceptance by up to this raises none."""
+    false_alarms: float = 0.05
+    """Bound on the chance of any false alarm in a whole run."""
+    window: int = 32
+    """Groups of one kind that are compared with its first ones."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.false_alarms < 1 or self.tolerance < 0 or self.window < FEWEST_STATES:
+            problem = f"false_alarms lies in (0, 1), tolerance is not negative, window is at least {FEWEST_STATES}"
+            raise ConfigError(problem, field="tolerance")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PivotConfig:
+    """GRPO on one-turn groups (PivotRL, Algorithm 1)."""
+
+    steps: int = 40
+    """Training steps, the paper's K_train."""
+    states: int = 32
+    """States of one step, the paper's B."""
+    group_size: int = 8
+    """Rollouts of one state, the paper's G."""
+    updates: int = 1
+    """Optimizer steps on one batch of rollouts."""
+    max_tokens: int = 8192
+    """Most token positions of one forward pass."""
+    check_every: int = 0
+    """Steps between held-out checks (0: only before the first and after the last step)."""
+    seed: int = 0
+    """Of every draw."""
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0, max_tokens=256))
+    credit: CreditConfig = field(default_factory=CreditConfig)
+    loss: LossConfig = field(default_factory=lambda: LossConfig(kl_coefficient=0.02))
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
+    drift: DriftConfig = field(default_factory=DriftConfig)
+    cut_turns: CutTurns = "fail"
+    """What a turn that the token limit cut is worth: nothing, or what the verifier says of its text."""
+
+    def __post_init__(self) -> None:
+        if min(self.steps, self.states, self.updates, self.max_tokens) < 1 or self.group_size < 2:
+            raise ConfigError("steps, states and updates must be at least 1, group_size at least 2", field="group_size")
+        self.sampling.check_trainable()
+        if self.sampling.temperature != self.loss.temperature:
+            raise ConfigError("differs from sampling.temperature", field="loss.temperature", hint="make them equal")
+        self.loss.estimator(self.credit)  # refuses what does not go together
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlineConfig:
+    """GRPO on whole episodes."""
+
+    iterations: int = 40
+    """Batches of episodes, each followed by its updates."""
+    groups: int = 16
+    """Tasks of one iteration, each played `rollouts.group_size` times."""
+    updates: int = 1
+    """Optimizer steps on one batch of episodes."""
+    max_tokens: int = 8192
+    """Most token positions of one forward pass."""
+    check_every: int = 10
+    """Iterations between held-out checks (0: only before the first and after the last)."""
+    seed: int = 0
+    """Of every draw."""
+    rollouts: SchedulerConfig = field(
+        default_factory=lambda: SchedulerConfig(episodes=EpisodeConfig(max_turns=16, sampling=Sampling(max_tokens=256)))
+    )
+    dapo: DapoFilter | None = None
+    """Keep groups without reward variance out of the update."""
+    greso: GresoConfig | None = None
+    """Skip tasks that are predicted to give no variance."""
+    credit: CreditConfig = field(default_factory=CreditConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+    def __post_init__(self) -> None:
+        if min(self.iterations, self.groups, self.updates, self.max_tokens) < 1 or self.rollouts.group_size < 2:
+            raise ConfigError(
+                "iterations, groups and updates must be at least 1, group_size at least 2", field="rollouts.group_size"
+            )
+        sampling = self.rollouts.episodes.sampling
+        sampling.check_trainable()
+        if sampling.temperature != self.loss.temperature:
+            raise ConfigError("differs from the sampling temperature", field="loss.temperature", hint="make them equal")
+        self.loss.estimator(self.credit)  # refuses what does not fit

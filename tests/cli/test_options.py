@@ -1,0 +1,157 @@
+"""Command line, dataclass and documentation are one: options are made from the configuration's own keys."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from turntree.cli.config import stage_commands
+from turntree.cli.main import cli
+from turntree.cli.options import Constant, default_text
+from turntree.core.config import Part, to_value
+from turntree.core.keys import keys
+from turntree.training.config import LossConfig, PivotConfig
+
+STAGES = dict(stage_commands(cli))
+
+
+def help_of(turntree, stage):
+    """The options of --help with what is said of each, in one line."""
+    text = turntree(*stage.split(), "--help").stdout.partition("Options:")[2]
+    rows = re.split(r"\n  (?=--?\w)", re.sub(r"-h, --help.*", "", text, flags=re.DOTALL))
+    return {row.strip().split()[0].rstrip(","): " ".join(row.split()) for row in rows if row.strip()}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_help_and_config_say_the_same_of_every_option(turntree, stage):
+    """The law: the default that --help shows is the one that `turntree config` lists, of a key that exists."""
+    listed = {row["key"]: row for row in turntree.json("config", *stage.split())["keys"]}
+    shown = help_of(turntree, stage)
+    for option, target in STAGES[stage].options.items():
+        key = target.key if isinstance(target, Constant) else target
+        assert key in listed, f"{option} stands for {key}, which is no key"
+        if isinstance(target, Constant) or not option.startswith("--"):
+            continue
+        row = listed[key]
+        assert option in row["option"].split(", ")
+        assert row["meaning"], f"{key} has an option and no documentation"
+        said = re.findall(r"\[(?:default: [^\]]*|required[^\]]*)\]", shown[option])
+        assert said == ([row["shown"]] if row["shown"] else [])
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_config_lists_is_what_the_stage_runs_with(stage):
+    """Every listed default is the value that the dataclass really has; every key has a meaning."""
+    cls = STAGES[stage].config_class
+    listed = list(keys(cls))
+    needed = {key.name: "given" for key in listed if key.required and not key.off}
+    if "tasks" in needed:
+        needed["tasks"] = ("given",)
+    config = cls(**needed)
+    for key in listed:
+        assert key.meaning, f"{key.name} has no line of text below its field"
+        if key.required or key.off or ".environment." in f".{key.name}.":
+            continue
+        here = config
+        for name in key.name.split("."):
+            here = here[int(name)] if name.isdecimal() else getattr(here, name)
+        value = here.name if isinstance(here, Part) else json.loads(json.dumps(to_value(here)))
+        assert value == json.loads(json.dumps(key.default)), key.name
+
+
+def test_one_truth_of_the_defaults_that_differed(turntree):
+    """`--kl` said .02 and the dataclass .01; `--max-turns` said 16 and the dataclass 30."""
+    from turntree.stages.config import TrainOnlineConfig, TrainPivotConfig
+
+    assert "[default: 0.02]" in help_of(turntree, "train pivot")["--kl"]
+    assert PivotConfig().loss == TrainPivotConfig(pivots="p").train.loss == LossConfig(kl_coefficient=0.02)
+    shown = help_of(turntree, "train online")
+    episodes = TrainOnlineConfig().train.rollouts.episodes
+    assert f"[default: {episodes.max_turns}]" in shown["--max-turns"] and episodes.max_turns == 16
+    assert f"[default: {episodes.sampling.max_tokens}]" in shown["--max-tokens"]
+
+
+def dry(turntree, *arguments):
+    return json.loads(turntree(*arguments, "--dry-run").stdout)
+
+
+def test_later_sources_win(turntree, tmp_path):
+    """Defaults < --config < short options < --set."""
+    file = tmp_path / "c.toml"
+    file.write_text('pivots = "p"\n[train]\nsteps = 7\nstates = 5\nseed = 3\n[train.loss]\nkl_coefficient = 0.5\n')
+    command = ("train", "pivot", "--out", tmp_path / "r", "--config", file, "--steps", 8, "--kl", 0.6)
+    config = dry(turntree, *command, "--set", "train.loss.kl_coefficient=0.7")["config"]["train"]
+    assert (config["seed"], config["states"], config["steps"]) == (3, 5, 8)
+    assert config["loss"]["kl_coefficient"] == 0.7 and config["group_size"] == PivotConfig().group_size
+    assert not (tmp_path / "r").exists()
+
+
+def test_an_option_that_is_given_as_its_default_still_overrides_the_file(turntree, tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text('pivots = "p"\n[train]\nsteps = 7\n')
+    default = PivotConfig().steps
+    found = dry(turntree, "train", "pivot", "--out", tmp_path, "--config", file, "--steps", default)
+    assert found["config"]["train"]["steps"] == default
+
+
+def test_what_a_dry_run_prints_is_a_configuration_file(turntree, tmp_path):
+    first = dry(turntree, "profile", "--traces", "t", "--out", "p", "--rollouts", 6, "--threshold", 0.4)
+    assert first["config"]["profile"]["adaptive"]["threshold"] == 0.4  # a key of a section switches it on
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(first))
+    assert dry(turntree, "profile", "--config", file, "--out", "p") == first
+    assert "is of stage 'profile', not 'sft'" in turntree.error("sft", "--config", file, "--out", tmp_path / "r")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--set", "train.loss.kl_coeficient=1"), "'train.loss.kl_coeficient': unknown key; did you mean 'kl_coeff"),
+        (("--set", "model.size=1"), "'model.size': unknown key; 'model' has no sub-keys"),
+        (("--set", "train.steps"), "has no '='"),
+        (("--kl", "x"), "not a valid float"),
+        (("--config", "absent.toml"), "absent.toml"),
+    ],
+)
+def test_a_wrong_key_or_value_is_one_line(turntree, tmp_path, arguments, said):
+    assert said in turntree.error("train", "pivot", "p", "--out", tmp_path / "r", *arguments)
+
+
+def test_a_wrong_key_of_a_file_is_named_in_full(turntree, tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text("[train.loss]\nkl_coeficient = 1\n")
+    message = turntree.error("train", "pivot", "p", "--out", tmp_path / "r", "--config", file)
+    assert "'train.loss.kl_coeficient': unknown key" in message
+
+
+def test_options_of_a_part_are_given_like_those_of_the_command(turntree, tmp_path):
+    command = ("train", "online", "--out", tmp_path / "r")
+    found = dry(turntree, *command, "--environment", "household", "--difficulty", "hard", "--offset=3")["config"]
+    assert (found["environment"]["difficulty"], found["environment"]["offset"]) == ("hard", 3)
+    assert "did you mean 'difficulty'" in turntree.error(*command, "--dificulty", "hard")
+    listed = {row["key"] for row in turntree.json("config", "train", "online", "--environment", "qa")["keys"]}
+    assert "environment.sandbox.boxes" in listed and "environment.difficulty" not in listed
+
+
+def test_items_are_named_by_number(turntree, tmp_path):
+    command = ("train", "online", "--out", tmp_path / "r", "--gate-turn", 7)
+    looks = dry(turntree, *command, "--set", "gate.checkpoints.1.turn=12")["config"]["gate"]["checkpoints"]
+    assert [look["turn"] for look in looks] == [7, 12]
+
+
+def test_help_reads_no_torch():
+    """Of everything that says what there is: a configuration is plain values."""
+    stages = [list(name.split()) for name in STAGES if name != "quickstart"]  # of the heavy stage itself
+    code = (
+        "import sys\nfrom turntree.cli.main import cli\n"
+        f"for words in [[], *{stages!r}]:\n    cli.main([*words, '--help'], standalone_mode=False)\n"
+        "print([name for name in ('torch', 'transformers', 'scipy.stats') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout[-300:] + done.stderr
+
+
+def test_a_key_without_default_is_shown_as_required():
+    assert default_text(next(key for key in keys(STAGES["sft"].config_class) if key.name == "traces")) == "[required]"
