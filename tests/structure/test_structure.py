@@ -14,7 +14,7 @@ LIGHT = (
     "core",
     "observe",
     "domains.household.environment",
-    "domains.skills",
+    "stages.skills",
     "verifiers.tool_call",
     "advantages.credit",
 )
