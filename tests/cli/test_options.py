@@ -24,6 +24,10 @@ def help_of(turntree, stage):
     return {row.strip().split()[0].rstrip(","): " ".join(row.split()) for row in rows if row.strip()}
 
 
+def bare(text):
+    return "".join(text.split())  # long values are broken anywhere
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_help_and_config_say_the_same_of_every_option(turntree, stage):
     """The law: the default that --help shows is the one that `turntree config` lists, of a key that exists."""
@@ -38,7 +42,7 @@ def test_help_and_config_say_the_same_of_every_option(turntree, stage):
         assert option in row["option"].split(", ")
         assert row["meaning"], f"{key} has an option and no documentation"
         said = re.findall(r"\[(?:default: [^\]]*|required[^\]]*)\]", shown[option])
-        assert said == ([row["shown"]] if row["shown"] else [])
+        assert [bare(one) for one in said] == [bare(row["shown"])] * bool(row["shown"])
 
 
 @pytest.mark.parametrize("stage", STAGES)

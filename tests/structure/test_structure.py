@@ -14,12 +14,13 @@ LIGHT = (
     "core",
     "observe",
     "domains.household.environment",
+    "stages.skills",
     "verifiers.tool_call",
     "advantages.credit",
 )
 LIGHT += ("traces.chat", "rollouts.local", "rollouts.episodes", "profiling.profile", "report.html", "engines.scripted")
 LIGHT += ("rollouts.scheduler", "environments.processes", "gates.calibrate", "filters.greso", "logs.read")
-LIGHT += ("auditing.audit",)
+LIGHT += ("auditing.audit", "cli.main", "core.keys", "training.config", "stages.config", "stages.experiment_config")
 
 
 def test_the_floors_hold():

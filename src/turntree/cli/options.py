@@ -11,6 +11,7 @@ the command is used, not before. Every such command also takes `--config`, `--se
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import json
 import sys
@@ -26,9 +27,9 @@ import click
 from click.core import ParameterSource
 
 from turntree.core import parts
-from turntree.core.config import Part, from_mapping, nested, overlaid, section_of, to_mapping, to_value
+from turntree.core.config import UNKNOWN, Part, from_mapping, nested, overlaid, section_of, to_mapping, to_value
 from turntree.core.config import defaults as defaults_of
-from turntree.core.errors import InputError
+from turntree.core.errors import ConfigError, InputError
 from turntree.core.keys import Key, keys
 from turntree.observe.files import read_json
 from turntree.observe.jsonl import parse_json
@@ -113,12 +114,21 @@ class StageCommand(click.Command):
         """The configuration: the defaults, then --config, then the short options that were given, then --set. Takes
         these parameters out of `ctx`. Raises `ConfigError` for a value that does not fit, click's `MissingParameter`
         for an option that is needed."""
+        own = [word.partition("=")[0] for word in ctx.params.get("part_options") or () if word.startswith("--")]
         values = self.values(ctx)
         for name, target in self.options.items():
             if isinstance(target, str) and _lacks(values, target):
                 place = next((p for p in self.params if name in (*p.opts, p.human_readable_name)), None)
                 raise click.MissingParameter(ctx=ctx, param=place)
-        return parts.resolved(from_mapping(self.config_class, values))
+        try:
+            return parts.resolved(from_mapping(self.config_class, values))
+        except ConfigError as error:
+            typed = [word for word in own if error.field == f"{self._part}.{_name(word)}"]
+            if not typed or error.problem != UNKNOWN:
+                raise
+            near = difflib.get_close_matches(typed[0], [option for one in self.params for option in one.opts], n=1)
+            hint = f"did you mean {near[0]}?" if near else error.hint
+            raise InputError(f"there is no option {typed[0]}", field=self._part, hint=hint) from error
 
     def values(self, ctx: click.Context) -> dict[str, Any]:
         """As `resolve`, as plain values that may lack required keys."""
@@ -247,7 +257,9 @@ def _kind(hint: Any, name: str) -> dict[str, Any]:
     return {"metavar": "NAME"} if hint is Part else {}
 
 
-def _list_of(kind: Any, name: str) -> Any:
+def _list_of(item: Any, name: str) -> Any:
+    kind = item if item in (int, float) else str  # the configuration checks the rest
+
     def read(ctx: click.Context, parameter: click.Parameter, text: str | None) -> list[Any] | None:
         if text is None:
             return None

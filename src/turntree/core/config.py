@@ -24,6 +24,7 @@ from turntree.core.errors import ConfigError
 
 T = TypeVar("T")
 _LARGEST = 2**63 - 1
+UNKNOWN = "unknown key"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +180,7 @@ def _overlaid(hint: Any, old: Any, new: Any, place: str) -> Any:
     if item is not None and all(key.isdecimal() for key in row):
         return _overlaid_items(item, old, row, place)
     if hint in (str, int, float, bool) or typing.get_origin(hint) is typing.Literal:
-        raise ConfigError("unknown key", field=place + _rest(row), hint=f"{place!r} has no sub-keys")
+        raise ConfigError(UNKNOWN, field=place + _rest(row), hint=f"{place!r} has no sub-keys")
     return {**cast("Mapping[str, Any]", old), **row} if isinstance(old, Mapping) else row
 
 
@@ -189,7 +190,7 @@ def _overlaid_items(item: Any, old: Any, new: Mapping[str, Any], place: str) -> 
     for key, value in new.items():
         number = int(key)
         if number > len(items):
-            raise ConfigError("unknown key", field=f"{place}.{key}", hint=f"{place!r} has {len(items)} items")
+            raise ConfigError(UNKNOWN, field=f"{place}.{key}", hint=f"{place!r} has {len(items)} items")
         items[number : number + 1] = [_overlaid(item, (*items, None)[number], value, f"{place}.{key}")]
     return items
 
@@ -254,7 +255,7 @@ def unknown_key(key: str, known: Iterable[str], *, field: str, path: str | Path 
     names = sorted(known)
     near = difflib.get_close_matches(key[:100], names, n=1)
     listed = f"known keys: {', '.join(names)}" if names else "it has no keys"
-    return ConfigError("unknown key", path=path, field=field, hint=f"did you mean {near[0]!r}?" if near else listed)
+    return ConfigError(UNKNOWN, path=path, field=field, hint=f"did you mean {near[0]!r}?" if near else listed)
 
 
 def _convert(hint: Any, value: Any, path: str | Path | None, field: str) -> Any:

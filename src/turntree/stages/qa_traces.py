@@ -28,6 +28,7 @@ class QaTracesConfig:
 
     questions: Questions = field(default_factory=Questions)
     count: int = 200
+    """How many questions."""
     slips: float = 0.0
     """Chance that the expert looks something else up before a look-up."""
     dev: float = 0.2

@@ -51,6 +51,7 @@ class Questions:
     threads: int = 64
     """Calls of tools at once."""
     model: str = "qa"
+    """The policy that answers, where it is not the environment's own: it is told how to."""
 
     def __post_init__(self) -> None:
         if self.threads < 1:
