@@ -9,7 +9,8 @@ import pytest
 
 from turntree.cli.config import stage_commands
 from turntree.cli.main import cli
-from turntree.cli.options import Constant, default_text
+from turntree.cli.options import Constant, default_text, key_of
+from turntree.core import parts
 from turntree.core.config import Part, to_value
 from turntree.core.keys import keys
 from turntree.training.config import LossConfig, PivotConfig
@@ -34,7 +35,7 @@ def test_help_and_config_say_the_same_of_every_option(turntree, stage):
     listed = {row["key"]: row for row in turntree.json("config", *stage.split())["keys"]}
     shown = help_of(turntree, stage)
     for option, target in STAGES[stage].options.items():
-        key = target.key if isinstance(target, Constant) else target
+        key = key_of(target)
         assert key in listed, f"{option} stands for {key}, which is no key"
         if isinstance(target, Constant) or not option.startswith("--"):
             continue
@@ -43,6 +44,14 @@ def test_help_and_config_say_the_same_of_every_option(turntree, stage):
         assert row["meaning"], f"{key} has an option and no documentation"
         said = re.findall(r"\[(?:default: [^\]]*|required[^\]]*)\]", shown[option])
         assert [bare(one) for one in said] == [bare(row["shown"])] * bool(row["shown"])
+
+
+def step(here, name):
+    """One name of a dotted key further down; None where a part deeper down leaves it to its default."""
+    if name.isdecimal():
+        return here[int(name)]
+    options = here.options if isinstance(here, Part) else here
+    return options.get(name) if isinstance(options, dict) else getattr(here, name)
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -58,11 +67,13 @@ def test_what_config_lists_is_what_the_stage_runs_with(stage):
         assert key.meaning, f"{key.name} has no line of text below its field"
         if key.required or key.off or ".environment." in f".{key.name}.":
             continue
-        here = config
-        for name in key.name.split("."):
-            here = here[int(name)] if name.isdecimal() else getattr(here, name)
-        value = here.name if isinstance(here, Part) else json.loads(json.dumps(to_value(here)))
-        assert value == json.loads(json.dumps(key.default)), key.name
+        here = parts.resolved(config)
+        names = key.name.split(".")
+        for name in names:
+            here = step(here, name)
+        if here is not None or not {"gate", "brancher"} & set(names[:-1]):
+            value = here.name if isinstance(here, Part) else json.loads(json.dumps(to_value(here)))
+            assert value == json.loads(json.dumps(key.default)), key.name
 
 
 def test_one_truth_of_the_defaults_that_differed(turntree):
@@ -143,6 +154,29 @@ def test_items_are_named_by_number(turntree, tmp_path):
     command = ("train", "online", "--out", tmp_path / "r", "--gate-turn", 7)
     looks = dry(turntree, *command, "--set", "gate.checkpoints.1.turn=12")["config"]["gate"]["checkpoints"]
     assert [look["turn"] for look in looks] == [7, 12]
+
+
+def test_options_of_a_part_that_is_off_switch_on_the_usual_one(turntree, tmp_path):
+    command = ("train", "online", "--out", tmp_path / "r")
+    assert dry(turntree, *command)["config"]["brancher"] is None
+    entropy = dry(turntree, *command, "--probe-tokens", 3)["config"]["brancher"]
+    assert (entropy["name"], entropy["probe_tokens"], entropy["paced"]) == ("entropy", 3, True)
+    coin = dry(turntree, *command, "--brancher", "random", "--probe-tokens", 3)["config"]["brancher"]
+    assert (coin["name"], coin["probe_tokens"]) == ("random", 3)
+    random = dry(turntree, *command, "--gate", "random", "--set", "gate.rate=0.5")["config"]["gate"]
+    assert random == {"name": "random", "turn": 10, "rate": 0.5}
+    assert "unknown key" in turntree.error(*command, "--gate", "random", "--gate-turn", 7)
+
+
+def test_rewards_loggers_and_kept_trees_are_rows_of_the_same_table(turntree, tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text("keep_trees = 3\n")
+    command = ("train", "online", "--out", tmp_path / "r", "--config", file)
+    assert dry(turntree, *command)["config"]["keep_trees"] == 3
+    assert dry(turntree, *command, "--keep-trees", "all")["config"]["keep_trees"] is None
+    found = dry(turntree, *command, "--reward", "success=0.5", "--reward", "environment", "--log", "tensorboard")
+    assert found["config"]["rewards"] == [{"name": "success", "weight": 0.5}, {"name": "environment"}]
+    assert found["config"]["loggers"] == [{"name": "tensorboard"}] and found["config"]["keep_trees"] == 3
 
 
 def test_help_reads_no_torch():

@@ -116,8 +116,9 @@ class StageCommand(click.Command):
         for an option that is needed."""
         own = [word.partition("=")[0] for word in ctx.params.get("part_options") or () if word.startswith("--")]
         values = self.values(ctx)
+        required = {key.name for key in keys(self.config_class) if key.required}
         for name, target in self.options.items():
-            if isinstance(target, str) and _lacks(values, target):
+            if target in required and _lacks(values, str(target)):
                 place = next((p for p in self.params if name in (*p.opts, p.human_readable_name)), None)
                 raise click.MissingParameter(ctx=ctx, param=place)
         try:
