@@ -114,7 +114,7 @@ def test_what_only_costs_something_is_a_note_said_once_and_no_failure(capsys: py
     [
         (("checked_environments:nothing",), "has no 'nothing'"),
         (("checked_environments:good", "--set", "environment.time=2"), "did you mean 'times'"),
-        (("checked_environments:good", "--time", "2"), "'checked_environments:good' has --times"),
+        (("checked_environments:good", "--time", "2"), "there is no option --time; did you mean 'times'"),
         (("checked_environments:toolless",), "gave Toolless, which has no tools"),
         (("nowhere",), "there is no environment 'nowhere'"),
     ],

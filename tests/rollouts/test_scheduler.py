@@ -95,6 +95,7 @@ def plain(tree: RolloutTree) -> dict[str, Any]:
     value = tree.to_json()
     for node in value["nodes"]:
         node.pop("cost", None)
+        node.pop("timing", None)
     return value
 
 

@@ -5,6 +5,7 @@ import weakref
 
 import pytest
 
+from turntree.core.config import from_mapping
 from turntree.core.errors import ConfigError, InputError
 from turntree.stages import import_traces as stage
 from turntree.traces.schema import Trace, read_header, read_traces
@@ -55,7 +56,7 @@ def talks(path, count, **more):
 
 def test_what_was_counted_is_what_was_written_in_the_file_its_header_and_its_report(tmp_path):
     source, out = talks(tmp_path / "log.jsonl", 40), tmp_path / "out.jsonl"
-    found = stage.import_traces([source], out, seed=1)
+    found = stage.import_traces([source], out, stage.ImportConfig(seed=1))
     written = [trace.split for trace in read_traces(out)]
     assert found["path"] == str(out)
     assert found["splits"] == {split: written.count(split) for split in ("dev", "train")}
@@ -64,39 +65,51 @@ def test_what_was_counted_is_what_was_written_in_the_file_its_header_and_its_rep
     header = read_header(out)
     assert report == header["report"] == {key: value for key, value in found.items() if key != "path"}
     assert (header["made_by"], header["sources"]) == ("import", [str(source)])
-    stage.import_traces([source], tmp_path / "other.jsonl", seed=2)
+    stage.import_traces([source], tmp_path / "other.jsonl", stage.ImportConfig(seed=2))
     assert [trace.split for trace in read_traces(tmp_path / "other.jsonl")] != written
 
 
 @pytest.mark.parametrize(("dev", "splits"), [(0, {"train": 6}), (1, {"dev": 6})])
 def test_all_may_be_of_one_split(tmp_path, dev, splits):
-    assert stage.import_traces([talks(tmp_path / "log.jsonl", 6)], tmp_path / "o.jsonl", dev=dev)["splits"] == splits
+    assert (
+        stage.import_traces([talks(tmp_path / "log.jsonl", 6)], tmp_path / "o.jsonl", stage.ImportConfig(dev=dev))[
+            "splits"
+        ]
+        == splits
+    )
 
 
 @pytest.mark.parametrize("dev", [-0.1, 1.1])
-def test_a_share_lies_from_0_to_1(tmp_path, dev):
+def test_a_share_lies_from_0_to_1(dev):
     with pytest.raises(ConfigError, match=f"dev': is {dev:g};"):
-        stage.import_traces([talks(tmp_path / "log.jsonl", 6)], tmp_path / "out.jsonl", dev=dev)
+        from_mapping(stage.ImportConfig, {"dev": dev})
 
 
 def test_nothing_to_train_on_is_refused_and_nothing_written(tmp_path):
     with pytest.raises(InputError, match=r"leaves nothing to train on \(1 in dev\)"):
-        stage.import_traces([talks(tmp_path / "log.jsonl", 1)], tmp_path / "out.jsonl", dev=0.999999)
+        stage.import_traces(
+            [talks(tmp_path / "log.jsonl", 1)], tmp_path / "out.jsonl", stage.ImportConfig(dev=0.999999)
+        )
     failed = talks(tmp_path / "log.jsonl", 3, success=False)
     with pytest.raises(InputError, match=r"log\.jsonl: keeps none of 3 traces \(3 not_successful\)"):
-        stage.import_traces([failed], tmp_path / "out.jsonl", success_only=True)
+        stage.import_traces([failed], tmp_path / "out.jsonl", stage.ImportConfig(success_only=True))
     assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
 
 
 def test_every_choice_of_an_import_is_heeded(tmp_path):
     unknown, out = talks(tmp_path / "log.jsonl", 3, mood="good"), tmp_path / "out.jsonl"
     with pytest.raises(InputError, match="mood"):
-        stage.import_traces([unknown], out, dev=0)
-    assert stage.import_traces([unknown], out, dev=0, unknown_keys="keep")["traces_kept"] == 3
+        stage.import_traces([unknown], out, stage.ImportConfig(dev=0))
+    assert stage.import_traces([unknown], out, stage.ImportConfig(dev=0, unknown_keys="keep"))["traces_kept"] == 3
     with unknown.open("a") as more:
         more.write('{"messages": 7}\n')
     with pytest.raises(InputError, match=r"log\.jsonl:4"):
-        stage.import_traces([unknown], out, dev=0, unknown_keys="keep")
-    assert stage.import_traces([unknown], out, dev=0, unknown_keys="keep", on_error="drop")["traces_kept"] == 3
+        stage.import_traces([unknown], out, stage.ImportConfig(dev=0, unknown_keys="keep"))
+    assert (
+        stage.import_traces([unknown], out, stage.ImportConfig(dev=0, unknown_keys="keep", on_error="drop"))[
+            "traces_kept"
+        ]
+        == 3
+    )
     with pytest.raises(ConfigError, match="format"):
-        stage.import_traces([unknown], out, dev=0, form="none of these")
+        stage.import_traces([unknown], out, stage.ImportConfig(dev=0, format="none of these"))

@@ -74,7 +74,7 @@ def test_pivots_say_what_they_were_made_from_and_what_became_of_every_candidate(
     assert (header["traces"], header["split"], header["verifier_source"]) == (
         str(tmp_path / "traces.jsonl"),
         "train",
-        "tool_call",
+        {"name": "tool_call"},
     )
     assert header["cut"] == source["summary"]["truncated"] == 2
     assert header["config"] == to_mapping(SelectConfig(threshold=0.7, anchor_share=0.34, per_duplicate=0))

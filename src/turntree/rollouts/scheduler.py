@@ -68,8 +68,7 @@ class SchedulerConfig:
     group_size: int = 8
     """Episodes of one task: the leaves of its tree."""
     initial_rollouts: int | None = None
-    """Rollouts of a group that begin independently; the rest is left to the brancher, and to fresh rollouts where it
-    does not use them. Default: all, or half where a brancher is set."""
+    """Rollouts of a group that begin independently; the rest is the brancher's. Default: all, half with a brancher."""
     max_branched: int | None = None
     """Most leaves of a group that the brancher may add (default: all that are left to it)."""
     max_live_rollouts: int | None = None
@@ -81,13 +80,10 @@ class SchedulerConfig:
     group_seconds: float = 3600.0
     """A group that takes longer from its first rollout's start is cancelled."""
     deterministic: bool = True
-    """Which requests share the engine's batches does not depend on the clock, so runs repeat bit for bit. Off, answers
-    of environments are taken when they arrive, and a run repeats up to rounding."""
+    """Runs repeat bit for bit. Off: up to rounding, since an answer of an environment is taken when it arrives."""
     overlap: int | None = None
-    """With `deterministic`: an answer of an environment is taken this many generations after its call, or when the
-    engine has nothing left to do; until then the engine works on. More hides slower tools and keeps the rollouts of
-    fast ones waiting. Default: an eighth of `max_live_rollouts` where calls wait for tools, 0 where environments are
-    stepped."""
+    """With `deterministic`, generations between a call and its answer: more hides slower tools and keeps the rollouts
+    of fast ones waiting. Default: an eighth of `max_live_rollouts` where calls wait for tools, else 0."""
 
     def __post_init__(self) -> None:
         for name, value in (("group_size", self.group_size), ("max_live_rollouts", self.places)):
