@@ -1,7 +1,7 @@
 """Hide and seek: a game that turntree does not ship, as you would write one of your own.
 
 Something is hidden in one of five places of a room, always in the same place for the same thing, which nobody tells.
-The policy names a place to go to, and has three tries. The rooms of "dev" and "test" are never those of "train".
+The policy names a place to go to, and has two tries. The rooms of "dev" and "test" are never those of "train".
 
     turntree check environment examples.hide_and_seek:tasks
 """
@@ -33,7 +33,7 @@ class HideAndSeek:
         return Observation((Message("user", told),), done=done, success=found if done else None)
 
 
-def tasks(split: str, count: int, *, seed: int, tries: int = 3) -> list[HideAndSeek]:
+def tasks(split: str, count: int, *, seed: int, tries: int = 2) -> list[HideAndSeek]:
     rng, rooms = random.Random(f"{seed} {split}"), dict[str, HideAndSeek]()
     while len(rooms) < count:
         thing = rng.choice(sorted(HIDDEN))
