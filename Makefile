@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart test test-alfworld test-environments lint bench clean
+.PHONY: help install quickstart test test-alfworld test-environments mutants lint docs bench clean
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
@@ -41,11 +41,21 @@ test-environments:  ## Environments of other packages, on the real packages (ins
 	  $(ENVS)/$$extras/bin/python -m pytest tests/environments/test_packages.py -rs || exit 1; \
 	done
 
+# forks one process a mutant and runs the tests that reach it; `mutmut show NAME` says what a survivor changed
+mutants: install  ## What could be changed in small files unnoticed (installs mutmut; an hour)
+	$(BIN)/python -m pip install --quiet -c constraints.txt 'mutmut>=3.8'
+	TURNTREE_SHARED_DATA=$${TURNTREE_SHARED_DATA:-$(abspath ../shared/data)} $(BIN)/mutmut run --max-children 1
+	$(BIN)/mutmut results
+
 lint: install  ## Style, types and floors
 	$(BIN)/ruff check src tests recipes benchmarks
 	$(BIN)/ruff format --check src tests recipes benchmarks
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+docs: install  ## The documentation site, into site/ (installs zensical)
+	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[dev,docs]'
+	$(BIN)/zensical build --clean --strict
 
 bench: install  ## Speed, side by side, as ratios
 	$(BIN)/python benchmarks/update_step.py
@@ -53,4 +63,4 @@ bench: install  ## Speed, side by side, as ratios
 	$(BIN)/python benchmarks/gate.py
 
 clean:  ## Remove everything that was made
-	rm -rf $(VENV) $(ENVS) runs build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(ENVS) runs build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache mutants site .cache

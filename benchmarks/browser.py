@@ -19,7 +19,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from chromium import browser
-
 from turntree.core.labels import Credit, NodeCredit, Rewards
 from turntree.core.messages import Message
 from turntree.core.tree import NodeKind, RolloutTree, StopReason

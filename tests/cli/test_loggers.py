@@ -6,6 +6,7 @@ import importlib.util
 import json
 import sqlite3
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +180,7 @@ def test_only_numbers_are_told_by_flat_names() -> None:
 ROWS = [{"step": 0, "held_out": 0.25}, {"step": 1, "reward": 0.5, "of kind": {"go to": 3}, "timing": {"seconds": 1.5}}]
 
 
-def run_twice(out: Path, part: Part) -> None:
+def run_twice(out: Path, part: Part, pause: float = 0.0) -> None:
     """Two rows, with a kill after the first."""
     for rows in ((ROWS[0],), (ROWS[0], ROWS[1])):
         with open_run(out, "sft", {"model": "tiny", "loggers": [part.name]}, {}) as run:
@@ -187,6 +188,7 @@ def run_twice(out: Path, part: Part) -> None:
             with following(run, [part]):
                 for row in rows:
                     run.log(row)
+        time.sleep(pause)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -261,7 +263,7 @@ def test_wandb_keeps_what_was_logged_offline(tmp_path, monkeypatch) -> None:
     from wandb.proto import wandb_internal_pb2
 
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    run_twice(tmp_path / "run", Part("wandb"))
+    run_twice(tmp_path / "run", Part("wandb"), pause=1.1)  # its folders are named by the second
     history: dict[str, Any] = {}
     for place in sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")):
         for data in wandb_records(place.read_bytes()):

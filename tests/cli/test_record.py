@@ -5,14 +5,14 @@ import json
 import pytest
 
 from completions_server import completion, serve
-from turntree.stages.policy import EMBEDDED
+from turntree.domains.household.door import POLICY as EMBEDDED
 from turntree.traces.schema import read_header, read_traces
 
 ROOMS = '''
 import dataclasses
 from turntree.domains.household.distance import distance
 from turntree.domains.household.environment import HouseholdEnvironment
-from turntree.stages.tasks import GamesConfig, games
+from turntree.domains.household.door import GamesConfig, games
 
 class Room:
     """A household game, as somebody would bring it: without a fork. `lasts`: how many commands it survives."""
@@ -65,7 +65,7 @@ def test_a_trace_holds_all_that_is_known_of_its_episode(recorded):
         assert trace.split == "train" and trace.id.startswith(trace.group + "/")
         assert trace.meta["reward"] == float(trace.success) and trace.meta["tool_errors"] == 0
         assert trace.meta["task_type"]
-        place = {"split": "train", "count": 6, "seed": 0, "task_id": trace.group}
+        place = {"split": "train", "count": 6, "seed": 0, "model": "default", "task_id": trace.group}
         assert trace.environment == {"name": "my_rooms:tasks", "lasts": 1000, "burning": 0, **place}
     assert len({trace.group for trace in traces}) == 6
 
@@ -75,7 +75,7 @@ def test_successes_only_and_failures_are_counted_and_never_written(turntree, roo
     won = [trace for trace in read_traces(recorded) if trace.success]
     assert [trace.id for trace in read_traces(rooms / "won.jsonl")] == [trace.id for trace in won]
     assert result["dropped: not a success"] == 12 - len(won)
-    result = turntree.json(*record("fire.jsonl", "--set", "environment.burning=2"), cwd=rooms)
+    result = turntree.json(*record("fire.jsonl", "--burning", 2), cwd=rooms)
     assert result["dropped: failed (RuntimeError: the room is on fire)"] == 2
     assert result["traces"] == 4 == len(list(read_traces(rooms / "fire.jsonl")))
     message = turntree.error(*record("none.jsonl", "--set", "environment.lasts=1"), cwd=rooms)
@@ -193,3 +193,23 @@ def test_judging_anew_by_execution_is_profiling_by_it(turntree, pivots, rooms):
     turntree("rescore", rooms / "strict.jsonl", *named, "--out", rooms / "back.jsonl", cwd=rooms)
     rows = [(rooms / name).read_text().splitlines()[1:] for name in ("profile.jsonl", "back.jsonl")]
     assert rows[0] == rows[1]
+
+
+def test_recorded_games_are_judged_by_both_and_execution_accepts_no_more_than_the_domain(turntree, tmp_path):
+    """The embedded policy's own episodes, through the registered name."""
+    arguments = ("traces", "record", "--environment", "household", "--difficulty", "easy", "--count", 4, *SHORT)
+    turntree(*arguments, "--out", tmp_path / "t.jsonl")
+    shape = ("profile", "--traces", tmp_path / "t.jsonl", "--limit", 24, "--rollouts", 6, "--max-tokens", 24)
+    turntree(*shape, "--verifier", "household", "--out", tmp_path / "domain.jsonl")
+    named = ("--verifier", "executed", "--environment", "household", "--out", tmp_path / "executed.jsonl")
+    turntree("rescore", tmp_path / "domain.jsonl", *named)
+    pairs = [
+        (domain["reward"], executed["reward"])
+        for one, other in zip(*(read_table(tmp_path / f"{name}.jsonl") for name in ("domain", "executed")), strict=True)
+        for domain, executed in zip(one["actions"], other["actions"], strict=True)
+    ]
+    assert (1.0, 1.0) in pairs and (0.0, 0.0) in pairs and (0.0, 1.0) not in pairs
+
+
+def read_table(path):
+    return [json.loads(line) for line in path.read_text().splitlines()[1:]]

@@ -1,5 +1,6 @@
 """The same command again: what goes on, what is refused and in which words."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -7,6 +8,7 @@ import shutil
 
 import pytest
 
+from turntree.domains.household.verifier import HouseholdVerifier
 from turntree.stages import sft as sft_stage
 from turntree.stages import train_pivot as pivot_stage
 
@@ -134,7 +136,7 @@ def test_the_kl_is_reported_where_there_is_one_however_it_was_set(train, tmp_pat
 
 def test_a_drift_alarm_is_a_warning_and_part_of_its_row(monkeypatch, turntree, household, train, tmp_path) -> None:
     """Every rollout of the later steps fails."""
-    judged = pivot_stage.resolve_verifier("household")
+    judged = HouseholdVerifier()
     calls = {"count": 0}
 
     class Souring:
@@ -145,7 +147,7 @@ def test_a_drift_alarm_is_a_warning_and_part_of_its_row(monkeypatch, turntree, h
             verdict = judged.judge(state, action)
             return verdict if calls["count"] < 80 else type(verdict)(0.0, "soured", verdict.kind)
 
-    monkeypatch.setattr(pivot_stage, "resolve_verifier", lambda source: Souring())
+    monkeypatch.setattr(pivot_stage, "open_verifier", lambda *named: contextlib.nullcontext(Souring()))
     settings = ("--steps", 8, "--set", "train.drift.window=8", "--set", "train.states=8")
     shown = train(tmp_path / "run", *settings)
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

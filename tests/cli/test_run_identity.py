@@ -146,7 +146,7 @@ def killed(turntree, tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "rollouts.jsonl", "held_out.jsonl"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "rollouts.jsonl", "trees.jsonl", "held_out.jsonl"])
 def test_rows_of_finished_iterations_that_are_gone_are_named(turntree, killed, tmp_path, name) -> None:
     run = shutil.copytree(killed, tmp_path / "run")
     lines = (run / name).read_text().splitlines(keepends=True)

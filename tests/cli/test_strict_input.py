@@ -103,7 +103,8 @@ def test_the_leniency_of_tool_call_is_asked_for_by_its_options(turntree, househo
     turntree(*shape, "--set", "verifier.messages=any", "--set", "verifier.ignore_case=true")
     header = json.loads((tmp_path / "p.jsonl").read_text().splitlines()[0])
     assert header["verifier"] == "tool_call/1+messages=any+ignore_case"
-    assert header["config"]["verifier"] == {"name": "tool_call", "messages": "any", "ignore_case": True}
+    given = {"name": "tool_call", "messages": "any", "ignore_case": True}
+    assert given.items() <= header["config"]["verifier"].items()
     assert "did you mean 'ignore_case'?" in turntree.error(*shape, "--set", "verifier.ignorecase=true")
     assert "is not of type bool" in turntree.error(*shape, "--set", "verifier.ignore_case=1")
 

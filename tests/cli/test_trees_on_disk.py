@@ -81,7 +81,7 @@ def without_the_log(value):
 def test_figures_from_trees_are_those_from_the_rollout_log(turntree, online, tmp_path, command, code) -> None:
     told = []
     for name in ("rollouts", "trees"):
-        turntree(*command, online / f"{name}.jsonl", "--json", tmp_path / f"{name}.json", code=code)
+        turntree(*command, online / f"{name}.jsonl", "--json", tmp_path / f"{name}.json", cwd=tmp_path, code=code)
         told.append(json.loads((tmp_path / f"{name}.json").read_text()))
     assert without_the_log(told[0]) == without_the_log(told[1])
     assert told[0] != told[1], "each says what it read"
@@ -93,7 +93,7 @@ def test_some_iterations_are_kept_evenly_and_the_log_of_rollouts_stays_complete(
     command = ("train", "online", "--out", run, *small, "--set", "held_out.count=1")
     turntree(*command, "--keep-trees", 2)
     assert [one.iteration for one in trees.read(run / "trees.jsonl")] == [2, 2, 4, 4]
-    audited = turntree.json("audit", run)
+    audited = turntree.json("audit", run, cwd=tmp_path)
     assert audited["log"]["groups"] == 8, "a folder is audited by its rollout log"
     none = turntree.json(*command, "--keep-trees", "none", "--overwrite")
     assert none["trees_bytes_per_trained_token"] is None
@@ -102,14 +102,14 @@ def test_some_iterations_are_kept_evenly_and_the_log_of_rollouts_stays_complete(
     assert "keep_trees" in turntree.error(*command, "--set", "keep_trees=-1")
 
 
-def test_a_pivot_run_keeps_its_groups_and_is_audited_by_them(turntree, pivot: Path) -> None:
+def test_a_pivot_run_keeps_its_groups_and_is_audited_by_them(turntree, pivot: Path, tmp_path) -> None:
     kept = list(trees.read(pivot / "trees.jsonl"))
     assert [one.iteration for one in kept] == [2] * 4 + [4] * 4
     estimator = LossConfig().estimator(CreditConfig())
     assert all(estimator(one.tree, one.rewards) == one.credit for one in kept)
     assert all(one.meta["demonstrated"] and one.meta["role"] in ("pivot", "anchor") for one in kept)
     assert all(verdict.reason for one in kept for verdict in one.rewards.verdicts.values())
-    audited = turntree.json("audit", pivot)
+    audited = turntree.json("audit", pivot, cwd=tmp_path)
     assert audited["log"]["format"] == "trees" and audited["log"]["groups"] == len(kept)
 
 

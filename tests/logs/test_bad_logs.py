@@ -8,10 +8,15 @@ import pytest
 from turntree.auditing.comparison import AuditConfig
 from turntree.auditing.played import play
 from turntree.core.errors import InputError
+from turntree.core.labels import Credit, NodeCredit, Rewards
+from turntree.core.messages import Message, ToolCall
+from turntree.core.tree import Decision, NodeKind, RolloutTree, StopReason
+from turntree.core.verdict import Verdict
 from turntree.logs.groups import LoggedGroup, LoggedRollout
 from turntree.logs.read import LogFormat, open_log
 from turntree.logs.rollouts import group_to_json
 from turntree.logs.rows import ReadConfig
+from turntree.logs.trees import KeptTree
 from turntree.observe.files import write_json
 from turntree.report.audit import build_audit_page
 from turntree.stages.audit import run_audit
@@ -127,6 +132,20 @@ OUTPUT = [
     {"type": "function_call_output", "output": "seen"},
     {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "done"}]},
 ]
+
+
+def kept_tree():
+    tree = RolloutTree("t")
+    root = tree.add(None, NodeKind.PROMPT, (1,), messages=(Message("user", "go"),)).id
+    said = Message("assistant", "", (ToolCall("f", {"a": 1}),))
+    leaf = tree.add(root, NodeKind.COMPLETION, (3,), logprobs=(-0.5,), entropies=(0.1,), messages=(said,)).id
+    tree.stop(leaf, StopReason.COMPLETED)
+    tree.record(Decision("gate", root, "audit", "alike", {"turn": 1.0}))
+    credit = Credit({leaf: NodeCredit(1.0, 0.0, 1.0)}, 1.0, 1.0, False)
+    rewards = Rewards({leaf: Verdict(1.0, "right", "call", True)})
+    return KeptTree(id="g", iteration=0, tree=tree, rewards=rewards, credit=credit, meta={"a": 1}).to_json()
+
+
 ROWS = {
     LogFormat.GENERIC: GOOD | {"task": "t", "observations": ["a room"], "tokens": 4, "characters": 9, "stop": "end"},
     LogFormat.VERL: {"input": "p", "output": "o", "score": 1.0, "step": 1, "uid": "u_0_0", "data_source": "gsm8k"},
@@ -138,6 +157,7 @@ ROWS = {
         "instance_id": "i",
         "mask_sample": False,
     },
+    LogFormat.TREES: kept_tree(),
     LogFormat.TURNTREE: group_to_json(
         LoggedGroup(
             id="g", task="t", iteration=0,

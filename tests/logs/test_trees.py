@@ -86,11 +86,15 @@ def test_as_many_iterations_as_were_asked_for_are_kept_and_the_last_among_them(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda row: row.pop("verdicts"), "is no rollout tree"),
+        (lambda row: row.pop("verdicts"), "field 'verdicts': is missing"),
         (lambda row: row.update(schema="other/1"), "is 'other/1', not 'turntree.trees/1'"),
         (lambda row: row["tree"]["nodes"][1].update(parent=99), "is no rollout tree"),
         (lambda row: row["tree"]["nodes"][1].update(logprobs=[0.0]), "is no rollout tree"),
-        (lambda row: row.update(tree=[]), "is no rollout tree"),
+        (lambda row: row.update(tree=[]), "field 'tree'"),
+        (lambda row: row["tree"].update(task_id=None), "field 'task_id': None is not of type str"),
+        (lambda row: row["tree"]["nodes"][1].update(token_ids=["a"]), "token_ids are no whole numbers"),
+        (lambda row: row["tree"]["nodes"][1].update(cost={"turns": "1"}), "field 'turns'"),
+        (lambda row: row["verdicts"].popitem(), "do not label exactly its leaves"),
     ],
 )
 def test_a_damaged_line_is_named(tmp_path: Path, change, said: str) -> None:

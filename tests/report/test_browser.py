@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chromium import browser
 
+from chromium import browser
 from turntree.core.labels import Credit, NodeCredit, Rewards
 from turntree.core.messages import Message, ToolCall
 from turntree.core.tree import Decision, NodeKind, RolloutTree, StopReason

@@ -48,6 +48,7 @@ from turntree.core.protocols import (
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.rollouts.groups import GrownGroup
+from turntree.rollouts.rewards import Episode, RewardSum, WeightedReward
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 
 BRANCHERS: dict[str, Callable[[], Brancher]] = {
@@ -69,8 +70,8 @@ def play(
     brancher: Brancher, count: int = 12, *, tasks: Sequence[Environment] | None = None, **others: Any
 ) -> tuple[list[GrownGroup], WatchedEngine, Scheduler]:
     engine = WatchedEngine(latency=lambda request: 1 + request.seed % 5)
-    gate = others.pop("gate", None)
-    scheduler = Scheduler(engine, TokenRenderer(), settings(**others), brancher=brancher, gate=gate)
+    given = {name: others.pop(name, None) for name in ("gate", "rewards")}
+    scheduler = Scheduler(engine, TokenRenderer(), settings(**others), brancher=brancher, **given)
     tasks = [TokenWorld(f"task {n}") for n in range(count)] if tasks is None else tasks
     return list(scheduler.run(tasks, seed=1)), engine, scheduler
 
@@ -116,6 +117,27 @@ def _asked_at(tree: RolloutTree, node: int, depth: int) -> int:
     shared = tree[above]
     incumbent = tree.children(above)[0] == node
     return depth - len(shared.token_ids) if shared.sampled and incumbent else depth
+
+
+@pytest.mark.parametrize("name", BRANCHERS)
+def test_a_reward_function_sees_the_path_of_its_leaf_and_every_answer_on_it(name: str) -> None:
+    seen: list[Episode] = []
+
+    def number(episode: Episode) -> float:
+        seen.append(episode)
+        return len(seen) - 1
+
+    groups, _, _ = play(BRANCHERS[name](), rewards=RewardSum([WeightedReward("number", 1.0, number)]))
+    leaves = [(group.tree, leaf, group.rewards.of(leaf)) for group in groups for leaf in group.tree.leaves()]
+    assert len(seen) == len(leaves) > 8 * len(groups) - 1
+    for tree, leaf, reward in leaves:
+        assert reward is not None
+        episode = seen[int(reward)]
+        path = tree.path(leaf)
+        assert episode.messages == tuple(message for node in path for message in node.messages)
+        answers = [node.messages for node in path if node.kind is not NodeKind.COMPLETION]
+        assert [observation.messages for observation in episode.observations] == answers
+        assert episode.stop is tree.stop_reason(leaf) and episode.task_id == tree.task_id
 
 
 @pytest.mark.parametrize("name", ["entropy", "random"])

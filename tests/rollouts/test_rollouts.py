@@ -1,5 +1,7 @@
 """Growing trees: what the engine saw is what the tree holds, failures censor, and draws depend on keys only."""
 
+from dataclasses import replace
+
 import pytest
 
 from tiny_models import tiny_tokenizer
@@ -13,7 +15,7 @@ from turntree.core.verdict import Verdict
 from turntree.engines.scripted import ScriptedEngine
 from turntree.renderers.template import ChatRenderer
 from turntree.rollouts.episodes import EpisodeConfig, grow
-from turntree.rollouts.local import render, sample_local, score_local
+from turntree.rollouts.local import local_request, render, sample_local, score_local
 
 TOKENIZER = tiny_tokenizer()
 RENDERER = ChatRenderer(TOKENIZER)
@@ -200,8 +202,18 @@ def test_a_state_that_occurs_twice_in_a_wave_is_sampled_twice():
         seeds.append(seed)
         return "left"
 
-    sample_local([item, item], scripted(answer), RENDERER, SAMPLING, 4, seed=0)
+    trees = sample_local([item, item], scripted(answer), RENDERER, SAMPLING, 4, seed=0)
     assert len(set(seeds)) == 8
+    places = [{"occurrence": n, "sample": s} for n in range(2) for s in range(4)]
+    assert seeds == [local_request(item, SAMPLING, seed=0, **place).seed for place in places], "as a profile draws them"
+    for tree in trees:
+        assert (tree.task_id, tree[tree.roots[0]].messages) == (STATE.id, STATE.history)
+
+
+def test_a_state_is_rendered_with_its_tools_or_refused():
+    tools = ({"type": "function", "function": {"name": "add", "parameters": {}}},)
+    with pytest.raises(InputError, match="leaves out the tools"):
+        render(replace(STATE, tools=tools), RENDERER)
 
 
 def test_the_ledger_charges_a_shared_prompt_once():

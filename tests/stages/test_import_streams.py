@@ -75,7 +75,7 @@ def test_all_may_be_of_one_split(tmp_path, dev, splits):
 
 @pytest.mark.parametrize("dev", [-0.1, 1.1])
 def test_a_share_lies_from_0_to_1(tmp_path, dev):
-    with pytest.raises(ConfigError, match="dev"):
+    with pytest.raises(ConfigError, match=f"dev': is {dev:g};"):
         stage.import_traces([talks(tmp_path / "log.jsonl", 6)], tmp_path / "out.jsonl", dev=dev)
 
 

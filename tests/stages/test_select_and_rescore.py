@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from turntree.core.completion import Sampling
-from turntree.core.config import to_mapping
+from turntree.core.config import Part, to_mapping
 from turntree.core.cost import Cost
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.observe.artifacts import PIVOTS, PROFILE
 from turntree.observe.files import file_hash
@@ -21,7 +21,7 @@ from turntree.profiling.tally import Tally
 from turntree.stages.profile import ProfileStageConfig
 from turntree.stages.rescore import RescoreConfig, run_rescore
 from turntree.stages.select import THRESHOLDS, run_select
-from turntree.stages.verifier import resolve_verifier
+from turntree.stages.verifier import open_verifier
 from turntree.traces.candidates import candidates
 from turntree.traces.schema import Trace, write_traces
 from turntree.verifiers.strict import StrictMatch
@@ -30,10 +30,11 @@ RIGHT, WRONG = Message("assistant", "left"), Message("assistant", "right")
 CUT = replace(RIGHT, cut=True)
 TURNS = ([RIGHT, RIGHT, WRONG, WRONG], [WRONG] * 4, [RIGHT] * 4, [RIGHT, WRONG, CUT, CUT])  # by trace
 NAMED = {"policy_hash": "01", "tokenizer_hash": "23", "template_hash": "45"}
-ANY = "tool_call+messages=any"
+ANY = Part("tool_call", {"messages": "any"})
+TOOL_CALL = Part("tool_call")
 
 
-def profile(folder: Path, *, verifier: str = "tool_call", adaptive: AdaptiveConfig | None = None, drawn=TURNS) -> Path:
+def profile(folder: Path, *, verifier: Part = TOOL_CALL, adaptive: AdaptiveConfig | None = None, drawn=TURNS) -> Path:
     """A profile of four rollouts at most at the only turn of every trace."""
     traces = folder / "traces.jsonl"
     messages = (Message("user", "go"), Message("assistant", "left"))
@@ -41,7 +42,8 @@ def profile(folder: Path, *, verifier: str = "tool_call", adaptive: AdaptiveConf
     write_traces(traces, made, {"made_by": "import"})
     profiling = ProfileConfig(rollouts=4, sampling=Sampling(max_tokens=9), adaptive=adaptive)
     config = ProfileStageConfig(traces=str(traces), verifier=verifier, split="train", profile=profiling)
-    judge, tally, rows = Judge(resolve_verifier(verifier), StrictMatch()), Tally(4, adaptive), []
+    with open_verifier(verifier) as opened:
+        judge, tally, rows = Judge(opened, StrictMatch()), Tally(4, adaptive), []
     for trace, actions in zip(made, drawn, strict=True):
         (state,) = candidates(trace)
         draft = Draft(state, judge)
@@ -94,6 +96,17 @@ def test_a_profile_without_a_pivot_makes_no_file(tmp_path) -> None:
     assert not (tmp_path / "pivots.jsonl").exists()
 
 
+@pytest.mark.parametrize("missing", ["profile", "sampling"])
+def test_a_profile_that_does_not_say_how_it_sampled_is_one_line(tmp_path, missing) -> None:
+    made = profile(tmp_path)
+    first, *rows = made.read_text().splitlines()
+    header = json.loads(first)
+    del (header["config"] if missing == "profile" else header["config"]["profile"])[missing]
+    made.write_text("\n".join([json.dumps(header), *rows]) + "\n")
+    with pytest.raises(InputError, match=r"profile\.jsonl.*config\.profile\.sampling"):
+        run_select(made, SelectConfig(), tmp_path / "pivots.jsonl")
+
+
 def test_a_profile_that_stopped_where_one_threshold_was_settled_serves_that_one_only(tmp_path) -> None:
     made = profile(tmp_path, adaptive=AdaptiveConfig(threshold=0.7))
     with pytest.raises(InputError, match=r"was made for lambda 0\.7.*--threshold 0\.7"):
@@ -115,6 +128,22 @@ def test_a_rescored_profile_is_what_the_other_verifier_would_have_said(tmp_path)
     assert found == {"path": str(tmp_path / "rescored.jsonl"), **header["summary"]}
     assert found["cost"]["turns"] == 16 and found["skipped_turns"] == {"too long": 2}
     assert not list(tmp_path.glob("*.waves")), "the log has done its work"
+
+
+def test_a_rescored_profile_keeps_what_a_cut_turn_is_worth_and_how_many_candidates_were_wanted(tmp_path) -> None:
+    made = profile(tmp_path)
+    first, *rows = made.read_text().splitlines()
+    header = json.loads(first)
+    header["config"]["profile"]["cut_turns"] = "judge"
+    header["config"]["limit"] = 3
+    header["summary"]["candidates"] = 3
+    made.write_text("\n".join([json.dumps(header), rows[3], *rows[:2]]) + "\n")
+    run_rescore(RescoreConfig(profile=str(made), verifier=ANY), tmp_path / "rescored.jsonl")
+    assert len(table(tmp_path / "rescored.jsonl")[1]) == 2, "the first three candidates, as far as they were profiled"
+    header["config"]["limit"] = 0
+    made.write_text("\n".join([json.dumps(header), *rows[1:]]) + "\n")
+    run_rescore(RescoreConfig(profile=str(made), verifier=ANY), tmp_path / "judged.jsonl")
+    assert table(tmp_path / "judged.jsonl")[1][-1]["reward_mean"] == 1.0, "cut turns were judged by what they say"
 
 
 def test_traces_that_have_moved_are_named_and_others_are_refused(tmp_path) -> None:
@@ -151,23 +180,6 @@ def test_a_rescoring_that_was_interrupted_goes_on_for_the_same_verifier_only(tmp
         run_rescore(RescoreConfig(profile=str(made), verifier=ANY), out)
     assert (tmp_path / "rescored.jsonl.waves").exists()
     with pytest.raises(InputError, match="verifier"):
-        run_rescore(RescoreConfig(profile=str(made), verifier="strict"), out)
-    run_rescore(RescoreConfig(profile=str(made), verifier="strict"), out, overwrite=True)
-    assert table(out)[0]["verifier"] == resolve_verifier("strict").name
-
-
-def test_a_verifier_is_named_by_what_it_does_and_no_option_is_ignored() -> None:
-    both = resolve_verifier("tool_call+ignore_whitespace+ignore_case+messages=any")
-    assert both.name == "tool_call/1+messages=any+ignore_case+ignore_whitespace"
-    assert resolve_verifier("tool_call").name == "tool_call/1"
-    for name in ("household", "strict"):
-        assert resolve_verifier(name).name.startswith(name)
-    wrong = ("ignore_case=yes", "messages", "ignore", "", "ignore_case+ignore_case", "messages=any+messages=exact")
-    for option in wrong:
-        with pytest.raises(InputError, match="has an unknown option"):
-            resolve_verifier(f"tool_call+{option}")
-    with pytest.raises(ConfigError, match="messages"):
-        resolve_verifier("tool_call+messages=some")
-    for name in ("strict+ignore_case", "household+x", "nothing"):
-        with pytest.raises(InputError, match="is no verifier"):
-            resolve_verifier(name)
+        run_rescore(RescoreConfig(profile=str(made), verifier=Part("strict")), out)
+    run_rescore(RescoreConfig(profile=str(made), verifier=Part("strict")), out, overwrite=True)
+    assert table(out)[0]["verifier"] == StrictMatch().name

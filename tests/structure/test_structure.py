@@ -14,7 +14,6 @@ LIGHT = (
     "core",
     "observe",
     "domains.household.environment",
-    "domains.skills",
     "verifiers.tool_call",
     "advantages.credit",
 )

@@ -154,6 +154,6 @@ def test_a_restored_monitor_says_what_the_first_would_have_said() -> None:
 
 
 def test_impossible_settings_are_refused() -> None:
-    for wrong in ({"false_alarms": 0.0}, {"tolerance": -0.1}, {"window": 3}):
+    for wrong in ({"false_alarms": 0.0}, {"false_alarms": 1.0}, {"tolerance": -0.1}, {"window": 3}):
         with pytest.raises(ConfigError):
             DriftConfig(**wrong)

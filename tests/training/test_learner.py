@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from turntree.core.verdict import Verdict
 from turntree.engines.hf import HFEngine
 from turntree.renderers.template import ChatRenderer
 from turntree.rollouts.local import render, sample_local
-from turntree.training.learner import Learner
+from turntree.training.learner import Learner, engine_differs
 from turntree.training.losses import LossConfig
 from turntree.training.optimizer import Optimizer, OptimizerConfig
 
@@ -49,13 +50,15 @@ class Rounding:
         ]
 
 
-def sampled(engine, states: int = 3, group: int = 4) -> tuple[list[RolloutTree], list[Credit]]:
+def sampled(
+    engine, states: int = 3, group: int = 4, temperature: float = 1.0
+) -> tuple[list[RolloutTree], list[Credit]]:
     """Groups of one-turn rollouts of which every second one is right."""
     asked = [
         render(TurnState(f"t{i}", 0, (Message("user", f"say {i}"),), Message("assistant", "yes")), RENDERER)
         for i in range(states)
     ]
-    trees = sample_local(asked, engine, RENDERER, Sampling(max_tokens=12), group, seed=0)
+    trees = sample_local(asked, engine, RENDERER, Sampling(max_tokens=12, temperature=temperature), group, seed=0)
     rewards = [Rewards({leaf: Verdict(float(n % 2), "") for n, leaf in enumerate(t.leaves())}) for t in trees]
     return trees, [NO_KL.estimator(CreditConfig())(tree, labels) for tree, labels in zip(trees, rewards, strict=True)]
 
@@ -101,6 +104,44 @@ def test_the_bill_counts_every_pass_that_only_scores(dtype: torch.dtype) -> None
     metrics, cost = learner(model, engine, loss=LossConfig(), reference=reference).learn(*sampled(engine))
     passes = 2 if dtype == torch.bfloat16 else 1  # the old policy's, and the reference's
     assert cost.scored_tokens == passes * metrics["trained_tokens"] > 0
+
+
+def test_an_exact_divergence_asks_the_reference_at_every_step_and_the_bill_says_so() -> None:
+    model = tiny_model()
+    engine = HFEngine(model, RENDERER.stop_ids)
+    reference = tiny_model(seed=3).requires_grad_(False)
+    exact = learner(model, engine, loss=LossConfig(kl="full"), reference=reference)
+    metrics, cost = dataclasses.replace(exact, updates=3).learn(*sampled(engine))
+    assert metrics["kl"] > 0
+    assert cost.scored_tokens == cost.trained_tokens == 3 * metrics["trained_tokens"] > 0
+
+
+def test_nothing_has_moved_before_the_first_update_at_any_temperature() -> None:
+    """Neither from the old policy, whoever scores it, nor from a reference that is the policy itself."""
+    model = tiny_model()
+    engine = HFEngine(model, RENDERER.stop_ids)
+    for whose in ("engine", "trainer"):
+        loss = LossConfig(temperature=0.6, old_logprobs=whose)
+        still = learner(model, engine, loss=loss, reference=copy.deepcopy(model).requires_grad_(False))
+        trees, credits = sampled(engine, temperature=0.6)
+        assert still.rescores(trees) == (whose == "trainer")
+        metrics, _ = still.learn(trees, credits)
+        assert metrics["ratio_max"] == pytest.approx(1.0, abs=1e-4)
+        assert metrics["importance_mean"] == pytest.approx(1.0, abs=1e-4)
+        assert metrics["kl"] == pytest.approx(0.0, abs=1e-4)
+
+
+@pytest.mark.parametrize(("device", "precision", "differs"), [("cpu", "high", False), ("cuda", "high", True)])
+def test_on_a_gpu_rounded_products_make_the_engine_differ(device: str, precision: str, differs: bool) -> None:
+    model = SimpleNamespace(device=torch.device(device), parameters=lambda: iter([torch.zeros(1)]))
+    engine = SimpleNamespace(model=model, policy_version=0)
+    before = torch.get_float32_matmul_precision()
+    assert not engine_differs(engine, model, []), before
+    torch.set_float32_matmul_precision(precision)
+    try:
+        assert engine_differs(engine, model, []) == differs
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def test_a_reference_that_the_loss_does_not_need_is_not_asked_and_a_batch_without_a_score_is_no_step() -> None:

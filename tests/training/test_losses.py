@@ -242,6 +242,18 @@ def test_k1_has_no_gradient_and_is_refused_as_a_loss(sampler: list[float]) -> No
     assert not LossConfig(kl="k1", kl_coefficient=0.0).needs_reference_logprobs
 
 
+@pytest.mark.parametrize("behind", [-1000.0, -100.0])
+def test_every_kl_estimate_stays_finite_where_the_reference_is_far_more_certain(behind: float) -> None:
+    """exp(100) is infinite in float32: one such token made the loss infinite, and NaN times a ratio of zero."""
+    for kind in ("k1", "k2", "k3"):
+        policy = torch.tensor([behind, -1.0, -0.9999], requires_grad=True)
+        found = kl_estimates(policy, torch.tensor([0.0, -1.0, -1.0]), kind)
+        (slope,) = torch.autograd.grad(found.sum(), policy)
+        assert found.isfinite().all() and slope.isfinite().all()
+        if kind == "k3":
+            assert found[1].item() == 0 == slope[1].item() and abs(found[2].item()) < 1e-7
+
+
 @pytest.mark.parametrize("kind", ["k1", "k3"])
 def test_k1_and_k3_estimate_the_kl_to_the_reference_without_bias_and_k2_does_not(kind: str) -> None:
     new, anchor = log_softmax(LOGITS), log_softmax(REFERENCE)

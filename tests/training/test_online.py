@@ -288,6 +288,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_weights_and_rows(stop: int, t
     settings = config(iterations=5, check_every=2, greso=GresoConfig(), dapo=DapoFilter(refill_cap=1.0))
     calm, calm_rows = parts(), []
     train_online(calm, settings, log=calm_rows.append, check=check)
+    assert [row["checked"] for row in calm_rows if "checked" in row] == [0, 2, 4, 5], "every second, and the last"
 
     rows: list[dict[str, Any]] = []
     checkpoints = Checkpoints(tmp_path / "checkpoints", CheckpointConfig(every=1))
@@ -303,6 +304,41 @@ def test_a_run_that_was_killed_goes_on_to_the_same_weights_and_rows(stop: int, t
     train_online(again, settings, log=rows.append, check=check, checkpoints=checkpoints)
     assert without_timing(json.loads(json.dumps(rows))) == without_timing(json.loads(json.dumps(calm_rows)))
     assert all(torch.equal(value, weights(calm)[name]) for name, value in weights(again).items())
+
+
+class CutOdd:
+    """Cuts in odd iterations, and in even ones only says that it would have."""
+
+    def decide(self, group: GroupProgress) -> GateDecision | None:
+        numbers = {"turn": 1.0, "audit_share": 0.5}
+        cut = group.iteration % 2 == 1 and not all(group.finished)
+        return GateDecision(cut=cut, audited=not cut, reason="odd", numbers=numbers, final=True)
+
+
+def test_a_resumed_run_remembers_all_that_the_run_remembered_which_was_never_killed(tmp_path: Path) -> None:
+    """What was spent, saved, skipped, judged and grown: what its next checkpoint holds, but for the clock."""
+    settings = config(iterations=4, check_every=1, greso=GresoConfig(), dapo=DapoFilter(refill_cap=1.0))
+    tasks = [Hopeless("lost", 2), *corridors(count=3)]
+    held: list[Any] = []
+    for name, stops in (("calm", [4]), ("killed", [3, 4])):
+        checkpoints = Checkpoints(tmp_path / name, CheckpointConfig(every=1))
+        for stop in stops:
+            with pytest.raises(KeyboardInterrupt):
+                run = parts(tasks, gate=CutOdd())
+                train_online(run, settings, log=stop_at(stop), check=check, checkpoints=checkpoints)
+        held.append(without_clock(json.loads(json.dumps(checkpoints.held()))["state"]))
+    calm, killed = held
+    assert killed == calm
+    assert calm["step"] == 3 and calm["checks"]["turns"] == 4 and len(calm["judged"]) > 0
+    assert calm["account"]["leaves"] > 0 and any(calm["savings"]["saved"]["gate"].values())
+
+
+def without_clock(value: Any) -> Any:
+    if isinstance(value, list):
+        return [without_clock(inner) for inner in value]
+    if isinstance(value, dict):
+        return {key: without_clock(inner) for key, inner in value.items() if not key.endswith("seconds")}
+    return value
 
 
 class Wordy(Even):

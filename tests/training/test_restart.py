@@ -102,4 +102,7 @@ def test_the_drill_exercises_what_has_a_memory(uninterrupted) -> None:
     assert sum(row.get("replaced_turns", 0) for row in rows) > 0
     assert max(row.get("retired_pivots", 0) for row in rows) > 0
     assert all("held_out_success" in row for row in rows if row["step"] in (0, 3, 5))
+    kept = uninterrupted["pivot"]["trees.jsonl"]
+    assert {tree["iteration"] for tree in kept} == {1, 2, 3, 4, 5}
+    assert {tree["credit"] is None for tree in kept} == {True, False}, "replaced groups have no credit"
     assert not any(name.startswith("checkpoints") for name in uninterrupted["pivot"])

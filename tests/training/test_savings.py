@@ -64,8 +64,9 @@ def test_a_branch_is_evidence_from_where_it_was_made() -> None:
         said = tree.add(leaf, NodeKind.COMPLETION, (4,), logprobs=(0.0,), entropies=(0.0,), cost=TURN)
         turns.append(tree.add(said.id, NodeKind.OBSERVATION, (5,), cost=STEP).id)
     longer = tree.add(turns[3], NodeKind.COMPLETION, (4,), logprobs=(0.0,), entropies=(0.0,), cost=TURN)
+    silent = tree.add(turns[1], NodeKind.COMPLETION, (4,), logprobs=(0.0,), entropies=(0.0,), cost=TURN)
     verdicts = {}
-    for leaf in (turns[2], longer.id):
+    for leaf in (turns[2], longer.id, silent.id):  # the last says one thing and is not answered
         tree.stop(leaf, StopReason.COMPLETED)
         verdicts[leaf] = Verdict(0.0, "")
     ledger = SavingsLedger()

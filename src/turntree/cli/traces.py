@@ -7,7 +7,16 @@ from typing import Any
 
 import click
 
-from turntree.cli.common import configured, endpoint_of, finish, json_option, set_option
+from turntree.cli.common import (
+    PASS_ON,
+    configured,
+    endpoint_of,
+    environment_of,
+    environment_option,
+    finish,
+    json_option,
+    set_option,
+)
 
 
 @click.group(short_help="Make or import expert traces.")
@@ -74,9 +83,9 @@ def qa(out: Path, count: int, slips: float, seed: int, overrides: tuple[str, ...
     finish(result, json_path, [f"{result.get('traces', 0)} traces, {result.get('turns', 0)} turns -> {out}"])
 
 
-@traces.command("record", short_help="A policy's own episodes in an environment.")
-@click.option("--environment", required=True, help="A registered environment, or module:object of your own.")
-@click.option("--model", default="default", show_default=True, help="A folder in Hugging Face format, or embedded.")
+@traces.command("record", short_help="A policy's own episodes in an environment.", context_settings=PASS_ON)
+@environment_option
+@click.option("--model", default=None, help="A folder in Hugging Face format. [default: the one of the environment]")
 @click.option("--endpoint", default=None, metavar="URL", help="Sample from a server of --model, such as vLLM.")
 @click.option("--tokenizer", default=None, help="With --endpoint: a folder with the tokenizer of that model.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The traces file to write (JSONL).")
@@ -93,23 +102,19 @@ def qa(out: Path, count: int, slips: float, seed: int, overrides: tuple[str, ...
 @set_option
 @json_option
 def record(
-    environment: str,
-    model: str,
+    environment: str | None,
+    environment_options: tuple[str, ...],
+    model: str | None,
     endpoint: str | None,
     tokenizer: str | None,
     out: Path,
-    split: str,
-    count: int,
-    samples: int,
-    only: Any,
     max_turns: int,
     max_tokens: int,
     temperature: float,
-    task_seed: int,
-    seed: int,
     overwrite: bool,
     overrides: tuple[str, ...],
     json_path: str | None,
+    **chosen: Any,
 ) -> None:
     """Play tasks of an environment and keep the episodes as traces, with rewards, success and tool errors.
 
@@ -121,22 +126,16 @@ def record(
              --model my-model --tokenizer models/my-model --only successes --out runs/traces.jsonl
     """
     from turntree.core.completion import Sampling
-    from turntree.core.config import Part
     from turntree.rollouts.live import EpisodeConfig
     from turntree.stages.record import RecordConfig, record_traces
 
     sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
     base = RecordConfig(
-        environment=Part(environment),
-        model=model,
+        environment=environment_of(environment, environment_options, model),
+        model=model or "default",
         endpoint=endpoint_of(endpoint, tokenizer),
-        split=split,
-        count=count,
-        task_seed=task_seed,
-        samples=samples,
-        only=only,
         episodes=EpisodeConfig(max_turns=max_turns, sampling=sampling),
-        seed=seed,
+        **chosen,
     )
     result = record_traces(configured(base, overrides), out, overwrite=overwrite)
     dropped = {key: value for key, value in result.items() if key.startswith("dropped")}

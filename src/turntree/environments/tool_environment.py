@@ -31,7 +31,7 @@ import json
 import typing
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
@@ -152,8 +152,7 @@ def tool_schemas(factory: Callable[[], Any]) -> tuple[dict[str, Any], ...]:
     arguments have no type hint or no description."""
     from transformers.utils.chat_template_utils import get_json_schema
 
-    owner = factory() if not inspect.isclass(factory) else None
-    kind = type(owner) if owner is not None else factory
+    kind: type = factory if inspect.isclass(factory) else type(factory())
     names = tool_names(kind)
     if not names:
         raise InputError(

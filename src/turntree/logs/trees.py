@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from turntree.core.config import Between, from_mapping
+from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Credit, NodeCredit, Rewards
-from turntree.core.tree import RolloutTree
+from turntree.core.tree import Decision, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
-from turntree.logs.groups import LoggedGroup
+from turntree.logs.groups import LARGEST, LoggedGroup
 from turntree.logs.report import ReadReport
 from turntree.logs.rollouts import group_from_tree
 from turntree.logs.rows import ReadConfig
@@ -74,23 +76,83 @@ class KeptTree:
             found = row.get("schema") if isinstance(row, dict) else type(row).__name__
             raise InputError(f"is {found!r}, not {SCHEMA!r}", field="schema")
         try:
-            credit = row["credit"]
-            return cls(
-                id=str(row["id"]),
-                iteration=int(row["iteration"]),
+            found = from_mapping(_Row, row)
+            for node in found.tree.nodes:
+                _check_node(node)
+            kept = cls(
+                id=found.id,
+                iteration=found.iteration,
                 tree=RolloutTree.from_json(row["tree"]),
-                rewards=Rewards({int(leaf): Verdict(**verdict) for leaf, verdict in row["verdicts"].items()}),
-                credit=None if credit is None else _credit_from(credit),
-                task_type=row.get("task_type"),
-                tools=tuple(row.get("tools", ())),
-                cut=row.get("cut"),
-                meta=row.get("meta", {}),
+                rewards=Rewards({int(leaf): verdict for leaf, verdict in found.verdicts.items()}),
+                credit=None if found.credit is None else found.credit.restored(),
+                task_type=found.task_type,
+                tools=tuple(found.tools),
+                cut=found.cut,
+                meta=found.meta,
             )
+            kept.rewards.check(kept.tree)
         except InputError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             problem = f"is no rollout tree ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
             raise InputError(problem, field="tree", hint="the line is damaged: restore the file") from error
+        return kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Labels:
+    """A `Credit` as it is written."""
+
+    nodes: dict[str, tuple[float, float, float]]
+    rollout_tokens: float
+    rollouts: float
+    zero_variance: bool
+    censored: int = 0
+    uncounted: int = 0
+    redistributed: float = 0.0
+    biased_forks: int = 0
+
+    def restored(self) -> Credit:
+        nodes = {int(node): NodeCredit(*numbers) for node, numbers in self.nodes.items()}
+        return Credit(**{**vars(self), "nodes": nodes})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tree:
+    task_id: str
+    nodes: list[dict[str, Any]]
+    stops: dict[str, StopReason]
+    decisions: list[Decision]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """What a line holds; the tree is checked node by node."""
+
+    schema: str
+    id: str
+    iteration: Annotated[int, Between(0, LARGEST)]
+    tree: _Tree
+    verdicts: dict[str, Verdict]
+    credit: _Labels | None
+    task_type: str | None = None
+    tools: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    cut: int | None = None
+    meta: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+def _check_node(node: dict[str, Any]) -> None:
+    """Raise TypeError for values of another type than a node's (`core.config` would take long over every token)."""
+    from_mapping(Cost, {**node.get("cost", {}), **node.get("timing", {})})
+    ids = node["token_ids"]
+    if not isinstance(ids, list) or any(type(token) is not int for token in ids):
+        raise TypeError("token_ids are no whole numbers")
+    if type(node.get("policy_version", 0)) is not int or type(node["parent"] or 0) is not int:
+        raise TypeError("parent and policy_version are whole numbers")
+    for name in ("logprobs", "entropies"):
+        values = node.get(name, [])
+        if not isinstance(values, list) or not all(type(v) in (float, int) and -1e30 < v < 1e30 for v in values):
+            raise TypeError(f"{name} are no numbers")
 
 
 def check_keep(keep: int | None) -> None:
@@ -152,11 +214,6 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
 def _credit(credit: Credit) -> dict[str, Any]:
     nodes = {str(node): [c.positive, c.negative, c.multiplicity] for node, c in sorted(credit.nodes.items())}
     return {**{key: value for key, value in vars(credit).items() if key != "nodes"}, "nodes": nodes}
-
-
-def _credit_from(row: dict[str, Any]) -> Credit:
-    nodes = {int(node): NodeCredit(*numbers) for node, numbers in row["nodes"].items()}
-    return Credit(**{**row, "nodes": nodes})
 
 
 def _single(value: float) -> float:

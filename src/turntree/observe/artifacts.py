@@ -188,8 +188,10 @@ class ProfileHeader:
         skipped = self.summary.get("skipped_turns", {})
         if not isinstance(skipped, dict) or not all(type(count) is int for count in skipped.values()):
             raise ValueError("summary.skipped_turns holds no counts")
-        profile = self.config.get("profile", {})
-        adaptive = profile.get("adaptive") if isinstance(profile, dict) else profile
+        profile = self.config.get("profile")
+        if not isinstance(profile, dict) or not isinstance(profile.get("sampling"), dict):
+            raise ValueError("config.profile.sampling is no object")
+        adaptive = profile.get("adaptive")
         if adaptive is not None and (not isinstance(adaptive, dict) or type(adaptive.get("threshold")) is not float):
             raise ValueError("config.profile.adaptive holds no threshold")
 

@@ -31,12 +31,15 @@ T = TypeVar("T")
 
 _REMEMBERED_TURNS = 256
 _NOTHING = Message("assistant", "")
-_PLACE: tuple[tuple[str, type], ...] = (("split", str), ("count", int), ("seed", int), ("task_id", str))
+_PLACE: tuple[tuple[str, type], ...] = (("split", str), ("count", int), ("seed", int), ("model", str), ("task_id", str))
 
 
-def environment_record(environment: Part, split: str, count: int, seed: int, task_id: str) -> dict[str, Any]:
-    """What a trace says about its environment (`Trace.environment`), so that its task can be built again."""
-    place = {"split": split, "count": count, "seed": seed, "task_id": task_id}
+def environment_record(
+    environment: Part, split: str, count: int, seed: int, task_id: str, model: str = ""
+) -> dict[str, Any]:
+    """What a trace says about its environment (`Trace.environment`), so that its task can be built again: the arguments
+    of `open_tasks` and which of the tasks it is."""
+    place = {"split": split, "count": count, "seed": seed, "model": model, "task_id": task_id}
     return {"name": environment.name, **to_value(environment.options), **place}
 
 
@@ -179,7 +182,7 @@ class Executed:
         if key not in self._tasks:
             given = {name: value for name, value in source.items() if name not in ("name", *place, "task_id")}
             part = Part(self._part.name, {**given, **self._part.options})
-            tasks = open_tasks(part, {place["split"]: place["count"]}, seed=place["seed"])
+            tasks = open_tasks(part, {place["split"]: place["count"]}, seed=place["seed"], model=place["model"])
             opened = self._open.enter_context(tasks).of(place["split"])
             self._tasks[key] = {task.task_id: task for task in opened}
         if task_id not in self._tasks[key]:

@@ -476,7 +476,7 @@ class _Run:
         if place.failures > self._config.max_retries:
             return self._end(place, Ending(stop, Verdict(None, why)))
         self._usage.retries += 1
-        numbers = {"failures": float(place.failures), "turn": float(self._turn_of(place))}
+        numbers: dict[str, float] = {"failures": place.failures, "turn": self._turn_of(place)}
         place.group.record("scheduler", place.key, "retry", why, numbers)
         if place.rollout is None:
             self._reset(place)

@@ -65,5 +65,5 @@ def _split(
     if not sizes["train"] and dev < 1:
         problem = f"leaves nothing to train on ({', '.join(f'{count} in {name}' for name, count in sizes.items())})"
         raise InputError(problem, path=files[0], hint="import more traces, or lower --dev; nothing was written")
-    counts = {**report.to_json(), "splits": {str(name): count for name, count in sorted(sizes.items(), key=str)}}
+    counts = {**report.to_json(), "splits": dict(sorted(sizes.items()))}
     return counts, splits

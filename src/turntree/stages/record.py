@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,13 +22,14 @@ from turntree.core.protocols import Environment
 from turntree.core.tree import RolloutTree
 from turntree.core.verdict import Verdict
 from turntree.engines.endpoint import EndpointConfig, connection_free
-from turntree.environments.tasks import TaskSet, identity, open_tasks
+from turntree.environments.processes import ProcessPoolConfig
+from turntree.environments.tasks import DEFAULT, TaskSet, identity, open_tasks
 from turntree.observe.wave_log import WaveLog, open_log
 from turntree.rollouts.executed import environment_record
 from turntree.rollouts.groups import GrownGroup
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
-from turntree.stages.policy import Device, Speaker, open_speaker
+from turntree.stages.policy import Device, Speaker, open_speaker, policy_name
 from turntree.stages.profile import Wave, work
 from turntree.traces.schema import SPLITS, Trace, write_traces
 
@@ -38,10 +39,11 @@ _ERROR = "error:"  # how a tool's answer says that the call went wrong
 @dataclass(frozen=True, kw_only=True)
 class RecordConfig:
     """`samples` episodes of each of the first `count` tasks of `split`; `task_seed` draws the tasks, `seed` the
-    episodes. With `endpoint` a server speaks, and `model` is the name it serves. `only` "successes" leaves the other
-    episodes out, and counts them. `wave` tasks are played together and written down together."""
+    episodes. `model` "default" is the environment's own policy; with `endpoint` it is the name that a server knows.
+    `only` "successes" leaves the other episodes out, and counts them. `wave` tasks are played together and written down
+    together, stepped by `workers` (0: in this process)."""
 
-    environment: Part
+    environment: Part = DEFAULT
     model: str = "default"
     endpoint: EndpointConfig | None = None
     split: str = "train"
@@ -53,6 +55,7 @@ class RecordConfig:
     wave: int = 16
     seed: int = 0
     device: Device = field(default_factory=Device)
+    workers: ProcessPoolConfig = field(default_factory=lambda: ProcessPoolConfig(workers=0))
 
     def __post_init__(self) -> None:
         for name in ("count", "samples", "wave"):
@@ -69,14 +72,16 @@ def record_traces(config: RecordConfig, out: Path, *, overwrite: bool = False) -
     A recording that was killed goes on when it is started again, and ends with the same file. Raises `InputError` where
     the interrupted one was another, unless `overwrite`, and where no episode is kept.
     """
-    config = replace(config, environment=parts.resolve("environments", config.environment))
+    config = parts.resolved(config)
+    model = config.model if config.endpoint else policy_name(config.model, config.environment)
+    splits = {config.split: config.count}
     with (
-        open_tasks(config.environment, {config.split: config.count}, seed=config.task_seed) as opened,
-        open_speaker(config.model, config.endpoint, config.device) as speaker,
+        open_tasks(config.environment, splits, seed=config.task_seed, model=model, workers=config.workers) as opened,
+        open_speaker(model, config.endpoint, config.device) as speaker,
     ):
         tasks = opened.of(config.split)
         made_from = {**speaker.identity, **identity(config.environment, opened)}
-        settings = {**to_mapping(config), "endpoint": connection_free(config.endpoint)}
+        settings = {**to_mapping(config), "endpoint": connection_free(config.endpoint), "workers": None}
         described = {"config": settings, "version": __version__, **made_from}
         with open_log(out.with_name(f"{out.name}.waves"), described, overwrite=overwrite) as log:
             total = len(tasks)
@@ -85,7 +90,7 @@ def record_traces(config: RecordConfig, out: Path, *, overwrite: bool = False) -
                 iter(tasks),
                 total,
                 config.wave,
-                lambda members: _played(members, opened, speaker, config),
+                lambda members: _played(members, opened, speaker, config, model),
                 lambda wave: None,
                 what="traces record",
                 noun="tasks",
@@ -93,7 +98,9 @@ def record_traces(config: RecordConfig, out: Path, *, overwrite: bool = False) -
             return _write(log, {"made_by": "record", "config": to_mapping(config), **made_from}, out)
 
 
-def _played(members: Sequence[Environment], opened: TaskSet, speaker: Speaker, config: RecordConfig) -> Wave:
+def _played(
+    members: Sequence[Environment], opened: TaskSet, speaker: Speaker, config: RecordConfig, model: str
+) -> Wave:
     """One wave: its traces as JSON, and what was counted."""
     speaker.forget()  # what a wave computes must not depend on the waves before it: a resumed run has none
     settings = SchedulerConfig(episodes=config.episodes, group_size=config.samples)
@@ -101,11 +108,11 @@ def _played(members: Sequence[Environment], opened: TaskSet, speaker: Speaker, c
     counts: Counter[str] = Counter()
     traces: list[Trace] = []
     for group in scheduler.run(members, seed=config.seed):
-        traces += _traces(group, config, counts)
+        traces += _traces(group, config, model, counts)
     return {"traces": [trace.to_json() for trace in traces], "counts": dict(counts)}
 
 
-def _traces(group: GrownGroup, config: RecordConfig, counts: Counter[str]) -> list[Trace]:
+def _traces(group: GrownGroup, config: RecordConfig, model: str, counts: Counter[str]) -> list[Trace]:
     """The episodes of one task that are kept; every one is counted."""
     counts["tasks"] += 1
     kept: list[Trace] = []
@@ -116,7 +123,7 @@ def _traces(group: GrownGroup, config: RecordConfig, counts: Counter[str]) -> li
         if reason is not None:
             counts[f"dropped: {reason}"] += 1
             continue
-        trace = _trace(group, sample, leaf, verdict, config)
+        trace = _trace(group, sample, leaf, verdict, config, model)
         counts.update(
             traces=1,
             turns=len(trace.turn_positions),
@@ -138,7 +145,7 @@ def _dropped(tree: RolloutTree, leaf: int, verdict: Verdict, config: RecordConfi
     return None
 
 
-def _trace(group: GrownGroup, sample: int, leaf: int, verdict: Verdict, config: RecordConfig) -> Trace:
+def _trace(group: GrownGroup, sample: int, leaf: int, verdict: Verdict, config: RecordConfig, model: str) -> Trace:
     task = group.task
     messages = tuple(message for node in group.tree.path(leaf) for message in node.messages)
     spoken = [message for message in messages if message.role == "assistant"]
@@ -159,7 +166,9 @@ def _trace(group: GrownGroup, sample: int, leaf: int, verdict: Verdict, config: 
         domain=config.environment.name,
         split=config.split,  # pyright: ignore[reportArgumentType] # checked by the configuration
         success=verdict.success,
-        environment=environment_record(config.environment, config.split, config.count, config.task_seed, task.task_id),
+        environment=environment_record(
+            config.environment, config.split, config.count, config.task_seed, task.task_id, model
+        ),
         meta=meta,
     )
 

@@ -55,7 +55,7 @@ def run_select(profile: Path, config: SelectConfig, out: Path) -> dict[str, Any]
 
 def _settled_at(header: dict[str, Any]) -> float | None:
     """The threshold that an adaptive profile was made for; None for one of fixed K, which serves them all."""
-    adaptive = header["config"].get("profile", {}).get("adaptive")
+    adaptive = header["config"]["profile"].get("adaptive")
     return None if adaptive is None else adaptive["threshold"]
 
 

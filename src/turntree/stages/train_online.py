@@ -224,7 +224,9 @@ def _keep(
 
 
 def _kept_tree(name: str, iteration: int, group: GrownGroup, credit: Credit | None) -> KeptTree:
-    said = group.decision
+    meta: dict[str, Any] = {}
+    if (said := group.decision) is not None:
+        meta["gate"] = {"audited": said.audited, "reason": said.reason, "numbers": dict(said.numbers)}
     return KeptTree(
         id=name,
         iteration=iteration,
@@ -234,9 +236,7 @@ def _kept_tree(name: str, iteration: int, group: GrownGroup, credit: Credit | No
         task_type=getattr(group.task, "task_type", None),
         tools=group.task.tools,
         cut=group.cut,
-        meta={}
-        if said is None
-        else {"gate": {"audited": said.audited, "reason": said.reason, "numbers": dict(said.numbers)}},
+        meta=meta,
     )
 
 

@@ -37,7 +37,7 @@ def cut(segment: Segment, max_tokens: int) -> list[Segment] | None:
 
 def longest_path(segment: Segment) -> int:
     """Slots on the longest path: the smallest budget that `cut` can meet."""
-    return max(segment.depths, default=-1) + 1
+    return max(segment.depths) + 1
 
 
 def _starts(segment: Segment, max_tokens: int) -> list[int] | None:

@@ -58,6 +58,8 @@ class Learner:
         for _ in range(self.updates):
             metrics = update_step(self.model, self.reference, self.optimizer, batches, self.loss)
             cost += Cost(trained_tokens=int(metrics["trained_tokens"]))
+            if self.loss.kl_coefficient > 0 and self.loss.kl == "full":
+                cost += one_pass  # the reference, which the exact divergence asks again at every step
         self.engine.update_weights(self.model, self.engine.policy_version + 1)
         return {"trained_groups": trained, **metrics}, cost + Cost(training_seconds=time.perf_counter() - started)
 

@@ -210,7 +210,7 @@ def kl_estimates(policy_T: Tensor, reference_T: Tensor, kind: Literal["k1", "k2"
         case "k2":
             return 0.5 * distance_T**2
         case "k3":
-            return torch.expm1(-distance_T) + distance_T
+            return _expm1(-distance_T) + distance_T
 
 
 def exact_kl(policy_SV: Tensor, reference_SV: Tensor) -> Tensor:
@@ -227,6 +227,11 @@ def probability_ratio(log_ratio: Tensor) -> Tensor:
     """
     bound = math.log(torch.finfo(log_ratio.dtype).max) / 4
     return log_ratio.clamp(max=bound).exp() * (1 + torch.relu(log_ratio - bound))
+
+
+def _expm1(log_ratio: Tensor) -> Tensor:
+    """exp(log_ratio) - 1, exact near 0 and finite as in `probability_ratio`."""
+    return torch.where(log_ratio < 1, torch.expm1(log_ratio.clamp(max=1)), probability_ratio(log_ratio) - 1)
 
 
 def _surrogate(log_ratio_T: Tensor, batch: PackedBatch, config: LossConfig) -> tuple[Tensor, LossSums]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Hashable, Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation, TurnState
 from turntree.domains.household.games import load_games
-from turntree.domains.household.generate import EASY, HARD, MEDIUM, generate_game
+from turntree.domains.household.generate import EASY, HARD, MEDIUM, TASK_TYPES, generate_game
 from turntree.domains.household.world import NOTHING_HAPPENS, Game, State
 
 DIFFICULTIES = {level.name: level for level in (EASY, MEDIUM, HARD)}
@@ -62,6 +63,8 @@ def file_source(path: str, game: str) -> dict[str, Any]:
 
 def build_game(source: Mapping[str, Any] | None) -> Game:
     """The game that a trace's `environment` names. Raises `InputError` when it names none."""
+    if source is not None and "task_id" in source:
+        source = _recorded(source)
     if source is None or source.get("name") != "household":
         raise InputError(
             f"{source!r} is no household game",
@@ -74,6 +77,16 @@ def build_game(source: Mapping[str, Any] | None) -> Game:
     if source["game"] not in games:
         raise InputError(f"has no game {source['game']!r}", path=source["path"], field="environment.game")
     return games[source["game"]]
+
+
+def _recorded(source: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The game of a trace of `turntree traces record`, which names the task and the options of the environment."""
+    if source.get("name") not in ("household", "default"):
+        return None
+    if source.get("games") != "generated":
+        return file_source(str(source.get("games")), str(source["task_id"]))
+    difficulty, *_, number = re.split("[/_]", str(source["task_id"]))  # easy/NAME/seed_12
+    return generated_source(int(number), TASK_TYPES[int(number) % len(TASK_TYPES)], difficulty)
 
 
 @functools.lru_cache(maxsize=4096)
