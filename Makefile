@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart test test-alfworld test-environments mutants lint bench clean
+.PHONY: help install quickstart test test-alfworld test-environments mutants lint docs bench clean
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
@@ -53,10 +53,14 @@ lint: install  ## Style, types and floors
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
+docs: install  ## The documentation site, into site/ (installs zensical)
+	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[dev,docs]'
+	$(BIN)/zensical build --clean --strict
+
 bench: install  ## Speed, side by side, as ratios
 	$(BIN)/python benchmarks/update_step.py
 	$(BIN)/python benchmarks/generate.py
 	$(BIN)/python benchmarks/gate.py
 
 clean:  ## Remove everything that was made
-	rm -rf $(VENV) $(ENVS) runs build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache mutants
+	rm -rf $(VENV) $(ENVS) runs build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache mutants site .cache

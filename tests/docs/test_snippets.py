@@ -1,46 +1,113 @@
 """What the pages show runs, and what they and the docstrings point to exists."""
 
 import ast
-import os
 import re
-import subprocess
+import shlex
+import shutil
 import sys
-from pathlib import Path
 
+import pages
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+import turntree
+
+WITH_COMMANDS = [page for page in pages.PAGES if any(block.kind == "sh" for block in pages.blocks(page))]
 SNIPPETS = [
-    pytest.param(match.group(1), id=f"{page.relative_to(REPOSITORY)}-{number}")
-    for page in PAGES
-    for number, match in enumerate(re.finditer(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE))
+    pytest.param(block.text, id=f"{page.relative_to(pages.REPOSITORY)}-{number}")
+    for page in pages.PAGES
+    if page not in WITH_COMMANDS
+    for number, block in enumerate(pages.blocks(page))
 ]
-SOURCES = sorted((REPOSITORY / "src" / "turntree").rglob("*.py"))
+SOURCES = sorted((pages.REPOSITORY / "src" / "turntree").rglob("*.py"))
+SMALL = {  # what a command is given on top, so that it takes a second or two
+    "train online": "--iterations 1 --groups 2 --group-size 4 --count 4 --held-out-count 2 --max-turns 2",
+    "train pivot": "--steps 1 --set train.states=2 --set train.group_size=4",
+    "evaluate": "--count 4",
+    "profile": "--limit 24 --rollouts 8",
+    "traces record": "--count 12",
+}
+MOST_LINES = 30  # of code on a page that says how to bring a part
 
 
 @pytest.mark.parametrize("code", SNIPPETS)
 def test_every_python_snippet_runs_as_it_stands(code, tmp_path):
     """In a fresh interpreter and an empty folder, as a reader would try it. A step that is shown teaches."""
-    path = os.pathsep.join([str(REPOSITORY / "src"), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    said = pages.run_python(code, tmp_path)
     if "update_step(" in code:
-        metrics = ast.literal_eval(done.stdout)
+        metrics = ast.literal_eval(said)
         assert metrics["grad_norm"] > 0 and metrics["zero_variance_fraction"] == 0
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: str(page.relative_to(pages.REPOSITORY)))
+def test_a_page_can_be_followed_from_its_first_block_to_its_last(page, reader):
+    """Files are written, programs run, commands run on tiny settings: each finds what the blocks above it made."""
+    for block in pages.blocks(page):
+        if block.file:
+            (reader / block.file).write_text(block.text)
+        elif block.kind == "python":
+            pages.run_python(block.text, reader)
+        for words in block.commands() if block.kind == "sh" else []:
+            small = next((small for command, small in SMALL.items() if shlex.join(words).startswith(command)), "")
+            pages.run_command(words, shlex.split(small)) if block.is_run else pages.parse(words)
+    unused = {block.file for block in pages.blocks(page) if block.file} - {
+        f"{name}.py" for name in sys.modules if (reader / f"{name}.py").exists()
+    }
+    assert not unused, "every file that a page shows is loaded by one of its commands"
+
+
+@pytest.fixture
+def reader(tmp_path, monkeypatch):
+    """The folder of a reader, with the examples in it. What is imported from it is forgotten afterwards."""
+    shutil.copytree(pages.REPOSITORY / "examples", tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in ("", str(pages.REPOSITORY))])
+    for name in [name for name in sys.modules if name.partition(".")[0] == "examples"]:
+        monkeypatch.delitem(sys.modules, name)
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)) or name == "examples":
+            del sys.modules[name]
+
+
+def test_commands_and_options_that_pages_name_in_passing_exist():
+    wrong = []
+    for page in pages.PAGES:
+        for words in map(str.split, re.findall(r"`turntree ([a-z][^`]*)`", page.read_text())):
+            wrong += [f"{page.name}: turntree {' '.join(words)}"] if pages.unknown_options(words) else []
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    "page", sorted((pages.REPOSITORY / "docs" / "how-to").glob("*.md")), ids=lambda page: page.stem
+)
+def test_a_part_of_ones_own_takes_at_most_thirty_lines(page):
+    code = "".join(block.text for block in pages.blocks(page) if block.kind == "python")
+    assert 0 < sum(1 for line in code.splitlines() if line.strip()) <= MOST_LINES
+
+
+def test_the_reference_has_every_public_name():
+    page = (pages.REPOSITORY / "docs" / "reference.md").read_text()
+    assert sorted(re.findall(r"^::: turntree\.(\w+)$", page, re.MULTILINE)) == sorted(
+        set(turntree.__all__) - {"__version__"}
+    )
+
+
+def test_the_site_leads_to_every_page():
+    """A page that the navigation lacks is found by accident only."""
+    shown = set(re.findall(r'"([\w./-]+\.md)"', (pages.REPOSITORY / "zensical.toml").read_text()))
+    docs = pages.REPOSITORY / "docs"
+    assert shown == {str(page.relative_to(docs)) for page in docs.rglob("*.md")}
 
 
 def test_what_pages_and_docstrings_point_to_exists():
     """Links, paths of pages, and headings that are quoted behind a path. Sections have no numbers."""
     wrong: list[str] = []
-    for page in [*PAGES, *SOURCES]:
-        text, name = page.read_text(), str(page.relative_to(REPOSITORY))
+    for page in [*pages.PAGES, *pages.REPOSITORY.glob("C*.md"), *SOURCES]:
+        text, name = page.read_text(), str(page.relative_to(pages.REPOSITORY))
         wrong += [f"{name}: {found}" for found in re.findall(r"\(architecture(?: page)?,\s+(?:section\s+)?\d", text)]
         for path, heading in re.findall(r'\b(docs/[\w/-]+\.md)(?:,\s+"([^"]+)")?', text):
-            target = REPOSITORY / path
+            target = pages.REPOSITORY / path
             if not target.is_file() or (heading and f"# {' '.join(heading.split())}\n" not in target.read_text()):
                 wrong.append(f"{name}: {path} {heading}")
         links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text) if page.suffix == ".md" else []

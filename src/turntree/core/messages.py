@@ -23,7 +23,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Message:
-    """`cut`: of a sampled turn, the token limit ended it and not the policy."""
+    """One chat message. `cut`: of a sampled turn, the token limit ended it and not the policy."""
 
     role: Role
     content: str = ""

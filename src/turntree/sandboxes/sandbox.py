@@ -155,7 +155,7 @@ def _chosen(config: SandboxConfig, enclosure: Enclosure | None) -> tuple[Enclosu
     raise InputError(
         f"this machine offers no sandbox for model-written programs ({'; '.join(reasons)})",
         hint="install bubblewrap (bwrap) and allow it to make namespaces, or accept the weaker Landlock of Linux 6.2 "
-        "or later (landlock=true of the sandbox, --set questions.sandbox.landlock=true; docs/design/sandbox.md)",
+        "or later (landlock=true of the sandbox, --set environment.sandbox.landlock=true; docs/design/sandbox.md)",
     )
 
 
