@@ -81,7 +81,9 @@ def test_a_run_of_other_settings_is_refused_by_the_name_of_the_setting(turntree,
 def test_other_contents_under_the_same_name_are_refused(turntree, household, interrupted, tmp_path, train) -> None:
     path = household / "pivots.jsonl"
     before = path.read_text()
-    path.write_text("\n".join(before.splitlines()[:-1]) + "\n")
+    *kept, last = before.splitlines()
+    row = json.loads(last)
+    path.write_text("\n".join([*kept, json.dumps({**row, "kind": "another"})]) + "\n")
     try:
         assert "inputs.pivots_hash" in train(interrupted, run=turntree.error)
     finally:

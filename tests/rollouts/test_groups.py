@@ -87,7 +87,7 @@ def test_a_gate_sees_rollouts_that_ended_as_they_ended_and_none_that_a_fault_did
 
 def knows(rollout: LiveRollout) -> dict[str, object]:
     """All that its next turn may depend on, and all that a gate or a brancher may see of it."""
-    names = ("messages", "token_ids", "actions", "observations", "progress", "entropies", "stopped", "begun")
+    names = ("messages", "token_ids", "actions", "observations", "answers", "entropies", "stopped", "begun")
     return {**{name: getattr(rollout, name) for name in names}, "turns": rollout.turns}
 
 
