@@ -93,9 +93,8 @@ class SchedulerConfig:
             if (getattr(self, name) or 0) < 0:
                 raise ConfigError("must not be negative", field=name)
         if not 1 <= self.initial <= self.group_size:
-            raise ConfigError(
-                f"{self.initial} of {self.group_size} rollouts cannot begin independently", field="initial_rollouts"
-            )
+            problem = f"{self.initial} of {self.group_size} rollouts cannot begin independently"
+            raise ConfigError(problem, field="initial_rollouts")
         if self.branched < 0:
             raise ConfigError("must not be negative", field="max_branched")
 
