@@ -88,5 +88,5 @@ def unknown_options(words: list[str]) -> list[str]:
     command, rest = command_of(words)
     if command.context_settings.get("ignore_unknown_options"):
         return []
-    known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
+    known = {name for parameter in command.get_params(click.Context(command)) for name in parameter.opts} | {"--help"}
     return [word for word in rest if word.startswith("--") and word.partition("=")[0] not in known]
