@@ -259,7 +259,8 @@ def _kind(hint: Any, name: str) -> dict[str, Any]:
 
 
 def _list_of(item: Any, name: str) -> Any:
-    kind = item if item in (int, float) else str  # the configuration checks the rest
+    plain = typing.get_args(item)[0] if typing.get_origin(item) is typing.Annotated else item
+    kind = plain if plain in (int, float) else str  # the configuration checks the rest
 
     def read(ctx: click.Context, parameter: click.Parameter, text: str | None) -> list[Any] | None:
         if text is None:
