@@ -98,5 +98,5 @@ def test_every_choice_of_an_import_is_heeded(tmp_path):
     with pytest.raises(InputError, match=r"log\.jsonl:4"):
         stage.import_traces([unknown], out, dev=0, unknown_keys="keep")
     assert stage.import_traces([unknown], out, dev=0, unknown_keys="keep", on_error="drop")["traces_kept"] == 3
-    with pytest.raises(ConfigError, match="format"):
+    with pytest.raises(InputError, match="no trace format 'none of these'"):
         stage.import_traces([unknown], out, dev=0, form="none of these")

@@ -35,6 +35,20 @@ def set_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
+def engine_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--engine",
+        default=None,
+        metavar="SPEC",
+        help="What samples, by name or module:object [default: hf]; --set device.engine.KEY=VALUE for its options.",
+    )(command)
+
+
+def with_engine(engine: str | None, overrides: tuple[str, ...]) -> tuple[str, ...]:
+    """The `--set` values with what --engine names before them."""
+    return overrides if engine is None else (f"device.engine={engine}", *overrides)
+
+
 def log_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
         "--log",

@@ -12,6 +12,7 @@ from turntree.cli.common import (
     PASS_ON,
     configured,
     dropped,
+    engine_option,
     environment_of,
     environment_option,
     finish,
@@ -19,6 +20,7 @@ from turntree.cli.common import (
     keep_trees_option,
     log_option,
     set_option,
+    with_engine,
 )
 from turntree.cli.pipeline import MODEL_HELP
 from turntree.core import parts
@@ -71,6 +73,7 @@ if TYPE_CHECKING:
     help="A function that judges episodes, as module:function=0.5 (repeatable). Their sum replaces the reward of the "
     "environment, which is the reward 'environment'.",
 )
+@engine_option
 @keep_trees_option
 @click.option("--seed", default=0, show_default=True)
 @click.option("--overwrite", is_flag=True, help="Start anew where a run lies already.")
@@ -94,7 +97,7 @@ def online(out: Path, overwrite: bool, overrides: tuple[str, ...], json_path: st
     """
     from turntree.stages.train_online import run_train_online
 
-    config = configured(_config(SimpleNamespace(**chosen)), overrides)
+    config = configured(_config(SimpleNamespace(**chosen)), with_engine(chosen["engine"], overrides))
     result = run_train_online(config, out, overwrite=overwrite)
     success = result["held_out_success"]
     how = "greedy" if config.held_out_temperature == 0 else f"at temperature {config.held_out_temperature:g}"

@@ -10,11 +10,13 @@ import click
 from turntree.cli.common import (
     configured,
     endpoint_of,
+    engine_option,
     finish,
     json_option,
     keep_trees_option,
     log_option,
     set_option,
+    with_engine,
 )
 from turntree.core.config import Part
 from turntree.core.errors import InputError
@@ -82,6 +84,7 @@ def sft(
 @click.option("--reuse", default=None, help="An earlier profile of this policy: what it holds is not sampled again.")
 @click.option("--endpoint", default=None, metavar="URL", help="Sample from a server of --model, such as vLLM.")
 @click.option("--tokenizer", default=None, help="With --endpoint: a folder with the tokenizer of that model.")
+@engine_option
 @click.option("--seed", default=0, show_default=True)
 @click.option("--overwrite", is_flag=True, help="Start anew where another profile was interrupted.")
 @set_option
@@ -101,6 +104,7 @@ def profile(
     reuse: str | None,
     endpoint: str | None,
     tokenizer: str | None,
+    engine: str | None,
     seed: int,
     overwrite: bool,
     overrides: tuple[str, ...],
@@ -133,7 +137,7 @@ def profile(
         profile=profiling,
         endpoint=endpoint_of(endpoint, tokenizer),
     )
-    result = run_profile(configured(base, overrides), out, overwrite=overwrite)
+    result = run_profile(configured(base, with_engine(engine, overrides)), out, overwrite=overwrite)
     finish(result, json_path, _profile_lines(result, out))
 
 
@@ -265,6 +269,7 @@ def train() -> None:
 @click.option("--learning-rate", default=1e-5, show_default=True, help="The embedded tiny policy wants 5e-4.")
 @click.option("--kl", default=0.02, show_default=True, help="Coefficient of the KL penalty to the frozen start.")
 @click.option("--max-tokens", default=256, show_default=True, help="Longest completion; longer ones are cut.")
+@engine_option
 @keep_trees_option
 @click.option("--seed", default=0, show_default=True)
 @click.option("--allow-stale", is_flag=True, help="Accept pivots of another policy, sampling or verifier.")
@@ -284,6 +289,7 @@ def pivot(
     learning_rate: float,
     kl: float,
     max_tokens: int,
+    engine: str | None,
     keep_trees: int | None,
     seed: int,
     allow_stale: bool,
@@ -323,7 +329,7 @@ def pivot(
         train=training,
         loggers=tuple(map(Part, loggers)),
     )
-    config = configured(base, overrides)
+    config = configured(base, with_engine(engine, overrides))
     result = run_train_pivot(config, out, overwrite=overwrite)
     divergence = result["kl"] if config.train.loss.kl_coefficient > 0 else None  # None too where all was censored
     figures = [("reward", result["reward_mean"], ".2f"), ("KL", divergence, ".3f")]

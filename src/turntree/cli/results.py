@@ -11,12 +11,14 @@ from turntree.cli.common import (
     PASS_ON,
     configured,
     dropped,
+    engine_option,
     environment_of,
     environment_option,
     finish,
     json_option,
     set_option,
     share,
+    with_engine,
 )
 from turntree.cli.pipeline import MODEL_HELP
 from turntree.observe.run import notice
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 @click.option("--max-turns", default=16, show_default=True)
 @click.option("--max-tokens", default=48, show_default=True, help="Longest completion of one turn.")
 @click.option("--skills", "skills_per_kind", default=0, show_default=True, help="Questions of each unrelated skill.")
+@engine_option
 @click.option("--out", default=None, type=click.Path(path_type=Path), help="Write every outcome here (JSON).")
 @click.option(
     "--keep-trees", is_flag=True, help="Write the episodes beside it (NAME.trees.jsonl), all tokens included."
@@ -47,6 +50,7 @@ def evaluate(
     environment: str | None,
     environment_options: tuple[str, ...],
     model: str | None,
+    engine: str | None,
     overrides: tuple[str, ...],
     json_path: str | None,
     **chosen: Any,
@@ -63,7 +67,8 @@ def evaluate(
     from turntree.stages.evaluate import evaluate as run
 
     played = environment_of(environment, environment_options, model)
-    config = configured(EvaluateConfig(model=model or "default", environment=played, **chosen), overrides)
+    base = EvaluateConfig(model=model or "default", environment=played, **chosen)
+    config = configured(base, with_engine(engine, overrides))
     notice(f"evaluates {config.model!r} on up to {config.count} tasks of split {config.split!r} of {_shown(config)}")
     result = run(config, out)
     lines = [f"sampled at {config.temperature:g}: {_told(result['sampled'])}"]

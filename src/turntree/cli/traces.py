@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from turntree.cli.common import configured, endpoint_of, finish, json_option, set_option
+from turntree.cli.common import (
+    configured,
+    endpoint_of,
+    engine_option,
+    finish,
+    json_option,
+    set_option,
+    with_engine,
+)
+from turntree.core.config import Part
+
+FORMAT_HELP = "auto, chat, responses, tau2, or module:function of your own; --set format.KEY=VALUE for its options."
 
 
 @click.group(short_help="Make or import expert traces.")
@@ -79,6 +91,7 @@ def qa(out: Path, count: int, slips: float, seed: int, overrides: tuple[str, ...
 @click.option("--model", default="default", show_default=True, help="A folder in Hugging Face format, or embedded.")
 @click.option("--endpoint", default=None, metavar="URL", help="Sample from a server of --model, such as vLLM.")
 @click.option("--tokenizer", default=None, help="With --endpoint: a folder with the tokenizer of that model.")
+@engine_option
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The traces file to write (JSONL).")
 @click.option("--split", type=click.Choice(["train", "dev", "test"]), default="train", show_default=True)
 @click.option("--count", default=100, show_default=True, help="How many tasks of the split.")
@@ -97,6 +110,7 @@ def record(
     model: str,
     endpoint: str | None,
     tokenizer: str | None,
+    engine: str | None,
     out: Path,
     split: str,
     count: int,
@@ -121,7 +135,6 @@ def record(
              --model my-model --tokenizer models/my-model --only successes --out runs/traces.jsonl
     """
     from turntree.core.completion import Sampling
-    from turntree.core.config import Part
     from turntree.rollouts.live import EpisodeConfig
     from turntree.stages.record import RecordConfig, record_traces
 
@@ -138,7 +151,7 @@ def record(
         episodes=EpisodeConfig(max_turns=max_turns, sampling=sampling),
         seed=seed,
     )
-    result = record_traces(configured(base, overrides), out, overwrite=overwrite)
+    result = record_traces(configured(base, with_engine(engine, overrides)), out, overwrite=overwrite)
     dropped = {key: value for key, value in result.items() if key.startswith("dropped")}
     line = (
         f"{result['traces']} traces of {result['tasks']} tasks, {result['successes']} successes, "
@@ -147,10 +160,17 @@ def record(
     finish(result, json_path, [line, *([f"left out: {dropped}"] if dropped else [])])
 
 
+@dataclass(frozen=True)
+class _Import:
+    """What `--set` may change of an import."""
+
+    format: Part
+
+
 @traces.command("import", short_help="Chat-format JSONL and other logs.")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The traces file to write (JSONL).")
-@click.option("--format", "form", default="auto", show_default=True, help="auto, chat, responses or tau2.")
+@click.option("--format", "form", default="auto", show_default=True, metavar="SPEC", help=FORMAT_HELP)
 @click.option("--on-error", type=click.Choice(["stop", "drop"]), default="stop", show_default=True)
 @click.option(
     "--unknown-keys",
@@ -162,29 +182,32 @@ def record(
 @click.option("--success-only", is_flag=True, help="Keep only the traces that their source calls a success.")
 @click.option("--dev", default=0.1, show_default=True, help="Share of traces held out for development.")
 @click.option("--seed", default=0, show_default=True)
+@set_option
 @json_option
 def import_(
     files: tuple[Path, ...],
     out: Path,
-    form: Any,
+    form: str,
     on_error: Any,
     unknown_keys: Any,
     success_only: bool,
     dev: float,
     seed: int,
+    overrides: tuple[str, ...],
     json_path: str | None,
 ) -> None:
     """Import chat-format JSONL (`messages`, `tools`) or other logs; whatever is dropped is counted by reason.
 
     \b
     Example: turntree traces import my_agent.jsonl --out runs/traces.jsonl
+             turntree traces import my_agent.jsonl --format my_logs:read --out runs/traces.jsonl
     """
     from turntree.stages.import_traces import import_traces
 
     result = import_traces(
         list(files),
         out,
-        form=form,
+        form=configured(_Import(Part(form)), overrides).format,
         on_error=on_error,
         unknown_keys=unknown_keys,
         success_only=success_only,

@@ -118,7 +118,8 @@ def with_overrides(config: T, overrides: Mapping[str, Any]) -> T:
         for parent in parents:
             place = place if isinstance(place, Part) else getattr(place, parent, None)
             if isinstance(place, Part):  # its options are known where it is loaded
-                target.setdefault(parent, {})
+                held = target.setdefault(parent, {})
+                target[parent] = {"name": held} if isinstance(held, str) else held
             if not isinstance(target.get(parent), dict):
                 raise ConfigError("unknown key", field=dotted, hint=f"{parent!r} has no sub-keys")
             target = target[parent]

@@ -60,6 +60,7 @@ KINDS: dict[str, Kind] = {
     "log_formats": Kind("log format"),
     "loggers": Kind("logger", ("run",)),
 }
+_KIND_OF = {kind.noun: name for name, kind in KINDS.items()}
 ARGUMENT = "argument"  # the parameter that takes what follows a registered name: gymnasium:ARGUMENT
 
 
@@ -105,10 +106,11 @@ class Loaded:
             if parameter.kind in wanted and name not in provided
         }
 
-    def resolved(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def resolved(self, options: Mapping[str, Any], field: str | None = None) -> dict[str, Any]:
         """Every option with its value: those given, converted to their types, and the defaults of the rest. Raises
-        `ConfigError` for an unknown option (naming the known ones), a missing one and a wrong type."""
-        known, where = self.options(), KINDS[self.kind].noun
+        `ConfigError` for an unknown option (naming the known ones), a missing one and a wrong type; `field` is where
+        the configuration has the part (default: what its kind is called)."""
+        known, where = self.options(), field or KINDS[self.kind].noun
         for key in options:
             if key not in known:
                 raise unknown_key(key, known, field=f"{where}.{key}")
@@ -147,15 +149,38 @@ def _completed(default: Any, value: Any) -> Any:
     return cast(Any, value)
 
 
-def resolved(config: T) -> T:
-    """The configuration with every part spelled out. A field is of the kind whose noun it is called by. Raises
-    `ConfigError` for a part that does not exist and for options that it does not have."""
-    kinds = {kind.noun: name for name, kind in KINDS.items()}
-    found = {field.name: getattr(config, field.name) for field in dataclasses.fields(cast(Any, config))}
-    spelled = {
-        name: resolve(kinds[name], value) for name, value in found.items() if isinstance(value, Part) and name in kinds
-    }
+def resolved(config: T, inside: str = "") -> T:
+    """The configuration with every part spelled out, those of configurations inside it too (`inside`: the dotted key of
+    this one). A field is of the kind whose noun it is called by. Raises `ConfigError` for a part that does not exist
+    and for options that it does not have."""
+    spelled: dict[str, Any] = {}
+    for name, value in _fields(config):
+        if isinstance(value, Part):
+            spelled[name] = resolve(_KIND_OF[name], value, field=inside + name)
+        else:
+            spelled[name] = resolved(value, f"{inside}{name}.")
     return dataclasses.replace(cast(Any, config), **spelled) if spelled else config
+
+
+def identities(config: Any, inside: str = "") -> dict[str, str]:
+    """What the code of every part of a configuration was, by its dotted key, for the identity of a run."""
+    found: dict[str, str] = {}
+    for name, value in _fields(config):
+        if isinstance(value, Part):
+            found[inside + name] = identity(_KIND_OF[name], value)
+        else:
+            found |= identities(value, f"{inside}{name}.")
+    return found
+
+
+def _fields(config: Any) -> list[tuple[str, Any]]:
+    """The fields of a configuration that are parts, and those that are configurations which may hold some."""
+    values = [(field.name, getattr(config, field.name)) for field in dataclasses.fields(config)]
+    return [
+        (name, value)
+        for name, value in values
+        if (name in _KIND_OF if isinstance(value, Part) else dataclasses.is_dataclass(value))
+    ]
 
 
 def names(kind: str) -> list[str]:
@@ -191,10 +216,10 @@ def load(kind: str, name: str) -> Loaded:
     return Loaded(kind, name, target, None, f"{name}@{_digest(module)}")
 
 
-def resolve(kind: str, part: Part) -> Part:
+def resolve(kind: str, part: Part, *, field: str | None = None) -> Part:
     """The same part with every option spelled out, as it is written to `config.json`."""
     found = load(kind, part.name)
-    return Part(part.name, {name: to_value(value) for name, value in found.resolved(part.options).items()})
+    return Part(part.name, {name: to_value(value) for name, value in found.resolved(part.options, field).items()})
 
 
 def build(kind: str, part: Part, **context: Any) -> Any:

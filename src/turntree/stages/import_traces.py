@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
 from turntree.observe.files import write_json
-from turntree.traces.chat import ImportReport, stream_chat
+from turntree.traces.chat import AUTO, ImportReport, stream_chat
 from turntree.traces.schema import Split, Trace, write_traces
 from turntree.traces.splits import assign_splits
 
@@ -22,7 +23,7 @@ def import_traces(
     files: list[Path],
     out: Path,
     *,
-    form: Any = "auto",
+    form: str | Part = AUTO,
     on_error: Any = "stop",
     unknown_keys: Any = "stop",
     success_only: bool = False,

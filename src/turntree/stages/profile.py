@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from turntree import __version__
+from turntree.core import parts
 from turntree.core.config import Part, to_mapping
 from turntree.core.cost import NO_COST
 from turntree.core.errors import ConfigError, InputError
@@ -30,7 +31,7 @@ from turntree.profiling.settle import Prior
 from turntree.profiling.stored import StoredProfile
 from turntree.profiling.tally import Tally
 from turntree.rollouts.local import Prompted
-from turntree.stages.policy import Device, Speaker, open_speaker
+from turntree.stages.policy import HF, Device, Speaker, open_speaker
 from turntree.stages.verifier import open_verifier
 from turntree.traces.candidates import candidates, skipped_turns
 from turntree.traces.schema import Trace, read_traces
@@ -72,6 +73,7 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
     A run that was killed goes on where it was when it is started again, and ends with the same table but for
     `timing`. Raises `InputError` where the interrupted run was another one, unless `overwrite`.
     """
+    config = parts.resolved(config)
     surveyed = survey(config.traces, config.split, config.limit)
     with (
         open_verifier(config.verifier, config.environment) as verifier,
@@ -91,7 +93,7 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
             timing = sum((candidate.cost for candidate in found), NO_COST).timing()
             return {"rows": [one.to_json() for one in found], "skipped": dict(skipped), "timing": timing}
 
-        identity = {**_identity(config), **made_from}
+        identity = {**_identity(config), "code": parts.identities(config), **made_from}
         with open_log(out.with_name(f"{out.name}.waves"), identity, overwrite=overwrite) as log:
             states = stream_candidates(config.traces, config.split, config.limit)
             work(
@@ -182,6 +184,10 @@ def _stored(config: ProfileStageConfig, policy: Speaker) -> StoredProfile | None
         return None
     stored = StoredProfile(Path(config.reuse))
     stored.check_draws(policy.identity, config.profile.sampling, config.profile.seed)
+    made = stored.header["config"].get("device", {}).get("engine", {}).get("name", HF.name)
+    if made != config.device.engine.name:
+        hint = "its samples are not those that this run would draw: use the same, or leave --reuse out"
+        raise InputError(f"was sampled by the engine {made!r}", path=stored.path, field="device.engine", hint=hint)
     return stored
 
 

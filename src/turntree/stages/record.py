@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -69,7 +69,7 @@ def record_traces(config: RecordConfig, out: Path, *, overwrite: bool = False) -
     A recording that was killed goes on when it is started again, and ends with the same file. Raises `InputError` where
     the interrupted one was another, unless `overwrite`, and where no episode is kept.
     """
-    config = replace(config, environment=parts.resolve("environments", config.environment))
+    config = parts.resolved(config)
     with (
         open_tasks(config.environment, {config.split: config.count}, seed=config.task_seed) as opened,
         open_speaker(config.model, config.endpoint, config.device) as speaker,
@@ -77,7 +77,7 @@ def record_traces(config: RecordConfig, out: Path, *, overwrite: bool = False) -
         tasks = opened.of(config.split)
         made_from = {**speaker.identity, **identity(config.environment, opened)}
         settings = {**to_mapping(config), "endpoint": connection_free(config.endpoint)}
-        described = {"config": settings, "version": __version__, **made_from}
+        described = {"config": settings, "version": __version__, "code": parts.identities(config), **made_from}
         with open_log(out.with_name(f"{out.name}.waves"), described, overwrite=overwrite) as log:
             total = len(tasks)
             work(
