@@ -31,7 +31,7 @@ from turntree.profiling.settle import Prior
 from turntree.profiling.stored import StoredProfile
 from turntree.profiling.tally import Tally
 from turntree.rollouts.local import Prompted
-from turntree.stages.policy import HF, Device, Speaker, open_speaker
+from turntree.stages.policy import Device, Speaker, open_speaker
 from turntree.stages.verifier import open_verifier
 from turntree.traces.candidates import candidates, skipped_turns
 from turntree.traces.schema import Trace, read_traces
@@ -54,7 +54,7 @@ class ProfileStageConfig:
     traces: str
     model: str = "default"
     verifier: Part = field(default_factory=lambda: Part("household"))
-    environment: Part | None = None
+    environment: Part | None = field(default=None, metadata=parts.AS_GIVEN)
     split: str = "train"
     limit: int = 0
     reuse: str | None = None
@@ -183,11 +183,8 @@ def _stored(config: ProfileStageConfig, policy: Speaker) -> StoredProfile | None
     if config.reuse is None:
         return None
     stored = StoredProfile(Path(config.reuse))
-    stored.check_draws(policy.identity, config.profile.sampling, config.profile.seed)
-    made = stored.header["config"].get("device", {}).get("engine", {}).get("name", HF.name)
-    if made != config.device.engine.name:
-        hint = "its samples are not those that this run would draw: use the same, or leave --reuse out"
-        raise InputError(f"was sampled by the engine {made!r}", path=stored.path, field="device.engine", hint=hint)
+    engine = config.device.engine.name
+    stored.check_draws(policy.identity, config.profile.sampling, config.profile.seed, engine)
     return stored
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from turntree import __version__
+from turntree.core import parts
 from turntree.core.config import Part, from_mapping, to_mapping
 from turntree.core.cost import Cost
 from turntree.core.errors import InputError
@@ -31,7 +32,7 @@ class RescoreConfig:
 
     profile: str
     verifier: Part
-    environment: Part | None = None
+    environment: Part | None = field(default=None, metadata=parts.AS_GIVEN)
     traces: str | None = None
 
 

@@ -62,7 +62,8 @@ class TrainPivotConfig:
     model: str = "default"
     traces: str | None = None  # default: the file that the profile names
     verifier: Part | None = None  # default: the one that the profile was made with; "strict" is the baseline of Eq. 2
-    environment: Part | None = None  # in which the traces were played, for a verifier that plays actions
+    # in which the traces were played, for a verifier that plays actions; its options replace those that a trace names
+    environment: Part | None = field(default=None, metadata=parts.AS_GIVEN)
     allow_stale: bool = False
     train: PivotConfig = field(default_factory=PivotConfig)
     check: CheckConfig = field(default_factory=CheckConfig)

@@ -106,7 +106,8 @@ def stream_chat(
     naming file, line and field (see the policy above).
 
     `format` is a part (`traces.formats`); "auto" decides for every row by its keys (`detect_format`). `success_only`
-    drops traces that failed or whose outcome is unknown, counted apart. `unknown_keys="keep"` carries unknown row keys in `meta["extra"]` and
+    drops traces that failed or whose outcome is unknown, counted apart. `unknown_keys="keep"` carries unknown row keys
+    in `meta["extra"]` and
     counts unknown message keys in `ignored`. `domain` is given to rows that name none. Rows equal in id and content
     are kept once and counted; one id with two contents is malformed.
     """
