@@ -180,7 +180,7 @@ def resolved(config: T, inside: str = "") -> T:
     """The configuration with every part spelled out, those of configurations inside it too (`inside`: the dotted key of
     this one). A field is of the kind whose noun it is called by; one of `AS_GIVEN` stays as it is. Raises `ConfigError`
     for a part that does not exist and for options that it does not have."""
-    given = {field.name for field in dataclasses.fields(cast(Any, config)) if field.metadata == AS_GIVEN}
+    given = {field.name for field in dataclasses.fields(cast(Any, config)) if dict(field.metadata) == AS_GIVEN}
     spelled: dict[str, Any] = {}
     for name, value in _fields(config):
         if name in given:
