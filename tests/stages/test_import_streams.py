@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from turntree.core.config import from_mapping
+from turntree.core.config import Part, from_mapping
 from turntree.core.errors import ConfigError, InputError
 from turntree.stages import import_traces as stage
 from turntree.traces.schema import Trace, read_header, read_traces
@@ -111,5 +111,5 @@ def test_every_choice_of_an_import_is_heeded(tmp_path):
         ]
         == 3
     )
-    with pytest.raises(ConfigError, match="format"):
-        stage.import_traces([unknown], out, stage.ImportConfig(dev=0, format="none of these"))
+    with pytest.raises(InputError, match="no trace format 'none of these'"):
+        stage.import_traces([unknown], out, stage.ImportConfig(dev=0, format=Part("none of these")))

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trace_strategies import row, untidy_lines
 
+from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import ToolCall
 from turntree.traces.candidates import candidates
@@ -167,8 +168,10 @@ class TestStopping:
         assert report.dropped_turns == {"in_dropped_trace": 1}
 
     def test_options_that_do_not_exist_are_refused(self, file: Any) -> None:
-        with pytest.raises(ConfigError, match="use one of auto, chat, responses, tau2"):
-            import_chat([file(row(USER, HELLO))], format="sharegpt")  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="no trace format 'sharegpt'; registered: chat, responses, tau2"):
+            import_chat([file(row(USER, HELLO))], format="sharegpt")
+        with pytest.raises(ConfigError, match="'format': has no options"):
+            import_chat([file(row(USER, HELLO))], format=Part("auto", {"key": 1}))
 
 
 class TestRows:

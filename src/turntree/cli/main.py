@@ -15,6 +15,7 @@ import click
 
 from turntree import __version__
 from turntree.cli import audit, check, config, experiment, gate, index, online, pipeline, results, traces
+from turntree.core import parts
 from turntree.core.errors import TurntreeError
 
 
@@ -68,7 +69,8 @@ def main(arguments: list[str] | None = None) -> None:
         )
         sys.exit(130)
     except Exception as error:
-        _fail(_of_defect(error), code=70)  # EX_SOFTWARE of sysexits.h
+        own = _of_own_part(error)
+        _fail(own or _of_defect(error), code=2 if own else 70)  # EX_SOFTWARE of sysexits.h
 
 
 def _fail(message: str, code: int = 2) -> None:
@@ -86,9 +88,23 @@ def _of_system(error: OSError) -> str:
     return error.strerror if name is None else f"{name}: {error.strerror}"
 
 
+def _of_own_part(error: Exception) -> str | None:
+    """Where a part that the user brought raised this, if the last of its frames and ours is one of its own."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = next((f for f in reversed(frames) if parts.is_brought(f.filename) or _is_ours(f.filename)), None)
+    if last is None or not parts.is_brought(last.filename):
+        return None
+    said = f"{type(error).__name__}: {error}"[:300]
+    return f"{last.filename}:{last.lineno}: {last.name} raised {said}; {DEBUG}=1 shows how it was called"
+
+
+def _is_ours(file: str) -> bool:
+    return Path(file).is_relative_to(Path(__file__).parents[1])
+
+
 def _of_defect(error: Exception) -> str:
     """One line for an error that no code expected: what, where, and what to do."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "turntree" in frame.filename]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_ours(frame.filename)]
     where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     text = " ".join(str(error).split())
     what = f"{type(error).__name__}{where}" + (f": {text[:300]}" if text else "")

@@ -50,6 +50,7 @@ def _brancher(text: str) -> str | None:
         "--dapo": "train.dapo",
         "--greso": "train.greso",
         "--reward": Read("rewards", _reward, "NAME[=WEIGHT]", repeated=True),
+        "--engine": "device.engine",
         "--keep-trees": KEEP_TREES,
         "--seed": "train.seed",
         "--log": "loggers",

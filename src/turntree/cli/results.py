@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         "--max-turns": "max_turns",
         "--max-tokens": "max_tokens",
         "--skills": "skills_per_kind",
+        "--engine": "device.engine",
         "--keep-trees": "keep_trees",
         "--seed": "seed",
     },

@@ -78,6 +78,7 @@ def qa(config: Any, out: Path, json_path: str | None) -> None:
         "--model": "model",
         "--endpoint": "endpoint.url",
         "--tokenizer": "endpoint.tokenizer",
+        "--engine": "device.engine",
         "--split": "split",
         "--count": "count",
         "--samples": "samples",
@@ -135,6 +136,7 @@ def import_(config: Any, files: tuple[Path, ...], out: Path, json_path: str | No
 
     \b
     Example: turntree traces import my_agent.jsonl --out runs/traces.jsonl
+             turntree traces import my_agent.jsonl --format my_logs:read --out runs/traces.jsonl
     """
     from turntree.stages.import_traces import import_traces
 

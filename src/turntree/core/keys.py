@@ -90,7 +90,9 @@ def _part(key: Key, noun: str) -> Iterator[Key]:
     described = parts.description(found.target)
     meanings = field_meanings(described) if is_dataclass(described) else {}
     for name, option in found.options().items():
-        given = chosen.options.get(name, to_value(option.default))
+        given = to_value(option.default)
+        if name in chosen.options:
+            given = to_value(option.value(chosen.options[name], field=f"{key.name}.{name}"))
         required = option.required and name not in chosen.options
         section = section_of(option.hint)
         if section is None or section is Part:

@@ -20,7 +20,9 @@ import functools
 import hashlib
 import importlib
 import importlib.metadata
+import importlib.util
 import inspect
+import re
 import sys
 import typing
 from collections.abc import Callable, Mapping
@@ -58,10 +60,15 @@ KINDS: dict[str, Kind] = {
     "estimators": Kind("estimator", ("normalizer", "per_rollout"), plain=True),
     "engines": Kind("engine", ("policy",)),
     "renderers": Kind("renderer", ("tokenizer",)),
-    "trace_formats": Kind("trace format"),
+    "trace_formats": Kind("trace format", plain=True),
     "log_formats": Kind("log format"),
     "loggers": Kind("logger", ("run",)),
 }
+AS_GIVEN = {"options": "as given"}  # of a field whose options replace others, so that a default must not
+_OURS = Path(__file__).parents[1]
+_brought: set[str] = set()  # the files of all modules that parts were loaded from
+_KIND_OF = {kind.noun: name for name, kind in KINDS.items()}
+_NAMES_CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 ARGUMENT = "argument"  # the parameter that takes what follows a registered name: gymnasium:ARGUMENT
 
 
@@ -73,6 +80,10 @@ class Option:
     hint: Any
     default: Any
     required: bool
+
+    def value(self, given: Any, *, field: str) -> Any:
+        """What is given, completed by the default and of the option's type. Raises `ConfigError` where it is not."""
+        return converted(self.hint, _completed(self.default, given), field=field)
 
 
 @dataclass(frozen=True)
@@ -107,18 +118,18 @@ class Loaded:
             if parameter.kind in wanted and name not in provided
         }
 
-    def resolved(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def resolved(self, options: Mapping[str, Any], field: str | None = None) -> dict[str, Any]:
         """Every option with its value: those given, converted to their types, and the defaults of the rest. Raises
-        `ConfigError` for an unknown option (naming the known ones), a missing one and a wrong type."""
-        known, where = self.options(), KINDS[self.kind].noun
+        `ConfigError` for an unknown option (naming the known ones), a missing one and a wrong type; `field` is where
+        the configuration has the part (default: what its kind is called)."""
+        known, where = self.options(), field or KINDS[self.kind].noun
         for key in options:
             if key not in known:
                 raise unknown_key(key, known, field=f"{where}.{key}")
         values: dict[str, Any] = {}
         for name, option in known.items():
             if name in options:
-                given = _completed(option.default, options[name])
-                values[name] = converted(option.hint, given, field=f"{where}.{name}")
+                values[name] = option.value(options[name], field=f"{where}.{name}")
             elif option.required:
                 raise ConfigError(
                     "is missing", field=f"{where}.{name}", hint=f"give it with --set {where}.{name}=VALUE"
@@ -165,15 +176,41 @@ def description(factory: Any) -> Any:
     return getattr(factory, _DESCRIBED_BY, factory)
 
 
-def resolved(config: T) -> T:
-    """The configuration with every part spelled out. A field is of the kind whose noun it is called by. Raises
-    `ConfigError` for a part that does not exist and for options that it does not have."""
-    kinds = {kind.noun: name for name, kind in KINDS.items()}
-    found = {field.name: getattr(config, field.name) for field in dataclasses.fields(cast(Any, config))}
-    spelled = {
-        name: resolve(kinds[name], value) for name, value in found.items() if isinstance(value, Part) and name in kinds
-    }
+def resolved(config: T, inside: str = "") -> T:
+    """The configuration with every part spelled out, those of configurations inside it too (`inside`: the dotted key of
+    this one). A field is of the kind whose noun it is called by; one of `AS_GIVEN` stays as it is. Raises `ConfigError`
+    for a part that does not exist and for options that it does not have."""
+    given = {field.name for field in dataclasses.fields(cast(Any, config)) if dict(field.metadata) == AS_GIVEN}
+    spelled: dict[str, Any] = {}
+    for name, value in _fields(config):
+        if name in given:
+            continue
+        if isinstance(value, Part):
+            spelled[name] = resolve(_KIND_OF[name], value, field=inside + name)
+        else:
+            spelled[name] = resolved(value, f"{inside}{name}.")
     return dataclasses.replace(cast(Any, config), **spelled) if spelled else config
+
+
+def identities(config: Any, inside: str = "") -> dict[str, str]:
+    """What the code of every part of a configuration was, by its dotted key, for the identity of a run."""
+    found: dict[str, str] = {}
+    for name, value in _fields(config):
+        if isinstance(value, Part):
+            found[inside + name] = identity(_KIND_OF[name], value)
+        else:
+            found |= identities(value, f"{inside}{name}.")
+    return found
+
+
+def _fields(config: Any) -> list[tuple[str, Any]]:
+    """The fields of a configuration that are parts, and those that are configurations which may hold some."""
+    values = [(field.name, getattr(config, field.name)) for field in dataclasses.fields(config)]
+    return [
+        (name, value)
+        for name, value in values
+        if (name in _KIND_OF if isinstance(value, Part) else dataclasses.is_dataclass(value))
+    ]
 
 
 def names(kind: str) -> list[str]:
@@ -191,6 +228,7 @@ def load(kind: str, name: str) -> Loaded:
     if name in registered or (colon and head in registered):
         point = registered[name if name in registered else head]
         target = _guarded(point.load, point.value, noun)
+        _brought.add(sys.modules[point.module].__file__ or "")
         takes = callable(target) and ARGUMENT in inspect.signature(target).parameters
         argument = rest if name not in registered else None
         if argument is not None and not takes:
@@ -200,19 +238,20 @@ def load(kind: str, name: str) -> Loaded:
     if not (colon and head and rest):
         raise InputError(f"there is no {noun} {name!r}", field=noun, hint=_hint(kind))
     module = _import(head, noun)
+    _brought.add(module.__file__ or "")
     target = module
     for attribute in rest.split("."):
         if not hasattr(target, attribute):
             problem = f"module {head!r} ({module.__file__}) has no {rest!r}"
             raise InputError(problem, field=noun, hint="check the name after the colon")
         target = getattr(target, attribute)
-    return Loaded(kind, name, target, None, f"{name}@{_digest(module)}")
+    return Loaded(kind, name, target, None, f"{name}@{_digest(module.__file__)}")
 
 
-def resolve(kind: str, part: Part) -> Part:
+def resolve(kind: str, part: Part, *, field: str | None = None) -> Part:
     """The same part with every option spelled out, as it is written to `config.json`."""
     found = load(kind, part.name)
-    return Part(part.name, {name: to_value(value) for name, value in found.resolved(part.options).items()})
+    return Part(part.name, {name: to_value(value) for name, value in found.resolved(part.options, field).items()})
 
 
 def build(kind: str, part: Part, **context: Any) -> Any:
@@ -221,8 +260,16 @@ def build(kind: str, part: Part, **context: Any) -> Any:
 
 
 def identity(kind: str, part: Part) -> str:
-    """What the code of the part was, for the identity of a run."""
-    return load(kind, part.name).identity
+    """What the code of the part was, for the identity of a run: its own, and that of every module:object which its
+    argument or an option names (`trl:my_game:Game`, `reward=my_game:judge`)."""
+    found = load(kind, part.name)
+    named = [found.argument, *part.options.values()] if found.argument else [*part.options.values()]
+    return "+".join([found.identity, *(code for each in named if isinstance(each, str) and (code := _code(each)))])
+
+
+def is_brought(file: str) -> bool:
+    """Whether a source file is that of a part which turntree does not ship: what it raises is not our defect."""
+    return file in _brought and not Path(file).is_relative_to(_OURS)
 
 
 # finding
@@ -261,13 +308,33 @@ def _defaults(target: Callable[..., Any]) -> dict[str, Any]:
     return found
 
 
-def _import(name: str, noun: str) -> ModuleType:
-    """Import a module, the current folder searched after all that is installed. It stays on the path, because modules
+def _search_here() -> Path:
+    """Let modules of the current folder be found, after all that is installed. It stays on the path, because modules
     may import lazily."""
     folder = Path.cwd()
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
     importlib.invalidate_caches()
+    return folder
+
+
+def _code(text: str) -> str | None:
+    """`module:object` with the digest of the file of the module, which is not imported; None where there is none."""
+    if not _NAMES_CODE.fullmatch(text):
+        return None
+    _search_here()
+    try:
+        spec = importlib.util.find_spec(text.partition(":")[0])
+    except (ImportError, ValueError):
+        return None
+    if spec is None or not spec.has_location or spec.origin is None:
+        return None
+    return f"{text}@{_digest(spec.origin)}"
+
+
+def _import(name: str, noun: str) -> ModuleType:
+    """Import a module of the current folder or an installed one."""
+    folder = _search_here()
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -300,7 +367,5 @@ def _failed(name: str, noun: str, error: Exception) -> InputError:
     return InputError(problem, field=noun, hint="the module must import without errors")
 
 
-def _digest(module: ModuleType) -> str:
-    if module.__file__ is None:
-        return "built-in"
-    return hashlib.blake2b(Path(module.__file__).read_bytes(), digest_size=4).hexdigest()
+def _digest(file: str | None) -> str:
+    return "built-in" if file is None else hashlib.blake2b(Path(file).read_bytes(), digest_size=4).hexdigest()

@@ -39,12 +39,13 @@ class StoredProfile:
                 offset += len(line)
         self._read = lru_cache(maxsize=256)(self._read_place)
 
-    def check_draws(self, policy: Mapping[str, str], sampling: Sampling, seed: int) -> None:
+    def check_draws(self, policy: Mapping[str, str], sampling: Sampling, seed: int, engine: str = "hf") -> None:
         """Raise `InputError` unless this policy (the names of its weights, tokenizer and chat template) would draw the
-        stored samples again."""
-        made = self.header["config"]["profile"]
-        found = {**{key: self.header[key] for key in policy}, "sampling": made["sampling"], "seed": made["seed"]}
-        wanted: dict[str, Any] = {**policy, "sampling": to_mapping(sampling), "seed": seed}
+        stored samples again with the engine of this name."""
+        made = self.header["config"].get("profile") or {}
+        found = {key: self.header[key] for key in policy} | {key: made.get(key) for key in ("sampling", "seed")}
+        found["engine"] = _engine(self.header["config"])
+        wanted: dict[str, Any] = {**policy, "sampling": to_mapping(sampling), "seed": seed, "engine": engine}
         for key, value in wanted.items():
             if found[key] != value:
                 hint = "its samples are not those that this run would draw: use the same, or leave --reuse out"
@@ -73,3 +74,10 @@ class StoredProfile:
         with self.path.open("rb") as handle:
             handle.seek(self._offsets[place])
             return PROFILE.parse(handle.readline(), self.path, place + 1)
+
+
+def _engine(config: Mapping[str, Any]) -> str:
+    """The name of the engine that sampled; profiles of before engines were parts name none."""
+    device = config.get("device")
+    engine = device.get("engine") if isinstance(device, Mapping) else None
+    return str(engine.get("name", "hf")) if isinstance(engine, Mapping) else "hf"

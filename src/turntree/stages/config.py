@@ -14,7 +14,6 @@ from turntree.core.config import Part, Usual
 from turntree.core.errors import ConfigError
 from turntree.core.protocols import Brancher, Estimator, Gate
 from turntree.engines.endpoint import EndpointConfig
-from turntree.engines.limits import EngineConfig
 from turntree.environments.processes import ProcessPoolConfig
 from turntree.environments.tasks import DEFAULT, DEV, TEST, TRAIN
 from turntree.logs import trees
@@ -22,6 +21,8 @@ from turntree.profiling.profile import ProfileConfig
 from turntree.rollouts.live import EpisodeConfig
 from turntree.traces.schema import SPLITS
 from turntree.training.config import CheckpointConfig, LoRAConfig, OnlineConfig, PivotConfig, SFTConfig
+
+HF = Part("hf")  # the engine in this process
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Device:
     """Compute activations twice instead of keeping them."""
     lora: LoRAConfig | None = None
     """Train a fresh adapter instead of the weights."""
-    engine: EngineConfig = field(default_factory=EngineConfig)
+    engine: Part = HF
+    """What samples: hf (in this process), or module:object of your own."""
 
     def __post_init__(self) -> None:
         if self.threads < 1:
@@ -89,8 +91,9 @@ class ProfileStageConfig:
     serves."""
     verifier: Part = field(default_factory=lambda: Part("household"))
     """household, tool_call, strict, executed, or module:function of your own."""
-    environment: Part | None = None
-    """Where the traces were played, as they name it: for a verifier that plays actions (executed)."""
+    environment: Part | None = field(default=None, metadata=parts.AS_GIVEN)
+    """Where the traces were played, as they name it: for a verifier that plays actions (executed). Options given here
+    replace those that a trace names."""
     split: str = "train"
     """Which traces ('' for all)."""
     limit: int = 0
@@ -115,8 +118,9 @@ class RescoreConfig:
     """The profile whose samples are judged anew."""
     verifier: Part
     """household, tool_call, strict, executed, or module:function of your own."""
-    environment: Part | None = None
-    """Where the traces were played, as they name it: for a verifier that plays actions (executed)."""
+    environment: Part | None = field(default=None, metadata=parts.AS_GIVEN)
+    """Where the traces were played, as they name it: for a verifier that plays actions (executed). Options given here
+    replace those that a trace names."""
     traces: str | None = None
     """Where the traces are now, if not where the profile says."""
 
@@ -153,8 +157,9 @@ class TrainPivotConfig:
     """Where the traces are now, if not where the profile says."""
     verifier: Part | None = None
     """Default: that of the profile; code of your own is named again. "strict" is the baseline of Eq. 2."""
-    environment: Part | None = None
-    """Where the traces were played, as they name it: for a verifier that plays actions (executed)."""
+    environment: Part | None = field(default=None, metadata=parts.AS_GIVEN)
+    """Where the traces were played, as they name it: for a verifier that plays actions (executed). Options given here
+    replace those that a trace names."""
     allow_stale: bool = False
     """Accept pivots that were profiled with another policy, sampling or verifier: their means are then not those of
     the start."""

@@ -7,24 +7,25 @@ import tempfile
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
-from turntree.core.config import Between
+from turntree.core.config import Between, Part
 from turntree.core.errors import InputError
 from turntree.observe.files import write_json
-from turntree.traces.chat import ImportReport, stream_chat
+from turntree.traces.chat import AUTO, ImportReport, stream_chat
 from turntree.traces.schema import Split, Trace, write_traces
 from turntree.traces.splits import assign_splits
 
 Key = tuple[str, str, Split | None]
+_BY_KEYS = Part(AUTO)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportConfig:
     """`turntree traces import`."""
 
-    format: str = "auto"
-    """auto, chat, responses or tau2."""
+    format: Part = _BY_KEYS
+    """auto, chat, responses, tau2, or module:function of your own; its options are format.KEY."""
     on_error: Literal["stop", "drop"] = "stop"
     """What a row that cannot be read does."""
     unknown_keys: Literal["stop", "keep"] = "stop"
@@ -49,7 +50,7 @@ def import_traces(files: list[Path], out: Path, config: ImportConfig) -> dict[st
 
         report = stream_chat(
             *(files, keep),
-            format=cast("Any", config.format),  # a name that it does not know is refused there
+            format=config.format,
             on_error=config.on_error,
             unknown_keys=config.unknown_keys,
             success_only=config.success_only,

@@ -11,30 +11,38 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turntree.core import parts
 from turntree.core.config import Part
+from turntree.core.errors import ConfigError, InputError
 from turntree.core.protocols import StreamingEngine
 from turntree.engines.checkpoint import load_model, load_tokenizer, policy_hash, template_hash, tokenizer_hash
 from turntree.engines.endpoint import EndpointConfig, EndpointEngine
-from turntree.engines.hf import HFEngine
 from turntree.renderers.template import ChatRenderer
-from turntree.stages.config import Device
+from turntree.stages.config import HF, Device
 from turntree.training.attention import set_tree_attention
 from turntree.training.forward import set_checkpointing
 from turntree.training.lora import Reference, add_adapter, frozen_reference
 
 DEFAULT = "default"
+_VERBS = ("generate", "submit", "cancel", "poll", "update_weights", "weights_changed")
+_FIGURES = ("policy_version", "max_context", "in_flight")
 
 
 @dataclass(frozen=True)
-class Policy:
-    """`hash` names the exact weights; a fresh adapter changes nothing yet and is not in it. `identity` names all that
-    decides what is sampled from a prompt (weights, tokenizer, chat template): a profile records it, training and a run
-    that goes on refuse another."""
+class Weights:
+    """What the factory of an engine gets as `policy`. `source` is the name or folder that it was loaded from."""
 
     source: str
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     renderer: ChatRenderer
-    engine: HFEngine
+
+
+@dataclass(frozen=True)
+class Policy(Weights):
+    """`hash` names the exact weights; a fresh adapter changes nothing yet and is not in it. `identity` names all that
+    decides what is sampled from a prompt (weights, tokenizer, chat template): a profile records it, training and a run
+    that goes on refuse another."""
+
+    engine: StreamingEngine
     hash: str
     identity: dict[str, str]
 
@@ -71,6 +79,9 @@ def open_speaker(model: str, endpoint: EndpointConfig | None, device: Device) ->
         policy = load_policy(model, device)
         yield Speaker(policy.engine, policy.renderer, policy.identity)
         return
+    if device.engine.name != HF.name:
+        hint = "leave --endpoint out, or the engine"
+        raise ConfigError("samples in place of the server at --endpoint", field="device.engine", hint=hint)
     tokenizer = load_tokenizer(endpoint.tokenizer)
     renderer = ChatRenderer(tokenizer)
     with EndpointEngine(endpoint, model, tokenizer, renderer.stop_ids) as engine:
@@ -93,12 +104,22 @@ def load_policy(source: str, device: Device) -> Policy:
     weights = policy_hash(model)
     if device.lora is not None:
         add_adapter(model, device.lora)
-    renderer = ChatRenderer(tokenizer)
-    engine = HFEngine(model, renderer.stop_ids, device.engine)
+    loaded = Weights(source, model, tokenizer, ChatRenderer(tokenizer))
+    engine = _engine(device.engine, loaded)
     set_tree_attention(model, device.attention)
     if device.gradient_checkpointing:
         set_checkpointing(model)
-    return Policy(source, model, tokenizer, renderer, engine, weights, identity_of(weights, tokenizer))
+    return Policy(source, model, tokenizer, loaded.renderer, engine, weights, identity_of(weights, tokenizer))
+
+
+def _engine(part: Part, policy: Weights) -> StreamingEngine:
+    """Raises `InputError` for what is no engine, before it is asked for anything."""
+    engine = parts.build("engines", part, policy=policy)
+    missing = [name for name in (*_VERBS, *_FIGURES) if not hasattr(engine, name)]
+    if missing:
+        problem = f"{part.name!r} gave {type(engine).__name__}, which has no {', '.join(missing)}"
+        raise InputError(problem, field="device.engine", hint="see turntree.core.protocols.StreamingEngine")
+    return engine
 
 
 def identity_of(weights: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from turntree import __version__
+from turntree.core import parts
 from turntree.core.config import to_mapping
 from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
@@ -48,6 +49,7 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
     A run that was killed goes on where it was when it is started again, and ends with the same table but for
     `timing`. Raises `InputError` where the interrupted run was another one, unless `overwrite`.
     """
+    config = parts.resolved(config)
     surveyed = survey(config.traces, config.split, config.limit)
     with (
         open_verifier(config.verifier, config.environment) as verifier,
@@ -67,7 +69,7 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
             timing = sum((candidate.cost for candidate in found), NO_COST).timing()
             return {"rows": [one.to_json() for one in found], "skipped": dict(skipped), "timing": timing}
 
-        identity = {**_identity(config), **made_from}
+        identity = {**_identity(config), "code": parts.identities(config), **made_from}
         with open_log(out.with_name(f"{out.name}.waves"), identity, overwrite=overwrite) as log:
             states = stream_candidates(config.traces, config.split, config.limit)
             work(
@@ -157,7 +159,8 @@ def _stored(config: ProfileStageConfig, policy: Speaker) -> StoredProfile | None
     if config.reuse is None:
         return None
     stored = StoredProfile(Path(config.reuse))
-    stored.check_draws(policy.identity, config.profile.sampling, config.profile.seed)
+    engine = config.device.engine.name
+    stored.check_draws(policy.identity, config.profile.sampling, config.profile.seed, engine)
     return stored
 
 

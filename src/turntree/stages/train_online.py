@@ -50,7 +50,8 @@ def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = 
         opened = stack.enter_context(
             open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source, workers=config.workers)
         )
-        inputs = {**policy.identity, **identity(config.environment, opened), **rewards.identity(config.rewards)}
+        code = parts.identities(config)
+        inputs = {**policy.identity, **code, **identity(config.environment, opened), **rewards.identity(config.rewards)}
         run = stack.enter_context(
             open_run(out, "train online", to_mapping(config), inputs, overwrite=overwrite, logs=logs)
         )

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from turntree.core import parts
 from turntree.core.config import Part, to_mapping
 from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
@@ -42,6 +43,7 @@ def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = Fa
     `out/pass_rates.jsonl`, the groups of every step in `out/trees.jsonl`, outcomes of held-out games in
     `out/held_out.jsonl`, the bill in `out/cost.json`. An unfinished run of the same configuration and contents in `out`
     goes on; any other is refused unless `overwrite`."""
+    config = parts.resolved(config)
     loggers.check(config.loggers)
     header, rows = PIVOTS.read(Path(config.pivots))
     policy = load_policy(config.model, config.device)
@@ -55,6 +57,7 @@ def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = Fa
         _require_verifier(config, header, verifier)
         inputs = {
             **policy.identity,
+            **parts.identities(config),
             "pivots_hash": file_hash(Path(config.pivots)),
             "traces_hash": header["traces_hash"],
             "verifier": verifier.name,

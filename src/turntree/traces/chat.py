@@ -9,23 +9,24 @@ candidates (`candidates.SkipReason`) never stop anything; they are counted, and 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from turntree.core import parts
+from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
 from turntree.observe.jsonl import located
 from turntree.traces.assemble import Assembled, assemble
 from turntree.traces.candidates import skipped_turns
 from turntree.traces.formats.chat import UnknownKeys, read_chat_row
-from turntree.traces.formats.responses import read_responses_row
 from turntree.traces.formats.row import ChatRow, RowRefused, fingerprint
-from turntree.traces.formats.tau import read_simulation, read_taubench_run
 from turntree.traces.schema import Trace
 from turntree.traces.sources import SourceRow, source_rows
 
-Format = Literal["auto", "chat", "responses", "tau2"]
+Reader = Callable[[dict[str, Any]], ChatRow | Mapping[str, Any] | None]
+AUTO = "auto"  # the format of every row is told by its keys
 OnError = Literal["stop", "drop"]
 Known = dict[str, tuple[str, Any]]  # id -> fingerprint and source of the trace that has it
 TRACE_DROPPED = "in_dropped_trace"
@@ -71,7 +72,7 @@ class ImportReport:
 def import_chat(
     paths: Iterable[str | Path],
     *,
-    format: Format = "auto",
+    format: str | Part = AUTO,
     on_error: OnError = "stop",
     success_only: bool = False,
     unknown_keys: UnknownKeys = "stop",
@@ -95,7 +96,7 @@ def stream_chat(
     paths: Iterable[str | Path],
     keep: Callable[[Trace], None],
     *,
-    format: Format = "auto",
+    format: str | Part = AUTO,
     on_error: OnError = "stop",
     success_only: bool = False,
     unknown_keys: UnknownKeys = "stop",
@@ -104,19 +105,16 @@ def stream_chat(
     """Read source files and hand every trace to `keep`; only ids and fingerprints are remembered. Raises `InputError`
     naming file, line and field (see the policy above).
 
-    `format` "auto" decides for every row by its keys (`detect_format`). `success_only` drops traces that failed or
-    whose outcome is unknown, counted apart. `unknown_keys="keep"` carries unknown row keys in `meta["extra"]` and
+    `format` is a part (`traces.formats`); "auto" decides for every row by its keys (`detect_format`). `success_only`
+    drops traces that failed or whose outcome is unknown, counted apart. `unknown_keys="keep"` carries unknown row keys
+    in `meta["extra"]` and
     counts unknown message keys in `ignored`. `domain` is given to rows that name none. Rows equal in id and content
     are kept once and counted; one id with two contents is malformed.
     """
-    for name, value, kind in (
-        ("format", format, Format),
-        ("on_error", on_error, OnError),
-        ("unknown_keys", unknown_keys, UnknownKeys),
-    ):
+    for name, value, kind in (("on_error", on_error, OnError), ("unknown_keys", unknown_keys, UnknownKeys)):
         if value not in get_args(kind):
             raise ConfigError(f"is {value!r}", field=name, hint=f"use one of {', '.join(get_args(kind))}")
-    options = _Options(format, on_error == "drop", success_only, unknown_keys, domain)
+    options = _Options(_Readers(format, unknown_keys), on_error == "drop", success_only, domain)
     report = ImportReport()
     known: Known = {}
     for path in map(Path, paths):
@@ -131,7 +129,7 @@ def stream_chat(
     return report
 
 
-def detect_format(row: dict[str, Any]) -> Format:
+def detect_format(row: dict[str, Any]) -> str:
     """By keys: `responses_create_params` is Responses; `traj`, or `messages` beside `reward_info`, is tau; else
     `messages` is chat. Raises `RowRefused`."""
     if "responses_create_params" in row:
@@ -147,12 +145,58 @@ def detect_format(row: dict[str, Any]) -> Format:
     )
 
 
+class _Readers:
+    """The readers of rows by the names of their formats. Raises `InputError` and `ConfigError` for a format that does
+    not exist or has not these options."""
+
+    def __init__(self, format: str | Part, unknown_keys: UnknownKeys) -> None:
+        self._format = Part.from_value(format, "format")
+        self._unknown_keys: UnknownKeys = unknown_keys
+        self._found: dict[str, Reader] = {}
+        if self._format.name != AUTO:
+            self._load(self._format)
+        elif self._format.options:
+            raise ConfigError("has no options", field="format", hint="name the format of the rows with --format")
+
+    def read(self, row: SourceRow, formats: Counter[str]) -> ChatRow | None:
+        """The row in chat shape; None for one that its format leaves out. Counts the format."""
+        value = row.value
+        if isinstance(value, InputError):
+            raise RowRefused("not_a_json_object", value.problem, hint=value.hint)
+        document = row.environment_info
+        name = self._format.name
+        if name == AUTO:
+            name = "tau2" if document is not None else detect_format(value)
+        formats[name] += 1
+        reader = self._found.get(name) or self._load(Part(name))
+        try:
+            read = reader(value if document is None else {**value, "environment_info": document})
+        except InputError:
+            raise
+        except Exception as error:  # the boundary to foreign code
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            raise RowRefused("format_failed", f"cannot be read: format {name!r} raised {said}") from error
+        if read is None or isinstance(read, ChatRow):
+            return read
+        if not isinstance(read, Mapping):
+            hint = "a format returns a chat row, {messages: [...], ...}, or None"
+            raise RowRefused("format_failed", f"is {type(read).__name__} as {name!r} reads it", hint=hint)
+        return read_chat_row(dict(read), unknown_keys=self._unknown_keys)
+
+    def _load(self, format: Part) -> Reader:
+        loaded = parts.load("trace_formats", format.name)
+        options = dict(format.options)
+        if "unknown_keys" in loaded.options():
+            options.setdefault("unknown_keys", self._unknown_keys)
+        loaded.resolved(options, "format")
+        return self._found.setdefault(format.name, loaded.build(options, {}))
+
+
 @dataclass(frozen=True)
 class _Options:
-    format: Format
+    readers: _Readers
     keep_going: bool
     success_only: bool
-    unknown_keys: UnknownKeys
     domain: str
 
 
@@ -164,7 +208,10 @@ def _import_row(
     report: ImportReport,
     options: _Options,
 ) -> None:
-    chat = _chat_row(row, options.format, options.unknown_keys, report)
+    chat = options.readers.read(row, report.formats)
+    if chat is None:
+        report.dropped_traces["left_out_by_format"] += 1
+        return
     source = {"file": path.name} | ({"line": row.line} if row.line else {"index": row.index} if row.index else {})
     built = assemble(chat, keep_going=options.keep_going, domain=options.domain, source=source)
     reason, content = _why_not(built, known, options.success_only)
@@ -184,20 +231,6 @@ def _import_row(
         keep(built.trace)
         report.traces_kept += 1
         report.turns_kept += candidates
-
-
-def _chat_row(row: SourceRow, format: Format, unknown_keys: UnknownKeys, report: ImportReport) -> ChatRow:
-    value = row.value
-    if isinstance(value, InputError):
-        raise RowRefused("not_a_json_object", value.problem, hint=value.hint)
-    if format == "auto":
-        format = "tau2" if row.environment_info is not None else detect_format(value)
-    report.formats[format] += 1
-    if format == "responses":
-        return read_responses_row(value)
-    if format == "tau2":
-        return read_taubench_run(value) if "traj" in value else read_simulation(value, row.environment_info)
-    return read_chat_row(value, unknown_keys)
 
 
 def _why_not(built: Assembled, known: Known, success_only: bool) -> tuple[str | None, str]:

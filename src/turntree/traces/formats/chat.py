@@ -21,7 +21,7 @@ MESSAGE_KEYS_IGNORED = frozenset({"reasoning_content", "reasoning", "thinking", 
 _KEEP = "import with unknown_keys='keep' (--unknown-keys keep) to carry it in meta.extra"
 
 
-def read_chat_row(row: dict[str, Any], unknown_keys: UnknownKeys) -> ChatRow:
+def read_chat_row(row: dict[str, Any], *, unknown_keys: UnknownKeys = "stop") -> ChatRow:
     """Raises `RowRefused` for a missing `messages`, a wrong type or (unless kept) an unknown key."""
     extra = {key: value for key, value in row.items() if key not in ROW_KEYS and value is not None}
     if unknown_keys == "stop":

@@ -13,6 +13,11 @@ from typing import Any, cast
 from turntree.traces.formats.row import ChatRow, RowRefused, chat_tools, list_of, outcome, text_of
 
 
+def read_tau_row(row: dict[str, Any]) -> ChatRow:
+    """A run of tau-bench or a simulation of tau2, with the `environment_info` of its document where that has one."""
+    return read_taubench_run(row) if "traj" in row else read_simulation(row, row.get("environment_info"))
+
+
 def read_taubench_run(row: dict[str, Any]) -> ChatRow:
     meta: dict[str, Any] = {key: row[key] for key in ("task_id", "trial") if key in row}
     return ChatRow(

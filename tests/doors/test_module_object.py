@@ -1,0 +1,238 @@
+"""Every part that turntree decides with, from files outside the package, by `module:object` and the command line:
+train, kill, resume, evaluate, report. No file of turntree is edited."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doors.parts_of_ones_own import MODULES
+from turntree.traces.schema import read_traces
+from turntree.training.checkpoints import Checkpoints
+
+TINY = (
+    *("--iterations", 2, "--groups", 2, "--group-size", 4, "--max-turns", 3, "--max-tokens", 12, "--count", 4),
+    *("--held-out-count", 2, "--learning-rate", 3e-4, "--kl", 0, "--set", "checkpoints.every=1"),
+)
+ROOMS = ("--environment", "my_rooms:tasks", "--turns", 3)
+MINE = (
+    *("--gate", "my_rules:CutsAlike", "--set", "gate.turn=3"),
+    *("--brancher", "my_rules:EveryOther", "--initial", 2),
+    *("--estimator", "my_rules:centred", "--set", "estimator.scale=0.5"),
+    *("--reward", "my_rules:brief=0.5", "--reward", "environment"),
+    *("--log", "my_machinery:Lines"),
+)
+ENGINE = ("--engine", "my_machinery:Counting", "--set", "device.engine.rows=32")
+ONLINE = ("train", "online", *ROOMS, *TINY, *MINE, *ENGINE)
+SHORT = ("--max-tokens", 12)
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [untimed(json.loads(line)) for line in path.read_text().splitlines()]
+
+
+def untimed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: untimed(item) for key, item in value.items() if key != "timing"}
+    return [untimed(item) for item in value] if isinstance(value, list) else value
+
+
+@contextmanager
+def killed_at(step: int) -> Iterator[None]:
+    """Training dies when it would save this step: everything up to it is logged, and what is saved is older."""
+    save = Checkpoints.save
+
+    def stopping(self: Checkpoints, now: int, *state: Any) -> None:
+        if now == step:
+            raise KeyboardInterrupt
+        save(self, now, *state)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpoints, "save", stopping)
+        yield
+
+
+@contextmanager
+def edited(folder: Path, module: str) -> Iterator[None]:
+    path = folder / f"{module}.py"
+    path.write_text(path.read_text() + "\n# edited\n")
+    try:
+        yield
+    finally:
+        path.write_text(MODULES[module])
+
+
+@pytest.fixture(scope="module")
+def whole(turntree, folder) -> Path:
+    """A run that nothing interrupted, with every part of one's own."""
+    sys.modules.pop("my_machinery", None)
+    turntree(*ONLINE, "--out", "whole")
+    return folder / "whole"
+
+
+@pytest.fixture(scope="module")
+def killed(turntree, folder) -> Path:
+    """The same run, killed in its second iteration."""
+    with killed_at(2):
+        turntree(*ONLINE, "--out", "killed", code=130)
+    return folder / "killed"
+
+
+def test_every_part_of_ones_own_does_its_work(whole) -> None:
+    started, *trained = rows(whole / "metrics.jsonl")
+    assert started["held_out_short_share"] is not None, "the environment counts for itself"
+    assert all(set(row["rewards"]) == {"brief", "environment"} for row in trained)
+    assert sum(row["trees"]["forks"] for row in trained) > 0, "the brancher"
+    assert {row["reason"] for row in rows(whole / "gate.jsonl")} == {"alike"}
+    assert [row["step"] for row in rows(whole / "told.jsonl")] == [0, 1, 2], "the logger"
+    kept = rows(whole / "trees.jsonl")
+    credits = [credit for tree in kept for credit in (tree["credit"] or {"nodes": {}})["nodes"].values()]
+    assert credits and len(kept) == 4
+    config = json.loads((whole / "config.json").read_text())
+    assert config["config"]["estimator"] == {"name": "my_rules:centred", "scale": 0.5}
+    assert config["config"]["device"]["engine"] == {"name": "my_machinery:Counting", "rows": 32}
+
+
+def test_an_engine_of_ones_own_is_told_of_every_update_and_its_numbers_are_not_trusted(turntree, folder, whole) -> None:
+    (engine,) = sys.modules["my_machinery"].Counting.built[:1]
+    assert engine.updates == [1, 2] and engine.rows == 32
+    bill = json.loads((whole / "cost.json").read_text())
+    assert bill["scored_tokens"] == bill["trained_tokens"] > 0, "old log-probabilities are the trainer's"
+    turntree("train", "online", *ROOMS, *TINY, *MINE, "--out", "ours")
+    assert json.loads((folder / "ours" / "cost.json").read_text())["scored_tokens"] == 0
+    for one, other in zip(
+        rows(whole / "rollouts.jsonl")[:2], rows(folder / "ours" / "rollouts.jsonl")[:2], strict=True
+    ):
+        assert one == other, "the same model, sampled by the same draws"
+
+
+@pytest.mark.parametrize(
+    ("module", "named"),
+    [("my_rooms", "inputs.environment"), ("my_rules", "inputs.brancher"), ("my_machinery", "inputs.device.engine")],
+)
+def test_a_run_does_not_go_on_with_a_module_that_was_edited(turntree, folder, killed, module, named) -> None:
+    with edited(folder, module):
+        message = turntree.error(*ONLINE, "--out", "killed")
+    assert f"differs in {named}" in message
+
+
+def test_a_killed_run_goes_on_to_the_same_artifacts(turntree, folder, whole, killed) -> None:
+    assert "goes on after step 1" in turntree(*ONLINE, "--out", "killed").stderr
+    weights = "model/model.safetensors"
+    assert (killed / weights).read_bytes() == (whole / weights).read_bytes()
+    for name in ("metrics.jsonl", "rollouts.jsonl", "trees.jsonl", "held_out.jsonl", "gate.jsonl"):
+        assert rows(killed / name) == rows(whole / name), name
+    assert [row["step"] for row in rows(killed / "told.jsonl")] == [0, 1, 2], "no step is told twice"
+
+
+def test_it_is_evaluated_and_reported_like_any_other(turntree, folder, whole) -> None:
+    result = turntree.json(
+        *("evaluate", *ROOMS, "--model", "whole/model", "--count", 3, "--max-turns", 3, *SHORT),
+        *("--engine", "my_machinery:Counting"),
+    )
+    assert set(result["sampled"]["by_task_type"]) <= {"look", "inventory", "go"}
+    assert result["greedy"]["short_share"] is not None
+    assert result["config"]["device"]["engine"]["name"] == "my_machinery:Counting"
+    turntree("report", "whole")
+    assert "room-" in (folder / "whole" / "trees.html").read_text()
+    assert (folder / "whole" / "report.html").stat().st_size > 1000
+
+
+# from recorded traces to training at pivots
+
+
+@pytest.fixture(scope="module")
+def traces(turntree, folder) -> Path:
+    turntree(
+        *("traces", "record", "--environment", "my_rooms:tasks", "--set", "environment.turns=3", "--count", 6),
+        *("--samples", 2, *SHORT, "--engine", "my_machinery:Counting", "--out", "traces.jsonl"),
+    )
+    return folder / "traces.jsonl"
+
+
+PROFILE = ("profile", "--limit", 8, "--rollouts", 8, *SHORT, "--engine", "my_machinery:Counting")
+PIVOT = ("--steps", 2, *SHORT, "--set", "train.states=2", "--set", "train.group_size=4", "--set", "checkpoints.every=1")
+
+
+@pytest.mark.parametrize("verifier", ["my_rules:begins_alike", "executed"])
+def test_a_verifier_profiles_selects_and_trains_and_goes_on_after_a_kill(turntree, folder, traces, verifier) -> None:
+    name = verifier.partition(":")[0]
+    named = ("--verifier", verifier, *(("--environment", "my_rooms:tasks") if verifier == "executed" else ()))
+    profiled = turntree.json(*PROFILE, "--traces", traces, *named, "--out", f"{name}.profile.jsonl")
+    assert profiled["candidates"] == 8 and profiled["gold_refused"] == 0
+    turntree("select", f"{name}.profile.jsonl", "--threshold", 1, "--anchor-share", 0.5, "--out", f"{name}.jsonl")
+    command = ("train", "pivot", f"{name}.jsonl", *PIVOT, *named, "--engine", "my_machinery:Counting")
+    with killed_at(2):
+        turntree(*command, "--out", f"{name}.run", code=130)
+    with edited(folder, "my_machinery"):
+        assert "differs in inputs.device.engine" in turntree.error(*command, "--out", f"{name}.run")
+    turntree(*command, "--out", f"{name}.run")
+    turntree(*command, "--out", f"{name}.whole")
+    one, other = (folder / f"{name}.{run}" for run in ("run", "whole"))
+    assert (one / "model/model.safetensors").read_bytes() == (other / "model/model.safetensors").read_bytes()
+    assert rows(one / "metrics.jsonl") == rows(other / "metrics.jsonl")
+    turntree("report", f"{name}.run")
+
+
+def test_a_trace_format_reads_foreign_logs_and_what_it_leaves_out_is_counted(turntree, folder, traces) -> None:
+    recorded = list(read_traces(traces))
+    said = {"assistant": "bot", "user": "world"}
+    logs = [
+        {"name": trace.id, "won": trace.success, "talk": [[said[m.role], m.content] for m in trace.messages]}
+        for trace in recorded
+    ]
+    (folder / "logs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*logs, {"note": "the end"}]))
+    command = ("traces", "import", "logs.jsonl", "--out", "imported.jsonl", "--format", "my_machinery:read")
+    result = turntree.json(*command, "--set", "format.agent=bot")
+    assert result["dropped_traces"] == {"left_out_by_format": 1} and result["traces_kept"] == len(recorded)
+    read = list(read_traces(folder / "imported.jsonl"))
+    assert [(trace.id, trace.messages, trace.success) for trace in read] == [
+        (trace.id, trace.messages, trace.success) for trace in recorded
+    ]
+    message = turntree.error(*command)
+    assert "logs.jsonl:1: cannot be read: format 'my_machinery:read' raised KeyError: 'bot'" in message
+    assert turntree.json(*command, "--set", "format.agent=bot", "--on-error", "drop")["traces_kept"] == len(recorded)
+    assert "'format.agnt': unknown key; did you mean 'agent'?" in turntree.error(*command, "--set", "format.agnt=bot")
+
+
+# a class with tools
+
+
+def test_a_class_with_tools_is_trained_on_and_an_edit_of_it_is_noticed(turntree, folder) -> None:
+    people = [{"question": f"Where does Ada live, asked {n} times?", "answer": "Oslo"} for n in range(40)]
+    (folder / "people.jsonl").write_text("".join(json.dumps(row) + "\n" for row in people))
+    command = (
+        *("train", "online", "--environment", "trl:my_library:Library", "--tasks", "people.jsonl", "--model", "qa"),
+        *(*TINY, "--max-tokens", 64, "--engine", "my_script:scripted", "--out", "library"),
+    )
+    with killed_at(2):
+        turntree(*command, code=130)
+    with edited(folder, "my_library"):
+        assert "differs in inputs.environment" in turntree.error(*command)
+    turntree(*command)
+    played = [rollout for group in rows(folder / "library" / "rollouts.jsonl") for rollout in group["rollouts"]]
+    assert {rollout["reward"] for rollout in played} > {1.0, 0.5}, "the tool was called by some, and by some not"
+    assert json.loads((folder / "library" / "cost.json").read_text())["scored_tokens"] > 0
+
+
+# what goes wrong is said of whose it is
+
+
+def test_what_is_no_engine_is_refused_by_what_it_lacks(turntree, folder) -> None:
+    message = turntree.error("evaluate", *ROOMS, "--engine", "my_machinery:Half")
+    assert "'my_machinery:Half' gave Half, which has no submit, cancel, poll, update_weights" in message
+    message = turntree.error("evaluate", *ROOMS, "--engine", "hf", "--set", "device.engine.max_batch_row=1")
+    assert "'device.engine.max_batch_row': unknown key; did you mean 'max_batch_rows'?" in message
+
+
+def test_an_error_in_a_part_of_ones_own_is_not_called_a_defect_of_turntree(turntree, folder) -> None:
+    (folder / "my_mistakes.py").write_text("def wrong(tree, rewards):\n    return rewards.nothing\n")
+    command = ("train", "online", *ROOMS, *TINY, "--out", "mistaken", "--estimator", "my_mistakes:wrong")
+    message = turntree.error(*command)
+    assert "my_mistakes.py:2: wrong raised AttributeError: 'Rewards' object has no attribute 'nothing'" in message
