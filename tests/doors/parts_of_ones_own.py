@@ -187,4 +187,10 @@ def scripted(policy):
     )
 '''
 
-MODULES = {"my_rooms": ROOMS, "my_rules": DECIDE, "my_machinery": AROUND, "my_library": LIBRARY, "my_script": SCRIPT}
+MODULES = {
+    "door_rooms": ROOMS,
+    "door_rules": DECIDE,
+    "door_machinery": AROUND,
+    "my_library": LIBRARY,
+    "my_script": SCRIPT,
+}

@@ -20,15 +20,15 @@ TINY = (
     *("--iterations", 2, "--groups", 2, "--group-size", 4, "--max-turns", 3, "--max-tokens", 12, "--count", 4),
     *("--held-out-count", 2, "--learning-rate", 3e-4, "--kl", 0, "--set", "checkpoints.every=1"),
 )
-ROOMS = ("--environment", "my_rooms:tasks", "--turns", 3)
+ROOMS = ("--environment", "door_rooms:tasks", "--turns", 3)
 MINE = (
-    *("--gate", "my_rules:CutsAlike", "--set", "gate.turn=3"),
-    *("--brancher", "my_rules:EveryOther", "--initial", 2),
-    *("--estimator", "my_rules:centred", "--set", "estimator.scale=0.5"),
-    *("--reward", "my_rules:brief=0.5", "--reward", "environment"),
-    *("--log", "my_machinery:Lines"),
+    *("--gate", "door_rules:CutsAlike", "--set", "gate.turn=3"),
+    *("--brancher", "door_rules:EveryOther", "--initial", 2),
+    *("--estimator", "door_rules:centred", "--set", "estimator.scale=0.5"),
+    *("--reward", "door_rules:brief=0.5", "--reward", "environment"),
+    *("--log", "door_machinery:Lines"),
 )
-ENGINE = ("--engine", "my_machinery:Counting", "--set", "device.engine.rows=32")
+ENGINE = ("--engine", "door_machinery:Counting", "--set", "device.engine.rows=32")
 ONLINE = ("train", "online", *ROOMS, *TINY, *MINE, *ENGINE)
 SHORT = ("--max-tokens", 12)
 
@@ -71,7 +71,7 @@ def edited(folder: Path, module: str) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def whole(turntree, folder) -> Path:
     """A run that nothing interrupted, with every part of one's own."""
-    sys.modules.pop("my_machinery", None)
+    sys.modules.pop("door_machinery", None)
     turntree(*ONLINE, "--out", "whole")
     return folder / "whole"
 
@@ -95,12 +95,12 @@ def test_every_part_of_ones_own_does_its_work(whole) -> None:
     credits = [credit for tree in kept for credit in (tree["credit"] or {"nodes": {}})["nodes"].values()]
     assert credits and len(kept) == 4
     config = json.loads((whole / "config.json").read_text())
-    assert config["config"]["estimator"] == {"name": "my_rules:centred", "scale": 0.5}
-    assert config["config"]["device"]["engine"] == {"name": "my_machinery:Counting", "rows": 32}
+    assert config["config"]["estimator"] == {"name": "door_rules:centred", "scale": 0.5}
+    assert config["config"]["device"]["engine"] == {"name": "door_machinery:Counting", "rows": 32}
 
 
 def test_an_engine_of_ones_own_is_told_of_every_update_and_its_numbers_are_not_trusted(turntree, folder, whole) -> None:
-    (engine,) = sys.modules["my_machinery"].Counting.built[:1]
+    (engine,) = sys.modules["door_machinery"].Counting.built[:1]
     assert engine.updates == [1, 2] and engine.rows == 32
     bill = json.loads((whole / "cost.json").read_text())
     assert bill["scored_tokens"] == bill["trained_tokens"] > 0, "old log-probabilities are the trainer's"
@@ -114,7 +114,11 @@ def test_an_engine_of_ones_own_is_told_of_every_update_and_its_numbers_are_not_t
 
 @pytest.mark.parametrize(
     ("module", "named"),
-    [("my_rooms", "inputs.environment"), ("my_rules", "inputs.brancher"), ("my_machinery", "inputs.device.engine")],
+    [
+        ("door_rooms", "inputs.environment"),
+        ("door_rules", "inputs.brancher"),
+        ("door_machinery", "inputs.device.engine"),
+    ],
 )
 def test_a_run_does_not_go_on_with_a_module_that_was_edited(turntree, folder, killed, module, named) -> None:
     with edited(folder, module):
@@ -134,11 +138,11 @@ def test_a_killed_run_goes_on_to_the_same_artifacts(turntree, folder, whole, kil
 def test_it_is_evaluated_and_reported_like_any_other(turntree, folder, whole) -> None:
     result = turntree.json(
         *("evaluate", *ROOMS, "--model", "whole/model", "--count", 3, "--max-turns", 3, *SHORT),
-        *("--engine", "my_machinery:Counting"),
+        *("--engine", "door_machinery:Counting"),
     )
     assert set(result["sampled"]["by_task_type"]) <= {"look", "inventory", "go"}
     assert result["greedy"]["short_share"] is not None
-    assert result["config"]["device"]["engine"]["name"] == "my_machinery:Counting"
+    assert result["config"]["device"]["engine"]["name"] == "door_machinery:Counting"
     turntree("report", "whole")
     assert "room-" in (folder / "whole" / "trees.html").read_text()
     assert (folder / "whole" / "report.html").stat().st_size > 1000
@@ -150,27 +154,27 @@ def test_it_is_evaluated_and_reported_like_any_other(turntree, folder, whole) ->
 @pytest.fixture(scope="module")
 def traces(turntree, folder) -> Path:
     turntree(
-        *("traces", "record", "--environment", "my_rooms:tasks", "--set", "environment.turns=3", "--count", 6),
-        *("--samples", 2, *SHORT, "--engine", "my_machinery:Counting", "--out", "traces.jsonl"),
+        *("traces", "record", "--environment", "door_rooms:tasks", "--set", "environment.turns=3", "--count", 6),
+        *("--samples", 2, *SHORT, "--engine", "door_machinery:Counting", "--out", "traces.jsonl"),
     )
     return folder / "traces.jsonl"
 
 
-PROFILE = ("profile", "--limit", 8, "--rollouts", 8, *SHORT, "--engine", "my_machinery:Counting")
+PROFILE = ("profile", "--limit", 8, "--rollouts", 8, *SHORT, "--engine", "door_machinery:Counting")
 PIVOT = ("--steps", 2, *SHORT, "--set", "train.states=2", "--set", "train.group_size=4", "--set", "checkpoints.every=1")
 
 
-@pytest.mark.parametrize("verifier", ["my_rules:begins_alike", "executed"])
+@pytest.mark.parametrize("verifier", ["door_rules:begins_alike", "executed"])
 def test_a_verifier_profiles_selects_and_trains_and_goes_on_after_a_kill(turntree, folder, traces, verifier) -> None:
     name = verifier.partition(":")[0]
-    named = ("--verifier", verifier, *(("--environment", "my_rooms:tasks") if verifier == "executed" else ()))
+    named = ("--verifier", verifier, *(("--environment", "door_rooms:tasks") if verifier == "executed" else ()))
     profiled = turntree.json(*PROFILE, "--traces", traces, *named, "--out", f"{name}.profile.jsonl")
     assert profiled["candidates"] == 8 and profiled["gold_refused"] == 0
     turntree("select", f"{name}.profile.jsonl", "--threshold", 1, "--anchor-share", 0.5, "--out", f"{name}.jsonl")
-    command = ("train", "pivot", f"{name}.jsonl", *PIVOT, *named, "--engine", "my_machinery:Counting")
+    command = ("train", "pivot", f"{name}.jsonl", *PIVOT, *named, "--engine", "door_machinery:Counting")
     with killed_at(2):
         turntree(*command, "--out", f"{name}.run", code=130)
-    with edited(folder, "my_machinery"):
+    with edited(folder, "door_machinery"):
         assert "differs in inputs.device.engine" in turntree.error(*command, "--out", f"{name}.run")
     turntree(*command, "--out", f"{name}.run")
     turntree(*command, "--out", f"{name}.whole")
@@ -188,7 +192,7 @@ def test_a_trace_format_reads_foreign_logs_and_what_it_leaves_out_is_counted(tur
         for trace in recorded
     ]
     (folder / "logs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*logs, {"note": "the end"}]))
-    command = ("traces", "import", "logs.jsonl", "--out", "imported.jsonl", "--format", "my_machinery:read")
+    command = ("traces", "import", "logs.jsonl", "--out", "imported.jsonl", "--format", "door_machinery:read")
     result = turntree.json(*command, "--set", "format.agent=bot")
     assert result["dropped_traces"] == {"left_out_by_format": 1} and result["traces_kept"] == len(recorded)
     read = list(read_traces(folder / "imported.jsonl"))
@@ -196,7 +200,7 @@ def test_a_trace_format_reads_foreign_logs_and_what_it_leaves_out_is_counted(tur
         (trace.id, trace.messages, trace.success) for trace in recorded
     ]
     message = turntree.error(*command)
-    assert "logs.jsonl:1: cannot be read: format 'my_machinery:read' raised KeyError: 'bot'" in message
+    assert "logs.jsonl:1: cannot be read: format 'door_machinery:read' raised KeyError: 'bot'" in message
     assert turntree.json(*command, "--set", "format.agent=bot", "--on-error", "drop")["traces_kept"] == len(recorded)
     assert "'format.agnt': unknown key; did you mean 'agent'?" in turntree.error(*command, "--set", "format.agnt=bot")
 
@@ -225,14 +229,14 @@ def test_a_class_with_tools_is_trained_on_and_an_edit_of_it_is_noticed(turntree,
 
 
 def test_what_is_no_engine_is_refused_by_what_it_lacks(turntree, folder) -> None:
-    message = turntree.error("evaluate", *ROOMS, "--engine", "my_machinery:Half")
-    assert "'my_machinery:Half' gave Half, which has no submit, cancel, poll, update_weights" in message
+    message = turntree.error("evaluate", *ROOMS, "--engine", "door_machinery:Half")
+    assert "'door_machinery:Half' gave Half, which has no submit, cancel, poll, update_weights" in message
     message = turntree.error("evaluate", *ROOMS, "--engine", "hf", "--set", "device.engine.max_batch_row=1")
     assert "'device.engine.max_batch_row': unknown key; did you mean 'max_batch_rows'?" in message
 
 
 def test_an_error_in_a_part_of_ones_own_is_not_called_a_defect_of_turntree(turntree, folder) -> None:
-    (folder / "my_mistakes.py").write_text("def wrong(tree, rewards):\n    return rewards.nothing\n")
-    command = ("train", "online", *ROOMS, *TINY, "--out", "mistaken", "--estimator", "my_mistakes:wrong")
+    (folder / "door_mistakes.py").write_text("def wrong(tree, rewards):\n    return rewards.nothing\n")
+    command = ("train", "online", *ROOMS, *TINY, "--out", "mistaken", "--estimator", "door_mistakes:wrong")
     message = turntree.error(*command)
-    assert "my_mistakes.py:2: wrong raised AttributeError: 'Rewards' object has no attribute 'nothing'" in message
+    assert "door_mistakes.py:2: wrong raised AttributeError: 'Rewards' object has no attribute 'nothing'" in message
