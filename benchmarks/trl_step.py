@@ -11,8 +11,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 from turntree.core.labels import Credit
 from turntree.core.tree import RolloutTree
-from turntree.engines.checkpoint import load_tokenizer
 from turntree.domains.household.door import POLICY as EMBEDDED
+from turntree.engines.checkpoint import load_tokenizer
 from turntree.training.losses import LossConfig
 from turntree.training.optimizer import OptimizerConfig
 
