@@ -337,11 +337,14 @@ def overrides(path: Path) -> None:
 
 
 def read_overrides(path: Path) -> object:
-    from turntree.cli.common import configured
+    from turntree.cli.options import _assignment
+    from turntree.core import parts
+    from turntree.core.config import with_overrides
     from turntree.stages.train_pivot import TrainPivotConfig
 
     lines = path.read_bytes().decode("utf-8", "surrogateescape").splitlines()  # as Python decodes a command line
-    return configured(TrainPivotConfig(pivots="p"), tuple(lines))
+    chosen = dict(_assignment(line, "--set") for line in lines)
+    return parts.resolved(with_overrides(TrainPivotConfig(pivots="p"), chosen))
 
 
 # rollout logs of anyone

@@ -30,8 +30,8 @@ if __name__ == "__main__":
     with without_interrupts():
         process = multiprocessing.get_context("spawn").Process(target=work, args=(kind, folder))
         process.start()
-    Path(folder, "started").touch()
     try:
+        Path(folder, "started").touch()
         time.sleep(600)
     except KeyboardInterrupt:
         process.kill()

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 
 _PR_SET_PDEATHSIG = 1
@@ -19,6 +20,7 @@ _PR_SET_PDEATHSIG = 1
 def without_interrupts() -> Iterator[None]:
     """Processes that are started inside the block never see an interrupt at the terminal, not even while they import:
     the parent does, and ends them. (A blocked signal is inherited; it reaches this process when the block ends.)"""
+    resource_tracker.ensure_running()  # its first start would unblock the signal inside the block
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
