@@ -104,6 +104,22 @@ class GateExperimentConfig:
             raise ConfigError("needs the arm 'gate', whose rate it matches", field="arms")
 
 
+def household_selection() -> SelectConfig:
+    """The vetted selection of the embedded household policy (docs/results/quickstart.md)."""
+    return SelectConfig(threshold=1.0, max_per_kind=0.4, per_duplicate=0)
+
+
+def household_pivots(*, check_every: int) -> PivotConfig:
+    """The vetted PivotRL settings of the embedded household policy (docs/results/quickstart.md)."""
+    return PivotConfig(
+        steps=60,
+        check_every=check_every,
+        sampling=COMMAND,
+        loss=LossConfig(kl_coefficient=0.02),
+        optimizer=OptimizerConfig(learning_rate=5e-4, warmup_steps=3),
+    )
+
+
 def _grpo() -> TrainOnlineConfig:
     easy = Part("household", {"difficulty": "easy"})
     episodes = EpisodeConfig(max_turns=16, sampling=COMMAND)
@@ -122,16 +138,8 @@ class CostExperimentConfig:
     profile: ProfileConfig = field(default_factory=lambda: ProfileConfig(sampling=COMMAND))
     candidates: int = 5000
     """Most candidates that are profiled."""
-    select: SelectConfig = field(default_factory=lambda: SelectConfig(threshold=1.0, max_per_kind=0.4, per_duplicate=0))
-    train: PivotConfig = field(
-        default_factory=lambda: PivotConfig(
-            steps=60,
-            check_every=5,
-            sampling=COMMAND,
-            loss=LossConfig(kl_coefficient=0.02),
-            optimizer=OptimizerConfig(learning_rate=5e-4, warmup_steps=3),
-        )
-    )
+    select: SelectConfig = field(default_factory=household_selection)
+    train: PivotConfig = field(default_factory=lambda: household_pivots(check_every=5))
     """The PivotRL arm."""
     held_out: int = 200
     """Games of the split "dev" that are played `train.check_every` steps of either arm apart."""

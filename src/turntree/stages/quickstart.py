@@ -17,7 +17,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from turntree.core.completion import Sampling
 from turntree.core.config import to_mapping
 from turntree.core.errors import ConfigError, TurntreeError
 from turntree.domains.household.door import GamesConfig
@@ -30,18 +29,17 @@ from turntree.profiling.profile import ProfileConfig
 from turntree.profiling.select import SelectConfig
 from turntree.stages import evaluate, household_traces, profile, select, sft, train_pivot
 from turntree.stages.evaluate import EvaluateConfig
+from turntree.stages.experiment_config import COMMAND, household_pivots, household_selection
 from turntree.stages.household_traces import HouseholdTracesConfig
 from turntree.stages.policy import Device
 from turntree.stages.profile import ProfileStageConfig
 from turntree.stages.sft import SFTStageConfig
 from turntree.stages.train_pivot import CheckConfig, TrainPivotConfig
-from turntree.training.losses import LossConfig
 from turntree.training.optimizer import OptimizerConfig
 from turntree.training.pivot import PivotConfig
 from turntree.training.sft import SFTConfig
 
 ARMS = ("base", "sft", "random", "pivotrl")
-COMMAND = Sampling(temperature=1.0, max_tokens=24)  # a household command is some six tokens
 GAMES_PER_SEED = 1000  # so that every seed trains on games of its own
 TITLES = {"base": "base", "sft": "SFT", "random": "random pivots", "pivotrl": "PivotRL"}
 
@@ -65,16 +63,8 @@ class QuickstartConfig:
     profile: ProfileConfig = field(default_factory=lambda: ProfileConfig(sampling=COMMAND))
     limit: int = 5000
     """Most candidates that are profiled."""
-    select: SelectConfig = field(default_factory=lambda: SelectConfig(threshold=1.0, max_per_kind=0.4, per_duplicate=0))
-    train: PivotConfig = field(
-        default_factory=lambda: PivotConfig(
-            steps=60,
-            check_every=20,
-            sampling=COMMAND,
-            loss=LossConfig(kl_coefficient=0.02),
-            optimizer=OptimizerConfig(learning_rate=5e-4, warmup_steps=3),
-        )
-    )
+    select: SelectConfig = field(default_factory=household_selection)
+    train: PivotConfig = field(default_factory=lambda: household_pivots(check_every=20))
     check: CheckConfig = field(default_factory=lambda: CheckConfig(states=150, tasks=60))
     evaluate: EvaluateConfig = field(
         default_factory=lambda: EvaluateConfig(count=400, max_tokens=24, skills_per_kind=100)
