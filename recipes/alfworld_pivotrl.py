@@ -21,6 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from turntree.core.completion import Sampling
 from turntree.core.config import Part
 from turntree.domains.household.door import GamesConfig
+from turntree.experiments.paired import paired_outcomes, task_matrix
 from turntree.observe.files import read_json, read_table
 from turntree.observe.statistics import clustered_wilson
 from turntree.profiling import profile as profiling
@@ -29,7 +30,6 @@ from turntree.profiling.select import SelectConfig
 from turntree.stages import evaluate, household_traces, profile, select, sft, train_pivot
 from turntree.stages.evaluate import EvaluateConfig
 from turntree.stages.household_traces import HouseholdTracesConfig
-from turntree.stages.paired import paired_outcomes, task_matrix
 from turntree.stages.profile import ProfileStageConfig
 from turntree.stages.sft import SFTStageConfig
 from turntree.stages.train_pivot import TrainPivotConfig

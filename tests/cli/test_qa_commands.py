@@ -9,8 +9,8 @@ import re
 import pytest
 
 from turntree.core.errors import InputError
+from turntree.experiments import premise
 from turntree.sandboxes.sandbox import Sandbox
-from turntree.stages import premise
 
 SMALL = (
     "--environment", "qa", "--iterations", 2, "--groups", 2, "--group-size", 4, "--max-turns", 6, "--max-tokens", 48,

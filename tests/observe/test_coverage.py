@@ -8,6 +8,8 @@ training run's effect on its arm. Two arms come from one distribution, so their 
 import numpy as np
 import pytest
 
+from turntree.experiments.cost import UNITS, matched
+from turntree.experiments.paired import paired_outcomes, ratio_over_seeds
 from turntree.observe.statistics import (
     clustered_wilson,
     crossed_interval,
@@ -16,8 +18,6 @@ from turntree.observe.statistics import (
     t_interval,
     wilson,
 )
-from turntree.stages.experiment_cost import UNITS, matched
-from turntree.stages.paired import paired_outcomes, ratio_over_seeds
 
 SAMPLES = 1500
 TASK_SD = pytest.mark.parametrize("task_sd", [0.0, 0.25, 0.4])

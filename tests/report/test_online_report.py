@@ -11,8 +11,8 @@ from online_directories import metrics, write_experiment, write_online_run
 
 from turntree.core.errors import InputError
 from turntree.core.tree import Decision
+from turntree.experiments.page import build_experiment_page, mean_curve, read_experiment
 from turntree.observe.files import read_json, write_json
-from turntree.report.experiment import mean_curve, read_experiment
 from turntree.report.html import build_report
 from turntree.report.online import decisions, over
 
@@ -34,7 +34,9 @@ def online(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_report(write_experiment(tmp_path_factory.mktemp("runs") / "arms"))
+    page = build_experiment_page(write_experiment(tmp_path_factory.mktemp("runs") / "arms"))
+    assert page is not None
+    return page
 
 
 def test_the_headline_says_what_was_trained_and_the_paired_gain_over_tasks(online: Path) -> None:
@@ -164,7 +166,9 @@ def test_differences_are_read_by_their_interval_and_say_what_could_be_detected(c
 
 
 def test_a_single_seed_has_no_interval_and_the_page_says_so(tmp_path: Path) -> None:
-    shown = text_of(build_report(write_experiment(tmp_path, half=None)))
+    page = build_experiment_page(write_experiment(tmp_path, half=None))
+    assert page is not None
+    shown = text_of(page)
     assert "at matched calls: +2.0 points; one seed has no interval." in shown
     assert "Entropy forks entropy 60.0% +35.0 1,234" in shown
 
@@ -179,11 +183,11 @@ def test_curves_are_means_over_seeds_of_calls_and_success(tmp_path: Path, compar
 
 
 def test_a_summary_of_another_kind_is_no_such_experiment_and_an_incomplete_one_is_named(tmp_path: Path) -> None:
-    assert read_experiment(tmp_path) is None
+    assert build_experiment_page(tmp_path) is None
     write_json(tmp_path / "summary.json", {"arms": {"base": {"success": 0.5}}, "seeds": [0]})
     assert read_experiment(tmp_path) is None
     summary = read_json(write_experiment(tmp_path) / "summary.json")
     del summary["arms"]["random"]["gain"]
     write_json(tmp_path / "summary.json", summary)
     with pytest.raises(InputError, match=r"summary\.json: field 'gain': is missing"):
-        build_report(tmp_path)
+        build_experiment_page(tmp_path)

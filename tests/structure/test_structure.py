@@ -20,7 +20,7 @@ LIGHT = (
 )
 LIGHT += ("traces.chat", "rollouts.local", "rollouts.episodes", "profiling.profile", "report.html", "engines.scripted")
 LIGHT += ("rollouts.scheduler", "environments.processes", "gates.calibrate", "filters.greso", "logs.read")
-LIGHT += ("auditing.audit", "cli.main", "core.keys", "training.config", "stages.config", "stages.experiment_config")
+LIGHT += ("auditing.audit", "cli.main", "core.keys", "training.config", "stages.config", "experiments.config")
 
 
 def test_the_floors_hold():

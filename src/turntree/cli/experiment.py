@@ -24,7 +24,7 @@ def experiment() -> None:
 @experiment.command(
     "gate",
     cls=StageCommand,
-    config="turntree.stages.experiment_config:GateExperimentConfig",
+    config="turntree.experiments.config:GateExperimentConfig",
     stage="experiment gate",
     options={
         "--seeds": "seeds",
@@ -43,7 +43,7 @@ def gate_experiment(config: Any, out: Path, json_path: str | None) -> None:
     \b
     Example: turntree experiment gate --out runs/gate --seeds 0,1,2,3
     """
-    from turntree.stages.experiment_gate import run_gate_experiment
+    from turntree.experiments.gate import run_gate_experiment
 
     summary = run_gate_experiment(config, out)
     finish(summary, json_path, list(_gate_lines(summary)))
@@ -66,7 +66,7 @@ def _gate_lines(summary: dict[str, Any]) -> Iterator[str]:
 @experiment.command(
     "cost",
     cls=StageCommand,
-    config="turntree.stages.experiment_config:CostExperimentConfig",
+    config="turntree.experiments.config:CostExperimentConfig",
     stage="experiment cost",
     options={"--seeds": "seeds", **_ARM, "--steps": "train.steps", **_DIFFICULTY},
     short_help="PivotRL against end-to-end GRPO, success over what was spent.",
@@ -78,7 +78,7 @@ def cost_experiment(config: Any, out: Path, json_path: str | None) -> None:
     \b
     Example: turntree experiment cost --out runs/cost --seeds 0,1,2
     """
-    from turntree.stages.experiment_cost import run_cost_experiment
+    from turntree.experiments.cost import run_cost_experiment
 
     summary = run_cost_experiment(config, out)
     finish(summary, json_path, list(_cost_lines(summary)))
@@ -107,7 +107,7 @@ def _cost_lines(summary: dict[str, Any]) -> Iterator[str]:
 @experiment.command(
     "branching",
     cls=StageCommand,
-    config="turntree.stages.experiment_config:BranchingExperimentConfig",
+    config="turntree.experiments.config:BranchingExperimentConfig",
     stage="experiment branching",
     options={
         "--seeds": "seeds",
@@ -129,7 +129,7 @@ def branching_experiment(config: Any, out: Path, json_path: str | None) -> None:
     \b
     Example: turntree experiment branching --out runs/branching --seeds 0,1,2,3
     """
-    from turntree.stages.experiment_branching import run_branching_experiment
+    from turntree.experiments.branching import run_branching_experiment
 
     summary = run_branching_experiment(config, out)
     finish(summary, json_path, list(_branching_lines(summary)))
@@ -138,7 +138,7 @@ def branching_experiment(config: Any, out: Path, json_path: str | None) -> None:
 @experiment.command(
     "premise",
     cls=StageCommand,
-    config="turntree.stages.experiment_config:PremiseConfig",
+    config="turntree.experiments.config:PremiseConfig",
     stage="experiment premise",
     part="environment",
     options={"--environment": "environment", "--model": "model", "--count": "count", "--seed": "seed"},
@@ -151,7 +151,7 @@ def premise_experiment(config: Any, out: Path, json_path: str | None) -> None:
     \b
     Example: turntree experiment premise --out runs/premise.json
     """
-    from turntree.stages import premise
+    from turntree.experiments import premise
 
     result = premise.run_premise(config, out)
     finish(result, json_path, list(premise.lines(result)))

@@ -118,16 +118,18 @@ def report(run: Path, out: Path | None, json_path: str | None) -> None:
     Example: turntree report runs/quickstart
              turntree report runs/evaluation/qa.trees.jsonl
     """
+    from turntree.experiments.page import build_experiment_page
     from turntree.report.browser import build_browser
     from turntree.report.html import build_report
 
-    page = build_browser(run, out) if run.is_file() else build_report(run, out)
+    built = build_browser(run, out) if run.is_file() else build_experiment_page(run, out)
+    page = built or build_report(run, out)
     finish({"report": str(page)}, json_path, [str(page)])
 
 
 @click.command(
     cls=StageCommand,
-    config="turntree.stages.quickstart:QuickstartConfig",
+    config="turntree.experiments.quickstart:QuickstartConfig",
     options={"--seed": "seed", "--workers": "workers"},
     short_help="The whole comparison, end to end.",
 )
@@ -139,8 +141,8 @@ def quickstart(config: Any, out: Path, overwrite: bool, json_path: str | None) -
     \b
     Example: turntree quickstart --out runs/quickstart
     """
+    from turntree.experiments.quickstart import run_quickstart, table
     from turntree.report.html import build_report
-    from turntree.stages.quickstart import run_quickstart, table
 
     summary = run_quickstart(config, out, overwrite=overwrite)
     build_report(out)

@@ -10,6 +10,7 @@ from turntree.gates.table import GroupTable
 from turntree.observe.files import atomic_write
 from turntree.report import calibration_figures as figures
 from turntree.report import wording
+from turntree.report.page import templates
 
 Row = Mapping[str, Any]
 NAMES = {"prefix_edit_distance_mean": "prefix edit distance", "action_bigram_jaccard_mean": "bigram Jaccard distance"}
@@ -25,17 +26,8 @@ def build_calibration_page(result: Row, table: GroupTable, out: Path) -> Path:
 
 def render(result: Row, table: GroupTable) -> str:
     """The page as HTML; the same result gives the same page."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("turntree.report", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    shown = (wording.percent, wording.count, wording.number, wording.plural, signal_name, short_rule, span)
-    environment.filters |= {function.__name__: function for function in shown}
+    environment = templates()
+    environment.filters |= {function.__name__: function for function in (signal_name, short_rule, span)}
     return environment.get_template("calibration.html.j2").render(
         result=result,
         headline=headline(result),

@@ -10,10 +10,9 @@ from typing import Any
 
 from turntree.observe.files import atomic_write
 from turntree.profiling.select import classify
-from turntree.report import experiment, figures, online, profile_figures, results, tree_section, wording
+from turntree.report import figures, online, profile_figures, results, tree_section, wording
 from turntree.report.browser import build_browser
 from turntree.report.examples import examples
-from turntree.report.experiment import Experiment
 from turntree.report.figures import Curve
 from turntree.report.page import templates
 from turntree.report.read import Arm, Row, Run, read_run
@@ -39,14 +38,10 @@ def build_report(run_dir: Path, out: Path | None = None) -> Path:
     file of it cannot be read.
     """
     out = out or run_dir / "report.html"
-    compared = experiment.read_experiment(run_dir)
-    if compared is None:
-        run = read_run(run_dir)
-        page = render(run, out)
-        for folder in tree_section.with_trees(run).values():
-            build_browser(folder)
-    else:
-        page = render_experiment(compared)
+    run = read_run(run_dir)
+    page = render(run, out)
+    for folder in tree_section.with_trees(run).values():
+        build_browser(folder)
     with atomic_write(out) as handle:
         handle.write(page)
     return out
@@ -57,11 +52,6 @@ def render(run: Run, page: Path) -> str:
     if online.is_online(run):
         return _filled("online.html.j2", online.view(run, page))
     return _filled("report.html.j2", view(run, page))
-
-
-def render_experiment(found: Experiment) -> str:
-    """The page of matched arms over seeds."""
-    return _filled("experiment.html.j2", experiment.view(found))
 
 
 def _filled(template: str, shown: dict[str, Any]) -> str:

@@ -22,12 +22,12 @@ _FILTERS = (
 )
 
 
-def templates() -> Environment:
-    """The templates of this package; an unknown name in one is an error."""
+def templates(*others: str) -> Environment:
+    """The templates of this package and of those named; an unknown name in one is an error."""
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("turntree.report", "templates"),
+        loader=jinja2.ChoiceLoader([jinja2.PackageLoader(package) for package in ("turntree.report", *others)]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

@@ -7,8 +7,8 @@ import pytest
 from turntree.core.errors import ConfigError
 from turntree.domains.household.door import SPLIT_SIZE, games
 from turntree.environments.tasks import open_tasks
+from turntree.experiments.quickstart import QuickstartConfig, _bill, _difference, table
 from turntree.observe.files import write_json
-from turntree.stages.quickstart import QuickstartConfig, _bill, _difference, table
 
 
 def evaluation(rewards):

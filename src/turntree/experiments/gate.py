@@ -15,11 +15,8 @@ from typing import Any
 
 from turntree.core.config import Part
 from turntree.core.outcome import group_outcome
-from turntree.observe.run import RunDirectory
-from turntree.observe.statistics import clustered_wilson
-from turntree.stages.config import TrainOnlineConfig
-from turntree.stages.experiment_config import GateArm, GateExperimentConfig
-from turntree.stages.paired import (
+from turntree.experiments.config import GateArm, GateExperimentConfig
+from turntree.experiments.paired import (
     arm_folder,
     held_out_outcomes,
     json_rows,
@@ -31,6 +28,9 @@ from turntree.stages.paired import (
     task_matrix,
     write_experiment,
 )
+from turntree.observe.run import RunDirectory
+from turntree.observe.statistics import clustered_wilson
+from turntree.stages.config import TrainOnlineConfig
 from turntree.stages.train_online import GATE_LOG
 
 

@@ -23,11 +23,11 @@ from turntree.core.config import to_mapping
 from turntree.core.labels import Rewards
 from turntree.core.tree import Node, NodeKind, RolloutTree
 from turntree.environments.tasks import TRAIN, open_tasks
+from turntree.experiments.config import PremiseConfig
 from turntree.observe.files import write_json
 from turntree.observe.run import progress
 from turntree.observe.statistics import percentile_interval, resampled, spearman
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
-from turntree.stages.experiment_config import PremiseConfig
 from turntree.stages.policy import load_policy, policy_name
 
 SCHEMA = "turntree.premise/1"

@@ -13,12 +13,8 @@ from typing import Any
 
 from turntree.core.config import Part
 from turntree.domains.household.door import GamesConfig
-from turntree.observe.files import read_table
-from turntree.observe.run import RunDirectory
-from turntree.profiling import profile as profiling
-from turntree.stages import household_traces, profile, select
-from turntree.stages.experiment_config import CostExperimentConfig
-from turntree.stages.paired import (
+from turntree.experiments.config import CostExperimentConfig
+from turntree.experiments.paired import (
     arm_folder,
     held_out_outcomes,
     over_seeds,
@@ -28,6 +24,10 @@ from turntree.stages.paired import (
     task_matrix,
     write_experiment,
 )
+from turntree.observe.files import read_table
+from turntree.observe.run import RunDirectory
+from turntree.profiling import profile as profiling
+from turntree.stages import household_traces, profile, select
 from turntree.stages.profile import ProfileStageConfig
 from turntree.stages.train_online import run_train_online
 from turntree.stages.train_pivot import CheckConfig, TrainPivotConfig, run_train_pivot

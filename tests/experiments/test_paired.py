@@ -10,11 +10,9 @@ import pytest
 from turntree.core.config import to_mapping
 from turntree.core.cost import Cost
 from turntree.core.errors import InputError
-from turntree.observe.run import open_run
-from turntree.observe.statistics import crossed_interval, sign_flip, t_interval
-from turntree.stages import paired
-from turntree.stages.experiment_branching import area, at
-from turntree.stages.paired import (
+from turntree.experiments import paired
+from turntree.experiments.branching import area, at
+from turntree.experiments.paired import (
     held_out_checks,
     held_out_outcomes,
     mean,
@@ -24,6 +22,8 @@ from turntree.stages.paired import (
     run_or_reuse,
     write_experiment,
 )
+from turntree.observe.run import open_run
+from turntree.observe.statistics import crossed_interval, sign_flip, t_interval
 from turntree.stages.train_online import TrainOnlineConfig
 
 

@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from turntree.core.config import Part
-from turntree.observe.run import RunDirectory
-from turntree.stages.config import TrainOnlineConfig
-from turntree.stages.experiment_config import BranchingArm, BranchingExperimentConfig
-from turntree.stages.paired import (
+from turntree.experiments.config import BranchingArm, BranchingExperimentConfig
+from turntree.experiments.paired import (
     Outcomes,
     arm_folder,
     held_out_checks,
@@ -29,6 +27,8 @@ from turntree.stages.paired import (
     task_matrix,
     write_experiment,
 )
+from turntree.observe.run import RunDirectory
+from turntree.stages.config import TrainOnlineConfig
 
 COMPARED: tuple[tuple[BranchingArm, BranchingArm], ...] = (
     ("entropy", "random"),

@@ -20,6 +20,7 @@ from rich.table import Table
 from turntree.core.config import to_mapping
 from turntree.core.errors import ConfigError, TurntreeError
 from turntree.domains.household.door import GamesConfig
+from turntree.experiments.config import COMMAND, household_pivots, household_selection
 from turntree.observe.files import read_json, read_table, write_json
 from turntree.observe.run import open_folder
 from turntree.observe.statistics import paired_bootstrap
@@ -29,7 +30,6 @@ from turntree.profiling.profile import ProfileConfig
 from turntree.profiling.select import SelectConfig
 from turntree.stages import evaluate, household_traces, profile, select, sft, train_pivot
 from turntree.stages.evaluate import EvaluateConfig
-from turntree.stages.experiment_config import COMMAND, household_pivots, household_selection
 from turntree.stages.household_traces import HouseholdTracesConfig
 from turntree.stages.policy import Device
 from turntree.stages.profile import ProfileStageConfig
