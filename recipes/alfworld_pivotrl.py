@@ -20,16 +20,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from turntree.core.completion import Sampling
 from turntree.core.config import Part
-from turntree.domains.household.door import GamesConfig
 from turntree.experiments.paired import paired_outcomes, task_matrix
 from turntree.observe.files import read_json, read_table
 from turntree.observe.statistics import clustered_wilson
 from turntree.profiling import profile as profiling
 from turntree.profiling.profile import ProfileConfig
 from turntree.profiling.select import SelectConfig
-from turntree.stages import evaluate, household_traces, profile, select, sft, train_pivot
+from turntree.stages import evaluate, profile, select, sft, train_pivot
+from turntree.stages.demonstrate import demonstrate
 from turntree.stages.evaluate import EvaluateConfig
-from turntree.stages.household_traces import HouseholdTracesConfig
 from turntree.stages.profile import ProfileStageConfig
 from turntree.stages.sft import SFTStageConfig
 from turntree.stages.train_pivot import TrainPivotConfig
@@ -75,17 +74,18 @@ FINE_TUNE = SFTConfig(epochs=3, optimizer=OptimizerConfig(learning_rate=3e-4))
 PLAY = EvaluateConfig(max_turns=30, max_tokens=24, samples=2, skills_per_kind=100)
 
 
-def games_of(options: argparse.Namespace, name: str, count: int) -> GamesConfig:
+def games_of(options: argparse.Namespace, name: str) -> str:
+    """Where these games are."""
     packed = options.games / f"{name}.jsonl.xz"
-    return GamesConfig(source=str(packed if packed.exists() else options.games / name), count=count)
+    return str(packed if packed.exists() else options.games / name)
 
 
 def traces(options: argparse.Namespace) -> Path:
     """Exploring expert play on the first training games, 20% stumbles."""
     path = options.out / "traces.jsonl"
     if not path.exists():
-        source = games_of(options, "train", options.train_games)
-        household_traces.make_traces(HouseholdTracesConfig(games=source, slips=0.2, max_turns=30), path)
+        games = {"source": games_of(options, "train"), "count": options.train_games}
+        demonstrate(Part("household", {"games": games, "slips": 0.2, "max_turns": 30}), path)
     return path
 
 
@@ -139,7 +139,7 @@ def play(options: argparse.Namespace, arm: str, seed: int) -> None:
         if path.exists():
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        played = Part("household", {"games": games_of(options, name, count).source})
+        played = Part("household", {"games": games_of(options, name)})
         skills = PLAY.skills_per_kind if number == 0 else 0
         asked = replace(PLAY, model=model, environment=played, count=count, skills_per_kind=skills, seed=seed)
         evaluate.evaluate(asked, path)

@@ -187,10 +187,45 @@ def scripted(policy):
     )
 '''
 
+DEMONSTRATES = '''
+from dataclasses import dataclass
+
+from turntree.core.messages import Message
+from turntree.traces.schema import Trace
+
+@dataclass(frozen=True)
+class Rooms:
+    """Somebody who knows the way.
+
+    And who is asked twice."""
+
+    count: int = 4
+    """How many rooms."""
+    closed: int = 0
+    """How many of them nobody gets into."""
+
+    noun = "rooms"
+    short = {"--count": "count"}
+
+    def __iter__(self):
+        for room in range(self.count):
+            said = (Message("user", f"You are at room {room}."), Message("assistant", f"open door {room}"))
+            yield "closed" if room < self.closed else Trace(id=f"room-{room}", messages=said, split="train")
+
+@dataclass(frozen=True)
+class Nonsense:
+    def __iter__(self):
+        yield {"no": "trace"}
+
+def plain():
+    """No dataclass."""
+'''
+
 MODULES = {
     "door_rooms": ROOMS,
     "door_rules": DECIDE,
     "door_machinery": AROUND,
     "my_library": LIBRARY,
     "my_script": SCRIPT,
+    "my_demonstrations": DEMONSTRATES,
 }

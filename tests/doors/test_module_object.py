@@ -205,6 +205,29 @@ def test_a_trace_format_reads_foreign_logs_and_what_it_leaves_out_is_counted(tur
     assert "'format.agnt': unknown key; did you mean 'agent'?" in turntree.error(*command, "--set", "format.agnt=bot")
 
 
+def test_a_demonstrator_is_a_command_and_what_it_leaves_out_is_counted(turntree, folder) -> None:
+    command = ("traces", "my_demonstrations:Rooms", "--count", 5, "--set", "closed=2", "--out", "shown.jsonl")
+    result = turntree.json(*command)
+    counts = {"rooms": 5, "dropped: closed": 2, "traces": 3, "turns": 3}
+    assert {key: value for key, value in result.items() if key != "path"} == counts
+    assert [trace.id for trace in read_traces(folder / "shown.jsonl")] == ["room-2", "room-3", "room-4"]
+    header = json.loads((folder / "shown.jsonl").read_text().splitlines()[0])
+    assert header["made_by"] == "my_demonstrations:Rooms" and header["config"] == {"count": 5, "closed": 2}
+    assert "Somebody who knows the way." in turntree("traces", "my_demonstrations:Rooms", "--help").stdout
+    listed = {row["key"]: row for row in turntree.json("config", "traces", "my_demonstrations:Rooms")["keys"]}
+    assert (
+        listed["count"]["option"] == "--count" and listed["closed"]["meaning"] == "How many of them nobody gets into."
+    )
+
+
+def test_what_demonstrates_nothing_is_refused(turntree, folder) -> None:
+    out = ("--out", "none.jsonl")
+    assert "gave dict, not traces" in turntree.error("traces", "my_demonstrations:Nonsense", *out)
+    assert "'my_demonstrations:plain' is no dataclass" in turntree.error("traces", "my_demonstrations:plain", *out)
+    assert "keeps no trace" in turntree.error("traces", "my_demonstrations:Rooms", "--set", "closed=4", *out)
+    assert not (folder / "none.jsonl").exists()
+
+
 # a class with tools
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from turntree.core.errors import ConfigError
-from turntree.domains.household.door import SPLIT_SIZE, games
+from turntree.domains.household.door import SPLIT_SIZE, GamesConfig, games
 from turntree.environments.tasks import open_tasks
-from turntree.experiments.quickstart import QuickstartConfig, _bill, _difference, table
+from turntree.experiments.quickstart import QuickstartConfig, _bill, _difference, demonstrator, table
 from turntree.observe.files import write_json
 
 
@@ -62,7 +62,7 @@ def test_the_first_lines_say_what_was_gained_sampled_and_what_was_lost_greedy():
 
 def test_no_seed_trains_on_games_that_it_is_tested_on():
     """The first and the last games that the largest seed can train on, against those that every seed is tested on."""
-    played = QuickstartConfig().traces.games
+    played = GamesConfig(**{"split": "train", **demonstrator(QuickstartConfig()).options["games"]})
     last = replace(played, offset=SPLIT_SIZE - 20, count=20)
     config = QuickstartConfig().evaluate
     with open_tasks(config.environment, {config.split: 20}) as opened:

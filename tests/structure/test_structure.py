@@ -54,3 +54,14 @@ def test_nothing_pickles_to_disk_and_nothing_trusts_remote_code():
         assert path.parent.name == "environments" or "import pickle" not in text, path
         assert "trust_remote_code=True" not in text, path
         assert "torch.load" not in text, path
+
+
+def test_nothing_but_the_experiments_names_a_domain():
+    """The floors forbid to import a domain; a name of one would tie the library to it in the same way."""
+    domains = {path.name for path in (REPOSITORY / "src" / "turntree" / "domains").iterdir() if path.is_dir()}
+    assert {"household", "qa"} <= domains
+    rooms = ("domains", "experiments")
+    for path in SOURCES:
+        if path.relative_to(REPOSITORY / "src" / "turntree").parts[0] not in rooms:
+            constants = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
+            assert not constants & domains, path

@@ -8,10 +8,10 @@ import pytest
 from killed_runs import artifacts, finished, killed_after, killed_at
 
 from turntree.core.completion import Sampling
-from turntree.domains.household.door import GamesConfig
+from turntree.core.config import Part
 from turntree.profiling.profile import ProfileConfig
 from turntree.profiling.select import SelectConfig
-from turntree.stages.household_traces import HouseholdTracesConfig, make_traces
+from turntree.stages.demonstrate import demonstrate
 from turntree.stages.policy import Device
 from turntree.stages.profile import ProfileStageConfig, run_profile
 from turntree.stages.select import run_select
@@ -34,7 +34,7 @@ def stages(tmp_path_factory):
     """Both training stages with everything on that has a memory: schedules, retirement, replacement, checks, drift."""
     folder = tmp_path_factory.mktemp("restart")
     traces = str(folder / "traces.jsonl")
-    make_traces(HouseholdTracesConfig(games=GamesConfig(count=6)), folder / "traces.jsonl")
+    demonstrate(Part("household", {"games": {"count": 6, "split": "test"}}), folder / "traces.jsonl")
     profiling = ProfileConfig(rollouts=4, sampling=COMMAND)
     run_profile(ProfileStageConfig(traces=traces, limit=24, profile=profiling), folder / "profile.jsonl")
     run_select(folder / "profile.jsonl", SelectConfig(threshold=1.0, anchor_share=0.2), folder / "pivots.jsonl")

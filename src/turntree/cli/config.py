@@ -28,14 +28,16 @@ def config(ctx: click.Context, stage: tuple[str, ...], json_path: str | None) ->
     Example: turntree config train pivot
              turntree config profile --json -
     """
-    stages = dict(stage_commands(ctx.find_root().command))
-    name = next((name for name in sorted(stages, key=len, reverse=True) if _begins(stage, name)), None)
-    if name is None:
+    command, words = ctx.find_root().command, list(stage)
+    while words and isinstance(command, click.Group) and (found := command.get_command(ctx, words[0])):
+        command = found
+        words.pop(0)
+    if not isinstance(command, StageCommand):
         wanted = " ".join(stage)
         problem = f"{wanted!r} is no stage" if wanted else "names no stage"
-        raise InputError(problem, field="STAGE", hint=f"use one of {', '.join(sorted(stages))}")
-    command = stages[name]
-    rows = _rows(command, list(stage[len(name.split()) :]), ctx)
+        stages = sorted(name for name, _ in stage_commands(ctx.find_root().command))
+        raise InputError(problem, field="STAGE", hint=f"use one of {', '.join(stages)}")
+    rows = _rows(command, words, ctx)
     finish({"stage": command.stage, "keys": rows}, json_path, [] if json_path == "-" else list(_table(rows)))
 
 
@@ -44,12 +46,11 @@ def stage_commands(group: click.Command, above: str = "") -> Iterator[tuple[str,
     if isinstance(group, StageCommand):
         yield above.strip(), group
     elif isinstance(group, click.Group):
-        for name, command in group.commands.items():
-            yield from stage_commands(command, f"{above} {name}")
-
-
-def _begins(words: tuple[str, ...], name: str) -> bool:
-    return list(words[: len(name.split())]) == name.split()
+        ctx = click.Context(group)
+        for name in group.list_commands(ctx):
+            command = group.get_command(ctx, name)
+            if command is not None:
+                yield from stage_commands(command, f"{above} {name}")
 
 
 def _rows(command: StageCommand, arguments: list[str], above: click.Context) -> list[dict[str, Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -9,61 +11,60 @@ import click
 
 from turntree.cli.common import environment_for, finish, out_option, overwrite_option
 from turntree.cli.options import StageCommand
+from turntree.core import parts
+from turntree.core.config import Part, to_mapping
+from turntree.core.errors import InputError
+
+DEMONSTRATORS = "demonstrators"
 
 
-@click.group(short_help="Make or import expert traces.")
+class Traces(click.Group):
+    """Beside its own commands one for each demonstrator: a registered name, or module:object of the user's own."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *parts.names(DEMONSTRATORS)})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        found = super().get_command(ctx, cmd_name)
+        if found is None and (":" in cmd_name or cmd_name in parts.names(DEMONSTRATORS)):
+            return _demonstrations(cmd_name)
+        return found
+
+
+@click.group(cls=Traces, short_help="Make or import expert traces.")
 def traces() -> None:
-    """Expert traces in one documented schema (docs/traces.md)."""
+    """Expert traces in one documented schema (docs/traces.md). A demonstrator of your own makes some by `turntree
+    traces MODULE:OBJECT`."""
 
 
-@traces.command(
-    cls=StageCommand,
-    config="turntree.stages.household_traces:HouseholdTracesConfig",
-    stage="traces household",
-    options={
-        "--games": "games.source",
-        "--split": "games.split",
-        "--count": "games.count",
-        "--difficulty": "games.difficulty",
-        "--expert": "expert",
-        "--slips": "slips",
-        "--seed": "seed",
-    },
-    short_help="Expert play on household games.",
-)
-@out_option("The traces file to write (JSONL).")
-def household(config: Any, out: Path, json_path: str | None) -> None:
-    """Expert play on household games (ALFWorld's games, or generated ones in their format).
+def _demonstrations(name: str) -> click.Command:
+    """The command of a demonstrator: its options are the fields of the dataclass, its help is what that says of
+    itself, and `short` names the options that have a short spelling."""
+    target: Any = parts.load(DEMONSTRATORS, name).target
+    if not (inspect.isclass(target) and dataclasses.is_dataclass(target)):
+        problem, hint = f"{name!r} is no dataclass", "write its options as the fields of one (docs/traces.md)"
+        raise InputError(problem, field="demonstrator", hint=hint)
+    told = inspect.getdoc(target) or ""
 
-    \b
-    Example: turntree traces household --count 300 --out runs/traces.jsonl
-             turntree traces household --games $ALFWORLD_DATA/json_2.1.1/train --count 500 --out runs/real.jsonl
-    """
-    from turntree.stages.household_traces import make_traces
+    @click.command(
+        name,
+        cls=StageCommand,
+        config=f"{target.__module__}:{target.__qualname__}",
+        stage=f"traces {name}",
+        options=getattr(target, "short", {}),
+        short_help=told.partition("\n")[0],
+        help=told,
+    )
+    @out_option("The traces file to write (JSONL).")
+    def make(config: Any, out: Path, json_path: str | None) -> None:
+        from turntree.stages.demonstrate import demonstrate
 
-    result = make_traces(config, out)
-    dropped = {key: value for key, value in result.items() if key.startswith("dropped")}
-    finish(result, json_path, [f"{result.get('traces', 0)} traces, {result.get('turns', 0)} turns -> {out}; {dropped}"])
+        result = demonstrate(Part(name, to_mapping(config)), out)
+        dropped = {key: value for key, value in result.items() if key.startswith("dropped")}
+        lines = [f"{result['traces']} traces, {result['turns']} turns -> {out}" + (f"; {dropped}" if dropped else "")]
+        finish(result, json_path, lines)
 
-
-@traces.command(
-    cls=StageCommand,
-    config="turntree.stages.qa_traces:QaTracesConfig",
-    stage="traces qa",
-    options={"--count": "count", "--slips": "slips", "--seed": "seed"},
-    short_help="Expert answers to generated questions, with search and Python.",
-)
-@out_option("The traces file to write (JSONL).")
-def qa(config: Any, out: Path, json_path: str | None) -> None:
-    """An expert looks up, computes and answers: an SFT start for a policy of your own.
-
-    \b
-    Example: turntree traces qa --count 500 --slips 0.2 --out runs/qa.jsonl
-    """
-    from turntree.stages.qa_traces import make_traces
-
-    result = make_traces(config, out)
-    finish(result, json_path, [f"{result.get('traces', 0)} traces, {result.get('turns', 0)} turns -> {out}"])
+    return make
 
 
 @traces.command(

@@ -52,6 +52,7 @@ class Kind:
 KINDS: dict[str, Kind] = {
     "environments": Kind("environment", ("split", "count", "seed", "model")),
     "policies": Kind("policy"),
+    "demonstrators": Kind("demonstrator"),
     "verifiers": Kind("verifier", ("environment",), plain=True),
     "rewards": Kind("reward", plain=True),
     "gates": Kind("gate", ("seed",)),
@@ -64,6 +65,7 @@ KINDS: dict[str, Kind] = {
     "log_formats": Kind("log format"),
     "loggers": Kind("logger", ("run",)),
 }
+DEFAULT = Part("default")  # what is registered under this name is taken where none is named: the embedded world
 AS_GIVEN = {"options": "as given"}  # of a field whose options replace others, so that a default must not
 _OURS = Path(__file__).parents[1]
 _brought: set[str] = set()  # the files of all modules that parts were loaded from

@@ -30,7 +30,6 @@ from turntree.environments.processes import ProcessPool, ProcessPoolConfig
 from turntree.observe.files import tree_hash
 
 TRAIN, DEV, TEST = "train", "dev", "test"
-DEFAULT = Part("default")  # the environment that is registered under that name
 
 
 @dataclass(frozen=True, kw_only=True)

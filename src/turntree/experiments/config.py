@@ -12,8 +12,7 @@ from turntree.profiling.profile import ProfileConfig
 from turntree.profiling.select import SelectConfig
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import SchedulerConfig
-from turntree.stages.config import Device, TrainOnlineConfig
-from turntree.stages.household_traces import HouseholdTracesConfig
+from turntree.stages.config import Playing, TrainOnlineConfig
 from turntree.training.config import LossConfig, OnlineConfig, OptimizerConfig, PivotConfig
 
 GateArm = Literal["none", "gate", "random"]
@@ -133,8 +132,9 @@ class CostExperimentConfig:
     seeds: tuple[int, ...] = (0, 1, 2)
     """Both arms are run once with each."""
     online: TrainOnlineConfig = field(default_factory=_grpo)
-    """The GRPO arm; its tasks are also those that the traces demonstrate."""
-    traces: HouseholdTracesConfig = field(default_factory=lambda: HouseholdTracesConfig(slips=0.2))
+    """The GRPO arm; its tasks are also those that are demonstrated."""
+    demonstrator: Part = field(default_factory=lambda: Part("household", {"slips": 0.2}))
+    """Whose traces the PivotRL arm learns from, of the tasks of the GRPO arm."""
     profile: ProfileConfig = field(default_factory=lambda: ProfileConfig(sampling=COMMAND))
     candidates: int = 5000
     """Most candidates that are profiled."""
@@ -200,17 +200,12 @@ class BranchingExperimentConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PremiseConfig:
+class PremiseConfig(Playing):
     """`turntree experiment premise`: training tasks whose rollouts are forked once, all of it once for each probe."""
 
     environment: Part = field(default_factory=lambda: Part("qa"))
-    """What to play: a registered name, module:object of your own, or gymnasium:ID and the like."""
-    model: str = "default"
-    """A folder in Hugging Face format, or a registered policy; 'default' is the environment's own."""
     count: int = 150
     """Training tasks to play."""
-    task_seed: int = 0
-    """For environments that draw their tasks."""
     episodes: EpisodeConfig = ANSWER
     initial: int = 4
     """Rollouts of a task, each forked once."""
@@ -222,7 +217,6 @@ class PremiseConfig:
     """Tokens of a turn that are seen before it forks."""
     seed: int = 0
     """Of every draw."""
-    device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
         if self.initial < 1 or self.children < 2 or not self.probes or min(self.probes) < 1:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from turntree.core.config import Part
-from turntree.domains.household.door import GamesConfig
 from turntree.experiments.config import CostExperimentConfig
 from turntree.experiments.paired import (
     arm_folder,
@@ -27,7 +26,8 @@ from turntree.experiments.paired import (
 from turntree.observe.files import read_table
 from turntree.observe.run import RunDirectory
 from turntree.profiling import profile as profiling
-from turntree.stages import household_traces, profile, select
+from turntree.stages import profile, select
+from turntree.stages.demonstrate import demonstrate
 from turntree.stages.profile import ProfileStageConfig
 from turntree.stages.train_online import run_train_online
 from turntree.stages.train_pivot import CheckConfig, TrainPivotConfig, run_train_pivot
@@ -57,22 +57,18 @@ def _environment(config: CostExperimentConfig, seed: int) -> Part:
     return Part(config.online.environment.name, {**options, "offset": options.get("offset", 0) + GAMES_PER_SEED * seed})
 
 
-def _games(config: CostExperimentConfig, seed: int) -> GamesConfig:
-    """Those that the traces demonstrate: the GRPO arm's."""
-    options = _environment(config, seed).options
-    return GamesConfig(
-        source=options.get("games", "generated"),
-        split="train",
-        count=config.online.count,
-        offset=options["offset"],
-        difficulty=options.get("difficulty", "easy"),
-    )
+def _demonstrator(config: CostExperimentConfig, seed: int) -> Part:
+    """It plays the GRPO arm's games."""
+    options = {**_environment(config, seed).options}
+    games = {"source": options.pop("games", "generated"), "split": "train", "count": config.online.count}
+    games |= {key: options[key] for key in ("offset", "difficulty") if key in options}
+    return Part(config.demonstrator.name, {**config.demonstrator.options, "games": games, "seed": seed})
 
 
 def _pivotrl(config: CostExperimentConfig, seed: int, folder: Path) -> None:
     traces, measured, pivots = (folder / f"{name}.jsonl" for name in ("traces", "profile", "pivots"))
     if not measured.exists():
-        household_traces.make_traces(replace(config.traces, games=_games(config, seed), seed=seed), traces)
+        demonstrate(_demonstrator(config, seed), traces)
         stage = ProfileStageConfig(
             traces=str(traces),
             model=config.online.model,

@@ -17,9 +17,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from turntree.core.config import to_mapping
+from turntree.core.config import Part, to_mapping
 from turntree.core.errors import ConfigError, TurntreeError
-from turntree.domains.household.door import GamesConfig
 from turntree.experiments.config import COMMAND, household_pivots, household_selection
 from turntree.observe.files import read_json, read_table, write_json
 from turntree.observe.run import open_folder
@@ -28,9 +27,9 @@ from turntree.observe.workers import die_with_parent, without_interrupts
 from turntree.profiling import profile as profiling
 from turntree.profiling.profile import ProfileConfig
 from turntree.profiling.select import SelectConfig
-from turntree.stages import evaluate, household_traces, profile, select, sft, train_pivot
+from turntree.stages import evaluate, profile, select, sft, train_pivot
+from turntree.stages.demonstrate import demonstrate
 from turntree.stages.evaluate import EvaluateConfig
-from turntree.stages.household_traces import HouseholdTracesConfig
 from turntree.stages.policy import Device
 from turntree.stages.profile import ProfileStageConfig
 from turntree.stages.sft import SFTStageConfig
@@ -56,9 +55,8 @@ class QuickstartConfig:
     model: str = "default"
     """The policy that all arms start from."""
     device: Device = field(default_factory=Device)
-    traces: HouseholdTracesConfig = field(
-        default_factory=lambda: HouseholdTracesConfig(games=GamesConfig(split="train", count=700), slips=0.2)
-    )
+    demonstrator: Part = field(default_factory=lambda: Part("household", {"games": {"count": 700}, "slips": 0.2}))
+    """Whose traces all arms share: household, or module:object of your own."""
     sft: SFTConfig = field(default_factory=lambda: SFTConfig(epochs=3, optimizer=OptimizerConfig(learning_rate=3e-4)))
     profile: ProfileConfig = field(default_factory=lambda: ProfileConfig(sampling=COMMAND))
     limit: int = 5000
@@ -87,8 +85,7 @@ def run_quickstart(config: QuickstartConfig, out: Path, *, overwrite: bool = Fal
 
 def _run(config: QuickstartConfig, out: Path) -> dict[str, Any]:
     started = time.perf_counter()
-    played = replace(config.traces.games, offset=config.traces.games.offset + GAMES_PER_SEED * config.seed)
-    household_traces.make_traces(replace(config.traces, games=played, seed=config.seed), out / "traces.jsonl")
+    demonstrate(demonstrator(config), out / "traces.jsonl")
     _together(config.workers, [(_profile_and_select, config, out), (_base_and_sft, config, out)])
     _together(config.workers, [(_train_and_evaluate, config, out, arm) for arm in ("pivotrl", "random")])
     summary = summarise(config, out)
@@ -96,6 +93,14 @@ def _run(config: QuickstartConfig, out: Path) -> dict[str, Any]:
     summary["report"] = str(out / "report.html")  # made from the finished directory by the command
     write_json(out / "summary.json", summary)
     return summary
+
+
+def demonstrator(config: QuickstartConfig) -> Part:
+    """Every seed trains on games of its own."""
+    options = config.demonstrator.options
+    games = {**options.get("games", {})}
+    games["offset"] = games.get("offset", 0) + GAMES_PER_SEED * config.seed
+    return Part(config.demonstrator.name, {**options, "games": games, "seed": config.seed})
 
 
 Job = tuple[Any, ...]

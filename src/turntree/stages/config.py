@@ -15,7 +15,7 @@ from turntree.core.errors import ConfigError
 from turntree.core.protocols import Brancher, Estimator, Gate
 from turntree.engines.endpoint import EndpointConfig
 from turntree.environments.processes import ProcessPoolConfig
-from turntree.environments.tasks import DEFAULT, DEV, TEST, TRAIN
+from turntree.environments.tasks import DEV, TEST, TRAIN
 from turntree.logs import trees
 from turntree.profiling.profile import ProfileConfig
 from turntree.rollouts.live import EpisodeConfig
@@ -60,20 +60,47 @@ class Device:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SFTStageConfig:
-    """`turntree sft`."""
+# what several stages are told
 
-    traces: str
-    """A traces file."""
+
+@dataclass(frozen=True, kw_only=True)
+class Playing:
+    """Who plays what."""
+
     model: str = "default"
-    """A folder in Hugging Face format, or an embedded tiny policy: 'default', 'qa'."""
-    split: str = "train"
-    """Which traces ('' for all)."""
-    sft: SFTConfig = field(default_factory=SFTConfig)
+    """A folder in Hugging Face format, or a registered policy; 'default' is the environment's own."""
+    environment: Part = parts.DEFAULT
+    """What to play: a registered name, module:object of your own, or gymnasium:ID and the like. Its options are given
+    like those of the command."""
+    task_seed: int = 0
+    """For environments that draw their tasks."""
+    device: Device = field(default_factory=Device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracesPlayed:
+    """Traces whose turns a verifier judges."""
+
+    environment: Part | None = field(default=None, metadata=parts.AS_GIVEN)
+    """Where the traces were played, as they name it: for a verifier that plays actions (executed). Options given here
+    replace those that a trace names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromProfile(TracesPlayed):
+    """As `TracesPlayed`, where a profile names the traces."""
+
+    traces: str | None = None
+    """Where the traces are now, if not where the profile says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What changes weights."""
+
     loggers: tuple[Part, ...] = ()
     """Log to tensorboard, trackio, wandb or mlflow as well, or to module:object of your own (repeatable)."""
-    checkpoints: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every=100))
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
@@ -81,19 +108,45 @@ class SFTStageConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfileStageConfig:
+class ReinforcedTraining(Training):
+    """Training on rollouts."""
+
+    keep_trees: int | None = None
+    """Write whole rollout trees (trees.jsonl) of this many steps, spread evenly, or of none (0). Default: all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        trees.check_keep(self.keep_trees)
+
+
+# the stages
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTStageConfig(Training):
+    """`turntree sft`."""
+
+    traces: str
+    """A traces file."""
+    model: str = "default"
+    """A folder in Hugging Face format, or a registered policy."""
+    split: str = "train"
+    """Which traces ('' for all)."""
+    sft: SFTConfig = field(default_factory=SFTConfig)
+    checkpoints: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every=100))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileStageConfig(TracesPlayed):
     """`turntree profile`."""
 
     traces: str
     """A traces file."""
     model: str = "default"
-    """A folder in Hugging Face format, or an embedded tiny policy: 'default', 'qa'. With an endpoint, the name that it
-    serves."""
-    verifier: Part = field(default_factory=lambda: Part("household"))
-    """household, tool_call, strict, executed, or module:function of your own."""
-    environment: Part | None = field(default=None, metadata=parts.AS_GIVEN)
-    """Where the traces were played, as they name it: for a verifier that plays actions (executed). Options given here
-    replace those that a trace names."""
+    """A folder in Hugging Face format, or a registered policy. With an endpoint, the name that it serves."""
+    verifier: Part = parts.DEFAULT
+    """tool_call, strict, executed, another registered name, or module:function of your own. 'default' is that of the
+    games which the default policy plays."""
     split: str = "train"
     """Which traces ('' for all)."""
     limit: int = 0
@@ -111,18 +164,13 @@ class ProfileStageConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RescoreConfig:
+class RescoreConfig(FromProfile):
     """`turntree rescore`."""
 
     profile: str
     """The profile whose samples are judged anew."""
     verifier: Part
-    """household, tool_call, strict, executed, or module:function of your own."""
-    environment: Part | None = field(default=None, metadata=parts.AS_GIVEN)
-    """Where the traces were played, as they name it: for a verifier that plays actions (executed). Options given here
-    replace those that a trace names."""
-    traces: str | None = None
-    """Where the traces are now, if not where the profile says."""
+    """tool_call, strict, executed, another registered name, or module:function of your own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +181,7 @@ class CheckConfig:
     """Development candidates whose acceptance is measured, by kind of action (0: none)."""
     samples: int = 4
     """Rollouts of each of these states."""
-    environment: Part = DEFAULT
+    environment: Part = parts.DEFAULT
     """Whose tasks are played."""
     tasks: int = 0
     """Tasks of the split "dev" that are played (0: none)."""
@@ -146,46 +194,26 @@ class CheckConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainPivotConfig:
+class TrainPivotConfig(ReinforcedTraining, FromProfile):
     """`turntree train pivot`."""
 
     pivots: str
     """The pivots file of `turntree select`."""
     model: str = "default"
-    """A folder in Hugging Face format, or an embedded tiny policy: 'default', 'qa'."""
-    traces: str | None = None
-    """Where the traces are now, if not where the profile says."""
+    """A folder in Hugging Face format, or a registered policy."""
     verifier: Part | None = None
     """Default: that of the profile; code of your own is named again. "strict" is the baseline of Eq. 2."""
-    environment: Part | None = field(default=None, metadata=parts.AS_GIVEN)
-    """Where the traces were played, as they name it: for a verifier that plays actions (executed). Options given here
-    replace those that a trace names."""
     allow_stale: bool = False
     """Accept pivots that were profiled with another policy, sampling or verifier: their means are then not those of
     the start."""
     train: PivotConfig = field(default_factory=PivotConfig)
     check: CheckConfig = field(default_factory=CheckConfig)
-    loggers: tuple[Part, ...] = ()
-    """Log to tensorboard, trackio, wandb or mlflow as well, or to module:object of your own (repeatable)."""
-    keep_trees: int | None = None
-    """Write whole groups (trees.jsonl) of this many steps, spread evenly, or of none (0). Default: all."""
-    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
-    device: Device = field(default_factory=Device)
-
-    def __post_init__(self) -> None:
-        self.device.check_trainable()
-        trees.check_keep(self.keep_trees)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOnlineConfig:
+class TrainOnlineConfig(ReinforcedTraining, Playing):
     """`turntree train online`. A brancher needs `train.rollouts.initial_rollouts` below the group size."""
 
-    model: str = "default"
-    """A folder in Hugging Face format, or a registered policy; 'default' is the environment's own."""
-    environment: Part = DEFAULT
-    """What to play: a registered name, module:object of your own, or gymnasium:ID and the like. Its options are given
-    like those of the command."""
     count: int = 400
     """Tasks of the split "train" to train on."""
     held_out_count: int = 100
@@ -196,8 +224,6 @@ class TrainOnlineConfig:
     """Of held-out episodes (0: greedy)."""
     held_out_samples: int = 1
     """Held-out episodes of a task."""
-    task_seed: int = 0
-    """For environments that draw their tasks."""
     train: OnlineConfig = field(default_factory=OnlineConfig)
     rewards: tuple[Part, ...] = ()
     """Functions that judge episodes in training, as module:function=0.5 (repeatable). Their sum replaces the reward of
@@ -210,22 +236,15 @@ class TrainOnlineConfig:
     own."""
     estimator: Part | None = None
     """Credit by module:object of your own (default: `train.credit`)."""
-    loggers: tuple[Part, ...] = ()
-    """Log to tensorboard, trackio, wandb or mlflow as well, or to module:object of your own (repeatable)."""
-    keep_trees: int | None = None
-    """Write whole rollout trees (trees.jsonl) of this many iterations, spread evenly, or of none (0). Default: all."""
-    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
-    device: Device = field(default_factory=Device)
     workers: ProcessPoolConfig = field(default_factory=lambda: ProcessPoolConfig(workers=0))
 
     def __post_init__(self) -> None:
-        self.device.check_trainable()
+        super().__post_init__()
         for name in ("count", "held_out_count", "held_out_samples"):
             if getattr(self, name) < 1:
                 raise ConfigError("must be at least 1", field=name)
         if self.held_out_split == TRAIN:
             raise ConfigError("is what is trained on", field="held_out_split", hint=f"use {DEV!r} or {TEST!r}")
-        trees.check_keep(self.keep_trees)
         rollouts = self.train.rollouts.of_training(self.train.groups, branching=self.brancher is not None)
         if (self.brancher is not None) != (rollouts.initial < rollouts.group_size):
             raise ConfigError(
@@ -264,20 +283,13 @@ class TrainOnlineConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig:
+class EvaluateConfig(Playing):
     """`turntree evaluate`."""
 
-    model: str = "default"
-    """A folder in Hugging Face format, or a registered policy; 'default' is the environment's own."""
-    environment: Part = DEFAULT
-    """What to play: a registered name, module:object of your own, or gymnasium:ID and the like. Its options are given
-    like those of the command."""
     count: int = 200
     """Tasks to play."""
     split: str = TEST
     """Which tasks: train, dev or test."""
-    task_seed: int = 0
-    """For environments that draw their tasks."""
     samples: int = 1
     """Sampled episodes of a task."""
     temperature: float = 1.0
@@ -296,7 +308,6 @@ class EvaluateConfig:
     """Of every draw."""
     keep_trees: bool = False
     """Write the episodes beside the result (NAME.trees.jsonl), all tokens included."""
-    device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
         if min(self.samples, self.max_turns, self.count) < 1 or self.temperature <= 0 or self.skills_per_kind < 0:
@@ -304,12 +315,9 @@ class EvaluateConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordConfig:
+class RecordConfig(Playing):
     """`turntree traces record`."""
 
-    environment: Part = DEFAULT
-    """What to play: a registered name, module:object of your own, or gymnasium:ID and the like. Its options are given
-    like those of the command."""
     model: str = "default"
     """A folder in Hugging Face format, or a registered policy; 'default' is the environment's own. With an endpoint,
     the name that it serves."""
@@ -319,8 +327,6 @@ class RecordConfig:
     """Which tasks: train, dev or test."""
     count: int = 100
     """How many tasks of the split."""
-    task_seed: int = 0
-    """Draws the tasks."""
     samples: int = 1
     """Episodes of each task."""
     only: Literal["all", "successes"] = "all"
@@ -330,7 +336,6 @@ class RecordConfig:
     """Tasks that are played together and written down together."""
     seed: int = 0
     """Draws the episodes."""
-    device: Device = field(default_factory=Device)
     workers: ProcessPoolConfig = field(default_factory=lambda: ProcessPoolConfig(workers=0))
 
     def __post_init__(self) -> None:

@@ -21,7 +21,6 @@ from turntree.training.attention import set_tree_attention
 from turntree.training.forward import set_checkpointing
 from turntree.training.lora import Reference, add_adapter, frozen_reference
 
-DEFAULT = "default"
 _VERBS = ("generate", "submit", "cancel", "poll", "update_weights", "weights_changed")
 _FIGURES = ("policy_version", "max_context", "in_flight")
 
@@ -55,7 +54,7 @@ class Policy(Weights):
 def policy_name(model: str, environment: Part) -> str:
     """The name or folder of the policy that plays: "default" is the one that the environment registered under its own
     name, where it did (`turntree.policies`)."""
-    return environment.name if model == DEFAULT and environment.name in parts.names("policies") else model
+    return environment.name if model == parts.DEFAULT.name and environment.name in parts.names("policies") else model
 
 
 @dataclass(frozen=True)

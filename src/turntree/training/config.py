@@ -230,7 +230,32 @@ class DriftConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PivotConfig:
+class ReinforcedConfig:
+    """What both kinds of training on rollouts are told."""
+
+    updates: int = 1
+    """Optimizer steps on one batch of rollouts."""
+    max_tokens: int = 8192
+    """Most token positions of one forward pass."""
+    seed: int = 0
+    """Of every draw."""
+    credit: CreditConfig = field(default_factory=CreditConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+    def _check(self, sampling: Sampling, *counts: str) -> None:
+        """Raise `ConfigError` where one of `counts` is below 1, or `sampling` and the loss do not go together."""
+        for name in ("updates", "max_tokens", *counts):
+            if getattr(self, name) < 1:
+                raise ConfigError("must be at least 1", field=name)
+        sampling.check_trainable()
+        if sampling.temperature != self.loss.temperature:
+            raise ConfigError("differs from the sampling temperature", field="loss.temperature", hint="make them equal")
+        self.loss.estimator(self.credit)  # refuses what does not go together
+
+
+@dataclass(frozen=True, kw_only=True)
+class PivotConfig(ReinforcedConfig):
     """GRPO on one-turn groups (PivotRL, Algorithm 1)."""
 
     steps: int = 40
@@ -239,48 +264,31 @@ class PivotConfig:
     """States of one step, the paper's B."""
     group_size: int = 8
     """Rollouts of one state, the paper's G."""
-    updates: int = 1
-    """Optimizer steps on one batch of rollouts."""
-    max_tokens: int = 8192
-    """Most token positions of one forward pass."""
     check_every: int = 0
     """Steps between held-out checks (0: only before the first and after the last step)."""
-    seed: int = 0
-    """Of every draw."""
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0, max_tokens=256))
-    credit: CreditConfig = field(default_factory=CreditConfig)
     loss: LossConfig = field(default_factory=lambda: LossConfig(kl_coefficient=0.02))
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     drift: DriftConfig = field(default_factory=DriftConfig)
     cut_turns: CutTurns = "fail"
     """What a turn that the token limit cut is worth: nothing, or what the verifier says of its text."""
 
     def __post_init__(self) -> None:
-        if min(self.steps, self.states, self.updates, self.max_tokens) < 1 or self.group_size < 2:
-            raise ConfigError("steps, states and updates must be at least 1, group_size at least 2", field="group_size")
-        self.sampling.check_trainable()
-        if self.sampling.temperature != self.loss.temperature:
-            raise ConfigError("differs from sampling.temperature", field="loss.temperature", hint="make them equal")
-        self.loss.estimator(self.credit)  # refuses what does not go together
+        if self.group_size < 2:
+            raise ConfigError("must be at least 2", field="group_size")
+        self._check(self.sampling, "steps", "states")
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnlineConfig:
+class OnlineConfig(ReinforcedConfig):
     """GRPO on whole episodes."""
 
     iterations: int = 40
     """Batches of episodes, each followed by its updates."""
     groups: int = 16
     """Tasks of one iteration, each played `rollouts.group_size` times."""
-    updates: int = 1
-    """Optimizer steps on one batch of episodes."""
-    max_tokens: int = 8192
-    """Most token positions of one forward pass."""
     check_every: int = 10
     """Iterations between held-out checks (0: only before the first and after the last)."""
-    seed: int = 0
-    """Of every draw."""
     rollouts: SchedulerConfig = field(
         default_factory=lambda: SchedulerConfig(episodes=EpisodeConfig(max_turns=16, sampling=Sampling(max_tokens=256)))
     )
@@ -288,17 +296,8 @@ class OnlineConfig:
     """Keep groups without reward variance out of the update."""
     greso: GresoConfig | None = None
     """Skip tasks that are predicted to give no variance."""
-    credit: CreditConfig = field(default_factory=CreditConfig)
-    loss: LossConfig = field(default_factory=LossConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
     def __post_init__(self) -> None:
-        if min(self.iterations, self.groups, self.updates, self.max_tokens) < 1 or self.rollouts.group_size < 2:
-            raise ConfigError(
-                "iterations, groups and updates must be at least 1, group_size at least 2", field="rollouts.group_size"
-            )
-        sampling = self.rollouts.episodes.sampling
-        sampling.check_trainable()
-        if sampling.temperature != self.loss.temperature:
-            raise ConfigError("differs from the sampling temperature", field="loss.temperature", hint="make them equal")
-        self.loss.estimator(self.credit)  # refuses what does not fit
+        if self.rollouts.group_size < 2:
+            raise ConfigError("must be at least 2", field="rollouts.group_size")
+        self._check(self.rollouts.episodes.sampling, "iterations", "groups")

@@ -2,18 +2,18 @@
 
 import pytest
 
+from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
-from turntree.domains.household.door import GamesConfig
+from turntree.domains.household.demonstrator import HouseholdDemonstrator
 from turntree.domains.household.environment import state_at
-from turntree.stages.household_traces import HouseholdTracesConfig, make_traces
+from turntree.stages.demonstrate import demonstrate
 from turntree.traces.candidates import candidates, skipped_turns
 from turntree.traces.schema import read_traces
 
 
 def traces(tmp_path, **settings):
-    config = HouseholdTracesConfig(games=GamesConfig(split="train", count=24), **settings)
-    make_traces(config, tmp_path / "traces.jsonl")
+    demonstrate(Part("household", {"games": {"count": 24}, **settings}), tmp_path / "traces.jsonl")
     return list(read_traces(tmp_path / "traces.jsonl"))
 
 
@@ -41,9 +41,9 @@ def test_without_slips_every_turn_is_a_candidate(tmp_path):
 
 
 def test_the_same_seed_gives_the_same_file(tmp_path):
-    config = HouseholdTracesConfig(games=GamesConfig(split="train", count=5), slips=0.2, seed=3)
+    demonstrator = Part("household", {"games": {"count": 5}, "slips": 0.2, "seed": 3})
     for name in ("a", "b"):
-        make_traces(config, tmp_path / name)
+        demonstrate(demonstrator, tmp_path / name)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
@@ -74,4 +74,4 @@ def test_the_loss_of_fine_tuning_covers_the_candidates_only(tmp_path):
 @pytest.mark.parametrize("bad", [{"slips": 1.0}, {"dev": -0.1}, {"slips": 0.1, "expert": "shortest"}])
 def test_impossible_settings_are_refused(bad):
     with pytest.raises(ConfigError):
-        HouseholdTracesConfig(**bad)
+        HouseholdDemonstrator(**bad)

@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from turntree.core import seeds
-from turntree.core.config import to_mapping
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.errors import ConfigError
 from turntree.core.messages import Message
 from turntree.domains.household.door import GamesConfig, games
 from turntree.domains.household.experts import UnreachableGoal, next_exploring_action, shortest_plan, stumble
 from turntree.domains.household.world import Game, State
-from turntree.observe.run import progress
-from turntree.traces.schema import Trace, write_traces
+from turntree.traces.schema import Trace
 from turntree.traces.splits import assign_split
 
 
 @dataclass(frozen=True, kw_only=True)
-class HouseholdTracesConfig:
-    """With slips a policy meets states of its own play that are never on an expert's path. A slip is part of the
-    history of later turns; its turns are marked in `meta["skip_turns"]`, so no stage learns from them.
+class HouseholdDemonstrator:
+    """Expert play on household games.
+
+    They are ALFWorld's games, or generated ones in their format. With slips a policy meets states of its own play that
+    are never on an expert's path. A slip is part of the history of later turns; its turns are marked in
+    `meta["skip_turns"]`, so no stage learns from them.
+
+    \b
+    Example: turntree traces household --count 300 --out runs/traces.jsonl
+             turntree traces household --games $ALFWORLD_DATA/json_2.1.1/train --count 500 --out runs/real.jsonl
     """
+
+    noun: ClassVar[str] = "games"
+    short: ClassVar[dict[str, str]] = {
+        "--games": "games.source",
+        "--split": "games.split",
+        "--count": "games.count",
+        "--difficulty": "games.difficulty",
+        "--expert": "expert",
+        "--slips": "slips",
+        "--seed": "seed",
+    }
 
     games: GamesConfig = field(default_factory=lambda: GamesConfig(split="train", count=200))
     expert: Literal["explore", "shortest"] = "explore"
@@ -47,27 +61,15 @@ class HouseholdTracesConfig:
         if self.slips and self.expert == "shortest":
             raise ConfigError("goes with the exploring expert only", field="slips")
 
+    def __len__(self) -> int:
+        return self.games.count
 
-def make_traces(config: HouseholdTracesConfig, out: Path) -> dict[str, Any]:
-    """Play every game once and write the won episodes; the others are counted by reason."""
-    counts: Counter[str] = Counter()
-    traces: list[Trace] = []
-    for game, source in progress(games(config.games), "expert play", total=config.games.count):
-        trace = _play(game, source, config)
-        counts["games"] += 1
-        if isinstance(trace, str):
-            counts[f"dropped: {trace}"] += 1
-        else:
-            counts["traces"] += 1
-            counts["turns"] += len(trace.turn_positions)
-            traces.append(trace)
-    if not traces:
-        raise InputError(f"expert play keeps no trace ({dict(counts)})", hint="raise games.count or max_turns")
-    write_traces(out, traces, {"made_by": "household", "config": to_mapping(config), "counts": dict(counts)})
-    return {"path": str(out), **counts}
+    def __iter__(self) -> Iterator[Trace | str]:
+        """Every game played once: the episode, or why there is none."""
+        return (_play(game, source, self) for game, source in games(self.games))
 
 
-def _play(game: Game, source: dict[str, Any], config: HouseholdTracesConfig) -> Trace | str:
+def _play(game: Game, source: dict[str, Any], config: HouseholdDemonstrator) -> Trace | str:
     """One demonstrated episode, or why there is none."""
     state = game.reset()
     messages = [Message("user", game.intro)]
@@ -94,7 +96,7 @@ def _play(game: Game, source: dict[str, Any], config: HouseholdTracesConfig) -> 
     )
 
 
-def _commands(state: State, config: HouseholdTracesConfig) -> Iterator[tuple[str, bool]]:
+def _commands(state: State, config: HouseholdDemonstrator) -> Iterator[tuple[str, bool]]:
     """What the player does next and whether it is a slip; the caller plays it before drawing the next."""
     if config.expert == "shortest":
         yield from ((command, False) for command in shortest_plan(state))

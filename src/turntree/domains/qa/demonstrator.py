@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from turntree.core import seeds
-from turntree.core.config import to_mapping
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.errors import ConfigError
 from turntree.domains.qa.door import Questions
 from turntree.domains.qa.experts import Mistake, Played, play
 from turntree.domains.qa.generate import Posed
 from turntree.environments.tasks import TRAIN
-from turntree.observe.run import progress
-from turntree.traces.schema import Trace, write_traces
+from turntree.traces.schema import Trace
 from turntree.traces.splits import assign_split
 
 _RECOVERABLE: tuple[Mistake, ...] = ("another relation", "another entity", "an earlier step")
 
 
 @dataclass(frozen=True, kw_only=True)
-class QaTracesConfig:
-    """`count` generated questions of the split "train". A slip is part of the history of later turns, marked in
-    `meta["skip_turns"]` and learned by no stage."""
+class QaDemonstrator:
+    """Expert answers to generated questions, with search and Python.
+
+    An expert looks up, computes and answers `count` questions of the split "train": an SFT start for a policy of your
+    own. A slip is part of the history of later turns, marked in `meta["skip_turns"]` and learned by no stage.
+
+    \b
+    Example: turntree traces qa --count 500 --slips 0.2 --out runs/qa.jsonl
+    """
+
+    noun: ClassVar[str] = "questions"
+    short: ClassVar[dict[str, str]] = {"--count": "count", "--slips": "slips", "--seed": "seed"}
 
     questions: Questions = field(default_factory=Questions)
     count: int = 200
@@ -47,31 +53,19 @@ class QaTracesConfig:
                 hint="record episodes of your own expert and `turntree traces import` them",
             )
 
+    def __len__(self) -> int:
+        return self.count
 
-def make_traces(config: QaTracesConfig, out: Path) -> dict[str, Any]:
-    """Answer every question once and write the episodes; those not answered right are counted by reason."""
-    counts: Counter[str] = Counter()
-    traces: list[Trace] = []
-    with config.questions.play({TRAIN: config.count}) as opened:
-        pairs = zip(opened.tasks[TRAIN], opened.posed[TRAIN], strict=True)
-        for environment, posed in progress(pairs, "expert answers", total=config.count):
-            rng = seeds.generator(config.seed, "expert", environment.task_id)
-            played = play(environment, posed, rng, config.slips, _RECOVERABLE)
-            counts["questions"] += 1
-            if not played.success:
-                counts["dropped: answered wrong"] += 1
-                continue
-            trace = _trace(posed, played, environment.tools, config)
-            counts["traces"] += 1
-            counts["turns"] += len(trace.turn_positions)
-            traces.append(trace)
-    if not traces:
-        raise InputError(f"expert answers keep no trace ({dict(counts)})", hint="raise questions.count")
-    write_traces(out, traces, {"made_by": "qa", "config": to_mapping(config), "counts": dict(counts)})
-    return {"path": str(out), **counts}
+    def __iter__(self) -> Iterator[Trace | str]:
+        """Every question answered once: the episode, or why there is none."""
+        with self.questions.play({TRAIN: self.count}) as opened:
+            for environment, posed in zip(opened.tasks[TRAIN], opened.posed[TRAIN], strict=True):
+                rng = seeds.generator(self.seed, "expert", environment.task_id)
+                played = play(environment, posed, rng, self.slips, _RECOVERABLE)
+                yield _trace(posed, played, environment.tools, self) if played.success else "answered wrong"
 
 
-def _trace(posed: Posed, played: Played, tools: tuple[dict[str, Any], ...], config: QaTracesConfig) -> Trace:
+def _trace(posed: Posed, played: Played, tools: tuple[dict[str, Any], ...], config: QaDemonstrator) -> Trace:
     messages = played.messages[:-1]  # the last one only says that the episode is over
     spoken = [position for position, message in enumerate(messages) if message.role == "assistant"]
     skipped = {str(turn): "slip" for turn, position in enumerate(spoken) if position in played.slips}
