@@ -21,11 +21,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from turntree.advantages.comparisons import across_starts
+from turntree.advantages.comparisons import across_starts, rloo
 from turntree.advantages.config import CreditConfig
 from turntree.advantages.credit import CreditRule
-from turntree.advantages.grpo import rloo
-from turntree.advantages.weights import LeafWeighting, path_weighted
+from turntree.advantages.scored import LeafWeighting, path_weighted
 from turntree.core.labels import Rewards
 from turntree.core.tree import REFILL, Decision, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict

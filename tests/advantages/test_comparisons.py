@@ -10,18 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turntree.advantages.attribution import hard, hard_dedup
 from turntree.advantages.comparisons import (
     AcrossAnchors,
     across_leaves,
     across_siblings,
     across_starts,
+    grpo_advantages,
+    mean_centred,
+    rloo,
     within_and_across_trees,
 )
 from turntree.advantages.config import CreditConfig
-from turntree.advantages.credit import CreditRule
-from turntree.advantages.grpo import grpo_advantages, mean_centred, rloo
-from turntree.advantages.weights import path_weighted, unit_weights
+from turntree.advantages.credit import CreditRule, hard, hard_dedup
+from turntree.advantages.scored import path_weighted, unit_weights
 from turntree.core.config import from_mapping, to_mapping
 from turntree.core.errors import ConfigError
 from turntree.core.labels import Credit, Rewards

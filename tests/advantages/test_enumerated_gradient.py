@@ -11,11 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from turntree.advantages.comparisons import across_siblings, across_starts
+from turntree.advantages.comparisons import across_siblings, across_starts, grpo_advantages, mean_centred, rloo
 from turntree.advantages.config import CreditConfig
 from turntree.advantages.credit import CreditRule
-from turntree.advantages.grpo import grpo_advantages, mean_centred, rloo
-from turntree.advantages.weights import path_weighted
+from turntree.advantages.scored import path_weighted
 from turntree.core.labels import Rewards
 from turntree.core.verdict import Verdict
 

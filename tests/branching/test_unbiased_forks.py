@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from token_world import EPISODES, VOCABULARY, TokenRenderer, TokenWorld, WatchedEngine, expected_reward
-from turntree.advantages.scored import ScoredTree, positions_below
-from turntree.advantages.weights import path_weighted
+from turntree.advantages.scored import ScoredTree, path_weighted, positions_below
 from turntree.branching.published import ReleasedArpoBrancher
 from turntree.branching.rules import EntropyBrancher, FixedBrancher, RandomBrancher
 from turntree.core.protocols import BranchDecision, Brancher, ForkMoment

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turntree.advantages.attribution import hard, hard_dedup, soft
-from turntree.advantages.credit import CreditRule, soft_credit
-from turntree.advantages.grpo import grpo_advantages, mean_centred, rloo
+from turntree.advantages.comparisons import grpo_advantages, mean_centred, rloo
+from turntree.advantages.credit import CreditRule, hard, hard_dedup, soft, soft_credit
 from turntree.core.labels import Rewards
 from turntree.core.outcome import is_zero_variance
 from turntree.core.tree import NodeKind, RolloutTree, StopReason

@@ -27,10 +27,9 @@ from token_world import (
     episode_in,
     over,
 )
-from turntree.advantages.comparisons import across_starts
+from turntree.advantages.comparisons import across_starts, rloo
 from turntree.advantages.credit import CreditRule
-from turntree.advantages.grpo import rloo
-from turntree.advantages.weights import path_weighted
+from turntree.advantages.scored import path_weighted
 from turntree.branching.published import PosthocBrancher, ReleasedArpoBrancher
 from turntree.branching.rules import EntropyBrancher, FixedBrancher, RandomBrancher
 from turntree.core.cost import NO_COST

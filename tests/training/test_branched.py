@@ -15,10 +15,9 @@ from test_online import ROLLOUTS, Even, config, parts, weights, without_timing
 from test_parity import gradient, in_pieces, library_gradient, relative_error
 
 from tiny_models import tiny_model
-from turntree.advantages.comparisons import across_starts
+from turntree.advantages.comparisons import across_starts, rloo
 from turntree.advantages.credit import CreditRule
-from turntree.advantages.grpo import rloo
-from turntree.advantages.weights import path_weighted
+from turntree.advantages.scored import path_weighted
 from turntree.branching.rules import EntropyBrancher, RandomBrancher
 from turntree.core.labels import Rewards
 from turntree.core.protocols import Brancher

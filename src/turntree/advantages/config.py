@@ -5,18 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from turntree.advantages.attribution import Attribution, hard, hard_dedup, soft
 from turntree.advantages.comparisons import (
     AcrossAnchors,
+    Advantages,
     Comparison,
     across_leaves,
     across_siblings,
     across_starts,
+    grpo_advantages,
+    mean_centred,
+    rloo,
     within_and_across_trees,
 )
-from turntree.advantages.credit import CreditRule
-from turntree.advantages.grpo import Advantages, grpo_advantages, mean_centred, rloo
-from turntree.advantages.weights import LeafWeights, path_weighted, unit_weights
+from turntree.advantages.credit import Attribution, CreditRule, hard, hard_dedup, soft
+from turntree.advantages.scored import LeafWeights, path_weighted, unit_weights
 from turntree.core.errors import ConfigError
 
 ADVANTAGES: dict[str, Advantages] = {

@@ -7,26 +7,55 @@ With r = pi / pi_old of a token (the same for every leaf below its node), leaf a
 with P = sum_i w_i max(A_i, 0) and N = sum_i w_i min(A_i, 0) (docs/design/architecture.md, "Credit: three numbers a
 node"). So a token that k rollouts share is computed once, and the gradient is that of k flat rows.
 
-An estimator is a `CreditRule`, four functions that compose: how much a leaf weighs (`weights`), what is compared with
-what (`comparisons`), how the rewards of one comparison become advantages (`grpo`), and how the leaves below a node
-become its three numbers (`attribution`). Another estimator is written as its difference.
+An estimator is a `CreditRule`, four functions that compose: how much a leaf weighs (`scored`), what is compared with
+what and how the rewards of one comparison become advantages (`comparisons`), and how the leaves below a node become
+its three numbers (an attribution, here). Another estimator is written as its difference.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from turntree.advantages.attribution import Attribution, hard_dedup, soft
-from turntree.advantages.comparisons import Comparison, across_leaves
-from turntree.advantages.grpo import Advantages, grpo_advantages
-from turntree.advantages.scored import ScoredTree, positions_below
-from turntree.advantages.weights import LeafWeights, unit_weights
+from turntree.advantages.comparisons import Advantages, Comparison, across_leaves, grpo_advantages
+from turntree.advantages.scored import LeafWeights, ScoredTree, positions_below, unit_weights
 from turntree.core.errors import ConfigError
 from turntree.core.labels import Credit, NodeCredit, Rewards
 from turntree.core.outcome import is_zero_variance
 from turntree.core.tree import RolloutTree, StopReason
+
+# For the leaves i at or below one node: the weights w_i, the shares w_i / Z_i (equal to w_i unless each rollout is
+# divided by its length) and the advantages A_{i,n}.
+Attribution = Callable[[Sequence[float], Sequence[float], Sequence[float]], NodeCredit]
+
+
+def soft(weights: Sequence[float], shares: Sequence[float], advantages: Sequence[float]) -> NodeCredit:
+    """Each leaf keeps its own advantage at every node above it (ARPO's default, plain GRPO)."""
+    pairs = list(zip(shares, advantages, strict=True))
+    return NodeCredit(
+        positive=math.fsum(s * max(a, 0.0) for s, a in pairs),
+        negative=math.fsum(s * min(a, 0.0) for s, a in pairs),
+        multiplicity=math.fsum(shares),
+    )
+
+
+def hard(weights: Sequence[float], shares: Sequence[float], advantages: Sequence[float]) -> NodeCredit:
+    """Every leaf takes the weighted mean advantage of the leaves below the node (ARPO's hard assignment).
+
+    Without clipping this has the gradient of `soft`; they part once the ratio leaves the clip range, because P and N
+    are clipped on different sides.
+    """
+    return soft(weights, shares, [_mean(weights, advantages)] * len(advantages))
+
+
+def hard_dedup(weights: Sequence[float], shares: Sequence[float], advantages: Sequence[float]) -> NodeCredit:
+    """`hard` with the node counted once, however many leaves share it: a shared prefix weighs as much as a tail."""
+    return soft([1.0], [1.0], [_mean(weights, advantages)])
+
+
+def _mean(weights: Sequence[float], advantages: Sequence[float]) -> float:
+    return math.fsum(w * a for w, a in zip(weights, advantages, strict=True)) / math.fsum(weights)
 
 
 @dataclass(frozen=True, kw_only=True)
