@@ -108,7 +108,7 @@ def read_by_selecting(path: Path) -> object:
 def read_as_store(path: Path) -> object:
     from turntree.core.completion import Sampling
     from turntree.core.errors import InputError
-    from turntree.profiling.stored import StoredProfile
+    from turntree.profiling.rows import StoredProfile
 
     stored = StoredProfile(path)
     try:
@@ -337,13 +337,13 @@ def overrides(path: Path) -> None:
 
 
 def read_overrides(path: Path) -> object:
-    from turntree.cli.options import _assignment
+    from turntree.cli.options import assignment
     from turntree.core import parts
     from turntree.core.config import with_overrides
     from turntree.stages.train_pivot import TrainPivotConfig
 
     lines = path.read_bytes().decode("utf-8", "surrogateescape").splitlines()  # as Python decodes a command line
-    chosen = dict(_assignment(line, "--set") for line in lines)
+    chosen = dict(assignment(line, "--set") for line in lines)
     return parts.resolved(with_overrides(TrainPivotConfig(pivots="p"), chosen))
 
 

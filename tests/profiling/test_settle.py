@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.stats import betabinom
 
 from turntree.core.errors import ConfigError
-from turntree.profiling.classes import Class, class_of
+from turntree.profiling.rows import Class, class_of
 from turntree.profiling.settle import AdaptiveConfig, Prior, Settler, way_of
 
 K = 16

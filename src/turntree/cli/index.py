@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from turntree.cli.common import finish, json_option
+from turntree.core.errors import InputError
 
 
 @click.group(short_help="Make a search index of documents.")
@@ -25,7 +26,10 @@ def build(documents: Path, out: Path, overwrite: bool, json_path: str | None) ->
     \b
     Example: turntree index build corpus.jsonl --out runs/index.db
     """
-    from turntree.stages.index import make_index
+    from turntree.tools.documents import read_documents
+    from turntree.tools.search import build_index
 
-    result = make_index(documents, out, overwrite=overwrite)
+    if out.exists() and not overwrite:
+        raise InputError("is there already", path=out, hint="choose another --out, or add --overwrite")
+    result = {**build_index(read_documents(documents), out), "bytes": out.stat().st_size}
     finish(result, json_path, [f"{result['documents']} documents (hash {result['hash']}) -> {out}"])

@@ -157,7 +157,7 @@ class StageCommand(click.Command):
         if self._part is not None:
             yield from (nested(f"{self._part}.{key}", value) for key, value in _own(ctx.params.pop("part_options")))
         for override in overrides:
-            yield nested(*_assignment(override, "--set"))
+            yield nested(*assignment(override, "--set"))
 
 
 def key_of(target: str | Constant | Read) -> str:
@@ -275,7 +275,7 @@ def _list_of(item: Any, name: str) -> Any:
 
 def _mapping(name: str) -> Any:
     def read(ctx: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any] | None:
-        return dict(_assignment(text, name) for text in texts) or None
+        return dict(assignment(text, name) for text in texts) or None
 
     return read
 
@@ -283,7 +283,7 @@ def _mapping(name: str) -> Any:
 # reading values
 
 
-def _assignment(text: str, option: str) -> tuple[str, Any]:
+def assignment(text: str, option: str) -> tuple[str, Any]:
     """KEY=VALUE; the value is JSON where it parses as JSON, else text."""
     key, equals, value = text.rpartition("=") if option != "--set" else text.partition("=")
     if not equals or not key:

@@ -13,10 +13,9 @@ from turntree.core.errors import ConfigError
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.observe.artifacts import MOST_ROLLOUTS
-from turntree.profiling.rows import SCHEMA, CandidateProfile, Judgement, Stop
+from turntree.profiling.rows import SCHEMA, CandidateProfile, Judgement, Stop, StoredProfile
 from turntree.profiling.samples import Sample, Sampler
 from turntree.profiling.settle import AdaptiveConfig, Forecast, Prior, Settler
-from turntree.profiling.stored import StoredProfile
 from turntree.rollouts.local import CutTurns, Prompted, judge_turn, rule_name
 
 __all__ = ["SCHEMA", "Draft", "Judge", "ProfileConfig", "profile_wave"]

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from turntree.core import seeds
 from turntree.core.errors import ConfigError
 from turntree.observe.artifacts import PIVOTS
-from turntree.profiling.classes import class_of_moments
+from turntree.profiling.rows import class_of_moments
 
 SCHEMA = PIVOTS.schema
 Row = Mapping[str, Any]  # a row of a profile (schema turntree.profile/2)

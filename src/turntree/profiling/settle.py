@@ -30,7 +30,7 @@ from typing import Any, Literal
 import numpy as np
 
 from turntree.core.errors import ConfigError
-from turntree.profiling.classes import Class, class_of
+from turntree.profiling.rows import Class, class_of
 
 _SUPPORT = 65  # points of the prior in [0, 1]
 _PSEUDO_CANDIDATES = 8.0  # how many candidates the prior before any data is worth

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from turntree.profiling.classes import class_of_moments
-from turntree.profiling.rows import Stop
+from turntree.profiling.rows import Stop, class_of_moments
 from turntree.profiling.settle import AdaptiveConfig, way_of
 
 Row = Mapping[str, Any]

@@ -26,9 +26,9 @@ from turntree.observe.jsonl import located
 from turntree.observe.run import notice, progress
 from turntree.observe.wave_log import WaveLog, open_log
 from turntree.profiling.profile import Judge, profile_wave
+from turntree.profiling.rows import StoredProfile
 from turntree.profiling.samples import Sampler, one_by_one, together
 from turntree.profiling.settle import Prior
-from turntree.profiling.stored import StoredProfile
 from turntree.profiling.tally import Tally
 from turntree.rollouts.local import Prompted
 from turntree.stages.config import ProfileStageConfig

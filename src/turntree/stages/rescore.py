@@ -16,9 +16,8 @@ from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.observe.files import file_hash
 from turntree.observe.wave_log import open_log
 from turntree.profiling.profile import Draft, Judge
-from turntree.profiling.rows import samples_of
+from turntree.profiling.rows import StoredProfile, samples_of
 from turntree.profiling.settle import Prior, Settler
-from turntree.profiling.stored import StoredProfile
 from turntree.profiling.tally import Tally
 from turntree.stages.config import ProfileStageConfig, RescoreConfig
 from turntree.stages.profile import Survey, Wave, stream_candidates, survey, work, write_profile
