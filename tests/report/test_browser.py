@@ -97,9 +97,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_a_node_is_chosen_by_mouse_and_by_keyboard(page: str) -> None:
-    from selenium.webdriver.common.keys import Keys
-
     with browser() as window:
+        from selenium.webdriver.common.keys import Keys  # absent where the line above skips
+
         window.get(page)
         rows = window.find_elements("css selector", ".row")
         assert len(rows) == 5
@@ -117,9 +117,9 @@ def test_a_node_is_chosen_by_mouse_and_by_keyboard(page: str) -> None:
 
 
 def test_groups_are_filtered_and_hostile_text_stays_text(page: str) -> None:
-    from selenium.webdriver.support.ui import Select
-
     with browser() as window:
+        from selenium.webdriver.support.ui import Select
+
         window.get(page)
         Select(window.find_element("id", "only")).select_by_value("same")
         assert len(Select(window.find_element("id", "group")).options) == 2
