@@ -238,6 +238,21 @@ def test_traces_that_were_changed_after_profiling_are_not_shown(complete: Path, 
     assert "traces.jsonl is not the file that was profiled" in text_of(build_report(run))
 
 
+def test_a_file_of_the_current_folder_is_taken_for_the_traces_by_its_content_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    for folder in (run, elsewhere):
+        folder.mkdir()
+    write_trace_file(run / "traces.jsonl")
+    write_profile(run)
+    shutil.move(run / "traces.jsonl", elsewhere / "traces.jsonl")
+    monkeypatch.chdir(elsewhere)
+    assert "take: 1 of 4 sampled actions accepted" in text_of(build_report(run))
+    (elsewhere / "traces.jsonl").write_text("something else")
+    assert "The traces were not found" in text_of(build_report(run))
+
+
 def test_an_empty_folder_and_a_missing_one_are_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"holds nothing that a report can show; name a run directory"):
         build_report(tmp_path)
