@@ -45,7 +45,7 @@
   function textOf(node) {
     const text = saidBy(node);
     if (text) return text.slice(0, 400);
-    if (node.kind === "completion" && node.ids.length) return "(the shared beginning of a turn) " + words(node.ids);
+    if (node.kind === "completion" && node.ids.length) return "(shared start) " + words(node.ids);
     return node.ids.length ? words(node.ids) : "(nothing)";
   }
   const word = (id) => (data.words[id] === undefined ? ` ${id} ` : data.words[id]);
@@ -142,7 +142,7 @@
       lanes.append(make("i", lane === node.lane - 1 && startsLane(node) ? "fork" : ""));
     }
     if (node.start > 1) row.classList.add("start");
-    const turn = make("span", "turn", node.kind === "completion" ? `turn ${node.turn}` : "");
+    const turn = make("span", "turn", { prompt: "task", completion: `turn ${node.turn}` }[node.kind] || "");
     row.append(lanes, turn, make("span", "said", textOf(node)));
     for (const decision of node.decisions || []) {
       if (decision.action !== "pass") row.append(make("span", "mark", decision.action));
