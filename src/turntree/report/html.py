@@ -25,7 +25,7 @@ CURVES = (
     Curve("kl", "KL to the reference", "nats per token"),
     Curve("grad_norm", "Gradient norm before clipping", "L2 norm"),
     Curve("held_out_success", "Success on development tasks", "success (%)", "share"),
-    Curve("held_out_invalid_share", "Impossible commands on development tasks", "share of commands (%)", "share"),
+    Curve("held_out_invalid_share", "Impossible commands (dev tasks)", "share of commands (%)", "share"),
 )
 SFT_CURVE = Curve("loss", "SFT loss", "nats per token")
 PIVOT_STAGE, SFT_STAGE = "train pivot", "sft"
