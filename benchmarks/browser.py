@@ -2,7 +2,8 @@
 
     python benchmarks/browser.py --json -
 
-Seconds from navigation to the drawn tree, and milliseconds from a click on a node to its painted detail; medians.
+Seconds from navigation to the drawn tree, and milliseconds to the painted detail of a node: from a click on it, and
+from a key that jumps to the other end of the group. Medians.
 Needs Chromium, chromedriver and selenium.
 """
 
@@ -26,13 +27,27 @@ from turntree.core.verdict import Verdict
 from turntree.logs.trees import KeptTree
 from turntree.report.browser import render
 
+# the row in the middle of the tree, once the tree is scrolled to a share of its height
 CLICK = """
-const done = arguments[arguments.length - 1];
-const row = document.querySelectorAll(".row")[arguments[0]];
+const [share, done] = arguments;
+const tree = document.getElementById("tree");
+const box = tree.getBoundingClientRect();
+const painted = (then) => requestAnimationFrame(() => setTimeout(then, 0));
+tree.scrollTop = share * (tree.scrollHeight - tree.clientHeight);
+painted(() => painted(() => {
+  const row = document.elementFromPoint(box.left + 100, box.top + box.height / 2).closest(".row");
+  const begun = performance.now();
+  row.click();
+  painted(() => done(performance.now() - begun));
+}));
+"""
+KEY = """
+const [key, done] = arguments;
 const begun = performance.now();
-row.click();
+document.body.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
 requestAnimationFrame(() => setTimeout(() => done(performance.now() - begun), 0));
 """
+CLICKS = 16
 
 
 def group(number: int, chains: int, turns: int) -> KeptTree:
@@ -58,7 +73,7 @@ def group(number: int, chains: int, turns: int) -> KeptTree:
 
 
 def measure(groups: list[KeptTree], repeats: int) -> dict[str, float]:
-    opened, clicked = [], []
+    opened, clicked, jumped = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trees.html"
         path.write_text(render(groups, title="benchmark"), encoding="utf-8")
@@ -68,14 +83,15 @@ def measure(groups: list[KeptTree], repeats: int) -> dict[str, float]:
                 window.get(path.as_uri())
                 rows = window.execute_script("return document.querySelectorAll('.row').length")
                 opened.append(time.perf_counter() - begun)
-                for place in range(0, rows, max(1, rows // 15)):
-                    clicked.append(window.execute_async_script(CLICK, place))
+                clicked += [window.execute_async_script(CLICK, click / CLICKS) for click in range(CLICKS)]
+                jumped += [window.execute_async_script(KEY, key) for key in ("End", "Home") * 4]
         return {
             "nodes": sum(len(group.tree) for group in groups),
             "drawn_rows": rows,
             "page_megabytes": round(path.stat().st_size / 1e6, 2),
             "open_seconds": round(statistics.median(opened), 3),
             "click_milliseconds": round(statistics.median(clicked), 1),
+            "jump_milliseconds": round(statistics.median(jumped), 1),
         }
 
 

@@ -17,9 +17,9 @@ def turntree() -> Turntree:
     return Turntree()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The current folder while the suite runs: a user's own, outside the package."""
+    """The current folder while the module's tests run: a user's own, outside the package."""
     folder = tmp_path_factory.mktemp("mine")
     for name, text in MODULES.items():
         (folder / f"{name}.py").write_text(text)

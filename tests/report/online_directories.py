@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from turntree.core.config import from_mapping, to_mapping
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message
 from turntree.core.tree import REFILL, Decision, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.logs.trees import KeptTree
 from turntree.observe.files import write_json
+from turntree.stages.config import TrainOnlineConfig
 
 TASKS = 4
 
@@ -111,9 +113,10 @@ def write_lines(path: Path, rows: Sequence[Any]) -> None:
 
 def write_online_run(path: Path) -> Path:
     """Held-out success rises from one task of four to three; ten of sixteen calls an iteration are fresh."""
-    config = {"model": "qa", "branching": {"rule": "entropy"}}
     rollouts = {"rollouts": {"initial_rollouts": 2, "group_size": 4}}
-    write_json(path / "config.json", {"stage": "train online", "config": {**config, "train": rollouts}})
+    settings = {"model": "qa", "brancher": {"name": "entropy"}, "train": rollouts}
+    config = to_mapping(from_mapping(TrainOnlineConfig, settings))  # by the names that the stage writes
+    write_json(path / "config.json", {"stage": "train online", "config": config})
     write_lines(path / "metrics.jsonl", metrics([0.25, 0.5, 0.75]))
     write_lines(path / "held_out.jsonl", [*outcomes(0, 1), *outcomes(1, 2), *outcomes(2, 3)])
     told = [decision("fork", "entropy rose", 0.7)] * 3 + [decision("pass", "entropy did not rise enough", 0.5)] * 5

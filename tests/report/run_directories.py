@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from turntree.core.config import to_mapping
 from turntree.core.messages import Message
 from turntree.observe.files import file_hash, write_json, write_table
 from turntree.observe.statistics import wilson
 from turntree.profiling.select import SelectConfig, preview, select
+from turntree.stages.config import EvaluateConfig
 from turntree.traces.schema import Trace, write_traces
 
 POLICY = "0123abcd"
@@ -121,7 +123,7 @@ def write_training(path: Path, stage: str, metrics: Sequence[Any]) -> None:
 def write_evaluation(path: Path, arm: str, wins: int, accuracy: float) -> None:
     value = {
         "schema": "turntree.evaluation/1",
-        "config": {"model": arm, "games": {"source": "generated", "split": "test", "difficulty": "easy"}},
+        "config": to_mapping(EvaluateConfig(model=arm, count=GAMES)),
         "policy_hash": POLICY,
         "sampled": play(wins, 1.0),
         "greedy": play(wins, 0.0),

@@ -97,9 +97,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_a_node_is_chosen_by_mouse_and_by_keyboard(page: str) -> None:
-    from selenium.webdriver.common.keys import Keys
-
     with browser() as window:
+        from selenium.webdriver.common.keys import Keys  # absent where the line above skips
+
         window.get(page)
         rows = window.find_elements("css selector", ".row")
         assert len(rows) == 5
@@ -116,10 +116,69 @@ def test_a_node_is_chosen_by_mouse_and_by_keyboard(page: str) -> None:
         assert window.get_log("browser") == []
 
 
-def test_groups_are_filtered_and_hostile_text_stays_text(page: str) -> None:
-    from selenium.webdriver.support.ui import Select
+def long_group(turns: int) -> KeptTree:
+    """One rollout; every turn says its number."""
+    tree = RolloutTree("long")
+    leaf = tree.add(None, NodeKind.PROMPT, (1,), messages=(Message("user", "count"),)).id
+    for turn in range(turns):
+        said = (Message("assistant", f"this is number {turn}"),)
+        leaf = tree.add(leaf, NodeKind.COMPLETION, (2,), logprobs=(-0.5,), entropies=(0.5,), messages=said).id
+    tree.stop(leaf, StopReason.COMPLETED)
+    return KeptTree(id="1", iteration=1, tree=tree, rewards=Rewards({leaf: Verdict(1.0, "counted")}), credit=None)
 
+
+IN_VIEW = """
+const box = document.getElementById("tree").getBoundingClientRect();
+return [...document.querySelectorAll(".row")].filter((row) => {
+  const { top, bottom } = row.getBoundingClientRect();
+  return top >= box.top - 1 && bottom <= box.bottom + 1;
+}).map((row) => Number(row.dataset.place));
+"""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_long_group_draws_rows_in_view_only_and_every_node_is_reached(tmp_path: Path, width: int) -> None:
+    nodes = 2001
+    (tmp_path / PAGE).write_text(render([long_group(nodes - 1)], title="run"), encoding="utf-8")
+    with browser(width) as window:
+        from selenium.webdriver.common.keys import Keys
+
+        def in_view() -> list[int]:
+            places = window.execute_script(IN_VIEW)
+            assert places == list(range(places[0], places[-1] + 1)) and len(places) > 1
+            assert len(window.find_elements("css selector", ".row")) < 150
+            return places
+
+        window.get((tmp_path / PAGE).as_uri())
+        body, detail = window.find_element("tag name", "body"), window.find_element("id", "detail")
+        assert in_view()[0] == 0
+        body.send_keys(Keys.END)
+        assert "number 1999" in detail.text and nodes - 1 in in_view()
+        body.send_keys(Keys.PAGE_UP)
+        (chosen,) = window.find_elements("css selector", '[aria-selected="true"]')
+        assert int(chosen.get_attribute("data-place")) in in_view() and f"number {nodes - 2}" not in detail.text
+        body.send_keys(Keys.HOME, Keys.ARROW_DOWN)
+        assert "number 0" in detail.text and 1 in in_view()
+        window.execute_async_script(
+            "document.getElementById('tree').scrollTop = 1e9 / 2; requestAnimationFrame(() => setTimeout(arguments[0]))"
+        )
+        assert in_view()[0] > 1000
+        assert window.find_elements("css selector", '[aria-selected="true"]'), "the chosen row exists out of view"
+        body.send_keys(Keys.ARROW_DOWN)
+        assert "number 1" in detail.text and 2 in in_view()
+        find, hits = window.find_element("id", "find"), window.find_element("id", "hits")
+        find.send_keys("number 77")
+        assert hits.text == "11 found" and 78 in in_view()
+        find.send_keys(Keys.ENTER, Keys.ENTER)
+        assert hits.text == "2 of 11" and "number 770" in detail.text and 771 in in_view()
+        find.send_keys(Keys.SHIFT, Keys.ENTER)
+        assert hits.text == "1 of 11"
+
+
+def test_groups_are_filtered_and_hostile_text_stays_text(page: str) -> None:
     with browser() as window:
+        from selenium.webdriver.support.ui import Select
+
         window.get(page)
         Select(window.find_element("id", "only")).select_by_value("same")
         assert len(Select(window.find_element("id", "group")).options) == 2

@@ -41,7 +41,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_headline_says_what_was_trained_and_the_paired_gain_over_tasks(online: Path) -> None:
     shown = text_of(online)
-    assert "policy “qa”: 2 iterations, 2 groups of rollouts, forked by the rule “entropy”; 2 of 4 rollouts" in shown
+    assert "policy “qa”: 2 iterations, 2 groups of rollouts, forked by the brancher “entropy”; 2 of 4 rollouts" in shown
     assert "went from 25.0% to 75.0% on 4 tasks: a paired gain of +50.0 points (95% interval 0.0 to +100.0" in shown
     assert "which contains zero" in shown
 
@@ -97,7 +97,7 @@ def test_held_out_checks_have_a_line_of_their_own_in_the_ledger(online: Path) ->
     shown = text_of(online)
     assert "train mine 40 " in shown
     assert "held-out checks 12 " in shown
-    assert "all of it 52 " in shown
+    assert "total 52 " in shown
 
 
 def test_endings_other_than_completion_are_counted_and_drawn(online: Path) -> None:
@@ -116,7 +116,7 @@ def test_pages_load_nothing_and_their_ids_are_their_own(page: str, request: pyte
 
 
 def test_a_run_that_has_just_begun_says_what_is_not_there_yet(tmp_path: Path) -> None:
-    write_json(tmp_path / "config.json", {"stage": "train online", "config": {"model": "qa", "branching": None}})
+    write_json(tmp_path / "config.json", {"stage": "train online", "config": {"model": "qa", "brancher": None}})
     (tmp_path / "metrics.jsonl").touch()
     shown = text_of(build_report(tmp_path))
     assert "No check on held-out tasks was logged" in shown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -69,7 +70,7 @@ def test_the_same_files_give_the_same_bytes_in_another_process_too(complete: Pat
     code = "import sys; from pathlib import Path; from turntree.report.html import build_report"
     code += "; build_report(Path(sys.argv[1]), Path(sys.argv[2]))"
     again = [sys.executable, "-c", code, str(complete), str(tmp_path / "p.html")]
-    subprocess.run(again, check=True, env={"PYTHONHASHSEED": "7", "HOME": str(tmp_path)})
+    subprocess.run(again, check=True, env=os.environ | {"PYTHONHASHSEED": "7", "HOME": str(tmp_path)})
     assert (tmp_path / "p.html").read_bytes() == built.read_bytes()
 
 
@@ -92,7 +93,7 @@ def test_every_figure_says_in_words_what_it_shows(markup: str) -> None:
 
 def test_the_headline_says_what_was_trained_on_what_and_with_which_result(page: str) -> None:
     assert "PivotRL trained policy “default” for 2 steps on 2 turns selected from 5 candidate turns of 3 expert" in page
-    assert "On 20 games (generated, split test, difficulty easy), PivotRL succeeds in 75.0% (95% interval 53.1" in page
+    assert "On 20 tasks of split “test” of environment “default”, PivotRL succeeds in 75.0% (95% interval 53.1" in page
     assert "and the base policy in 25.0% (11.2–46.9): a paired difference of +50.0 percentage points" in page
     assert "The whole interval lies above zero." in page
 
@@ -101,7 +102,7 @@ def test_an_interval_that_contains_zero_is_called_that(tmp_path: Path) -> None:
     write_evaluation(tmp_path, "base", 10, 0.8)
     write_evaluation(tmp_path, "pivotrl", 11, 0.8)
     shown = text_of(build_report(tmp_path))
-    assert "The interval contains zero: these games do not tell the two policies apart." in shown
+    assert "The interval contains zero: these tasks do not tell the two policies apart." in shown
     assert "contains zero: no difference shown" in shown
 
 
@@ -121,10 +122,21 @@ def test_a_gain_that_is_a_loss_when_played_greedily_is_called_both_at_the_top() 
         "+11.0 percentage points (95% interval +5.2 to +17.0) sampled, −3.2 (95% interval −8.8 to +2.0)" in found.found
     )
     assert found.verdict == (
-        "Sampled: The whole interval lies above zero. Greedy: The interval contains zero: these games do not tell the "
+        "Sampled: The whole interval lies above zero. Greedy: The interval contains zero: these tasks do not tell the "
         "two policies apart. Greedy, PivotRL is worse than SFT on the same traces (−7.5 percentage points)."
     )
-    assert found.others[0].endswith("the interval contains zero sampled, and lies below zero greedy.")
+    assert found.others[0].endswith("Sampled, the interval contains zero; greedy, it lies below zero.")
+
+
+def test_policies_that_did_not_play_the_same_tasks_are_not_compared_in_silence(complete: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(complete, tmp_path / "run")
+    told = "the arms were not evaluated on the same tasks at the same settings"
+    assert told not in text_of(build_report(run))
+    written = read_json(run / "evaluation" / "base.json")
+    for key, other in (("split", "dev"), ("environment", {"name": "qa"}), ("max_turns", 3)):
+        changed = {**written, "config": {**written["config"], key: other}}
+        write_json(run / "evaluation" / "base.json", changed)
+        assert told in text_of(build_report(run))
 
 
 def test_the_table_holds_every_arm(page: str) -> None:
@@ -140,13 +152,13 @@ def test_task_types_and_skills_are_told_apart_by_arm(page: str) -> None:
 def test_the_ledger_adds_up_and_weighs_rho_by_tokens(page: str) -> None:
     assert "profile 20 140 900 2,700 – – 1.5 0.0 0.0 1.5" in page
     assert "train pivotrl 16 112 – – 400 3.50 2.0 0.0 60.0 62.0" in page  # (100 x 2 + 300 x 4) / 400
-    assert "all of it 1,268 8,876 900 2,700 1,200 – 23.5 0.0 180.0 203.5" in page
+    assert "total 1,268 8,876 900 2,700 1,200 – 23.5 0.0 180.0 203.5" in page
 
 
 def test_the_profile_counts_classes_kinds_and_what_each_threshold_keeps(page: str) -> None:
     assert "all fail 1 20.0% all succeed 1 20.0% mixed but easy 1 20.0% pivot 2 40.0%" in page
     assert "An exact match would have refused 37.5% of the actions that the verifier accepts." in page
-    assert "Turns that were no candidates: empty_turn 7." in page
+    assert "Turns that are not candidates, by reason: empty_turn 7." in page
     assert "0.3 1 0 1 0.6 2 1 1 every mixed group 3 2 1" in page
 
 
@@ -180,7 +192,7 @@ def test_a_profile_alone_gives_a_page_that_says_what_is_absent(tmp_path: Path) -
 def test_one_arm_alone_gives_a_page_without_a_comparison(tmp_path: Path) -> None:
     write_evaluation(tmp_path, "base", 5, 0.8)
     shown = text_of(build_report(tmp_path))
-    assert "The base policy succeeds in 25.0% (95% interval 11.2–46.9) on 20 games" in shown
+    assert "The base policy succeeds in 25.0% (95% interval 11.2–46.9) on 20 tasks of split" in shown
     assert "There is no second policy to compare it with." in shown
     assert "There is no profile in this folder." in shown
 
@@ -236,6 +248,21 @@ def test_traces_that_were_changed_after_profiling_are_not_shown(complete: Path, 
     with (run / "traces.jsonl").open("a", encoding="utf-8") as handle:
         handle.write("\n")
     assert "traces.jsonl is not the file that was profiled" in text_of(build_report(run))
+
+
+def test_a_file_of_the_current_folder_is_taken_for_the_traces_by_its_content_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    for folder in (run, elsewhere):
+        folder.mkdir()
+    write_trace_file(run / "traces.jsonl")
+    write_profile(run)
+    shutil.move(run / "traces.jsonl", elsewhere / "traces.jsonl")
+    monkeypatch.chdir(elsewhere)
+    assert "take: 1 of 4 sampled actions accepted" in text_of(build_report(run))
+    (elsewhere / "traces.jsonl").write_text("something else")
+    assert "The traces were not found" in text_of(build_report(run))
 
 
 def test_an_empty_folder_and_a_missing_one_are_one_clear_line(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from turntree.core.errors import InputError
 from turntree.observe.files import file_hash
 from turntree.profiling.select import is_pivot
-from turntree.report.read import Row, Run, reading
+from turntree.report.read import Row, Run, Table, reading
 from turntree.report.results import threshold
 from turntree.report.wording import message_text
 from turntree.traces.schema import Trace, read_traces
@@ -57,11 +57,9 @@ def examples(run: Run) -> Examples:
     chosen = choose(run.profile.rows, threshold(run))
     if not chosen:
         return Examples(absent="The profile holds no candidate with mixed rewards below the threshold.")
-    path = _traces_path(run)
+    path, absent = _traces_path(run.path, run.profile)
     if path is None:
-        return Examples(absent="The traces were not found, so the states of pivots cannot be shown.")
-    if file_hash(path) != run.profile.header.get("traces_hash"):
-        return Examples(absent=f"{path.name} is not the file that was profiled, so its states would not fit.")
+        return Examples(absent=absent)
     traces = _wanted(path, {row["trace_id"] for row in chosen})
     return Examples(tuple(_example(row, traces, run.path / "profile.jsonl") for row in chosen))
 
@@ -78,12 +76,19 @@ def choose(rows: Sequence[Row], below: float) -> list[Row]:
     return [min((row for row in pivots if row["kind"] == kind), key=rank) for kind in kinds]
 
 
-def _traces_path(run: Run) -> Path | None:
-    """The traces of the run directory, else the file that the profile names."""
-    assert run.profile is not None
-    named = str(run.profile.header.get("config", {}).get("traces", "traces.jsonl"))
-    places = (run.path / "traces.jsonl", run.path / Path(named).name, Path(named))
-    return next((place for place in places if place.is_file()), None)
+def _traces_path(folder: Path, profile: Table) -> tuple[Path | None, str]:
+    """The traces of the run directory, else the file that the profile names; or None and why.
+
+    A relative name is looked up in the current folder too. Another file of that name may lie there, so it is
+    taken by its content only, and a page does not depend on where it was made."""
+    named = Path(str(profile.header.get("config", {}).get("traces", "traces.jsonl")))
+    known = [folder / "traces.jsonl", folder / named.name, *([named] if named.is_absolute() else [])]
+    found = [place for place in (*known, named) if place.is_file()]
+    fitting = next((place for place in found if file_hash(place) == profile.header.get("traces_hash")), None)
+    changed = next((place.name for place in found if place in known), None)
+    if changed is None:
+        return fitting, "The traces were not found, so the states of pivots cannot be shown."
+    return fitting, f"{changed} is not the file that was profiled, so its states would not fit."
 
 
 def _wanted(path: Path, ids: set[str]) -> dict[str, Trace]:

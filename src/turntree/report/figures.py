@@ -75,7 +75,7 @@ def paired(differences: Sequence[Difference]) -> Chart:
         f"{name}: {points(one.mean)} ({points(one.low)} to {points(one.high)})"
         for name, one in zip(names, found, strict=True)
     )
-    caption = "Paired differences over games, with 95% bootstrap intervals; hollow: the interval contains zero."
+    caption = "Paired differences over tasks, with 95% bootstrap intervals; hollow: the interval contains zero."
     return Chart(made[0], f"Paired differences in percentage points. {said}.", caption)
 
 
@@ -111,6 +111,7 @@ def curve(name: str, what: Curve, arms: Sequence[Arm]) -> Chart | None:
                 axes.plot(steps, values, color=tint, linewidth=1.8, marker=marker(arm, names), ms=5, clip_on=False)
         axes.set(title=literal(what.title), xlabel="training step", ylabel=what.unit)
         scale(axes, what, [value for pairs in drawn.values() for _, value in pairs])
+        plain_ticks(axes, "x", whole=True)
     said = "; ".join(f"{label(arm)} from {number(p[0][1])} to {number(p[-1][1])}" for arm, p in drawn.items())
     return Chart(made[0], f"{what.title} over training steps. {said}.")
 
@@ -159,7 +160,7 @@ def by_group(name: str, arms: Mapping[str, Mapping[str, Share]], groups: Sequenc
                     interval_bar(axes, share.success, share.low, share.high, row + shift, tint, True, shape)
             axes.plot([], [], color=tint, marker=shape, ls="", ms=6, label=literal(label(arm)))
         _bands(axes, len(groups))
-        axes.set(xlim=(0, 1), xlabel="success (%)")
+        axes.set(xlim=(-0.02, 1.02), xlabel="success (%)")
         category_rows(axes, list(groups))
         percent_ticks(axes)
         figure.legend(loc="outside upper left", ncols=len(names), handletextpad=0.2)

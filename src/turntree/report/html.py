@@ -23,8 +23,8 @@ CURVES = (
     Curve("mixed_groups", "Groups with mixed rewards", "share of groups (%)", "share"),
     Curve("kl", "KL to the reference", "nats per token"),
     Curve("grad_norm", "Gradient norm before clipping", "L2 norm"),
-    Curve("held_out_success", "Success on development games", "success (%)", "share"),
-    Curve("held_out_invalid_share", "Impossible commands there", "share of commands (%)", "share"),
+    Curve("held_out_success", "Success on development tasks", "success (%)", "share"),
+    Curve("held_out_invalid_share", "Impossible commands (dev tasks)", "share of commands (%)", "share"),
 )
 SFT_CURVE = Curve("loss", "SFT loss", "nats per token")
 PIVOT_STAGE, SFT_STAGE = "train pivot", "sft"

@@ -86,13 +86,13 @@ def lead(arm: Arm, rows: Sequence[Row]) -> str:
         f"Online training of policy “{config.get('model', '')}”: {wording.plural(len(rows), 'iteration')}, "
         f"{wording.plural(groups, 'group')} of rollouts"
     )
-    branching = config.get("branching")
-    if branching is None:
+    brancher = config.get("brancher")
+    if brancher is None:
         return f"{told}, all of them independent."
     rollouts = config.get("train", {}).get("rollouts", {})
     initial, size = rollouts.get("initial_rollouts"), rollouts.get("group_size")
     begun = f"; {initial} of {size} rollouts begin independently" if initial else ""
-    return f"{told}, forked by the rule “{branching['rule']}”{begun}."
+    return f"{told}, forked by the brancher “{brancher['name']}”{begun}."
 
 
 def result(folder: Path, metrics: Sequence[Row]) -> str:

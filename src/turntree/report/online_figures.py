@@ -26,6 +26,7 @@ def progress(name: str, what: Curve, points: Sequence[tuple[float, float]], spen
         axes.set(title=literal(f"{what.title} over {spent}" if spent != "iteration" else what.title), xlabel=spent)
         axes.set(ylabel=what.unit)
         scale(axes, what, values)
+        plain_ticks(axes, "x", whole=True)
         axes.set_xlim(left=0)
         if what.kind != "reward" and max(values) > 0:
             room = 1.12 * max(values)
@@ -44,7 +45,7 @@ def shares(name: str, title: str, kinds: Mapping[str, Sequence[tuple[float, floa
         axes.set(title=title, xlabel="iteration", ylabel="rollouts (%)")
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
-        plain_ticks(axes, "x")
+        plain_ticks(axes, "x", whole=True)
         plain_ticks(axes, "y", steps=(1, 2, 5, 10))
         percent_ticks(axes, "y")
         figure.legend(loc="outside lower left", ncols=2, fontsize=9)

@@ -36,10 +36,12 @@ def mean_and_variance(rows: Sequence[Row], threshold: float) -> Chart:
         _plane(below, judged, threshold)
         for axes in (above, below):
             axes.axvline(threshold, color=INK, linewidth=1.2, linestyle=(0, (4, 2)))
+        far = threshold > 0.8  # no room to the right of the line
         above.annotate(
             f"threshold {threshold:g}",
             (threshold, 1),
-            (5, -4),
+            (-16 if far else 5, -4),
+            ha="right" if far else "left",
             xycoords=("data", "axes fraction"),
             textcoords="offset points",
             va="top",
@@ -58,6 +60,8 @@ def _histogram(axes: Axes, rows: Sequence[Row]) -> float:
     heights: dict[int, int] = defaultdict(int)
     for name, tint, hatch, text in CLASSES:
         found = Counter(round(row["reward_mean"] / width) for row in rows if row["class"] == name)
+        if not found:
+            continue  # matplotlib would give an empty class the colour of another in the legend
         axes.bar(
             [where * width for where in found],
             list(found.values()),

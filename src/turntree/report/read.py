@@ -44,7 +44,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Play:
-    """One pass over the held-out games. `outcomes` is the mean reward of every game that was scored, by task id."""
+    """One pass over the held-out tasks. `outcomes` is the mean reward of every task that was scored, by task id."""
 
     overall: Share
     temperature: float

@@ -11,6 +11,7 @@ from turntree.profiling.select import SelectConfig, preview
 from turntree.report.read import Arm, Play, Row, Run, Share, reading
 
 COUNTS = ("turns", "decoded_tokens", "prefilled_tokens", "reused_tokens", "trained_tokens")
+PLAYED = ("environment", "count", "split", "task_seed", "temperature", "max_turns", "max_tokens", "max_context")
 THRESHOLDS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.01)  # lambdas previewed where no selection was made
 
 
@@ -44,7 +45,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Difference:
-    """Success of `first` minus success of `second`, paired over games; greedy only where both played greedily."""
+    """Success of `first` minus success of `second`, paired over tasks; greedy only where both played greedily."""
 
     first: str
     second: str
@@ -109,7 +110,7 @@ def _recorded_share(recorded: Row, prefix: str) -> Share | None:
 
 
 def differences(run: Run) -> list[Difference]:
-    """Those that `summary.json` records, else computed from the outcomes on the games that both arms played."""
+    """Those that `summary.json` records, else computed from the outcomes on the tasks that both arms played."""
     recorded = (run.summary or {}).get("differences")
     if recorded:
         with reading(run.path / "summary.json"):
@@ -180,7 +181,7 @@ def total(rows: Sequence[LedgerRow]) -> LedgerRow:
         return sum(known) if known else None
 
     return LedgerRow(
-        "all of it",
+        "total",
         {key: added(row.counts[key] for row in rows) for key in COUNTS},
         engine=added(row.engine for row in rows),
         environment=added(row.environment for row in rows),
@@ -224,7 +225,8 @@ def disagreements(run: Run) -> list[str]:
             continue
         if table.header.get("policy_hash") != run.profile.header.get("policy_hash"):
             found.append(f"{name} was selected from a profile of another policy than the one in profile.jsonl")
-    games = {arm.name: str(arm.evaluation.config.get("games")) for arm in run.arms if arm.evaluation}
-    if len(set(games.values())) > 1:
-        found.append("the arms were not evaluated on the same games, so their success rates are no comparison")
+    played = [[arm.evaluation.config.get(key) for key in PLAYED] for arm in run.arms if arm.evaluation]
+    if any(one != played[0] for one in played):
+        told = "the arms were not evaluated on the same tasks at the same settings"
+        found.append(f"{told}, so their success rates cannot be compared")
     return found

@@ -148,7 +148,7 @@ def _found(run: Run, results: Sequence[ArmResult], main: Difference) -> str:
     shares = {result.name: result.sampled for result in results}
     first, second = shares.get(main.first), shares.get(main.second)
     arm = run.arm(main.first)
-    where = _where(arm) if arm is not None and arm.evaluation is not None else "on the evaluation games"
+    where = _where(arm) if arm is not None and arm.evaluation is not None else "on the evaluation tasks"
     there = f" {where[0].upper()}{where[1:]}, " if where else " "
     if first is None or second is None:
         return f"{there}{_name(main.first)} minus {_name(main.second)} is {_with_intervals(main)}.".strip()
@@ -160,14 +160,12 @@ def _found(run: Run, results: Sequence[ArmResult], main: Difference) -> str:
 
 
 def _where(arm: Arm) -> str:
-    """`on 200 games (generated, split test, difficulty easy)`."""
+    """`on 200 tasks of split “test” of environment “household”`."""
     assert arm.evaluation is not None
-    games = arm.evaluation.config.get("games", {})
-    told = [str(games["source"])] if "source" in games else []
-    told += [f"split {games['split']}"] if "split" in games else []
-    told += [f"difficulty {games['difficulty']}"] if "difficulty" in games else []
-    kind = f" ({', '.join(told)})" if told else ""
-    return f"on {count(len(arm.evaluation.sampled.outcomes))} games{kind}"
+    config = arm.evaluation.config
+    which = f" of split “{config['split']}”" if "split" in config else ""
+    which += f" of environment “{config['environment']['name']}”" if config.get("environment") else ""
+    return f"on {plural(len(arm.evaluation.sampled.outcomes), 'task')}{which}"
 
 
 def _verdict(difference: Difference) -> str:
@@ -180,7 +178,7 @@ def _verdict(difference: Difference) -> str:
 
 def _judged(difference: Difference, found: Estimate) -> str:
     if found.contains_zero:
-        return "The interval contains zero: these games do not tell the two policies apart."
+        return "The interval contains zero: these tasks do not tell the two policies apart."
     if found.low > 0:
         return "The whole interval lies above zero."
     return f"The whole interval lies below zero: {_name(difference.first)} is worse than {_name(difference.second)}."
@@ -202,10 +200,12 @@ def _greedy_losses(differences: Sequence[Difference]) -> list[str]:
 
 def _other(difference: Difference) -> str:
     what = f"{_subject(difference.first)} minus {_name(difference.second)}: {_with_intervals(difference)}"
-    told = f"the interval {_side(difference.sampled)}"
+    told = _side(difference.sampled)
     if difference.greedy is None:
-        return f"{what}; {told}."
-    return f"{what}; {told} sampled, and {_side(difference.greedy)} greedy."
+        return f"{what}. The interval {told}."
+    if _side(difference.greedy) == told:
+        return f"{what}. Both intervals {told.replace('s', '', 1)}."
+    return f"{what}. Sampled, the interval {told}; greedy, it {_side(difference.greedy)}."
 
 
 def _with_intervals(difference: Difference) -> str:

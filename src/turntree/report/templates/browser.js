@@ -2,12 +2,15 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const at = (id) => document.getElementById(id);
-  const [tree, detail, groupBox, onlyBox, colourBox, findBox] =
-    ["tree", "detail", "group", "only", "colour", "find"].map(at);
-  let shown = [];   // the groups that the filter leaves
-  let group = null; // the one that is drawn
-  let drawn = [];   // its rows
-  let chosen = -1;  // its chosen node
+  const [tree, list, detail, groupBox, onlyBox, colourBox, findBox, hits] =
+    ["tree", "rows", "detail", "group", "only", "colour", "find", "hits"].map(at);
+  const AHEAD = 20; // rows drawn above and below those in view
+  let shown = [];        // the groups that the filter leaves
+  let group = null;      // the one that is shown
+  let scale = {};        // what its colours are relative to
+  let drawn = new Map(); // its rows that exist, by place: those in view and the chosen one
+  let chosen = -1;       // the place of its chosen node
+  let found = [];        // places of the nodes that hold what is looked for
 
   const make = (tag, name, text) => {
     const made = document.createElement(tag);
@@ -33,13 +36,16 @@
     const said = Object.values(call.arguments).map((value) => (typeof value === "string" ? value : JSON.stringify(value)));
     return `${call.name}(${said.join(", ")})`;
   }
-  function textOf(node) {
+  function saidBy(node) {
     const parts = (node.messages || []).flatMap((message) => [
       message.content, ...(message.calls || []).map(callText),
     ]);
-    const text = parts.filter(Boolean).join(" ").replace(/\s+/g, " ").trim();
+    return parts.filter(Boolean).join(" ").replace(/\s+/g, " ").trim();
+  }
+  function textOf(node) {
+    const text = saidBy(node);
     if (text) return text.slice(0, 400);
-    if (node.kind === "completion" && node.ids.length) return "(the shared beginning of a turn) " + words(node.ids);
+    if (node.kind === "completion" && node.ids.length) return "(shared start) " + words(node.ids);
     return node.ids.length ? words(node.ids) : "(nothing)";
   }
   const word = (id) => (data.words[id] === undefined ? ` ${id} ` : data.words[id]);
@@ -65,24 +71,23 @@
     chosen = -1;
     group = shown[index] || null;
     closeDetail();
+    tree.scrollTop = 0;
     if (!group) {
-      tree.replaceChildren(make("p", "empty", "No group is like that."));
-      at("summary").textContent = "";
+      list.style.setProperty("--count", 2);
+      list.replaceChildren(make("p", "empty", "No group is like that."));
+      at("summary").textContent = hits.textContent = "";
       return;
     }
     groupBox.value = index;
     const scored = scoredOf(group);
     const rewards = rewardsOf(group);
-    const middle = scored.length ? mean(scored) : 0;
-    const peak = Math.max(1e-9, ...group.nodes.map((node) => (node.credit ? Math.max(node.credit[0], -node.credit[1]) : 0)));
-    const rows = document.createDocumentFragment();
-    group.nodes.forEach((node, place) => rows.append(rowOf(node, place, middle, peak)));
-    drawn = [...rows.children];
-    tree.replaceChildren(rows);
-    tree.scrollTop = 0;
+    scale = {
+      middle: scored.length ? mean(scored) : 0,
+      peak: group.nodes.reduce((peak, { credit }) => (credit ? Math.max(peak, credit[0], -credit[1]) : peak), 1e-9),
+    };
     const told = [
       `iteration ${group.iteration}`, `task ${group.task}`, plural(rewards.length, "rollout"),
-      scored.length ? `mean reward ${middle.toFixed(3)}` : "no reward",
+      scored.length ? `mean reward ${scale.middle.toFixed(3)}` : "no reward",
       plural(forksOf(group), "fork"), `${group.nodes.length} nodes`,
       group.cut === null ? (group.learned ? "learned from" : "not learned from") : `cut at turn ${group.cut}`,
     ];
@@ -90,11 +95,27 @@
     if (data.unread) told.push(`${plural(data.unread, "line")} of the file could not be read`);
     if (data.left_out) told.push(`${plural(data.left_out, "earlier group")} not on this page`);
     at("summary").textContent = told.join(" · ");
-    if (findBox.value) find();
-    if (drawn.length) drawn[0].tabIndex = 0;
+    list.style.setProperty("--count", group.nodes.length);
+    find();
   }
 
-  function tint(node, peak) {
+  // Rows are of one height and placed by number, so only those in view need to exist: a group may have thousands.
+  function drawRows(anew = false) {
+    if (!group) return;
+    if (anew) drawn.clear();
+    const high = list.clientHeight / group.nodes.length;
+    const block = (pixels) => Math.floor(pixels / high / AHEAD) * AHEAD;
+    const first = Math.max(0, block(tree.scrollTop) - AHEAD);
+    const last = Math.min(group.nodes.length, block(tree.scrollTop + tree.clientHeight) + 2 * AHEAD);
+    const wanted = new Set(chosen >= 0 && chosen < first ? [chosen] : []);
+    for (let place = first; place < last; place++) wanted.add(place);
+    if (chosen >= last) wanted.add(chosen);
+    if (wanted.size === drawn.size && [...wanted].every((place) => drawn.has(place)) && !anew) return;
+    drawn = new Map([...wanted].map((place) => [place, drawn.get(place) || rowOf(group.nodes[place], place)]));
+    list.replaceChildren(...drawn.values());
+  }
+
+  function tint(node) {
     if (colourBox.value === "entropy") {
       if (!node.entropies || !node.entropies.length) return "transparent";
       return `rgba(var(--heat), ${Math.min(1, mean(node.entropies) / 1.5).toFixed(3)})`;
@@ -103,30 +124,32 @@
     const [positive, negative] = node.credit;
     const total = positive + negative;
     if (Math.abs(total) < 1e-12) return "var(--line)";
-    return `color-mix(in srgb, var(${total > 0 ? "--good" : "--bad"}) ${Math.round(25 + 75 * Math.min(1, Math.abs(total) / peak))}%, transparent)`;
+    return `color-mix(in srgb, var(${total > 0 ? "--good" : "--bad"}) ${Math.round(25 + 75 * Math.min(1, Math.abs(total) / scale.peak))}%, transparent)`;
   }
 
-  function rowOf(node, place, middle, peak) {
+  function rowOf(node, place) {
     const row = make("div", `row ${node.kind}`);
+    row.id = `row-${place}`;
     row.dataset.place = place;
-    row.setAttribute("role", "treeitem");
-    row.setAttribute("aria-level", node.lane + 1);
-    row.setAttribute("aria-selected", "false");
-    row.tabIndex = -1;
-    row.style.borderLeftColor = tint(node, peak);
+    row.style.setProperty("--place", place);
+    row.style.borderLeftColor = tint(node);
+    const told = { role: "treeitem", "aria-level": node.lane + 1, "aria-selected": place === chosen };
+    Object.assign(told, { "aria-posinset": place + 1, "aria-setsize": group.nodes.length });
+    for (const [name, value] of Object.entries(told)) row.setAttribute(name, value);
+    row.classList.toggle("found", found.includes(place));
     const lanes = make("span", "lanes");
     for (let lane = 0; lane < Math.min(node.lane, 24); lane++) {
       lanes.append(make("i", lane === node.lane - 1 && startsLane(node) ? "fork" : ""));
     }
     if (node.start > 1) row.classList.add("start");
-    const turn = make("span", "turn", node.kind === "completion" ? `turn ${node.turn}` : "");
+    const turn = make("span", "turn", { prompt: "task", completion: `turn ${node.turn}` }[node.kind] || "");
     row.append(lanes, turn, make("span", "said", textOf(node)));
     for (const decision of node.decisions || []) {
       if (decision.action !== "pass") row.append(make("span", "mark", decision.action));
     }
     if (node.end) {
       const reward = node.end.reward;
-      const kind = reward === null ? "" : reward > middle ? "good" : "bad";
+      const kind = reward === null ? "" : reward > scale.middle ? "good" : "bad";
       row.append(make("span", `end ${kind}`, reward === null ? node.end.stop : `reward ${+reward.toFixed(3)}`));
     }
     return row;
@@ -135,18 +158,20 @@
 
   // one node
 
-  function choose(place, focus = true) {
-    const rows = drawn;
-    if (place < 0 || place >= group.nodes.length) return;
-    if (chosen >= 0) {
-      rows[chosen].setAttribute("aria-selected", "false");
-      rows[chosen].tabIndex = -1;
-    }
-    chosen = place;
-    rows[place].setAttribute("aria-selected", "true");
-    rows[place].tabIndex = 0;
-    if (focus) rows[place].focus(); // a click has the row in sight and the focus already
+  function choose(place) {
+    if (!group || place < 0 || place >= group.nodes.length) return;
+    mark(place);
+    drawRows();
+    drawn.get(place).scrollIntoView({ block: "nearest" });
     showDetail(group.nodes[place]);
+  }
+  // The tree keeps the focus and names the chosen row, which may be scrolled out of view.
+  function mark(place) {
+    drawn.get(chosen)?.setAttribute("aria-selected", "false");
+    chosen = place;
+    drawn.get(chosen)?.setAttribute("aria-selected", "true");
+    if (place >= 0) tree.setAttribute("aria-activedescendant", `row-${place}`);
+    else tree.removeAttribute("aria-activedescendant");
   }
 
   function section(title, ...content) {
@@ -225,34 +250,45 @@
   }
 
   function closeDetail() {
+    mark(-1);
     detail.classList.remove("open");
-    if (chosen < 0) detail.replaceChildren(make("p", "empty", "Choose a node to read it: what was said, its tokens, why it forked, its credit."));
+    detail.replaceChildren(make("p", "empty", "Choose a node to read it: what was said, its tokens, why it forked, its credit."));
   }
 
+  // Looks through whole messages, drawn or not; the browser's own search sees drawn rows only.
   function find() {
     const wanted = findBox.value.trim().toLowerCase();
-    group.nodes.forEach((node, place) => {
-      drawn[place].classList.toggle("found", wanted !== "" && textOf(node).toLowerCase().includes(wanted));
-    });
+    const places = wanted && group ? group.nodes.map((node, place) => (
+      `${saidBy(node)} ${node.end ? node.end.reason : ""}`.toLowerCase().includes(wanted) ? place : -1)) : [];
+    found = places.filter((place) => place >= 0);
+    hits.textContent = wanted ? `${found.length} found` : "";
+    drawRows(true);
+  }
+  function chooseFound(by) {
+    if (!found.length) return;
+    const next = by > 0 ? found.findIndex((place) => place > chosen) : found.findLastIndex((place) => place < chosen);
+    const which = next >= 0 ? next : by > 0 ? 0 : found.length - 1;
+    choose(found[which]);
+    hits.textContent = `${which + 1} of ${found.length}`;
   }
 
   // events
 
   tree.addEventListener("click", (event) => {
     const row = event.target.closest(".row");
-    if (row) choose(Number(row.dataset.place), false);
+    if (row) choose(Number(row.dataset.place));
   });
+  tree.addEventListener("scroll", () => drawRows());
+  new ResizeObserver(() => drawRows()).observe(tree);
   groupBox.onchange = () => draw(Number(groupBox.value));
   onlyBox.onchange = listGroups;
-  colourBox.onchange = () => {
-    const kept = chosen;
-    draw(Number(groupBox.value));
-    if (kept >= 0) choose(kept, false);
-  };
+  colourBox.onchange = () => drawRows(true);
   findBox.oninput = () => {
     find();
-    const first = tree.querySelector(".found");
-    if (first) first.scrollIntoView({ block: "center" });
+    if (found.length) tree.scrollTop = (list.clientHeight / group.nodes.length) * (found[0] - 3);
+  };
+  findBox.onkeydown = (event) => {
+    if (event.key === "Enter") chooseFound(event.shiftKey ? -1 : 1);
   };
   const step = (by) => {
     const next = Number(groupBox.value) + by;
@@ -267,11 +303,15 @@
       return;
     }
     if (/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) || event.ctrlKey || event.metaKey || event.altKey || !group) return;
+    const page = Math.max(1, Math.floor((tree.clientHeight / list.clientHeight) * group.nodes.length) - 1);
+    const last = group.nodes.length - 1;
     const moves = {
       ArrowDown: () => choose(chosen + 1),
       ArrowUp: () => choose(Math.max(0, chosen - 1)),
+      PageDown: () => choose(Math.min(last, chosen + page)),
+      PageUp: () => choose(Math.max(0, chosen - page)),
       Home: () => choose(0),
-      End: () => choose(group.nodes.length - 1),
+      End: () => choose(last),
       ArrowLeft: () => chosen >= 0 && group.nodes[chosen].parent !== null && choose(group.nodes[chosen].parent),
       ArrowRight: () => chosen >= 0 && choose(group.nodes.findIndex((node) => node.parent === chosen)),
       "[": () => step(-1),
