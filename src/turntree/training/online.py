@@ -89,18 +89,18 @@ def train_online(
         raise InputError("there is no task to play", hint="choose a split with games in it")
     run = _Run(parts, config, check)
     done = run.restore(checkpoints)
-    if done == 0 and check is not None:
+    if done:
+        log(run.closed(done))
+    elif check is not None:
         log({"step": 0, **run.check(0)})
     for iteration in range(done + 1, config.iterations + 1):
         groups = run.play(iteration)
         credits = run.credits(groups)
-        row = {"step": iteration, **run.update(groups, credits), **run.observe(groups)}
+        run.row = {"step": iteration, **run.update(groups, credits), **run.observe(groups)}
         keep(iteration, groups, credits)
-        if iteration == config.iterations or (config.check_every and iteration % config.check_every == 0):
-            row |= run.check(iteration)
-        log(row)
-        if checkpoints is not None and checkpoints.due(iteration):
+        if checkpoints is not None and checkpoints.due(iteration, last=iteration == config.iterations):
             checkpoints.save(iteration, parts.model, run.learner.optimizer, run.state())
+        log(run.closed(iteration))
     return TrainedOnline(run.cost, run.checks, run.savings)
 
 
@@ -139,9 +139,13 @@ class _Run:
         self.cost, self.checks = NO_COST, NO_COST
         self.account = self._grown = TreeAccount()  # since the start, and in this iteration
         self._skipped: list[tuple[str, str]] = []  # (task, reason), in this iteration
+        self.row: dict[str, Any] = {}  # of the iteration that was trained last, without a check
 
     def state(self) -> dict[str, Any]:
+        """As it is before the check of an iteration: whether there is one depends on the total, and a run that is
+        extended must not remember a check that it would not have made."""
         return {
+            "row": self.row,
             "cost": dataclasses.asdict(self.cost),
             "checks": dataclasses.asdict(self.checks),
             "policy_version": self._engine.policy_version,
@@ -157,6 +161,7 @@ class _Run:
         state = None if checkpoints is None else checkpoints.restore(self.learner.model, self.learner.optimizer)
         if state is None:
             return 0
+        self.row = state["row"]
         self.cost, self.checks = Cost(**state["cost"]), Cost(**state["checks"])
         self.stream.restore(state["stream"])
         self.savings.restore(state["savings"])
@@ -306,6 +311,11 @@ class _Run:
                 "effective_leaves": sum(worth) / len(worth) if worth and alike is not None else None,
             },
         }
+
+    def closed(self, iteration: int) -> dict[str, Any]:
+        """The row of an iteration that was trained, with its check where one is due."""
+        last, every = iteration == self.config.iterations, self.config.check_every
+        return {**self.row, **(self.check(iteration) if last or (every and iteration % every == 0) else {})}
 
     def check(self, iteration: int) -> dict[str, Any]:
         """Held-out figures, where the caller measures any."""
