@@ -35,7 +35,10 @@ from turntree.training.optimizer import OptimizerConfig
 
 RENDERER = ChatRenderer(tiny_tokenizer())
 ROLLOUTS = SchedulerConfig(
-    episodes=EpisodeConfig(sampling=Sampling(max_tokens=8)), group_size=4, max_live_rollouts=8, max_retries=1
+    episodes=EpisodeConfig(sampling=Sampling(max_tokens=8), cut_turns="judge"),  # a random policy does not stop in time
+    group_size=4,
+    max_live_rollouts=8,
+    max_retries=1,
 )
 
 

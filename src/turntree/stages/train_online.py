@@ -174,6 +174,7 @@ def _check(run: RunDirectory, policy: Policy, tasks: Sequence[Environment], conf
         max_turns=episodes.max_turns,
         max_tokens=episodes.sampling.max_tokens,
         max_context=episodes.max_context,
+        cut_turns=episodes.cut_turns,
     )
 
     def check(iteration: int) -> tuple[dict[str, Any], Cost]:

@@ -271,7 +271,9 @@ def _checks(
             ]
             figures["held_out_acceptance"], acceptance = _acceptance(kinds, rewards)
         if environments:
-            played = EvaluateConfig(max_turns=settings.max_turns, max_tokens=settings.max_tokens)
+            played = EvaluateConfig(
+                max_turns=settings.max_turns, max_tokens=settings.max_tokens, cut_turns=config.train.cut_turns
+            )
             summary, spent = play(policy, environments, played, config.train.sampling.temperature, 1, quiet=True)
             cost += spent
             keep_held_out(run, step, summary)

@@ -108,9 +108,9 @@ def train_pivot(
     estimator = estimator or config.loss.estimator(config.credit)
     run = _Run(learner, renderer, pivots, verifier, config, check)
     done = run.restore(checkpoints)
-    if done:
+    if run.row:
         log(run.closed(done))
-    elif check is not None:
+    elif done == 0 and check is not None:
         log({"step": 0, **run.check(0)})
     for step in range(done + 1, config.steps + 1):
         if run.curriculum.exhausted(step):
@@ -120,9 +120,12 @@ def train_pivot(
         run.row = {"step": step, **run.update(trained, credits), **run.observe(step, drawn, trained)}
         labels = {id(group): credit for group, credit in zip(trained, credits, strict=True)}
         keep(step, drawn, [labels.get(id(group)) for group in drawn])
-        if checkpoints is not None and checkpoints.due(step, last=run.is_last(step)):
+        due = checkpoints is not None and checkpoints.due(step, last=run.is_last(step))
+        if due and run.only_closing(step):
             checkpoints.save(step, model, optimizer, run.state())
         log(run.closed(step))
+        if due and not run.only_closing(step):
+            checkpoints.save(step, model, optimizer, run.state())
     return Trained(run.cost, run.checks, run.curriculum.records)
 
 
@@ -143,12 +146,11 @@ class _Run:
         self.engine = self.learner.engine
         self.curriculum = Curriculum([pivot.role for pivot in self.pivots], self.config.curriculum, self.config.seed)
         self.drift = DriftMonitor(self.config.drift, {pivot.kind for pivot in self.pivots})
-        self.row: dict[str, Any] = {}  # of the step that was trained last, without a check
+        self.row: dict[str, Any] = {}  # of a step that was trained and is not logged yet
         self._alarms: list[dict[str, Any]] = []
 
     def state(self) -> dict[str, Any]:
-        """As it is before the check of a step: whether a step is checked depends on the total, and a run that is
-        extended must not remember a check that it would not have made."""
+        """All that a next step depends on, as plain JSON."""
         return {
             "row": self.row,
             "alarms": self._alarms,
@@ -239,11 +241,17 @@ class _Run:
     def is_last(self, step: int) -> bool:
         return step == self.config.steps or self.curriculum.exhausted(step + 1)
 
+    def only_closing(self, step: int) -> bool:
+        """Whether this step is checked only because `config.steps` end with it. It is saved before that check: a run
+        that is extended would not have made it, so it must not remember it."""
+        every = self.config.check_every
+        return step == self.config.steps and not (every and step % every == 0)
+
     def closed(self, step: int) -> dict[str, Any]:
         """The row of a step that was trained, with its check where one is due, and the alarms."""
-        every = self.config.check_every
+        row, self.row, every = self.row, {}, self.config.check_every
         checked = self.check(step) if self.is_last(step) or (every and step % every == 0) else {}
-        return {**self.row, **checked, **self.alarms()}
+        return {**row, **checked, **self.alarms()}
 
     def check(self, step: int) -> dict[str, Any]:
         """Held-out figures, where the caller measures any."""
