@@ -50,6 +50,7 @@ from turntree.training.config import (
     SFTConfig,
 )
 
+
 def wordy(episode: Episode) -> float:
     """Differs between rollouts of a policy that never wins, so that there is something to learn."""
     return len(repr(episode.messages)) % 7 / 7

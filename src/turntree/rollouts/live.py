@@ -20,7 +20,6 @@ from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.rollouts.rewards import Episode, RewardSum
 
-
 CutTurns = Literal["fail", "judge"]  # what a turn that the token limit cut is worth: nothing, or what its text is
 
 
@@ -186,9 +185,7 @@ def sampled_turn(renderer: Renderer, token_ids: Sequence[int], completion: Compl
     return replace(renderer.parse(token_ids), cut=completion.finish == "length")
 
 
-def played_turn(
-    renderer: Renderer, token_ids: Sequence[int], completion: Completion, config: EpisodeConfig
-) -> Message:
+def played_turn(renderer: Renderer, token_ids: Sequence[int], completion: Completion, config: EpisodeConfig) -> Message:
     """The same in an episode. A cut turn that its environment is to judge has no tool calls: the policy did not finish
     the turn, so they must not be executed."""
     action = sampled_turn(renderer, token_ids, completion)

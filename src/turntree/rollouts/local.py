@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
 from turntree.core import seeds
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.labels import Rewards

@@ -73,8 +73,8 @@ class SchedulerConfig:
     max_branched: int | None = None
     """Most leaves of a group that the brancher may add (default: all that are left to it)."""
     refills: bool | None = None
-    """Sample fresh rollouts in place of leaves that no branch was made for. Default: where the credit counts them, which
-    path weights do not."""
+    """Sample fresh rollouts in place of leaves that no branch was made for. Default: where the credit counts them,
+    which path weights do not."""
     max_live_rollouts: int | None = None
     """Rollouts played at once, of as many tasks as that takes. Default: all of an iteration, 64 outside of training."""
     max_retries: int = 2

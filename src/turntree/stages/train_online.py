@@ -52,7 +52,8 @@ def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = 
         )
         code = parts.identities(config)
         inputs = {**policy.identity, **code, **identity(config.environment, opened), **rewards.identity(config.rewards)}
-        length = extent("train.iterations", config.train.iterations, config.train.optimizer, keep_trees=config.keep_trees)
+        train = config.train
+        length = extent("train.iterations", train.iterations, train.optimizer, keep_trees=config.keep_trees)
         run = stack.enter_context(
             open_run(out, "train online", to_mapping(config), inputs, overwrite=overwrite, logs=logs, extent=length)
         )

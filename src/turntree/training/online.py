@@ -98,12 +98,13 @@ def train_online(
         credits = run.credits(groups)
         run.row = {"step": iteration, **run.update(groups, credits), **run.observe(groups)}
         keep(iteration, groups, credits)
-        due = checkpoints is not None and checkpoints.due(iteration, last=iteration == config.iterations)
-        if due and run.only_closing(iteration):
-            checkpoints.save(iteration, parts.model, run.learner.optimizer, run.state())
+        last = iteration == config.iterations
+        saves = checkpoints if checkpoints and checkpoints.due(iteration, last=last) else None
+        if saves and run.only_closing(iteration):
+            saves.save(iteration, parts.model, run.learner.optimizer, run.state())
         log(run.closed(iteration))
-        if due and not run.only_closing(iteration):
-            checkpoints.save(iteration, parts.model, run.learner.optimizer, run.state())
+        if saves and not run.only_closing(iteration):
+            saves.save(iteration, parts.model, run.learner.optimizer, run.state())
     return TrainedOnline(run.cost, run.checks, run.savings)
 
 

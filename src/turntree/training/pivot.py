@@ -120,12 +120,12 @@ def train_pivot(
         run.row = {"step": step, **run.update(trained, credits), **run.observe(step, drawn, trained)}
         labels = {id(group): credit for group, credit in zip(trained, credits, strict=True)}
         keep(step, drawn, [labels.get(id(group)) for group in drawn])
-        due = checkpoints is not None and checkpoints.due(step, last=run.is_last(step))
-        if due and run.only_closing(step):
-            checkpoints.save(step, model, optimizer, run.state())
+        saves = checkpoints if checkpoints and checkpoints.due(step, last=run.is_last(step)) else None
+        if saves and run.only_closing(step):
+            saves.save(step, model, optimizer, run.state())
         log(run.closed(step))
-        if due and not run.only_closing(step):
-            checkpoints.save(step, model, optimizer, run.state())
+        if saves and not run.only_closing(step):
+            saves.save(step, model, optimizer, run.state())
     return Trained(run.cost, run.checks, run.curriculum.records)
 
 
