@@ -55,7 +55,8 @@ def metrics(run):
 def test_an_interrupted_run_goes_on_and_says_so(train, interrupted, tmp_path) -> None:
     assert not (interrupted / "model").exists()
     assert f"{interrupted} goes on after step 4" in train(interrupted).stderr
-    assert not (interrupted / "checkpoints").exists()
+    (last,) = (interrupted / "checkpoints").iterdir()  # from which it can be extended
+    assert last.name == f"step-{metrics(interrupted)[-1]['step']:08d}"
     train(tmp_path / "whole")
     assert weights(interrupted) == weights(tmp_path / "whole")
     assert metrics(interrupted) == metrics(tmp_path / "whole")

@@ -20,6 +20,7 @@ ONLINE = (
     "--iterations", 2, "--groups", 2, "--group-size", 2, "--max-turns", 3, "--max-tokens", 24, "--count", 2,
     "--set", "checkpoints.every=1", "--learning-rate", 3e-4,
 )  # fmt: skip
+CHECKED = ("--set", "held_out_count=2", "--set", "train.check_every=1")
 COOLER = ("--set", "train.sampling.temperature=0.6", "--set", "train.loss.temperature=0.6")
 
 
@@ -142,7 +143,7 @@ def killed(turntree, tmp_path_factory):
     run = tmp_path_factory.mktemp("online") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(online_stage, "save_model", interrupt)
-        turntree("train", "online", "--out", run, *ONLINE, "--set", "held_out_count=2", code=130)
+        turntree("train", "online", "--out", run, *ONLINE, *CHECKED, code=130)
     return run
 
 
@@ -151,13 +152,13 @@ def test_rows_of_finished_iterations_that_are_gone_are_named(turntree, killed, t
     run = shutil.copytree(killed, tmp_path / "run")
     lines = (run / name).read_text().splitlines(keepends=True)
     (run / name).write_text("".join(lines[:-1]))
-    message = turntree.error("train", "online", "--out", run, *ONLINE, "--set", "held_out_count=2")
+    message = turntree.error("train", "online", "--out", run, *ONLINE, *CHECKED)
     assert f"{name}: holds {len(lines) - 1} of the {len(lines)} rows" in message and "1 are missing" in message
 
 
 def test_a_run_whose_configuration_is_gone_or_is_anothers_is_not_gone_on_with(turntree, killed, tmp_path) -> None:
     run, other = shutil.copytree(killed, tmp_path / "run"), tmp_path / "other"
-    command = ("train", "online", *ONLINE, "--set", "held_out_count=2")
+    command = ("train", "online", *ONLINE, *CHECKED)
     (run / "config.json").unlink()
     assert "no config.json" in turntree.error(*command, "--seed", 5, "--out", run)
     config = json.loads((killed / "config.json").read_text())
@@ -174,7 +175,7 @@ def test_games_are_stepped_in_worker_processes_on_demand_with_the_same_result(
     open_session = ProcessPool.open
     monkeypatch.setattr(ProcessPool, "open", lambda pool, task: opened.append(task) or open_session(pool, task))
     run = shutil.copytree(killed, tmp_path / "run")
-    command = ("train", "online", *ONLINE, "--set", "held_out_count=2", "--set", "workers.workers=1")
+    command = ("train", "online", *ONLINE, *CHECKED, "--set", "workers.workers=1")
     turntree(*command, "--out", run)  # where they are stepped may differ when a run goes on
     assert not opened, "nothing was left to play"
     turntree(*command, "--out", tmp_path / "whole")

@@ -8,6 +8,7 @@ import pytest
 
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
+from turntree.environments.check import check_environment
 from turntree.environments.pool import EnvironmentFault
 from turntree.environments.tool_environment import ToolEnvironment, tool_names, tool_schemas
 
@@ -77,6 +78,69 @@ def test_reset_tells_the_task_and_the_reward_is_read_at_the_end() -> None:
     assert not told.done
     over = environment.step(Message("assistant", "It is done."))
     assert (over.done, over.success, over.reward) == (True, True, 1.0)
+
+
+def test_its_state_is_what_the_object_holds_so_equal_states_compare_equal() -> None:
+    """However they were reached, and whatever is done to another copy afterwards."""
+    one, other = begun(), begun()
+    assert one.state() == other.state() != begun(goal=4).state()
+    one.step(calling("add", number=2))
+    before = one.state()
+    twin = one.fork()
+    assert before == twin.state() != other.state()
+    for _ in range(2):
+        other.step(calling("add", number=1))
+    assert other.state() == before
+    one.step(calling("add", number=1))
+    assert twin.state() == before != one.state()
+    assert ToolEnvironment(Counter, task_id="a").state() is None, "nothing was reset"
+
+
+class Drawing(Counter):
+    def reset(self, goal: int, **_: object) -> str:
+        self._random, self.bag, self.trail = random.Random(goal), {"a": [1, (2,)]}, {3}
+        return super().reset(goal)
+
+    def draw(self) -> str:
+        """Draw a number."""
+        self.bag["a"].append(self._random.random())
+        return "drawn"
+
+
+def test_the_place_of_a_generator_and_nested_collections_belong_to_the_state() -> None:
+    task = ToolEnvironment(Drawing, task_id="a", arguments={"goal": 3})
+    task.reset()
+    before, twin = task.state(), task.fork()
+    task.step(calling("draw"))
+    assert before == twin.state() != task.state()
+    twin.step(calling("draw"))
+    assert twin.state() == task.state()
+
+
+class Connected(Counter):
+    def reset(self, goal: int, **_: object) -> str:
+        self.servers = [object()]
+        return super().reset(goal)
+
+
+class Chosen(Connected):
+    def __getstate__(self) -> object:
+        return {"count": self.count}
+
+
+def test_an_object_that_holds_something_else_has_no_state_and_says_which_attribute_it_is() -> None:
+    task = ToolEnvironment(Connected, task_id="a", arguments={"goal": 3})
+    task.reset()
+    assert task.state() is None
+    assert task.state_problem() == "attribute 'servers[0]' is object"
+    (note,) = [found for found in check_environment(task) if "compared" in found.law]
+    assert (note.said, note.grave) == (
+        "attribute 'servers[0]' is object; the verifier `executed` compares answers only",
+        False,
+    )
+    chosen = ToolEnvironment(Chosen, task_id="a", arguments={"goal": 3})
+    chosen.reset()
+    assert (chosen.state(), chosen.state_problem()) == ({"count": 0}, None)
 
 
 def test_what_reset_returns_is_appended_to_the_prompt_as_trl_does() -> None:

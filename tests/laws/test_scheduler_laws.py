@@ -24,7 +24,7 @@ from turntree.core.completion import Completion, Finished, GenerationRequest, Sa
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.messages import Message
 from turntree.core.protocols import Brancher, Environment, Gate, GateDecision, GroupProgress, StreamingEngine
-from turntree.core.tree import RolloutTree, StopReason
+from turntree.core.tree import REFILL, RolloutTree, StopReason
 from turntree.engines.scripted import ScriptedAnswer, ScriptedEngine
 from turntree.environments.inline import InlinePool
 from turntree.environments.pool import Answer, Session
@@ -155,6 +155,8 @@ class World:
     retries: int = 1
     brancher: str = "none"
     initial: int = 4  # of the group size, at most
+    cuts: float = 0.0  # turns that do not stop by themselves
+    refills: bool | None = None
 
     def tasks(self) -> list[Environment]:
         plan = FaultPlan(seed=self.seed, raising=self.environment_faults / 2, garbage=self.environment_faults / 2)
@@ -184,6 +186,8 @@ WORLDS = st.builds(
     environment_faults=st.sampled_from([0.0, 0.0, 0.2]),
     gate=st.sampled_from(["none", "hunch", "hunch", "divergence"]),
     retries=st.integers(0, 2),
+    cuts=st.sampled_from([0.0, 0.0, 0.2]),
+    refills=st.sampled_from([None, None, False]),
 )
 WEATHERS = st.builds(
     Weather,
@@ -209,6 +213,8 @@ def play(world: World, weather: Weather, **run: Any) -> Played:
     def answer(prompt: tuple[int, ...], seed: int) -> ScriptedAnswer:
         """Two words; one, if the first is there already because the rollout forked after it."""
         said = (*WORDS[seed % 3][:-1], *WORDS[seed // 3 % 3])[prompt[-1] in FIRST :]
+        if seeds.generator(seed, "cut").random() < world.cuts:
+            said = said[:1] * (EPISODES.sampling.max_tokens + 1)
         entropies = tuple(seeds.generator(seed, k).random() for k in range(len(said)))
         return ScriptedAnswer(said, (-1.0,) * len(said), entropies)
 
@@ -243,6 +249,7 @@ def play(world: World, weather: Weather, **run: Any) -> Played:
             initial_rollouts=min(world.initial, world.group_size) if world.brancher != "none" else None,
             max_live_rollouts=weather.live,
             max_retries=world.retries,
+            refills=world.refills,
         ),
         pool=Leisurely(weather.seed, weather.slowest_environment),
         gate=gate,
@@ -269,7 +276,8 @@ def test_every_task_comes_back_exactly_once_with_named_endings(world: World, wea
     assert order == "completion" or indices == sorted(indices)
     for group, task in zip(sorted(played.groups, key=lambda group: group.index), world.tasks(), strict=True):
         assert group.tree.task_id == task.task_id
-        assert len(group.tree.leaves()) == world.group_size or group.cut is not None
+        assert len(group.tree.leaves()) + group.unfilled == world.group_size or group.cut is not None
+        assert not (group.tree.refills() if world.refills is False else group.unfilled)
         assert all(group.tree.stop_reason(leaf) for leaf in group.tree.leaves())
         assert (group.cut is not None) == (StopReason.GATED in map(group.tree.stop_reason, group.tree.leaves()))
     assert played.engine.in_flight == played.scheduler.pool.in_flight == 0
@@ -310,6 +318,31 @@ def test_a_censored_leaf_has_no_reward_and_a_cut_group_has_none_at_all(world: Wo
             assert (group.rewards.of(leaf) is None) == (stop.censors or group.cut is not None)
         if group.cut is not None:
             assert max(node.turn for node in group.tree) <= group.cut
+
+
+@settings(max_examples=20)
+@given(WORLDS, WEATHERS)
+def test_a_refill_is_marked_once_at_the_turn_that_it_starts_with_and_no_other_rollout_is(
+    world: World, weather: Weather
+) -> None:
+    calm = replace(world, engine_faults=0.0, environment_faults=0.0, gate="none", refills=None)
+    for group in play(calm, weather).groups:
+        tree = group.tree
+        marked = [decision.node for decision in tree.decisions if decision.action == REFILL]
+        assert len(set(marked)) == len(marked)
+        assert all(tree[node].sampled and tree[node].turn == 1 for node in marked)
+        assert tree.refills() == set(marked) == set(tree.starts()[len(tree.starts()) - len(marked) :])
+        initial = world.group_size if world.brancher == "none" else min(world.initial, world.group_size)
+        assert len(tree.starts()) - len(marked) == initial
+
+
+@settings(max_examples=20)
+@given(WORLDS, WEATHERS)
+def test_no_environment_takes_a_step_for_a_cut_turn(world: World, weather: Weather) -> None:
+    for group in play(replace(world, cuts=0.3), weather).groups:
+        for node in group.tree:
+            if node.message is not None and node.message.cut and node.sampled:
+                assert all(not group.tree[child].messages for child in group.tree.children(node.id))
 
 
 @settings(max_examples=20)

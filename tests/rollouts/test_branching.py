@@ -339,6 +339,32 @@ def test_a_refill_is_no_baseline_for_initial_starts() -> None:
     assert changed
 
 
+Labelled = Counter[tuple[Any, ...]]
+
+
+def labelled(tree: RolloutTree, rewards: Rewards, rule: CreditRule) -> Labelled:
+    """The credit of every node that has any, by the tokens on the way to it."""
+    return Counter(
+        (tuple(above.token_ids for above in tree.path(node)), *dataclasses.astuple(credit))
+        for node, credit in rule(tree, rewards).nodes.items()
+    )
+
+
+@pytest.mark.parametrize("name", ["random", "fixed", "entropy"])
+def test_leaving_refills_out_changes_no_credit_under_path_weights_and_counts_what_was_not_sampled(name: str) -> None:
+    rule = CreditRule(comparison=across_starts, advantages=rloo, leaf_weights=path_weighted)
+    filled, asked, _ = play(BRANCHERS[name](), max_branched=2)
+    without, asked_less, scheduler = play(BRANCHERS[name](), max_branched=2, refills=False)
+    left_out = 0
+    for full, less in zip(filled, without, strict=True):
+        assert not less.tree.refills()
+        assert less.unfilled == len(full.tree.refills())
+        assert labelled(less.tree, less.rewards, rule) == labelled(full.tree, full.rewards, rule)
+        left_out += less.unfilled
+    assert scheduler.usage.unfilled == left_out > 0 == scheduler.usage.refilled
+    assert len(asked_less.requests) < len(asked.requests)
+
+
 # posthoc
 
 
@@ -384,6 +410,41 @@ def test_what_posthoc_replays_is_counted_as_tool_calls() -> None:
 def test_expansions_keep_the_cap_on_branched_leaves() -> None:
     for group in play(PosthocBrancher(expansions=9), max_branched=2)[0]:
         assert 8 - len(group.tree.starts()) <= 2
+
+
+@dataclass
+class Greedy:
+    """Asks for more leaves than there are, at the turn that it was told or at the root."""
+
+    turn: int
+    budgets: list[int] = field(default_factory=list[int])
+
+    def decide(self, moment: ForkMoment) -> BranchDecision | None:
+        return None
+
+    def expand(self, group: FinishedRollouts) -> Sequence[Expansion]:
+        self.budgets.append(group.budget)
+        long = [key for key, turns in group.turns.items() if turns >= self.turn]
+        return [Expansion(key=key, turn=self.turn, reason="greed", numbers={}) for key in long * 9]
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("most", [0, 2, None])
+@pytest.mark.parametrize("turn", [1, 2])
+def test_a_brancher_that_expands_more_than_its_budget_gets_its_budget(turn: int, most: int | None) -> None:
+    greedy = Greedy(turn)
+    budget = 5 if most is None else most
+    for group in play(greedy, max_branched=most)[0]:
+        tree = group.tree
+        assert len(tree.leaves()) == 8
+        assert sum(decision.actor == "brancher" for decision in tree.decisions) <= budget
+    assert all(0 < given <= budget for given in greedy.budgets), "it is asked only where it may add something"
+    assert bool(greedy.budgets) == (budget > 0)
 
 
 # with gates and faults

@@ -2,15 +2,19 @@
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from tiny_models import tiny_tokenizer
 from turntree.core.completion import Sampling
+from turntree.core.labels import Rewards
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Observation, TurnState
 from turntree.core.tree import RolloutTree, StopReason
 from turntree.core.verdict import Verdict
+from turntree.domains.qa.environment import QaEnvironment
+from turntree.domains.qa.questions import Question
 from turntree.engines.scripted import ScriptedEngine
 from turntree.profiling.profile import Draft, Judge, ProfileConfig, profile_wave
 from turntree.profiling.rows import judgements_of, samples_of
@@ -19,7 +23,9 @@ from turntree.profiling.settle import Prior
 from turntree.renderers.template import ChatRenderer
 from turntree.rollouts.episodes import EpisodeConfig, grow
 from turntree.rollouts.local import judge_turn, render, rule_name, sample_local, score_local
+from turntree.rollouts.rewards import Episode, RewardSum, WeightedReward
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
+from turntree.tools.runtime import ToolRuntime
 from turntree.verifiers.strict import StrictMatch
 from turntree.verifiers.tool_call import ToolCallMatch
 
@@ -103,39 +109,91 @@ def test_rewards_by_another_rule_for_cut_turns_have_another_name() -> None:
 
 
 class Once:
-    """An environment of one turn that keeps what it was told."""
+    """An environment that executes every call it is given, keeps what it was told, and pays for each."""
 
     tools = ()
     told: list[Message]
 
-    def __init__(self) -> None:
-        self.task_id, self.told = "once", []
+    def __init__(self, failure_reward: float = 0.0, paid: float = 1.0, patience: int = 1) -> None:
+        self.task_id, self.told, self.failure_reward = "once", [], failure_reward
+        self._paid, self._patience, self._turns = paid, patience, 0
 
     def reset(self) -> tuple[Message, ...]:
         return (Message("user", "go"),)
 
     def step(self, action: Message) -> Observation:
         self.told.append(action)
-        return Observation((Message("user", "done"),), done=True, success=True)
+        self._turns += 1
+        done = self._turns == self._patience
+        return Observation((Message("user", "done"),), done=done, success=done, reward=self._paid)
 
     def fork(self) -> "Once":
-        twin = Once()
-        twin.told = self.told
+        twin = Once(self.failure_reward, self._paid, self._patience)
+        twin.told, twin._turns = self.told, self._turns
         return twin
 
 
-def in_waves(task: Once) -> None:
-    grow([task], engine(), RENDERER, EpisodeConfig(sampling=SAMPLING), group_size=8, seed=0)
+Play = Callable[..., tuple[RolloutTree, Rewards]]
 
 
-def in_flight(task: Once) -> None:
-    config = SchedulerConfig(episodes=EpisodeConfig(sampling=SAMPLING), group_size=8)
-    list(Scheduler(engine(), RENDERER, config).run([task], seed=0))
+def in_waves(task: Once, episodes: EpisodeConfig) -> tuple[RolloutTree, Rewards]:
+    return grow([task], engine(), RENDERER, episodes, group_size=8, seed=0)[0]
+
+
+def in_flight(task: Once, episodes: EpisodeConfig, **more: Any) -> tuple[RolloutTree, Rewards]:
+    config = SchedulerConfig(episodes=episodes, group_size=8)
+    (group,) = Scheduler(engine(), RENDERER, config, **more).run([task], seed=0)
+    return group.tree, group.rewards
 
 
 @pytest.mark.parametrize("play", [in_waves, in_flight])
-def test_an_environment_is_told_which_turns_were_cut(play: Callable[[Once], None]) -> None:
+def test_no_environment_sees_a_cut_turn_and_its_rollout_fails(play: Play) -> None:
+    """The policy did not finish the turn, so its call is no call: it used to be executed, and paid for."""
     task = Once()
-    play(task)
+    tree, rewards = play(task, EpisodeConfig(sampling=SAMPLING))
+    cut, whole = leaves(tree, cut=True), leaves(tree, cut=False)
+    assert cut and whole and len(cut) + len(whole) == 8
+    assert [action.cut for action in task.told] == [False] * len(whole)
+    why = f"cut by the limit of {len(ENDLESS)} tokens a turn"
+    assert {rewards.verdicts[leaf] for leaf in cut} == {Verdict(0.0, why, success=False)}
+    assert {rewards.of(leaf) for leaf in whole} == {1.0}
+    for leaf in cut:  # the tree says what was sampled, and that nothing answered it
+        assert tree[leaf].message.tool_calls == CALL.tool_calls and tree[leaf].message.cut
+
+
+@pytest.mark.parametrize("play", [in_waves, in_flight])
+def test_an_environment_that_judges_cut_turns_is_told_their_text_without_the_call(play: Play) -> None:
+    task = Once()
+    tree, rewards = play(task, EpisodeConfig(sampling=SAMPLING, cut_turns="judge"))
     assert {action.cut for action in task.told} == {True, False}
-    assert all(action.cut == ("blah" in action.content) for action in task.told)
+    assert all(action.cut == ("blah" in action.content) == (not action.tool_calls) for action in task.told)
+    assert {rewards.of(leaf) for leaf in tree.leaves()} == {1.0}
+
+
+@pytest.mark.parametrize("play", [in_waves, in_flight])
+@pytest.mark.parametrize(("paid", "first", "worth"), [(1.0, 0.0, {0.0}), (-0.5, -0.5, {-0.5}), (-2.0, -1.0, {-1, -2})])
+def test_endless_text_is_never_worth_more_than_failing(play: Play, paid: float, first: float, worth: set) -> None:
+    """Where an ending costs something, being cut costs as much: before the first answer `failure_reward` says it."""
+    tree, rewards = play(Once(first, paid, patience=5), EpisodeConfig(max_turns=4, sampling=SAMPLING))
+    assert {rewards.of(leaf) for leaf in leaves(tree, cut=True)} == worth
+    assert len({tree[leaf].turn for leaf in leaves(tree, cut=True)}) > 1, "first turns and later ones"
+
+
+def test_reward_functions_of_your_own_judge_a_cut_episode_as_any_other() -> None:
+    seen = []
+
+    def judge(episode: Episode) -> float:
+        seen.append((episode.stop, episode.cut_turns, episode.reward))
+        return 0.25 * episode.cut_turns
+
+    rewards = RewardSum([WeightedReward("judge", 2.0, judge)])
+    tree, found = in_flight(Once(), EpisodeConfig(sampling=SAMPLING), rewards=rewards)
+    assert {found.of(leaf) for leaf in leaves(tree, cut=True)} == {0.5}
+    assert set(seen) == {(StopReason.MAX_TOKENS, 1, 0.0), (StopReason.COMPLETED, 0, 1.0)}
+
+
+def test_a_question_that_is_cut_before_its_first_call_has_no_answer() -> None:
+    question = Question(id="q", text="?", answers=("4",), answer_type="number")
+    task = QaEnvironment(question, ToolRuntime([]))
+    tree, rewards = in_flight(task, EpisodeConfig(sampling=SAMPLING))
+    assert {rewards.of(leaf) for leaf in leaves(tree, cut=True)} == {-1.0}

@@ -204,7 +204,7 @@ def test_a_configuration_that_cannot_work_is_refused(wrong: dict[str, int]) -> N
 
 
 def test_a_completion_that_was_cut_short_is_closed_by_what_follows_it() -> None:
-    short = EpisodeConfig(max_turns=4, sampling=Sampling(max_tokens=2))
+    short = EpisodeConfig(max_turns=4, sampling=Sampling(max_tokens=2), cut_turns="judge")
     words = ScriptedEngine(
         lambda prompt, seed: (WORDS[0][0], WORDS[1][0]) if seed % 2 else (WORDS[0][0], WORDS[0][-1]),
         RENDERER.stop_ids,
@@ -422,6 +422,33 @@ def test_a_group_that_expires_while_it_is_refilled_starts_nothing_more() -> None
     assert (scheduler.usage.refilled, scheduler.usage.forked, scheduler.usage.rollouts) == (2, 0, 3)
 
 
+class Patient(StepByStep):
+    """Never answers, waits for as long as it is told to, and moves the clock by that."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda prompt, seed: WORDS[0], RENDERER.stop_ids, vocab_size=len(TOKENIZER))
+        self.now, self.waited = 0.0, list[float]()
+
+    def poll(self, timeout: float | None = None) -> list[Finished]:
+        assert timeout is not None and timeout > 0, "it would wait for nothing"
+        self.waited.append(timeout)
+        self.now += timeout
+        return []
+
+
+def test_a_wait_ends_when_the_oldest_rollout_or_the_oldest_group_has_used_up_its_time() -> None:
+    """Two places, groups A and B of three: A3 and B1 start at 50 in place of A1 and A2, A is over at 70, which lets B2
+    start, B1 at 100, and the rest with B at 120."""
+    silent = Patient()
+    limits = config(group_size=3, max_live_rollouts=2, rollout_seconds=50.0, group_seconds=70.0)
+    groups = list(Scheduler(silent, RENDERER, limits, clock=lambda: silent.now).run(corridors(2, 2), seed=0))
+    assert silent.waited == [50.0, 20.0, 30.0, 20.0]
+    assert [[why.split()[1] for _, _, why in endings(group)] for group in groups] == [
+        ["rollout", "rollout", "group"],
+        ["rollout", "group", "group"],
+    ]
+
+
 # faults
 
 
@@ -501,6 +528,27 @@ def test_a_task_that_leaves_no_room_is_one_scored_leaf() -> None:
     short = config(episodes=EpisodeConfig(max_context=20, sampling=Sampling(max_tokens=16)))
     group = only(list(Scheduler(engine(), RENDERER, short).run(corridors(2), seed=0)))
     assert endings(group) == [("max_tokens", 0.0, "the task alone leaves no room in 20 tokens of context")]
+
+
+def test_no_gate_is_asked_about_a_group_that_ends_before_its_first_turn() -> None:
+    """For want of room, also where other rollouts of it have failed by then: there is nothing to stop."""
+
+    class Counting(CutAt):
+        asked = 0
+
+        def decide(self, group: GroupProgress) -> GateDecision | None:
+            self.asked += 1
+            return super().decide(group)
+
+    gate = Counting(0)
+    short = config(
+        episodes=EpisodeConfig(max_context=20, sampling=Sampling(max_tokens=16)), group_size=4, max_retries=0
+    )
+    tasks = [Faulty(task, FaultPlan(seed=1, raising=0.5)) for task in corridors(*[2] * 12)]
+    groups = list(Scheduler(engine(), RENDERER, short, gate=gate).run([*tasks, *corridors(2)], seed=0))
+    assert {stop for group in groups for stop, _, _ in endings(group)} == {"max_tokens", "environment_error"}
+    assert gate.asked == 0
+    assert all(group.cut is None and not group.tree.decisions for group in groups)
 
 
 def test_the_time_of_a_run_is_accounted_for() -> None:

@@ -70,6 +70,10 @@ def check_environment(task: Environment, *, seed: int = 0, turns: int = 8) -> li
     except Exception as error:
         return [Finding("a copy of a task can be reset", task_id, None, reason_of(error))]
     found += _carried(told, task_id, 0)
+    problem = getattr(first, "state_problem", lambda: None)()
+    if problem is not None:
+        said = f"{problem}; the verifier `executed` compares answers only"
+        found.append(Finding("the states of two copies can be compared", task_id, 0, said, grave=False))
     if told != again:
         said = "reset told two copies different tasks; rollouts of a group must play the same one"
         found.append(Finding("a task is the same every time", task_id, 0, said))

@@ -25,13 +25,16 @@ after every turn, where the object has them: `reward` (a number), `success`, `do
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import functools
 import inspect
 import json
+import random
 import typing
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
 
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
@@ -88,6 +91,24 @@ class ToolEnvironment:
         self._episode.actions.append(action)
         self._episode.answers.append(observation)
         return observation
+
+    def state(self) -> Any:
+        """What the object holds, as plain data that is equal where two objects hold the same: all attributes, or what
+        its `__getstate__` gives. None before `reset`, and where `state_problem` says why there is none."""
+        try:
+            return None if self._object is None else _plain(self._object.__getstate__(), "")
+        except (_NotPlain, RecursionError):
+            return None
+
+    def state_problem(self) -> str | None:
+        """Which attribute of the object is no plain data, so that its states cannot be compared; None where all are."""
+        try:
+            _plain(self._object.__getstate__(), "")
+        except _NotPlain as found:
+            return str(found)
+        except RecursionError:
+            return "its attributes hold one another without end"
+        return None
 
     def fork(self) -> ToolEnvironment:
         twin = ToolEnvironment(
@@ -196,6 +217,33 @@ def _opening(prompt: tuple[Message, ...], told: str | None) -> tuple[Message, ..
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+class _NotPlain(Exception):
+    """A value that cannot be compared. The text says where it is."""
+
+
+def _plain(value: Any, place: str) -> Any:
+    """A copy of plain data (numbers, texts, collections, dataclasses, generators of random numbers), equal for equal
+    values. Raises `_NotPlain` for anything else."""
+    if value is None or isinstance(value, bool | int | float | str | bytes | enum.Enum):
+        return value
+    if isinstance(value, dict):
+        items: dict[Any, Any] = value
+        return {_plain(key, place): _plain(item, f"{place}.{key}".lstrip(".")) for key, item in items.items()}
+    if isinstance(value, list | tuple | deque):
+        members: Iterable[Any] = value
+        return (type(value).__name__, *(_plain(item, f"{place}[{n}]") for n, item in enumerate(members)))
+    if isinstance(value, set | frozenset):
+        return frozenset(_plain(item, place) for item in cast("Iterable[Any]", value))
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return (
+            type(value).__qualname__,
+            _plain({f.name: getattr(value, f.name) for f in dataclasses.fields(value)}, place),
+        )
+    raise _NotPlain(f"attribute {place!r} is {type(value).__name__}")
 
 
 def _number(state: Any, name: str) -> float | None:

@@ -4,6 +4,10 @@ The life of a run: `config.json` says what runs here, `metrics.jsonl` (and the s
 hold what a killed run needs to go on, `model` is the result, and `cost.json` comes last: where it is, the run is
 finished. A checkpoint records how far the logs had come and their checksums, so a run that goes on cuts them back to
 there, and notices rows that are missing or changed.
+
+A run may be extended: given again with a larger total (`Extent`), it goes on from its last checkpoint, which stays when
+it is finished, to what a run of that total would have made from its start. `history` in `config.json` tells the totals
+that it had before.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,11 +40,23 @@ _OWN = ("config.json", "metrics.jsonl", "cost.json", "pass_rates.jsonl", "model"
 Logged = dict[str, dict[str, Any]]  # by file name: {"rows", "bytes", "digest"}
 
 
+@dataclass(frozen=True)
+class Extent:
+    """How long a run is: the value `total` of the key `key` of its configuration, which makes `steps` steps (those that
+    checkpoints count). `fixed` says why a run of another total differs from its first step on; None: it does not, so
+    that the run may be extended."""
+
+    key: str
+    total: int
+    steps: int
+    fixed: str | None = None
+
+
 class RunDirectory:
     """One run's folder. Metrics are appended and flushed to disk a row at a time; everything else is atomic."""
 
-    def __init__(self, path: str | Path, logs: tuple[str, ...] = ()) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path, logs: tuple[str, ...] = (), extent: Extent | None = None) -> None:
+        self.path, self.extent = Path(path), extent
         self.model = self.path / "model"
         self.checkpoints = self.path / "checkpoints"
         self.logs = ("metrics.jsonl", *logs)  # what the stage appends to
@@ -52,6 +69,15 @@ class RunDirectory:
     @property
     def finished(self) -> bool:
         return self._cost.exists()
+
+    @property
+    def extendable(self) -> bool:
+        return self.extent is not None and self.extent.fixed is None
+
+    @property
+    def free(self) -> tuple[str, ...]:
+        """The keys that may differ when the run goes on."""
+        return FREE if self.extent is None else (*FREE, f"config.{self.extent.key}")
 
     def log(self, row: dict[str, Any]) -> None:
         """Add a row of metrics, then tell the listeners."""
@@ -99,32 +125,72 @@ class RunDirectory:
         files.write_json(self._cost, {**bill, "checks": {**checks.counts(), "timing": checks.timing()}})
 
     def begin(self, identity: dict[str, Any], *, overwrite: bool) -> None:
-        """Take the folder for the run that `identity` describes, or go on with the unfinished run of the same
-        identity that lies here. Raises `InputError` for a finished run, for another run (naming what differs), unless
-        `overwrite`, and for a folder that is no run's."""
+        """Take the folder for the run that `identity` describes, or go on with the run of the same identity that lies
+        here: it is unfinished, or is extended. Raises `InputError` for a finished run, for another run (naming what
+        differs), for a total that the run cannot have, unless `overwrite`, and for a folder that is no run's."""
         self.identity = json.loads(json.dumps(identity))
+        history: list[dict[str, Any]] = []
         if self._config.exists():
             found = _read_config(self._config)
             self._tidy()
             if overwrite:
                 self._clear()
             else:
-                require_same(found, identity, self.path, free=FREE)
-                if self.finished:
-                    raise InputError(
-                        "holds this run, finished", path=self.path, hint="pass --overwrite to run it again"
-                    )
+                history = self._go_on(found)
         elif made := next((name for name in _MADE if (self.path / name).exists()), None):
             problem = f"holds {made}, and no config.json that says which run made it"
             raise InputError(problem, path=self.path, hint="choose another --out, or delete it")
-        files.write_json(self._config, self.identity)
+        files.write_json(self._config, self.identity | ({"history": history} if history else {}))
+
+    def _go_on(self, found: dict[str, Any]) -> list[dict[str, Any]]:
+        """Let the run that `found` describes go on, with another total where that is asked for. Returns its history."""
+        history = found.pop("history", [])
+        require_same(found, self.identity, self.path, free=self.free)
+        before = None if self.extent is None else _at(found["config"], self.extent.key)
+        if self.extent is None or before == self.extent.total:
+            if self.finished:
+                more = f", or ask for more {self.extent.key} to extend it" if self.extent and self.extendable else ""
+                hint = f"pass --overwrite to run it again{more}"
+                raise InputError("holds this run, finished", path=self.path, hint=hint)
+            return history
+        done = self._require_extendable(self.extent, before)
+        entry = {self.extent.key: before, "done": done, "finished": self.finished}
+        if self.finished:
+            entry["last"] = self.metrics()[-1]  # with its closing check, which an extended run does not have there
+        self._cost.unlink(missing_ok=True)  # first of all: from here on the run is unfinished, whatever its total
+        notice(f"{self.path} is extended: {self.extent.key} {before} -> {self.extent.total}")
+        return [*history, entry]
+
+    def _require_extendable(self, extent: Extent, before: Any) -> int:
+        """The step of the last checkpoint (0: none). Raises `InputError` where the run cannot have another total."""
+        new_run = f"start a new run from its policy: --model {self.model} with another --out"
+        if extent.fixed is not None:
+            problem = f"holds a run of {extent.key} {before} that cannot be changed to {extent.total}: {extent.fixed}"
+            raise InputError(problem, path=self.path, hint=new_run)
+        done = max(saved_steps(self.checkpoints), default=0)
+        if self.finished and not done:
+            problem = "holds a finished run that kept no checkpoint to be extended from (checkpoints.extendable)"
+            raise InputError(problem, path=self.path, hint=new_run)
+        if extent.steps < done:
+            problem = f"holds a run that has done {done} steps, more than the {extent.steps} of {extent.key}"
+            hint = f"ask for more than {extent.total}, or choose another --out"
+            raise InputError(f"{problem} {extent.total}", path=self.path, hint=hint)
+        return done
 
     def _tidy(self) -> None:
         """Remove what a killed process left half done: atomic writes, and checkpoints that a finished run dropped."""
         for leftover in (path for name in _OWN for path in self.path.glob(f".{name}.*")):
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         if self.finished:
+            self.drop_checkpoints(keep_last=self.extendable)
+
+    def drop_checkpoints(self, *, keep_last: bool) -> None:
+        """Remove the checkpoints of a finished run, all but the last where that is kept to extend it."""
+        steps = saved_steps(self.checkpoints)
+        if not keep_last or not steps:
             shutil.rmtree(self.checkpoints, ignore_errors=True)
+        for step in sorted(steps)[:-1]:
+            shutil.rmtree(checkpoint_path(self.checkpoints, step), ignore_errors=True)
 
     def finished_with(self, config: dict[str, Any]) -> bool:
         """Whether a run of this configuration lies here, finished. Raises `InputError` where it is of another one."""
@@ -151,14 +217,15 @@ def open_run(
     *,
     overwrite: bool = False,
     logs: tuple[str, ...] = (),
+    extent: Extent | None = None,
 ) -> Iterator[RunDirectory]:
     """The folder of a run, for this process alone while the block lasts (`RunDirectory.begin` says what is refused).
 
     `config` is the resolved configuration and `inputs` names the contents that it points to (hashes): together they
     are the identity of the run, which says whether an unfinished one may go on. `logs` are the names of files that the
-    stage appends to beside the metrics.
+    stage appends to beside the metrics; with `extent` the run may be given again with another total.
     """
-    run = RunDirectory(path, logs)
+    run = RunDirectory(path, logs, extent)
     with files.writing(run.path):
         run.path.mkdir(parents=True, exist_ok=True)
     with locked(run.path):
@@ -188,6 +255,23 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict) or "stage" not in found:
         raise InputError("is no training run's folder", path=path.parent, hint="choose another --out")
     return found
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}"
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """The steps of all checkpoints in `folder`, in no order."""
+    names = (path.name.removeprefix("step-") for path in folder.glob("step-*"))
+    return [int(name) for name in names if name.isdecimal()]
+
+
+def _at(config: Any, key: str) -> Any:
+    """The value of a dotted key; None where there is none."""
+    for name in key.split("."):
+        config = config.get(name) if isinstance(config, dict) else None
+    return config
 
 
 def _check_rows(path: Path, seen: dict[str, Any]) -> None:

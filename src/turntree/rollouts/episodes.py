@@ -17,10 +17,11 @@ from turntree.rollouts.live import (
     EpisodeConfig,
     LiveRollout,
     answer_tokens,
+    cut_ending,
     ending_of,
     has_room,
     no_room,
-    sampled_turn,
+    played_turn,
     start_rollout,
 )
 
@@ -96,10 +97,13 @@ def _plant(tree: RolloutTree, environment: Environment, renderer: Renderer, grou
 
 
 def _advance(played: _Played, completion: Completion, renderer: Renderer, config: EpisodeConfig) -> Ending | None:
-    """Append the completion, step the environment; how the rollout ended, None if it goes on."""
+    """Append the completion, step the environment (unless the turn was cut); how the rollout ended, None if it goes
+    on."""
     rollout, environment = played.rollout, played.environment
-    action = sampled_turn(renderer, completion.token_ids, completion)
+    action = played_turn(renderer, completion.token_ids, completion, config)
     rollout.say(completion, action)
+    if config.fails(action):
+        return cut_ending(rollout, environment, config)
     started = time.perf_counter()
     try:
         observation = environment.step(action)

@@ -44,6 +44,7 @@ class GrownGroup:
     seconds: float
     cut: int | None = None
     decision: GateDecision | None = None  # the gate's last word: cut, audited or let go on; the tree holds them all
+    unfilled: int = 0  # leaves that no branch was made for, and no fresh rollout either
 
 
 @dataclass(eq=False)
@@ -54,8 +55,8 @@ class Group:
     then sample), so that the same draws give the same tree whatever the interleaving.
 
     `size` leaves are wanted. `initial` rollouts begin independently; each may fork off its share of `branched` leaves
-    (budgets are handed down, so that no fork depends on how fast another rollout is). What is not used is made up for
-    by `refills`, independent rollouts that are started together when everybody has ended.
+    (budgets are handed down, so that no fork depends on how fast another rollout is). Leaves that no fork was made for
+    become `refills`, independent rollouts that are started together when all others have ended, or are `unfilled`.
     """
 
     index: int
@@ -70,6 +71,7 @@ class Group:
     begun: float
     started: int = 0  # independent rollouts that have been given a place
     refills: int = 0
+    unfilled: int = 0
     rounds: int = 0  # how often the brancher was asked to expand
     expired: bool = False  # it took too long: nothing more is started
     prompt_ids: tuple[int, ...] = ()
@@ -109,8 +111,8 @@ class Group:
 
     @property
     def missing(self) -> int:
-        """Leaves that are wanted and that no rollout is under way to."""
-        return 0 if self.expired else self.size - self.wanted - len(self.forked)
+        """Leaves with no rollout in progress, apart from those that stay unfilled."""
+        return 0 if self.expired else self.size - self.wanted - len(self.forked) - self.unfilled
 
     def plant(self, key: Key, told: Observation) -> LiveRollout:
         """The rollout `key`, which was told the task."""
@@ -133,7 +135,7 @@ class Group:
         )
 
     def finished(self) -> FinishedRollouts:
-        """What a brancher may see of the group when everybody has ended. Censored rollouts are not expanded."""
+        """What a brancher may see of the group when all rollouts have ended. Censored ones are not expanded."""
         return FinishedRollouts(
             task_id=self.task.task_id,
             turns={key: rollout.turns for key, rollout in sorted(self.rollouts.items()) if self._ended(key)},
@@ -166,11 +168,11 @@ class Group:
         return twin
 
     def charge(self, key: Key, cost: Cost) -> None:
-        """Count what was paid for a call of the rollout that gave nothing."""
+        """Count the cost of a failed call of the rollout."""
         self.owed[key] = self.owed.get(key, NO_COST) + cost
 
     def settle(self, key: Key) -> Cost:
-        """What the rollout owes, to be carried by the node that its call gave after all."""
+        """Pop the cost of the rollout's failed calls, to charge to its next node."""
         return self.owed.pop(key, NO_COST)
 
     def record(self, actor: str, key: Key | None, action: str, reason: str, numbers: dict[str, float]) -> None:
@@ -210,7 +212,7 @@ class Group:
             actions=tuple(tuple(rollout.actions[:turn]) for rollout in seen),
             observations=tuple(tuple(rollout.observations[: turn + 1]) for rollout in seen),
             finished=finished,
-            progress=tuple(rollout.answers[min(turn, rollout.turns)].progress for rollout in seen),
+            progress=tuple(rollout.answers[: turn + 1][-1].progress for rollout in seen),
             iteration=self.iteration,
             occurrence=self.occurrence,
         )
@@ -233,6 +235,7 @@ class Group:
             seconds=now - self.begun,
             cut=self.cut,
             decision=self.decision,
+            unfilled=self.unfilled,
         )
 
 

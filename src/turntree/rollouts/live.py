@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from turntree.core import seeds
 from turntree.core.completion import Completion, GenerationRequest, Sampling
@@ -19,6 +20,8 @@ from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.rollouts.rewards import Episode, RewardSum
 
+CutTurns = Literal["fail", "judge"]  # what a turn that the token limit cut is worth: nothing, or what its text is
+
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeConfig:
@@ -28,7 +31,14 @@ class EpisodeConfig:
     """Longest episode."""
     max_context: int = 4096
     """Longest prompt plus completion, in tokens, beside the engine's own limit."""
+    cut_turns: CutTurns = "fail"
+    """A turn that the token limit cut ends the episode as a failure, or the environment judges its text. Its tool calls
+    are never executed."""
     sampling: Sampling = field(default_factory=Sampling)
+
+    def fails(self, action: Message) -> bool:
+        """Whether the episode ends with this turn, which its environment does not see."""
+        return action.cut and self.cut_turns == "fail"
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,7 @@ class LiveRollout:
     answers: list[Observation] = field(default_factory=list[Observation])
     entropies: list[tuple[float, ...]] = field(default_factory=list[tuple[float, ...]])  # by turn
     stopped: bool = True  # whether the last completion ended with its stop token
+    cut: bool = False  # whether it ended with a turn that the token limit cut
     begun: tuple[int, ...] = ()
     begun_entropies: tuple[float, ...] = ()
     forked_at: int = 0  # the turn at which it left the rollout that it was forked from; 0: an independent rollout
@@ -71,8 +82,8 @@ class LiveRollout:
 
     @property
     def turns(self) -> int:
-        """Turns that the environment has answered."""
-        return len(self.observations) - 1
+        """Turns that the environment has answered, and the cut one that ended the rollout."""
+        return len(self.observations) - 1 + self.cut
 
     @property
     def just_forked(self) -> bool:
@@ -174,6 +185,13 @@ def sampled_turn(renderer: Renderer, token_ids: Sequence[int], completion: Compl
     return replace(renderer.parse(token_ids), cut=completion.finish == "length")
 
 
+def played_turn(renderer: Renderer, token_ids: Sequence[int], completion: Completion, config: EpisodeConfig) -> Message:
+    """The same in an episode. A cut turn that its environment is to judge has no tool calls: the policy did not finish
+    the turn, so they must not be executed."""
+    action = sampled_turn(renderer, token_ids, completion)
+    return replace(action, tool_calls=()) if action.cut and not config.fails(action) else action
+
+
 def answer_tokens(
     rollout: LiveRollout, observation: Observation, environment: Environment, renderer: Renderer
 ) -> tuple[int, ...]:
@@ -201,6 +219,19 @@ def ending_of(
     return _judged(stop, verdict, task, rollout.messages, rollout.answers, rewards)
 
 
+def cut_ending(
+    rollout: LiveRollout, task: Environment, config: EpisodeConfig, rewards: RewardSum | None = None
+) -> Ending:
+    """How the rollout ends with the cut turn that it has just said. It is worth 0, or what an ending there is worth to
+    the environment where that is less: endless text must not be a way around a penalty."""
+    rollout.cut = True
+    last = rollout.answers[-1]
+    worth = _failure_reward(task) if len(rollout.answers) == 1 else last.reward or 0.0
+    why = f"cut by the limit of {config.sampling.max_tokens} tokens a turn"
+    verdict = Verdict(min(0.0, worth), why, success=False)
+    return _judged(StopReason.MAX_TOKENS, verdict, task, rollout.messages, rollout.answers, rewards)
+
+
 def has_room(token_ids: Sequence[int], config: EpisodeConfig) -> bool:
     """Whether another completion fits the context."""
     return len(token_ids) + config.sampling.max_tokens <= config.max_context
@@ -209,7 +240,12 @@ def has_room(token_ids: Sequence[int], config: EpisodeConfig) -> bool:
 def no_room(config: EpisodeConfig, task: Environment, told: Observation, rewards: RewardSum | None = None) -> Ending:
     """The ending of a whole group whose task leaves no room for a completion."""
     why = f"the task alone leaves no room in {config.max_context} tokens of context"
-    return _judged(StopReason.MAX_TOKENS, Verdict(0.0, why), task, told.messages, [told], rewards)
+    return _judged(StopReason.MAX_TOKENS, Verdict(_failure_reward(task), why), task, told.messages, [told], rewards)
+
+
+def _failure_reward(task: Environment) -> float:
+    """What an episode is worth that ends at a limit before the environment has answered anything."""
+    return float(getattr(task, "failure_reward", 0.0))
 
 
 def _judged(

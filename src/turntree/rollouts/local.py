@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from turntree.core import seeds
 from turntree.core.completion import GenerationRequest, Sampling
@@ -13,10 +12,8 @@ from turntree.core.messages import Message
 from turntree.core.protocols import Engine, Renderer, TurnState, TurnVerifier
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
-from turntree.rollouts.live import sampled_turn
+from turntree.rollouts.live import CutTurns, sampled_turn
 from turntree.verifiers.strict import action_kind
-
-CutTurns = Literal["fail", "judge"]  # what a turn that the token limit cut is worth: nothing, or what its text is
 
 
 @dataclass(frozen=True)

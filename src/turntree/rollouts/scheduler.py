@@ -45,10 +45,11 @@ from turntree.rollouts.live import (
     EpisodeConfig,
     LiveRollout,
     answer_tokens,
+    cut_ending,
     ending_of,
     has_room,
     no_room,
-    sampled_turn,
+    played_turn,
 )
 from turntree.rollouts.rewards import RewardSum
 
@@ -71,6 +72,9 @@ class SchedulerConfig:
     """Rollouts of a group that begin independently; the rest is the brancher's. Default: all, half with a brancher."""
     max_branched: int | None = None
     """Most leaves of a group that the brancher may add (default: all that are left to it)."""
+    refills: bool | None = None
+    """Sample fresh rollouts in place of leaves that no branch was made for. Default: where the credit counts them,
+    which path weights do not."""
     max_live_rollouts: int | None = None
     """Rollouts played at once, of as many tasks as that takes. Default: all of an iteration, 64 outside of training."""
     max_retries: int = 2
@@ -98,11 +102,12 @@ class SchedulerConfig:
         if self.branched < 0:
             raise ConfigError("must not be negative", field="max_branched")
 
-    def of_training(self, groups: int, *, branching: bool) -> SchedulerConfig:
+    def of_training(self, groups: int, *, branching: bool, counts_refills: bool = True) -> SchedulerConfig:
         """With the defaults that depend on the rest of a training run filled in."""
         initial = (self.group_size + 1) // 2 if branching and self.initial_rollouts is None else self.initial
         places = groups * self.group_size if self.max_live_rollouts is None else self.places
-        return replace(self, initial_rollouts=initial, max_live_rollouts=places)
+        refills = counts_refills if self.refills is None else self.refills
+        return replace(self, initial_rollouts=initial, max_live_rollouts=places, refills=refills)
 
     @property
     def places(self) -> int:
@@ -132,6 +137,7 @@ class Usage:
     rollouts: int = 0
     forked: int = 0  # of those, rollouts that a brancher made
     refilled: int = 0  # of those, fresh ones that stand for leaves which it did not use
+    unfilled: int = 0  # such leaves that were left out
     retries: int = 0
     cancelled: int = 0  # rollouts given up for a limit of time
     places: int = 0  # max_live_rollouts
@@ -397,16 +403,23 @@ class _Run:
         self._settle()
 
     def _speak(self, place: _Place, rollout: LiveRollout, completion: Completion) -> None:
-        """Append a turn, fork where the brancher says so, and do what the turn says."""
-        action = sampled_turn(self._renderer, rollout.said(completion), completion)
-        decision = self._decide(place.group, rollout, completion)
+        """Append a turn, fork where the brancher says so, and do what the turn says, unless it was cut."""
+        group, episodes = place.group, self._config.episodes
+        action = played_turn(self._renderer, rollout.said(completion), completion, episodes)
+        fails = episodes.fails(action)
+        if fails:  # no answer will follow that could carry it
+            completion = replace(completion, cost=completion.cost + group.settle(place.key))
+        decision = self._decide(group, rollout, completion)
         shared = decision.shared if decision is not None and decision.branches > 1 else 0
         rollout.say(completion, action, shared=shared)
         if decision is not None:
             self._fork(place, rollout, completion, decision)
-        elif place.key[0] >= place.group.initial and len(place.key) == 1 and rollout.turns == 0:
-            place.group.record("scheduler", place.key, REFILL, "leaves that no branch was made for", {})
-        self._step(place, action)
+        elif place.key[0] >= group.initial and len(place.key) == 1 and rollout.turns == 0:
+            group.record("scheduler", place.key, REFILL, "leaves that no branch was made for", {})
+        if fails:
+            self._end(place, cut_ending(rollout, group.task, episodes, self._scheduler.rewards))
+        else:
+            self._step(place, action)
 
     def _decide(self, group: Group, rollout: LiveRollout, completion: Completion) -> BranchDecision | None:
         """Ask about a turn that follows a tool result. Refills do not fork, nor does a turn that was forked before."""
@@ -526,20 +539,22 @@ class _Run:
                 self._done.append(group.grown(self._scheduler.clock()))
 
     def _complete(self, group: Group) -> None:
-        """Everybody has ended and leaves are missing: ask the brancher once more, then start fresh rollouts, all at
-        once."""
+        """All rollouts have ended, but the group is short of leaves: ask the brancher once more, then start fresh
+        rollouts, all at once (or leave them out)."""
         brancher = self._scheduler.brancher
         finished = group.finished()
         expansions = brancher.expand(finished)[: finished.budget] if brancher is not None and finished.budget else ()
         group.rounds += 1
         for expansion in expansions:
-            if expansion.turn == 1:
-                group.refills += 1
-                continue
-            twin = group.expand(expansion)
-            self._wait(group, twin, self._pool.fork(group.episodes[expansion.key], expansion.turn - 1))
-        if not expansions:
-            group.refills += group.missing
+            if expansion.turn > 1:
+                twin = group.expand(expansion)
+                self._wait(group, twin, self._pool.fork(group.episodes[expansion.key], expansion.turn - 1))
+        fresh = sum(expansion.turn == 1 for expansion in expansions) if expansions else group.missing
+        if self._config.refills is False:
+            group.unfilled += fresh
+            self._usage.unfilled += fresh
+        else:
+            group.refills += fresh
         if group.started < group.wanted:
             self._usage.refilled += group.wanted - group.started
             self._refilling[group] = None
@@ -547,9 +562,12 @@ class _Run:
     def _consult(self, group: Group) -> None:
         """Ask the gate about every turn that the group has reached since it was last asked."""
         gate = self._scheduler.gate
-        while gate is not None and not group.decided and group.ending is None and group.reached(group.asked + 1):
+        while gate is not None and not group.decided and group.reached(group.asked + 1):
             group.asked += 1
             progress = group.progress(group.asked)
+            if not progress.actions:  # faults ended all of them before their first turn: there is nothing to stop
+                group.decided = True
+                return
             started = self._scheduler.clock()
             decision = gate.decide(progress)
             self._usage.gate_seconds += self._scheduler.clock() - started

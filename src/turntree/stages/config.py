@@ -18,7 +18,7 @@ from turntree.environments.processes import ProcessPoolConfig
 from turntree.environments.tasks import DEV, TEST, TRAIN
 from turntree.logs import trees
 from turntree.profiling.profile import ProfileConfig
-from turntree.rollouts.live import EpisodeConfig
+from turntree.rollouts.live import CutTurns, EpisodeConfig
 from turntree.traces.schema import SPLITS
 from turntree.training.config import CheckpointConfig, LoRAConfig, OnlineConfig, PivotConfig, SFTConfig
 
@@ -302,6 +302,8 @@ class EvaluateConfig(Playing):
     """Longest completion of one turn."""
     max_context: int = 4096
     """Longest prompt plus completion, in tokens."""
+    cut_turns: CutTurns = "fail"
+    """A turn that the token limit cut ends the episode as a failure, or the environment judges its text."""
     skills_per_kind: int = 0
     """Questions of each unrelated skill, which say what a tiny policy retained (0: none are asked)."""
     seed: int = 0

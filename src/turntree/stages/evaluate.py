@@ -15,7 +15,7 @@ from turntree.core.errors import ConfigError
 from turntree.core.labels import Rewards
 from turntree.core.protocols import Environment
 from turntree.core.tree import NodeKind, RolloutTree
-from turntree.environments.tasks import open_tasks
+from turntree.environments.tasks import identity, open_tasks
 from turntree.logs.trees import KeptTree
 from turntree.observe.files import write_json
 from turntree.observe.jsonl import write_lines
@@ -54,6 +54,7 @@ def evaluate_policy(policy: Policy, config: EvaluateConfig, kept: list[KeptTree]
         result: dict[str, Any] = {
             "schema": SCHEMA,
             "config": to_mapping(config),
+            "inputs": {**policy.identity, **parts.identities(config), **identity(config.environment, opened)},
             "policy_hash": policy.hash,
             "sampled": sampled,
         }
@@ -82,7 +83,9 @@ def play(
     """Success over all episodes with Wilson intervals, overall and per task type, and every outcome; the trees are
     added to `kept`."""
     sampling = Sampling(temperature=temperature, max_tokens=config.max_tokens)
-    episodes = EpisodeConfig(max_turns=config.max_turns, max_context=config.max_context, sampling=sampling)
+    episodes = EpisodeConfig(
+        max_turns=config.max_turns, max_context=config.max_context, cut_turns=config.cut_turns, sampling=sampling
+    )
     what = "greedy episodes" if temperature == 0 else "sampled episodes"
     with progress((), what, total=len(environments) * samples, quiet=quiet) as bar:
         grown = grow(

@@ -14,7 +14,7 @@ from turntree.observe.run import RunDirectory, open_run, progress
 from turntree.stages.config import SFTStageConfig
 from turntree.stages.policy import Policy, load_policy
 from turntree.traces.schema import read_traces
-from turntree.training.checkpoints import resume
+from turntree.training.checkpoints import extent, resume
 from turntree.training.sft import Example, example, train_sft
 
 
@@ -30,7 +30,9 @@ def run_sft(config: SFTStageConfig, out: Path, *, overwrite: bool = False) -> di
     if not examples:
         raise InputError("holds no turn to learn from", path=config.traces, hint="see skip_turns in docs/traces.md")
     inputs = {**policy.identity, "traces_hash": file_hash(Path(config.traces))}
-    with open_run(out, "sft", to_mapping(config), inputs, overwrite=overwrite) as run:
+    steps = config.sft.steps(len(examples))
+    length = extent("sft.epochs", config.sft.epochs, config.sft.optimizer, steps=steps)
+    with open_run(out, "sft", to_mapping(config), inputs, overwrite=overwrite, extent=length) as run:
         _train(run, policy, examples, config)
         last = run.metrics()[-1]
     return {
@@ -57,4 +59,4 @@ def _train(run: RunDirectory, policy: Policy, examples: list[Example], config: S
         cost = train_sft(policy.model, examples, config.sft, log, checkpoints=checkpoints)
     save_model(policy.model, policy.tokenizer, run.model)
     run.write_cost(cost)
-    checkpoints.clear()
+    checkpoints.finish()

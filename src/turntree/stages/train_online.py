@@ -24,7 +24,7 @@ from turntree.rollouts.rewards import RewardSum
 from turntree.stages.config import TrainOnlineConfig
 from turntree.stages.evaluate import EvaluateConfig, play
 from turntree.stages.policy import Policy, load_policy, policy_name
-from turntree.training.checkpoints import resume
+from turntree.training.checkpoints import extent, resume
 from turntree.training.drift import too_still
 from turntree.training.head import vocabulary_size
 from turntree.training.isolation import check_path_isolation
@@ -52,8 +52,10 @@ def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = 
         )
         code = parts.identities(config)
         inputs = {**policy.identity, **code, **identity(config.environment, opened), **rewards.identity(config.rewards)}
+        train = config.train
+        length = extent("train.iterations", train.iterations, train.optimizer, keep_trees=config.keep_trees)
         run = stack.enter_context(
-            open_run(out, "train online", to_mapping(config), inputs, overwrite=overwrite, logs=logs)
+            open_run(out, "train online", to_mapping(config), inputs, overwrite=overwrite, logs=logs, extent=length)
         )
         trained = _train(run, policy, opened, config, summed)
         rows = run.metrics()
@@ -100,7 +102,7 @@ def _train(
             if reference is not None and (warning := too_still(row, config.train.iterations)):
                 notice(warning)
             if row["step"]:
-                bar.update()
+                bar.update(row["step"] - bar.n)
                 bar.set_postfix(
                     {key: row[key] for key in ("reward_mean", "groups_cut", "held_out_success") if key in row}
                 )
@@ -115,7 +117,7 @@ def _train(
         )
     save_model(policy.model, policy.tokenizer, run.model)
     run.write_cost(trained.cost, checks=trained.checks)
-    checkpoints.clear()
+    checkpoints.finish()
     return trained
 
 
@@ -173,6 +175,7 @@ def _check(run: RunDirectory, policy: Policy, tasks: Sequence[Environment], conf
         max_turns=episodes.max_turns,
         max_tokens=episodes.sampling.max_tokens,
         max_context=episodes.max_context,
+        cut_turns=episodes.cut_turns,
     )
 
     def check(iteration: int) -> tuple[dict[str, Any], Cost]:

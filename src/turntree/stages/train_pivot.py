@@ -31,7 +31,7 @@ from turntree.stages.policy import Policy, load_policy
 from turntree.stages.profile import read_candidates
 from turntree.stages.train_online import HELD_OUT, keep_held_out
 from turntree.stages.verifier import is_registered, open_verifier
-from turntree.training.checkpoints import resume
+from turntree.training.checkpoints import extent, resume
 from turntree.training.curriculum import PivotRecord
 from turntree.training.drift import too_still
 from turntree.training.isolation import check_path_isolation
@@ -64,8 +64,9 @@ def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = Fa
         }
         tasks = stack.enter_context(_development_tasks(config.check, policy))
         logs = (trees.FILE_NAME, HELD_OUT)
+        length = extent("train.steps", config.train.steps, config.train.optimizer, keep_trees=config.keep_trees)
         run = stack.enter_context(
-            open_run(out, "train pivot", to_mapping(config), inputs, overwrite=overwrite, logs=logs)
+            open_run(out, "train pivot", to_mapping(config), inputs, overwrite=overwrite, logs=logs, extent=length)
         )
         check = _checks(config, policy, verifier, traces, tasks, run)
         trained = _train(run, policy, pivots, verifier, check, config)
@@ -109,7 +110,7 @@ def _train(
             if measured and (warning := too_still(row, config.train.steps)):
                 notice(warning)
             if row["step"]:
-                bar.update()
+                bar.update(row["step"] - bar.n)
                 bar.set_postfix({key: row[key] for key in ("reward_mean", "kl") if row.get(key) is not None})
 
         trained = train_pivot(
@@ -128,7 +129,7 @@ def _train(
     save_model(policy.model, policy.tokenizer, run.model)
     PASS_RATES.write(run.path / "pass_rates.jsonl", {"rows": len(pivots)}, _pass_rates(pivots, trained.records))
     run.write_cost(trained.cost, checks=trained.checks)
-    checkpoints.clear()
+    checkpoints.finish()
     return trained
 
 
@@ -270,7 +271,9 @@ def _checks(
             ]
             figures["held_out_acceptance"], acceptance = _acceptance(kinds, rewards)
         if environments:
-            played = EvaluateConfig(max_turns=settings.max_turns, max_tokens=settings.max_tokens)
+            played = EvaluateConfig(
+                max_turns=settings.max_turns, max_tokens=settings.max_tokens, cut_turns=config.train.cut_turns
+            )
             summary, spent = play(policy, environments, played, config.train.sampling.temperature, 1, quiet=True)
             cost += spent
             keep_held_out(run, step, summary)

@@ -29,11 +29,11 @@ from torch.nn import Module
 from turntree.core.errors import InputError
 from turntree.observe.files import write_json, writing
 from turntree.observe.identity import digest, file_digest, require_same
-from turntree.observe.run import FREE, RunDirectory, notice
-from turntree.training.config import CheckpointConfig
+from turntree.observe.run import Extent, RunDirectory, checkpoint_path, notice, saved_steps
+from turntree.training.config import CheckpointConfig, OptimizerConfig
 from turntree.training.optimizer import Optimizer
 
-SCHEMA = "turntree.checkpoint/1"
+SCHEMA = "turntree.checkpoint/2"
 _WEIGHTS, _OPTIMIZER, _STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
 _GO_ON = "delete its folder to go on from the checkpoint before"
 
@@ -55,11 +55,18 @@ class Checkpoints:
 
     def latest(self) -> int | None:
         """The step of the newest checkpoint; None where there is none."""
-        return max(self._steps(), default=None)
+        return max(saved_steps(self.folder), default=None)
 
-    def due(self, step: int) -> bool:
+    def due(self, step: int, *, last: bool = False) -> bool:
+        """Whether to save after `step`. The `last` of a run is saved where the run could be extended from it."""
         steps, seconds = self.config.every, self.config.every_seconds
-        return (steps > 0 and step % steps == 0) or (seconds > 0 and self._clock() - self._saved >= seconds)
+        if (steps > 0 and step % steps == 0) or (seconds > 0 and self._clock() - self._saved >= seconds):
+            return True
+        return last and self._keeps_last
+
+    @property
+    def _keeps_last(self) -> bool:
+        return self.config.extendable and self._run is not None and self._run.extendable
 
     def save(self, step: int, model: Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
         """Write the checkpoint of `step` and remove the oldest beyond `keep`. `state` is plain JSON."""
@@ -69,13 +76,13 @@ class Checkpoints:
         try:
             with writing(self.folder):
                 self._write(partial, step, model, optimizer, state)
-                partial.rename(self._path(step))
+                partial.rename(checkpoint_path(self.folder, step))
                 _flush(self.folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)  # what a full disk cut off
         self._saved = self._clock()
-        for old in sorted(self._steps())[: -self.config.keep]:
-            shutil.rmtree(self._path(old))
+        for old in sorted(saved_steps(self.folder))[: -self.config.keep]:
+            shutil.rmtree(checkpoint_path(self.folder, old))
 
     def _write(self, folder: Path, step: int, model: Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
         folder.mkdir(parents=True)
@@ -98,7 +105,7 @@ class Checkpoints:
         held = self.held()
         if held is None:
             return None
-        folder = self._path(held["state"]["step"])
+        folder = checkpoint_path(self.folder, held["state"]["step"])
         for name, wanted in held["files"].items():
             if (folder / name).exists() and file_digest(folder / name)[0] != wanted:
                 problem = "cannot be read back as it was written: its checksum differs"
@@ -113,28 +120,35 @@ class Checkpoints:
         step = self.latest()
         if step is None:
             return None
-        path = self._path(step) / _STATE
+        path = checkpoint_path(self.folder, step) / _STATE
         try:
             held = json.loads(path.read_bytes())
             whole = held["schema"] == SCHEMA and held.pop("digest") == _digest(held) and held["state"]["step"] == step
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError("is not the state of a checkpoint", path=path, hint=_GO_ON) from error
         if not whole:
-            raise InputError("is damaged: its checksum differs", path=path, hint=_GO_ON)
+            raise InputError("is damaged or of another version: its checksum differs", path=path, hint=_GO_ON)
         if self._run is not None:
-            require_same(held["identity"], self._run.identity, path.parent, free=FREE)
+            require_same(held["identity"], self._run.identity, path.parent, free=self._run.free)
         return held
 
-    def clear(self) -> None:
-        """Remove all of them: the run is finished."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+    def finish(self) -> None:
+        """The run is finished: remove all of them, but the last where the run could be extended from it."""
+        if self._run is not None:
+            self._run.drop_checkpoints(keep_last=self._keeps_last)
 
-    def _path(self, step: int) -> Path:
-        return self.folder / f"step-{step:08d}"
 
-    def _steps(self) -> list[int]:
-        names = (path.name.removeprefix("step-") for path in self.folder.glob("step-*"))
-        return [int(name) for name in names if name.isdecimal()]
+def extent(
+    key: str, total: int, optimizer: OptimizerConfig, *, steps: int | None = None, keep_trees: int | None = None
+) -> Extent:
+    """That of a training run whose `key` is `total`, which makes `steps` steps (default: as many). All that depends on
+    the total before the last step is reached is named here."""
+    fixed = None
+    if optimizer.schedule != "constant":
+        fixed = f"its learning rate was lowered over all of it (schedule {optimizer.schedule!r})"
+    elif keep_trees:
+        fixed = f"the {keep_trees} steps whose trees are kept were spread over all of it (keep_trees)"
+    return Extent(key, total, total if steps is None else steps, fixed)
 
 
 def resume(run: RunDirectory, config: CheckpointConfig) -> tuple[Checkpoints, int]:

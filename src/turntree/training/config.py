@@ -140,6 +140,8 @@ class CheckpointConfig:
     """A checkpoint at the end of a step where the last one is this old (0: never)."""
     keep: int = 2
     """The newest ones that stay while the run is unfinished."""
+    extendable: bool = True
+    """Keep the last one of a finished run, so that it can be extended, where its schedule allows that."""
 
     def __post_init__(self) -> None:
         if self.every < 0 or self.every_seconds < 0 or self.keep < 1:

@@ -89,18 +89,22 @@ def train_online(
         raise InputError("there is no task to play", hint="choose a split with games in it")
     run = _Run(parts, config, check)
     done = run.restore(checkpoints)
-    if done == 0 and check is not None:
+    if run.row:
+        log(run.closed(done))
+    elif done == 0 and check is not None:
         log({"step": 0, **run.check(0)})
     for iteration in range(done + 1, config.iterations + 1):
         groups = run.play(iteration)
         credits = run.credits(groups)
-        row = {"step": iteration, **run.update(groups, credits), **run.observe(groups)}
+        run.row = {"step": iteration, **run.update(groups, credits), **run.observe(groups)}
         keep(iteration, groups, credits)
-        if iteration == config.iterations or (config.check_every and iteration % config.check_every == 0):
-            row |= run.check(iteration)
-        log(row)
-        if checkpoints is not None and checkpoints.due(iteration):
-            checkpoints.save(iteration, parts.model, run.learner.optimizer, run.state())
+        last = iteration == config.iterations
+        saves = checkpoints if checkpoints and checkpoints.due(iteration, last=last) else None
+        if saves and run.only_closing(iteration):
+            saves.save(iteration, parts.model, run.learner.optimizer, run.state())
+        log(run.closed(iteration))
+        if saves and not run.only_closing(iteration):
+            saves.save(iteration, parts.model, run.learner.optimizer, run.state())
     return TrainedOnline(run.cost, run.checks, run.savings)
 
 
@@ -120,7 +124,11 @@ class _Run:
         self.learner = Learner(
             parts.model, parts.reference, optimizer, parts.engine, config.loss, config.updates, config.max_tokens
         )
-        rollouts = config.rollouts.of_training(config.groups, branching=parts.brancher is not None)
+        rollouts = config.rollouts.of_training(
+            config.groups,
+            branching=parts.brancher is not None,
+            counts_refills=parts.estimator is not None or config.credit.leaf_weights != "path_weighted",
+        )
         self.scheduler = Scheduler(
             parts.engine,
             parts.renderer,
@@ -139,9 +147,12 @@ class _Run:
         self.cost, self.checks = NO_COST, NO_COST
         self.account = self._grown = TreeAccount()  # since the start, and in this iteration
         self._skipped: list[tuple[str, str]] = []  # (task, reason), in this iteration
+        self.row: dict[str, Any] = {}  # of an iteration that was trained and is not logged yet
 
     def state(self) -> dict[str, Any]:
+        """All that a next iteration depends on, as plain JSON."""
         return {
+            "row": self.row,
             "cost": dataclasses.asdict(self.cost),
             "checks": dataclasses.asdict(self.checks),
             "policy_version": self._engine.policy_version,
@@ -157,6 +168,7 @@ class _Run:
         state = None if checkpoints is None else checkpoints.restore(self.learner.model, self.learner.optimizer)
         if state is None:
             return 0
+        self.row = state["row"]
         self.cost, self.checks = Cost(**state["cost"]), Cost(**state["checks"])
         self.stream.restore(state["stream"])
         self.savings.restore(state["savings"])
@@ -300,12 +312,25 @@ class _Run:
         return {
             "branching": {
                 **dataclasses.asdict(self._grown),
+                "unfilled_leaves": sum(group.unfilled for group in groups),
                 "structural_saving": self._grown.structural_saving,
                 "forks_by_turn": _forks_by_turn(groups),
                 "correlation_within_starts": alike,
                 "effective_leaves": sum(worth) / len(worth) if worth and alike is not None else None,
             },
         }
+
+    def only_closing(self, iteration: int) -> bool:
+        """Whether it is checked only because the run ends with it. It is saved before that check: a run that is
+        extended would not have made it, so it must not remember it."""
+        every = self.config.check_every
+        return iteration == self.config.iterations and not (every and iteration % every == 0)
+
+    def closed(self, iteration: int) -> dict[str, Any]:
+        """The row of an iteration that was trained, with its check where one is due."""
+        row, self.row, every = self.row, {}, self.config.check_every
+        due = self.only_closing(iteration) or (every and iteration % every == 0)
+        return {**row, **(self.check(iteration) if due else {})}
 
     def check(self, iteration: int) -> dict[str, Any]:
         """Held-out figures, where the caller measures any."""

@@ -108,22 +108,24 @@ def train_pivot(
     estimator = estimator or config.loss.estimator(config.credit)
     run = _Run(learner, renderer, pivots, verifier, config, check)
     done = run.restore(checkpoints)
-    if done == 0 and check is not None:
+    if run.row:
+        log(run.closed(done))
+    elif done == 0 and check is not None:
         log({"step": 0, **run.check(0)})
     for step in range(done + 1, config.steps + 1):
         if run.curriculum.exhausted(step):
             break
         drawn, trained = run.sample(step)
         credits = [estimator(group.tree, group.rewards) for group in trained]
-        row = {"step": step, **run.update(trained, credits), **run.observe(step, drawn, trained)}
+        run.row = {"step": step, **run.update(trained, credits), **run.observe(step, drawn, trained)}
         labels = {id(group): credit for group, credit in zip(trained, credits, strict=True)}
         keep(step, drawn, [labels.get(id(group)) for group in drawn])
-        last = step == config.steps or run.curriculum.exhausted(step + 1)
-        if last or (config.check_every and step % config.check_every == 0):
-            row |= run.check(step)
-        log(row | run.alarms())
-        if checkpoints is not None and checkpoints.due(step):
-            checkpoints.save(step, model, optimizer, run.state())
+        saves = checkpoints if checkpoints and checkpoints.due(step, last=run.is_last(step)) else None
+        if saves and run.only_closing(step):
+            saves.save(step, model, optimizer, run.state())
+        log(run.closed(step))
+        if saves and not run.only_closing(step):
+            saves.save(step, model, optimizer, run.state())
     return Trained(run.cost, run.checks, run.curriculum.records)
 
 
@@ -144,10 +146,14 @@ class _Run:
         self.engine = self.learner.engine
         self.curriculum = Curriculum([pivot.role for pivot in self.pivots], self.config.curriculum, self.config.seed)
         self.drift = DriftMonitor(self.config.drift, {pivot.kind for pivot in self.pivots})
+        self.row: dict[str, Any] = {}  # of a step that was trained and is not logged yet
         self._alarms: list[dict[str, Any]] = []
 
     def state(self) -> dict[str, Any]:
+        """All that a next step depends on, as plain JSON."""
         return {
+            "row": self.row,
+            "alarms": self._alarms,
             "cost": dataclasses.asdict(self.cost),
             "checks": dataclasses.asdict(self.checks),
             "curriculum": self.curriculum.state(),
@@ -160,6 +166,7 @@ class _Run:
         state = None if checkpoints is None else checkpoints.restore(self.learner.model, self.learner.optimizer)
         if state is None:
             return 0
+        self.row, self._alarms = state["row"], state["alarms"]
         self.cost, self.checks = Cost(**state["cost"]), Cost(**state["checks"])
         self.curriculum.restore(state["curriculum"])
         self.drift.restore(state["drift"])
@@ -230,6 +237,21 @@ class _Run:
             "spent": self.cost.counts(),
             "timing": {"seconds": self.cost.seconds},
         }
+
+    def is_last(self, step: int) -> bool:
+        return step == self.config.steps or self.curriculum.exhausted(step + 1)
+
+    def only_closing(self, step: int) -> bool:
+        """Whether this step is checked only because `config.steps` end with it. It is saved before that check: a run
+        that is extended would not have made it, so it must not remember it."""
+        every = self.config.check_every
+        return step == self.config.steps and not (every and step % every == 0)
+
+    def closed(self, step: int) -> dict[str, Any]:
+        """The row of a step that was trained, with its check where one is due, and the alarms."""
+        row, self.row, every = self.row, {}, self.config.check_every
+        checked = self.check(step) if self.is_last(step) or (every and step % every == 0) else {}
+        return {**row, **checked, **self.alarms()}
 
     def check(self, step: int) -> dict[str, Any]:
         """Held-out figures, where the caller measures any."""

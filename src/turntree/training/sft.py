@@ -93,7 +93,8 @@ def train_sft(
 
     Where `checkpoints` holds an earlier part of this run, it goes on from there to the same weights and rows.
     """
-    optimizer = Optimizer(model.parameters(), config.optimizer, config.steps(len(examples)))
+    total = config.steps(len(examples))
+    optimizer = Optimizer(model.parameters(), config.optimizer, total)
     state = None if checkpoints is None else checkpoints.restore(model, optimizer)
     done, cost = (0, NO_COST) if state is None else (state["step"], Cost(**state["cost"]))
     model.train()
@@ -111,7 +112,7 @@ def train_sft(
             trained_tokens=sum(len(row.token_ids) for row in rows), training_seconds=time.perf_counter() - started
         )
         log({"step": step, "epoch": epoch, "loss": loss, "trained_tokens": cost.trained_tokens, **taken})
-        if checkpoints is not None and checkpoints.due(step):
+        if checkpoints is not None and checkpoints.due(step, last=step == total):
             checkpoints.save(step, model, optimizer, {"cost": dataclasses.asdict(cost)})
     model.eval()
     return cost

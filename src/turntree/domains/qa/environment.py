@@ -66,6 +66,11 @@ class QaEnvironment:
     def tools(self) -> tuple[dict[str, Any], ...]:
         return self._runtime.schemas
 
+    @property
+    def failure_reward(self) -> float:
+        """Of an episode that a limit ends before its first call: there is no answer."""
+        return self._judge(None).reward
+
     def reset(self) -> tuple[Message, ...]:
         self.calls = ()
         system = (Message("system", self._config.instructions),) if self._config.instructions else ()
