@@ -7,8 +7,10 @@ import sys
 import traceback
 from pathlib import Path
 
-# One OpenMP thread for tiny models, before torch is loaded anywhere; a user's own setting wins.
-os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("TURNTREE_THREADS", "1"))
+# One OpenMP thread until a model's size is known (`stages.threads`), before torch is loaded anywhere. A user's own
+# number stays the most that is used.
+os.environ.setdefault("TURNTREE_THREADS", os.environ.get("OMP_NUM_THREADS", ""))
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import click

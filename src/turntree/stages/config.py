@@ -27,15 +27,14 @@ HF = Part("hf")  # the engine in this process
 
 @dataclass(frozen=True)
 class Device:
-    """Where and how to compute. One thread is the vetted setting for tiny models: on two threads the barriers of a
-    small matrix product cost more than the product (measured: up to a hundred times)."""
+    """Where and how to compute."""
 
     name: str = "cpu"
     """Of torch: cpu, cuda, cuda:1."""
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
-    """Of the weights; training needs float32 or an adapter."""
-    threads: int = 1
-    """Of the processor."""
+    """Of the weights ('auto': as saved). Training keeps float32 copies of narrower ones."""
+    threads: int | None = None
+    """Of the processor (default: one for a tiny model, all from 30 million parameters on)."""
     attention: Literal["sdpa", "flex_attention"] = "sdpa"
     """Over packed trees; FlexAttention on CUDA only."""
     gradient_checkpointing: bool = False
@@ -46,18 +45,8 @@ class Device:
     """What samples: hf (in this process), or module:object of your own."""
 
     def __post_init__(self) -> None:
-        if self.threads < 1:
+        if self.threads is not None and self.threads < 1:
             raise ConfigError("must be at least 1", field="threads")
-
-    def check_trainable(self) -> None:
-        """Raise `ConfigError` unless the weights can hold a small update: near 0.02 a bfloat16 weight moves in steps
-        of 1e-4, so that AdamW at the usual learning rates changes nothing. Adapters are float32 whatever the base."""
-        if self.dtype != "float32" and self.lora is None:
-            raise ConfigError(
-                f"{self.dtype!r} weights round small updates away",
-                field="device.dtype",
-                hint="train in float32, or an adapter (device.lora)",
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +56,7 @@ class SFTStageConfig:
     traces: str
     """A traces file."""
     model: str = "default"
-    """A folder in Hugging Face format, or an embedded tiny policy: 'default', 'qa'."""
+    """A folder in Hugging Face format, a name on the Hub, or an embedded tiny policy: 'default', 'qa'."""
     split: str = "train"
     """Which traces ('' for all)."""
     sft: SFTConfig = field(default_factory=SFTConfig)
@@ -75,9 +64,6 @@ class SFTStageConfig:
     """Log to tensorboard, trackio, wandb or mlflow as well, or to module:object of your own (repeatable)."""
     checkpoints: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every=100))
     device: Device = field(default_factory=Device)
-
-    def __post_init__(self) -> None:
-        self.device.check_trainable()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +73,8 @@ class ProfileStageConfig:
     traces: str
     """A traces file."""
     model: str = "default"
-    """A folder in Hugging Face format, or an embedded tiny policy: 'default', 'qa'. With an endpoint, the name that it
-    serves."""
+    """A folder in Hugging Face format, a name on the Hub, or an embedded tiny policy: 'default', 'qa'. With an
+    endpoint, the name that it serves."""
     verifier: Part = field(default_factory=lambda: Part("household"))
     """household, tool_call, strict, executed, or module:function of your own."""
     environment: Part | None = field(default=None, metadata=parts.AS_GIVEN)
@@ -152,7 +138,7 @@ class TrainPivotConfig:
     pivots: str
     """The pivots file of `turntree select`."""
     model: str = "default"
-    """A folder in Hugging Face format, or an embedded tiny policy: 'default', 'qa'."""
+    """A folder in Hugging Face format, a name on the Hub, or an embedded tiny policy: 'default', 'qa'."""
     traces: str | None = None
     """Where the traces are now, if not where the profile says."""
     verifier: Part | None = None
@@ -173,7 +159,6 @@ class TrainPivotConfig:
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
-        self.device.check_trainable()
         trees.check_keep(self.keep_trees)
 
 
@@ -182,7 +167,7 @@ class TrainOnlineConfig:
     """`turntree train online`. A brancher needs `train.rollouts.initial_rollouts` below the group size."""
 
     model: str = "default"
-    """A folder in Hugging Face format, or a registered policy; 'default' is the environment's own."""
+    """A folder in Hugging Face format, a name on the Hub, or a registered policy; 'default' is the environment's own."""
     environment: Part = DEFAULT
     """What to play: a registered name, module:object of your own, or gymnasium:ID and the like. Its options are given
     like those of the command."""
@@ -219,7 +204,6 @@ class TrainOnlineConfig:
     workers: ProcessPoolConfig = field(default_factory=lambda: ProcessPoolConfig(workers=0))
 
     def __post_init__(self) -> None:
-        self.device.check_trainable()
         for name in ("count", "held_out_count", "held_out_samples"):
             if getattr(self, name) < 1:
                 raise ConfigError("must be at least 1", field=name)
@@ -268,7 +252,7 @@ class EvaluateConfig:
     """`turntree evaluate`."""
 
     model: str = "default"
-    """A folder in Hugging Face format, or a registered policy; 'default' is the environment's own."""
+    """A folder in Hugging Face format, a name on the Hub, or a registered policy; 'default' is the environment's own."""
     environment: Part = DEFAULT
     """What to play: a registered name, module:object of your own, or gymnasium:ID and the like. Its options are given
     like those of the command."""
@@ -311,8 +295,8 @@ class RecordConfig:
     """What to play: a registered name, module:object of your own, or gymnasium:ID and the like. Its options are given
     like those of the command."""
     model: str = "default"
-    """A folder in Hugging Face format, or a registered policy; 'default' is the environment's own. With an endpoint,
-    the name that it serves."""
+    """A folder in Hugging Face format, a name on the Hub, or a registered policy; 'default' is the environment's own.
+    With an endpoint, the name that it serves."""
     endpoint: EndpointConfig | None = None
     """Sample from a server, such as vLLM."""
     split: str = "train"
@@ -346,7 +330,7 @@ class RetentionConfig:
     """`turntree retention`."""
 
     model: str
-    """The post-trained policy: a folder in Hugging Face format, or a registered policy."""
+    """The post-trained policy: a folder in Hugging Face format, a name on the Hub, or a registered policy."""
     tasks: tuple[str, ...]
     """lm-eval's names, e.g. hellaswag,arc_easy,ifeval."""
     base: str = "default"
