@@ -167,7 +167,7 @@ class TrainOnlineConfig:
     """`turntree train online`. A brancher needs `train.rollouts.initial_rollouts` below the group size."""
 
     model: str = "default"
-    """A folder in Hugging Face format, a name on the Hub, or a registered policy; 'default' is the environment's own."""
+    """A folder in Hugging Face format, a name on the Hub, or a registered policy ('default': the environment's own)."""
     environment: Part = DEFAULT
     """What to play: a registered name, module:object of your own, or gymnasium:ID and the like. Its options are given
     like those of the command."""
@@ -252,7 +252,7 @@ class EvaluateConfig:
     """`turntree evaluate`."""
 
     model: str = "default"
-    """A folder in Hugging Face format, a name on the Hub, or a registered policy; 'default' is the environment's own."""
+    """A folder in Hugging Face format, a name on the Hub, or a registered policy ('default': the environment's own)."""
     environment: Part = DEFAULT
     """What to play: a registered name, module:object of your own, or gymnasium:ID and the like. Its options are given
     like those of the command."""
