@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.config import from_mapping, to_mapping
 from turntree.core.errors import ConfigError
+from turntree.stages import threads
 from turntree.stages.policy import Device, Policy, load_policy
 from turntree.training.attention import layouts
 from turntree.training.isolation import check_path_isolation
@@ -36,7 +42,38 @@ def test_the_device_is_configured_like_everything_else() -> None:
         from_mapping(Device, {"lora": {"dropout": 0.1}})
 
 
-def test_low_precision_weights_train_an_adapter_only() -> None:
-    Device(dtype="bfloat16", lora=LoRAConfig()).check_trainable()
-    with pytest.raises(ConfigError, match=r"field 'device\.dtype': 'bfloat16' weights round .*device\.lora"):
-        Device(dtype="bfloat16").check_trainable()
+@pytest.mark.parametrize(
+    ("model", "asked", "machine", "expected"),
+    [("tiny", None, {}, 1), ("tiny", 3, {}, 3), ("large", None, {}, 8), ("large", 2, {}, 2),
+     ("large", None, {"quota": "250000 100000"}, 2), ("large", None, {"quota": "max 100000"}, 8),
+     ("large", None, {"OMP_NUM_THREADS": "3"}, 3), ("large", None, {"TURNTREE_THREADS": "4", "OMP_NUM_THREADS": "1"}, 4),
+     ("large", None, {"OMP_NUM_THREADS": "64"}, 8), ("large", None, {"quota": "50000 100000"}, 8)],
+)  # fmt: skip
+def test_threads_go_by_the_model_and_the_machine_and_are_said(
+    model: str, asked: int | None, machine: dict[str, str], expected: int, monkeypatch, tmp_path, capsys
+) -> None:
+    """One for a tiny model; for a large one all that the affinity, the container and the user allow."""
+    for name in ("OMP_NUM_THREADS", "TURNTREE_THREADS"):
+        monkeypatch.setenv(name, machine.get(name, ""))
+    (tmp_path / "cpu.max").write_text(machine.get("quota", "max 100000"))
+    monkeypatch.setattr(threads, "_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    threads._say.cache_clear()
+    size = torch.nn.Linear(100, 100) if model == "tiny" else SimpleNamespace(parameters=lambda: [_Weight(40_000_000)])
+    assert threads.set_threads(size, asked) == expected
+    assert f"turntree: {expected} thread" in capsys.readouterr().err
+
+
+@dataclass(frozen=True)
+class _Weight:
+    size: int
+
+    def numel(self) -> int:
+        return self.size
+
+
+def test_low_precision_weights_train_with_masters() -> None:
+    policy = load_policy("default", Device(dtype="bfloat16"))
+    assert {parameter.dtype for parameter in policy.model.parameters()} == {torch.bfloat16}
+    assert check_path_isolation(policy.model).logprob_error < 0.2

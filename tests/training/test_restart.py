@@ -56,10 +56,12 @@ def stages(tmp_path_factory):
     )
     sft = SFTStageConfig(traces=traces, sft=SFTConfig(epochs=2, batch=2, optimizer=optimizer), checkpoints=OFTEN)
     adapter = replace(sft, device=Device(lora=LoRAConfig(rank=2)))
+    narrow = replace(sft, device=Device(dtype="bfloat16"))
     return {
         "pivot": functools.partial(run_train_pivot, pivot),
         "sft": functools.partial(run_sft, sft),
         "sft of an adapter": functools.partial(run_sft, adapter),
+        "sft in bfloat16": functools.partial(run_sft, narrow),
     }
 
 
@@ -71,7 +73,7 @@ def uninterrupted(stages, tmp_path_factory):
     return {name: artifacts(folder / name) for name in stages}
 
 
-@pytest.mark.parametrize("name", ["pivot", "sft", "sft of an adapter"])
+@pytest.mark.parametrize("name", ["pivot", "sft", "sft of an adapter", "sft in bfloat16"])
 def test_kills_before_file_operations_leave_no_trace(stages, uninterrupted, tmp_path, name) -> None:
     """Between any two files of a checkpoint, of the model, of the bill: wherever the draws fall."""
     draw = random.Random(name)

@@ -7,14 +7,16 @@ import sys
 import traceback
 from pathlib import Path
 
-# One OpenMP thread for tiny models, before torch is loaded anywhere; a user's own setting wins.
-os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("TURNTREE_THREADS", "1"))
+# One OpenMP thread until a model's size is known (`stages.threads`), before torch is loaded anywhere. A user's own
+# number stays the most that is used.
+os.environ.setdefault("TURNTREE_THREADS", os.environ.get("OMP_NUM_THREADS", ""))
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import click
 
 from turntree import __version__
-from turntree.cli import audit, check, config, experiment, gate, index, online, pipeline, results, traces
+from turntree.cli import audit, check, config, experiment, gate, index, models, online, pipeline, results, traces
 from turntree.core import parts
 from turntree.core.errors import TurntreeError
 
@@ -41,6 +43,7 @@ cli.add_command(results.retention)
 cli.add_command(gate.gate)
 cli.add_command(audit.audit)
 cli.add_command(index.index)
+cli.add_command(models.models)
 cli.add_command(check.check)
 cli.add_command(results.report)
 cli.add_command(results.quickstart)

@@ -44,7 +44,7 @@ def load_model(path: str | Path, *, dtype: str = "float32", device: str = "cpu")
     if not any((folder / name).is_file() for name in _WEIGHTS):
         raise InputError(f"has no weights ({' or '.join(_WEIGHTS)})", path=folder, hint=_GET_FOLDER)
     try:
-        with _quiet():
+        with quiet():
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
@@ -75,15 +75,15 @@ def merged(folder: str | Path, *, dtype: str = "float32", device: str = "cpu") -
     from peft import PeftModel
 
     path = _checked_folder(folder)
-    base = load_model(_base_of(path), dtype=dtype, device=device)
+    base = load_model(base_of(path), dtype=dtype, device=device)
     return cast(Any, PeftModel.from_pretrained(cast(Any, base), str(path))).merge_and_unload().eval()
 
 
 def _load_adapted(folder: Path, *, dtype: str, device: str) -> PreTrainedModel:
-    base = _base_of(folder)
+    base = base_of(folder)
     model = load_model(base, dtype=dtype, device=device)
     try:
-        with _quiet():
+        with quiet():
             found = model.load_adapter(str(folder), is_trainable=True)
     except Exception as error:  # the boundary to foreign files and foreign code
         raise InputError(f"cannot be loaded as an adapter of {base} ({_line(error)})", path=folder) from error
@@ -95,7 +95,7 @@ def _load_adapted(folder: Path, *, dtype: str, device: str) -> PreTrainedModel:
     return model.eval()
 
 
-def _base_of(folder: Path) -> str:
+def base_of(folder: Path) -> str:
     """The folder of the model that the adapter in `folder` belongs to."""
     config = folder / _ADAPTER
     try:
@@ -120,7 +120,7 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         raise InputError("has no tokenizer (tokenizer.json)", path=folder, hint=_GET_FOLDER)
     try:
-        with _quiet():
+        with quiet():
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the boundary to foreign files and foreign code
         raise InputError(f"the tokenizer cannot be loaded ({_line(error)})", path=folder) from error
@@ -152,7 +152,7 @@ def save_model(
     try:
         fresh.chmod(0o755)
         with writing(target):
-            with _quiet():
+            with quiet():
                 _write_weights(model, fresh, dtype)
                 tokenizer.save_pretrained(fresh)
             _replace(fresh, target)
@@ -256,7 +256,7 @@ def _line(error: Exception) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No progress bars and only errors from Transformers inside; its settings are as before afterwards."""
     bars = transformers_logging.is_progress_bar_enabled()
     logger = transformers_logging.get_logger("transformers")

@@ -27,15 +27,14 @@ HF = Part("hf")  # the engine in this process
 
 @dataclass(frozen=True)
 class Device:
-    """Where and how to compute. One thread is the vetted setting for tiny models: on two threads the barriers of a
-    small matrix product cost more than the product (measured: up to a hundred times)."""
+    """Where and how to compute."""
 
     name: str = "cpu"
     """Of torch: cpu, cuda, cuda:1."""
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
-    """Of the weights; training needs float32 or an adapter."""
-    threads: int = 1
-    """Of the processor."""
+    """Of the weights ('auto': as saved). Training keeps float32 copies of narrower ones."""
+    threads: int | None = None
+    """Of the processor (default: one for a tiny model, all from 30 million parameters on)."""
     attention: Literal["sdpa", "flex_attention"] = "sdpa"
     """Over packed trees; FlexAttention on CUDA only."""
     gradient_checkpointing: bool = False
@@ -46,18 +45,8 @@ class Device:
     """What samples: hf (in this process), or module:object of your own."""
 
     def __post_init__(self) -> None:
-        if self.threads < 1:
+        if self.threads is not None and self.threads < 1:
             raise ConfigError("must be at least 1", field="threads")
-
-    def check_trainable(self) -> None:
-        """Raise `ConfigError` unless the weights can hold a small update: near 0.02 a bfloat16 weight moves in steps
-        of 1e-4, so that AdamW at the usual learning rates changes nothing. Adapters are float32 whatever the base."""
-        if self.dtype != "float32" and self.lora is None:
-            raise ConfigError(
-                f"{self.dtype!r} weights round small updates away",
-                field="device.dtype",
-                hint="train in float32, or an adapter (device.lora)",
-            )
 
 
 # what several stages are told
@@ -68,7 +57,7 @@ class Playing:
     """Who plays what."""
 
     model: str = "default"
-    """A folder in Hugging Face format, or a registered policy; 'default' is the environment's own."""
+    """A folder in Hugging Face format, a name on the Hub, or a registered policy; 'default' is the environment's own."""
     environment: Part = parts.DEFAULT
     """What to play: a registered name, module:object of your own, or gymnasium:ID and the like. Its options are given
     like those of the command."""
@@ -103,9 +92,6 @@ class Training:
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     device: Device = field(default_factory=Device)
 
-    def __post_init__(self) -> None:
-        self.device.check_trainable()
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReinforcedTraining(Training):
@@ -115,7 +101,6 @@ class ReinforcedTraining(Training):
     """Write whole rollout trees (trees.jsonl) of this many steps, spread evenly, or of none (0). Default: all."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         trees.check_keep(self.keep_trees)
 
 
@@ -129,7 +114,7 @@ class SFTStageConfig(Training):
     traces: str
     """A traces file."""
     model: str = "default"
-    """A folder in Hugging Face format, or a registered policy."""
+    """A folder in Hugging Face format, a name on the Hub, or a registered policy."""
     split: str = "train"
     """Which traces ('' for all)."""
     sft: SFTConfig = field(default_factory=SFTConfig)
@@ -143,7 +128,8 @@ class ProfileStageConfig(TracesPlayed):
     traces: str
     """A traces file."""
     model: str = "default"
-    """A folder in Hugging Face format, or a registered policy. With an endpoint, the name that it serves."""
+    """A folder in Hugging Face format, a name on the Hub, or a registered policy. With an endpoint, the name that it
+    serves."""
     verifier: Part = parts.DEFAULT
     """tool_call, strict, executed, another registered name, or module:function of your own. 'default' is that of the
     games which the default policy plays."""
@@ -200,7 +186,7 @@ class TrainPivotConfig(ReinforcedTraining, FromProfile):
     pivots: str
     """The pivots file of `turntree select`."""
     model: str = "default"
-    """A folder in Hugging Face format, or a registered policy."""
+    """A folder in Hugging Face format, a name on the Hub, or a registered policy."""
     verifier: Part | None = None
     """Default: that of the profile; code of your own is named again. "strict" is the baseline of Eq. 2."""
     allow_stale: bool = False
@@ -321,8 +307,8 @@ class RecordConfig(Playing):
     """`turntree traces record`."""
 
     model: str = "default"
-    """A folder in Hugging Face format, or a registered policy; 'default' is the environment's own. With an endpoint,
-    the name that it serves."""
+    """A folder in Hugging Face format, a name on the Hub, or a registered policy; 'default' is the environment's own.
+    With an endpoint, the name that it serves."""
     endpoint: EndpointConfig | None = None
     """Sample from a server, such as vLLM."""
     split: str = "train"
@@ -353,7 +339,7 @@ class RetentionConfig:
     """`turntree retention`."""
 
     model: str
-    """The post-trained policy: a folder in Hugging Face format, or a registered policy."""
+    """The post-trained policy: a folder in Hugging Face format, a name on the Hub, or a registered policy."""
     tasks: tuple[str, ...]
     """lm-eval's names, e.g. hellaswag,arc_easy,ifeval."""
     base: str = "default"

@@ -15,8 +15,10 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.protocols import StreamingEngine
 from turntree.engines.checkpoint import load_model, load_tokenizer, policy_hash, template_hash, tokenizer_hash
 from turntree.engines.endpoint import EndpointConfig, EndpointEngine
+from turntree.engines.hub import folder_of
 from turntree.renderers.template import ChatRenderer
 from turntree.stages.config import HF, Device
+from turntree.stages.threads import set_threads
 from turntree.training.attention import set_tree_attention
 from turntree.training.forward import set_checkpointing
 from turntree.training.lora import Reference, add_adapter, frozen_reference
@@ -81,25 +83,25 @@ def open_speaker(model: str, endpoint: EndpointConfig | None, device: Device) ->
     if device.engine.name != HF.name:
         hint = "leave --endpoint out, or the engine"
         raise ConfigError("samples in place of the server at --endpoint", field="device.engine", hint=hint)
-    tokenizer = load_tokenizer(endpoint.tokenizer)
+    tokenizer = load_tokenizer(folder_of(endpoint.tokenizer))
     renderer = ChatRenderer(tokenizer)
     with EndpointEngine(endpoint, model, tokenizer, renderer.stop_ids) as engine:
         yield Speaker(engine, renderer, identity_of(engine.identity, tokenizer))
 
 
 def resolve(source: str) -> Path:
-    """The folder of a policy: a registered name (`turntree.policies`), or the folder itself."""
-    return parts.load("policies", source).target if source in parts.names("policies") else Path(source)
+    """The folder of a policy: a registered name (`turntree.policies`), the folder itself, or the local copy of a model
+    on the Hub."""
+    return parts.load("policies", source).target if source in parts.names("policies") else folder_of(source)
 
 
 def load_policy(source: str, device: Device) -> Policy:
-    """Raises `InputError` in one line when the folder, its weights or its chat template are missing."""
-    import torch
-
-    torch.set_num_threads(device.threads)
+    """Raises `InputError` in one line when the folder, its weights or its chat template are missing, and for a model
+    on the Hub that cannot be fetched. Sets the threads of this process."""
     folder = resolve(source)
     tokenizer = load_tokenizer(folder)
     model = load_model(folder, dtype=device.dtype, device=device.name)
+    set_threads(model, device.threads)
     weights = policy_hash(model)
     if device.lora is not None:
         add_adapter(model, device.lora)

@@ -104,7 +104,7 @@ def train_sft(
         started = time.perf_counter()
         torch.manual_seed(seeds.derive(config.seed, "dropout", step))  # so that a step's draws need its number only
         rows = [examples[index] for index in indices]
-        loss = _accumulate(model, rows, config.max_tokens)
+        loss = _accumulate(model, optimizer, rows, config.max_tokens)
         if not math.isfinite(loss):
             raise TurntreeError(f"step {step}: the loss is {loss}; the weights are unchanged")
         taken = optimizer.step()
@@ -127,12 +127,12 @@ def _batches(examples: int, config: SFTConfig) -> Iterator[tuple[int, list[int]]
             yield epoch, order[start : start + config.batch]
 
 
-def _accumulate(model: PreTrainedModel, rows: Sequence[Example], max_tokens: int) -> float:
+def _accumulate(model: PreTrainedModel, optimizer: Optimizer, rows: Sequence[Example], max_tokens: int) -> float:
     """Add the gradient of the batch's mean loss over its learned tokens; returns that loss."""
     tokens = sum(sum(row.loss_mask) for row in rows)
     total = 0.0
     for group in micro_batches(rows, max_tokens):
         loss = negative_log_likelihood(model, group) / tokens
-        loss.backward()
+        optimizer.backward(loss)
         total += float(loss.detach())
     return total

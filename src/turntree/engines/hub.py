@@ -1,0 +1,66 @@
+"""Models on the Hugging Face Hub: fetched into the cache that Transformers uses, and pushed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NoReturn
+
+from turntree.core.errors import InputError
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
+_FILES = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]  # no pickle, and no code
+_LEAVE = ["*/*", "consolidated*"]  # copies in other formats
+
+
+def folder_of(source: str) -> Path:
+    """The folder `source`, or the local copy of the model of that name on the Hub (`owner/name` or
+    `owner/name@revision`), fetched where it is not in the cache.
+
+    A path stays a path where it exists, or where the folder that it would lie in does. Raises `InputError` for a model
+    that the Hub does not have, that is not ours to read, or that cannot be fetched.
+    """
+    path = Path(source)
+    if path.exists() or path.parent.is_dir() or not _NAME.fullmatch(source):
+        return path
+    from huggingface_hub import snapshot_download
+
+    name, _, revision = source.partition("@")
+    try:
+        found = snapshot_download(name, revision=revision or None, allow_patterns=_FILES, ignore_patterns=_LEAVE)
+    except Exception as error:  # the boundary to a server
+        _refuse(source, error, "is no folder here, and")
+    return Path(found)
+
+
+def push(folder: Path, name: str) -> str:
+    """Upload a folder to the Hub as the model `name`, made private where it is new, and return its address. Raises
+    `InputError` where that fails."""
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    try:
+        api.create_repo(name, private=True, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=str(folder), commit_message="Upload")
+    except Exception as error:  # the boundary to a server
+        _refuse(str(folder), error, f"was not pushed as {name!r}:")
+    return f"{api.endpoint}/{name}"
+
+
+def _refuse(source: str, error: Exception, before: str) -> NoReturn:
+    """One line that says whether the model, the permission or the connection is missing."""
+    from huggingface_hub import constants, errors
+
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+    kinds: list[tuple[type[Exception], str, str]] = [
+        (errors.GatedRepoError, "asks for permission", "ask for access on its page, then `hf auth login`"),
+        (errors.RevisionNotFoundError, "does not have this revision", "leave @REVISION out, or correct it"),
+        (errors.RepositoryNotFoundError, "does not show it", "correct the name, or `hf auth login` if it is private"),
+        (errors.HFValidationError, "takes no such name", "write OWNER/NAME"),
+    ]
+    for kind, what, hint in kinds:
+        if isinstance(error, kind):
+            raise InputError(f"{before} the Hub {what}", path=source, hint=hint) from error
+    why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else line
+    hint = "give the folder of a model on this machine, or try again when online"
+    raise InputError(f"{before} the Hub cannot be reached ({why})", path=source, hint=hint) from error

