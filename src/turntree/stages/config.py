@@ -57,7 +57,7 @@ class Playing:
     """Who plays what."""
 
     model: str = "default"
-    """A folder in Hugging Face format, a name on the Hub, or a registered policy; 'default' is the environment's own."""
+    """A folder in Hugging Face format, a name on the Hub, or a registered policy ('default': the environment's own)."""
     environment: Part = parts.DEFAULT
     """What to play: a registered name, module:object of your own, or gymnasium:ID and the like. Its options are given
     like those of the command."""
