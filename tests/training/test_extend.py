@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from killed_runs import artifacts
+from turntree.stages.household_traces import HouseholdTracesConfig, make_traces
 
 from turntree.core.completion import Sampling
 from turntree.core.config import Part
@@ -33,7 +34,6 @@ from turntree.stages.config import (
     TrainOnlineConfig,
     TrainPivotConfig,
 )
-from turntree.stages.household_traces import HouseholdTracesConfig, make_traces
 from turntree.stages.profile import run_profile
 from turntree.stages.select import run_select
 from turntree.stages.sft import run_sft
