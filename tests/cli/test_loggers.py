@@ -107,7 +107,8 @@ def test_a_run_that_goes_on_tells_nothing_twice_and_a_new_logger_everything(
     turntree, household, folder, monkeypatch
 ) -> None:
     command = ("train", "pivot", household / "pivots.jsonl", "--out", "run", *PIVOT, "--log", "logger_module:Lines")
-    every = ("--set", "checkpoints.every=1", "--set", "train.check_every=1")
+    command += ("--set", "train.check_every=1")  # so that the checkpoint of the last step comes after its row
+    every = ("--set", "checkpoints.every=1")
     save = Checkpoints.save
     with monkeypatch.context() as patch:  # dies when step 2 is logged, and saved is step 1
         patch.setattr(

@@ -111,7 +111,8 @@ def test_a_server_plays_too_and_cut_turns_are_read_again_but_not_learned(turntre
 
     with serve(answer) as server:
         where = ("--endpoint", server.url, "--model", "served", "--tokenizer", EMBEDDED)
-        turntree(*record("served.jsonl", *where, count=3), cwd=rooms)
+        judged = ("--set", "episodes.cut_turns=judge")  # so that the episodes go on
+        turntree(*record("served.jsonl", *where, *judged, count=3), cwd=rooms)
         assert "--tokenizer" in turntree.error(*record("x.jsonl", "--endpoint", server.url), cwd=rooms)
     for trace in read_traces(rooms / "served.jsonl"):
         spoken = [message for message in trace.messages if message.role == "assistant"]

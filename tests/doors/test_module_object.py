@@ -143,6 +143,10 @@ def test_it_is_evaluated_and_reported_like_any_other(turntree, folder, whole) ->
     assert set(result["sampled"]["by_task_type"]) <= {"look", "inventory", "go"}
     assert result["greedy"]["short_share"] is not None
     assert result["config"]["device"]["engine"]["name"] == "door_machinery:Counting"
+    trained = json.loads((whole / "config.json").read_text())["inputs"]
+    code = ("environment", "device.engine", "tokenizer_hash", "template_hash")
+    assert {name: result["inputs"][name] for name in code} == {name: trained[name] for name in code}
+    assert "@" in result["inputs"]["environment"], "the digest of the file that was played"
     turntree("report", "whole")
     assert "room-" in (folder / "whole" / "trees.html").read_text()
     assert (folder / "whole" / "report.html").stat().st_size > 1000

@@ -15,6 +15,7 @@ import torch
 from fault_drill import Corridor, Even, FailingEngine, FaultPlan, Faulty, Hopeless
 from tiny_models import tiny_model, tiny_tokenizer
 from turntree.advantages.config import CreditConfig
+from turntree.advantages.credit import CreditRule
 from turntree.branching.rules import FixedBrancher
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.cost import Cost
@@ -161,14 +162,39 @@ class LuckyRefills(Corridor):
         return twin
 
 
+PATH_WEIGHTED = CreditConfig(advantages="rloo", comparison="starts", leaf_weights="path_weighted")
+
+
+@pytest.mark.parametrize(
+    ("credit", "estimator", "sampled"),
+    [(PATH_WEIGHTED, None, 0), (CreditConfig(), None, 2), (PATH_WEIGHTED, CreditRule(), 2)],
+    ids=["path weights", "unit weights", "an estimator of one's own"],
+)
+def test_refills_are_sampled_only_where_the_credit_may_count_them(
+    credit: CreditConfig, estimator: CreditRule | None, sampled: int
+) -> None:
+    """A task of two independent rollouts and two leaves that no branch is made for."""
+    run, rows = parts(corridors(count=1), brancher=FixedBrancher(turns=(9,)), estimator=estimator), []
+    settings = config(
+        iterations=1,
+        groups=1,
+        rollouts=replace(ROLLOUTS, initial_rollouts=2),
+        credit=credit,
+        loss=LossConfig(normalizer="constant", constant=100.0),
+    )
+    train_online(run, settings, log=rows.append)
+    figures = rows[0]["branching"]
+    assert (figures["refills"], figures["unfilled_leaves"], figures["leaves"]) == (sampled, 2 - sampled, 2 + sampled)
+
+
 def test_dapo_keeps_no_group_that_differs_only_in_refills_which_path_weights_do_not_count() -> None:
     """Such a group has no gradient; kept, it takes the place of a refill that has one."""
     run, rows = parts([LuckyRefills("lucky", 2)], brancher=FixedBrancher(turns=(9,))), []
     settings = config(
         iterations=1,
         groups=1,
-        rollouts=replace(ROLLOUTS, initial_rollouts=2, max_live_rollouts=1),
-        credit=CreditConfig(advantages="rloo", comparison="starts", leaf_weights="path_weighted"),
+        rollouts=replace(ROLLOUTS, initial_rollouts=2, max_live_rollouts=1, refills=True),
+        credit=PATH_WEIGHTED,
         loss=LossConfig(normalizer="constant", constant=100.0),
         dapo=DapoFilter(),
     )

@@ -148,6 +148,10 @@ class Replayed:
         return getattr(self._fresh, "task_type", None)
 
     @property
+    def failure_reward(self) -> float:
+        return float(getattr(self._fresh, "failure_reward", 0.0))
+
+    @property
     def tools(self) -> tuple[dict[str, Any], ...]:
         return tuple(getattr(self._running or self._fresh, "tools", ()))
 
