@@ -32,8 +32,7 @@ from turntree.core import seeds
 from turntree.core.protocols import Gate, GroupProgress
 from turntree.domains.household.door import GamesConfig, games
 from turntree.domains.household.environment import HouseholdEnvironment
-from turntree.gates.bounds import edit_distance_bounds
-from turntree.gates.divergence import PrefixDivergenceGate
+from turntree.gates.divergence import PrefixDivergenceGate, edit_distance_bounds
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 from turntree.stages.policy import Device, Policy, load_policy

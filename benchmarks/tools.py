@@ -52,9 +52,8 @@ from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 from turntree.sandboxes.sandbox import Sandbox
 from turntree.tools.builtin import SandboxTool, SearchTool
-from turntree.tools.ledger import ToolCounts
 from turntree.tools.pool import ThreadPool
-from turntree.tools.runtime import ToolRuntime
+from turntree.tools.runtime import ToolCounts, ToolRuntime
 from turntree.tools.tool import Tool, ToolOutput
 
 MODES = ("overlapped", "deterministic", "barrier", "barrier_refilled")

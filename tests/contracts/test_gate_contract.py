@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from group_progress import HORIZON, played_out, progress, stopped_at
 from turntree.core.protocols import Gate, GateDecision, GroupProgress
-from turntree.gates.bounds import edit_distance_bounds
 from turntree.gates.compose import AnyOf, AuditedGate, RandomGate
-from turntree.gates.divergence import PrefixDivergenceGate
+from turntree.gates.divergence import PrefixDivergenceGate, edit_distance_bounds
 from turntree.gates.signals import action_entropy, best_progress
 
 PLAIN = PrefixDivergenceGate(turn=3, threshold=0.5)

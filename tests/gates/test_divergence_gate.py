@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from group_progress import HORIZON, played_out, progress, stopped_at
-from turntree.gates.bounds import edit_distance_bounds
-from turntree.gates.divergence import PrefixDivergenceGate
+from turntree.gates.divergence import PrefixDivergenceGate, edit_distance_bounds
 from turntree.gates.signals import best_progress, prefix_edit_distance_mean, termination_fraction
 
 

@@ -11,9 +11,8 @@ import pytest
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Observation
-from turntree.tools.ledger import ToolCounts
 from turntree.tools.pool import ThreadPool
-from turntree.tools.runtime import ToolRuntime, ToolRuntimeConfig
+from turntree.tools.runtime import ToolCounts, ToolRuntime, ToolRuntimeConfig
 from turntree.tools.tool import ToolFailed, ToolOutput, ToolSource, ToolSpec, ToolStatus
 
 SCHEMA = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}

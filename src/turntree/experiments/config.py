@@ -32,9 +32,26 @@ COMMAND = Sampling(temperature=1.0, max_tokens=24)  # a household command is som
 ANSWER = EpisodeConfig(max_turns=10, max_context=1024, sampling=Sampling(temperature=1.0, max_tokens=48))
 
 
-def _check_seeds(seeds: tuple[int, ...]) -> None:
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise ConfigError("must be there, and each once: a repeated seed narrows intervals", field="seeds")
+@dataclass(frozen=True, kw_only=True)
+class SeededExperiment:
+    """Arms that are compared seed by seed."""
+
+    seeds: tuple[int, ...] = (0, 1, 2, 3)
+    """Every arm is run once with each."""
+
+    def __post_init__(self) -> None:
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise ConfigError("must be there, and each once: a repeated seed narrows intervals", field="seeds")
+
+
+def _check_constant(online: TrainOnlineConfig, changes: str) -> None:
+    """Raise `ConfigError` unless the loss is divided by a constant; `changes` would otherwise change the step size."""
+    if online.train.loss.normalizer != "constant":
+        raise ConfigError(
+            f"lets {changes} change the step size",
+            field="online.train.loss.normalizer",
+            hint="use 'constant', with about the trained tokens of an iteration as online.train.loss.constant",
+        )
 
 
 def _online(
@@ -77,26 +94,19 @@ def _gated() -> TrainOnlineConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GateExperimentConfig:
+class GateExperimentConfig(SeededExperiment):
     """`turntree experiment gate`."""
 
     online: TrainOnlineConfig = field(default_factory=_gated)
     """Every arm's configuration; its gate is that of the arm "gate"."""
     arms: tuple[GateArm, ...] = ("none", "gate", "random")
     """What is compared."""
-    seeds: tuple[int, ...] = (0, 1, 2, 3)
-    """Every arm is run once with each."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.online.gate is None:
             raise ConfigError("is missing", field="online.gate", hint="the arm 'gate' needs one")
-        if self.online.train.loss.normalizer != "constant":
-            raise ConfigError(
-                "lets a cut change the step size",
-                field="online.train.loss.normalizer",
-                hint="use 'constant', with about the trained tokens of an iteration as online.train.loss.constant",
-            )
-        _check_seeds(self.seeds)
+        _check_constant(self.online, "a cut")
         if "none" not in self.arms:
             raise ConfigError("needs the arm 'none'", field="arms")
         if "random" in self.arms and "gate" not in self.arms:
@@ -126,11 +136,11 @@ def _grpo() -> TrainOnlineConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CostExperimentConfig:
+class CostExperimentConfig(SeededExperiment):
     """`turntree experiment cost`."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
-    """Both arms are run once with each."""
+    """Every arm is run once with each."""
     online: TrainOnlineConfig = field(default_factory=_grpo)
     """The GRPO arm; its tasks are also those that are demonstrated."""
     demonstrator: Part = field(default_factory=lambda: Part("household", {"slips": 0.2}))
@@ -145,7 +155,7 @@ class CostExperimentConfig:
     """Games of the split "dev" that are played `train.check_every` steps of either arm apart."""
 
     def __post_init__(self) -> None:
-        _check_seeds(self.seeds)
+        super().__post_init__()
         if not self.train.check_every or not self.online.train.check_every:
             raise ConfigError("must be above 0 in both arms: a curve needs points", field="train.check_every")
 
@@ -166,7 +176,7 @@ def _branched() -> TrainOnlineConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BranchingExperimentConfig:
+class BranchingExperimentConfig(SeededExperiment):
     """`turntree experiment branching`. All arms but `tree_grpo` and those on `starts` compare every leaf with every
     leaf (ARPO's soft estimator)."""
 
@@ -177,22 +187,15 @@ class BranchingExperimentConfig:
     many independent rollouts as make the tool calls of entropy; random: the paced coin; entropy_starts: the baseline
     of initial starts alone; entropy_paths, random_paths: the same with path weights; arpo_released, tree_grpo: as
     published."""
-    seeds: tuple[int, ...] = (0, 1, 2, 3)
-    """Every arm is run once with each."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         brancher = self.online.brancher
         if brancher is None or brancher.name != "entropy":
             raise ConfigError("must be 'entropy': the other arms differ from it", field="online.brancher.name")
         if not brancher.options.get("paced", True):
             raise ConfigError("must be true: 'random' keeps the same pace", field="online.brancher.paced")
-        if self.online.train.loss.normalizer != "constant":
-            raise ConfigError(
-                "lets the number of leaves change the step size",
-                field="online.train.loss.normalizer",
-                hint="use 'constant', with about the trained tokens of an iteration as online.train.loss.constant",
-            )
-        _check_seeds(self.seeds)
+        _check_constant(self.online, "the number of leaves")
         if not self.arms or len(set(self.arms)) < len(self.arms):
             raise ConfigError("must be there, and each once", field="arms")
         if "grpo_calls" in self.arms and not {"grpo", "entropy"} <= set(self.arms):

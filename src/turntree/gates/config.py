@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from turntree.core.parts import described_by
 from turntree.core.protocols import Gate
-from turntree.gates.bounds import edit_distance_bounds
 from turntree.gates.compose import AnyOf, AuditedGate, RandomGate
-from turntree.gates.divergence import PrefixDivergenceGate
+from turntree.gates.divergence import PrefixDivergenceGate, edit_distance_bounds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from turntree.core.additive import Additive
+from turntree.core.cost import Additive
 from turntree.core.labels import Rewards
 from turntree.core.tree import RolloutTree
 

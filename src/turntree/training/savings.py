@@ -20,8 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turntree.core.additive import Additive
-from turntree.core.cost import NO_COST, Cost
+from turntree.core.cost import NO_COST, Additive, Cost
 from turntree.core.tree import StopReason
 from turntree.rollouts.groups import GrownGroup
 
