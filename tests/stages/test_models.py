@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from chat_templates import TEXT_ONLY, tokenizer_of
 from safetensors.torch import load_file
 
+from chat_templates import TEXT_ONLY, tokenizer_of
 from tiny_models import tiny_model, tiny_tokenizer
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.errors import InputError
