@@ -16,6 +16,7 @@ from test_lora import adapted
 
 import turntree.training.forward as forward
 from tiny_models import save_tiny_checkpoint, tiny_model, tiny_tokenizer
+from turntree.core.errors import ConfigError
 from turntree.engines.checkpoint import load_model, load_tokenizer, policy_hash, save_model
 from turntree.engines.hf import HFEngine
 from turntree.renderers.template import ChatRenderer
@@ -99,6 +100,11 @@ def test_gradients_of_many_passes_are_summed_in_float32() -> None:
     for _ in range(300):
         optimizer.backward(weight.float().sum())
     assert optimizer.step()["grad_norm"] == 300.0
+
+
+def test_float16_weights_are_refused_because_their_small_gradients_vanish() -> None:
+    with pytest.raises(ConfigError, match=r"field 'device\.dtype': 'float16' weights are not trained; use bfloat16"):
+        build_optimizer(tiny_model(dtype=torch.float16), OptimizerConfig())
 
 
 @pytest.mark.parametrize("kind", ["weights", "adapter"])
