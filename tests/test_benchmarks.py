@@ -51,3 +51,12 @@ def test_sampling_is_timed_for_siblings_a_conversation_and_callers_out_of_step()
         assert 0 < case["low"] <= case["speedup"] <= case["high"]
         assert all(0 < beside["low"] <= beside["high"] for beside in case["beside"].values())
         assert case["tokens_per_second"] > 0
+
+
+def test_a_pretrained_size_is_timed_for_siblings_and_an_update_with_its_head():
+    sampled, updated = cases("smollm2.py")
+    assert sampled["name"] == "siblings_4" and set(sampled["speedup"]) == {"plain", "reuse"}
+    assert all(0 < one["low"] <= one["high"] for one in sampled["speedup"].values())
+    assert updated["name"] == "update_2x4" and 2 < updated["rho"] < 4
+    assert updated["share_of_rho"]["median"] == pytest.approx(updated["speedup_flat"]["median"] / updated["rho"])
+    assert 0 < updated["head_share"]["median"] < 1 and 0 < updated["limit_of_rho"] <= 1

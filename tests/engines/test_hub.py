@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import huggingface_hub
@@ -10,8 +11,10 @@ from huggingface_hub import constants, errors
 
 from tiny_models import save_tiny_checkpoint
 from turntree.core.errors import InputError
+from turntree.engines.checkpoint import load_model, load_tokenizer, merged, policy_hash, save_model
 from turntree.engines.hub import folder_of, push
 from turntree.stages.policy import Device, load_policy
+from turntree.training.lora import LoRAConfig, add_adapter
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -32,6 +35,17 @@ def test_a_model_that_was_fetched_once_is_found_offline(cache: Path) -> None:
     assert folder_of("someone/tiny") == folder_of(f"someone/tiny@{COMMIT}") == cache
     policy = load_policy("someone/tiny", Device())
     assert policy.source == "someone/tiny" and policy.hash == load_policy(str(cache), Device()).hash
+
+
+def test_an_adapter_finds_its_base_by_its_name_on_the_hub(cache: Path, tmp_path: Path) -> None:
+    """As published adapters name it."""
+    model = load_model(cache)
+    add_adapter(model, LoRAConfig(rank=2))
+    folder = save_model(model, load_tokenizer(cache), tmp_path / "adapter")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "someone/tiny"}))
+    assert policy_hash(load_model(folder)) == policy_hash(model)
+    assert merged(folder).num_parameters() == load_model(cache).num_parameters()
 
 
 def test_offline_an_unknown_model_is_one_line(cache: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -44,11 +46,18 @@ def test_the_device_is_configured_like_everything_else() -> None:
 
 @pytest.mark.parametrize(
     ("model", "asked", "machine", "expected"),
-    [("tiny", None, {}, 1), ("tiny", 3, {}, 3), ("large", None, {}, 8), ("large", 2, {}, 2),
-     ("large", None, {"quota": "250000 100000"}, 2), ("large", None, {"quota": "max 100000"}, 8),
-     ("large", None, {"OMP_NUM_THREADS": "3"}, 3), ("large", None, {"TURNTREE_THREADS": "4", "OMP_NUM_THREADS": "1"}, 4),
-     ("large", None, {"OMP_NUM_THREADS": "64"}, 8), ("large", None, {"quota": "50000 100000"}, 8)],
-)  # fmt: skip
+    [
+        ("tiny", None, {}, 1),
+        ("tiny", 3, {}, 3),
+        ("large", None, {}, 8),
+        ("large", 2, {}, 2),
+        ("large", None, {"quota": "250000 100000"}, 2),
+        ("large", None, {"quota": "50000 100000"}, 1),
+        ("large", None, {"OMP_NUM_THREADS": "3"}, 3),
+        ("large", None, {"TURNTREE_THREADS": "4", "OMP_NUM_THREADS": "1"}, 4),
+        ("large", None, {"OMP_NUM_THREADS": "64"}, 8),
+    ],
+)
 def test_threads_go_by_the_model_and_the_machine_and_are_said(
     model: str, asked: int | None, machine: dict[str, str], expected: int, monkeypatch, tmp_path, capsys
 ) -> None:
@@ -63,6 +72,16 @@ def test_threads_go_by_the_model_and_the_machine_and_are_said(
     size = torch.nn.Linear(100, 100) if model == "tiny" else SimpleNamespace(parameters=lambda: [_Weight(40_000_000)])
     assert threads.set_threads(size, asked) == expected
     assert f"turntree: {expected} thread" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("said", "expected"), [({}, 8), ({"OMP_NUM_THREADS": "2"}, 2), ({"OMP_NUM_THREADS": "0"}, 8)])
+def test_the_command_s_own_setting_does_not_bound_the_threads_and_the_user_s_does(said, expected: int) -> None:
+    """The command sets OMP_NUM_THREADS itself before torch is loaded."""
+    code = "import os; os.sched_getaffinity = lambda pid: range(8); import turntree.cli.main; "
+    code += "from turntree.stages import threads; threads._quota = lambda: None; print(threads.available())"
+    clean = {name: value for name, value in os.environ.items() if not name.endswith("_THREADS")}
+    shown = subprocess.run([sys.executable, "-c", code], env=clean | said, capture_output=True, text=True, check=True)
+    assert shown.stdout == f"{expected}\n"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 # One OpenMP thread until a model's size is known (`stages.threads`), before torch is loaded anywhere. A user's own
 # number stays the most that is used.
-os.environ.setdefault("TURNTREE_THREADS", os.environ.get("OMP_NUM_THREADS", ""))
+os.environ.setdefault("TURNTREE_THREADS", os.environ.get("OMP_NUM_THREADS", "0"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging as transformers_logging
 
 from turntree.core.errors import ConfigError, InputError
+from turntree.engines.hub import folder_of
 from turntree.observe.files import writing
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -96,10 +97,10 @@ def _load_adapted(folder: Path, *, dtype: str, device: str) -> PreTrainedModel:
 
 
 def base_of(folder: Path) -> str:
-    """The folder of the model that the adapter in `folder` belongs to."""
+    """The folder of the model that the adapter in `folder` belongs to, fetched where it names one of the Hub."""
     config = folder / _ADAPTER
     try:
-        base = str(json.loads(config.read_text())["base_model_name_or_path"])
+        base = str(folder_of(str(json.loads(config.read_text())["base_model_name_or_path"])))
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"cannot be read as an adapter's ({_line(error)})", path=config) from error
     if not (folder / _ADAPTER_WEIGHTS).is_file():

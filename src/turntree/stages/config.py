@@ -32,7 +32,7 @@ class Device:
     name: str = "cpu"
     """Of torch: cpu, cuda, cuda:1."""
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
-    """Of the weights ('auto': as saved). Training keeps float32 copies of narrower ones."""
+    """Of the weights ('auto': as saved). Training keeps float32 copies of bfloat16 ones."""
     threads: int | None = None
     """Of the processor (default: one for a tiny model, all from 30 million parameters on)."""
     attention: Literal["sdpa", "flex_attention"] = "sdpa"

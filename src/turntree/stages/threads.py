@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import os
 from pathlib import Path
-
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING
 
 from turntree.observe.run import notice
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # Parameters from which on threads pay. In small matrix products the threads wait for each other for longer than they
 # compute (measured: up to a hundred times longer on a shared machine).
@@ -29,17 +31,17 @@ def set_threads(model: PreTrainedModel, asked: int | None) -> int:
 
 def available() -> int:
     """The processors that this process may use: of its affinity, of its container's share, and at most what the user
-    said in OMP_NUM_THREADS (which the command keeps as TURNTREE_THREADS before it sets its own)."""
+    said in OMP_NUM_THREADS (which the command keeps as TURNTREE_THREADS, 0 for no word, before it sets its own)."""
     own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     said = os.environ.get("TURNTREE_THREADS") or os.environ.get("OMP_NUM_THREADS", "")
     return max(1, min(own, _quota() or own, int(said) if said.isdecimal() and int(said) else own))
 
 
 def _quota() -> int | None:
-    """Whole processors of the container's share; None where it has no limit."""
+    """Whole processors of the container's share, one at least; None where it has no limit."""
     try:
         allowed, period = _QUOTA.read_text().split()
-        return int(allowed) // int(period)
+        return max(1, int(allowed) // int(period))
     except (OSError, ValueError):
         return None
 

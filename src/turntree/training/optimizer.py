@@ -130,5 +130,11 @@ def build_optimizer(model: Module, config: OptimizerConfig, total_steps: int | N
 
 
 def _master(parameter: Parameter) -> Parameter:
-    """A float32 copy of a narrower weight; a wide one is its own."""
-    return parameter if torch.finfo(parameter.dtype).bits >= 32 else Parameter(parameter.detach().float())
+    """A float32 copy of a bfloat16 weight; a wide one is its own. Raises `ConfigError` for other narrow types, whose
+    smallest gradients would need a scaled loss."""
+    if torch.finfo(parameter.dtype).bits >= 32:
+        return parameter
+    if parameter.dtype != torch.bfloat16:
+        name = str(parameter.dtype).removeprefix("torch.")
+        raise ConfigError(f"{name!r} weights are not trained", field="device.dtype", hint="use bfloat16 or float32")
+    return Parameter(parameter.detach().float())

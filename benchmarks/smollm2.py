@@ -1,0 +1,144 @@
+"""The engine and the packed update at the size of a small pretrained model (135 M parameters), on a CPU.
+
+    python benchmarks/smollm2.py [--model FOLDER] [--states 2] [--repeats 3] [--json PATH]
+
+- siblings: 16 completions of 24 tokens on a prompt of 300, `HFEngine` against `generate` of Transformers, which
+  prefills every copy ("plain"), and against `generate` with the prompt prefilled once by hand ("reuse").
+- update: one optimizer step on `--states` states of 300 tokens by 8 actions of 12, packed against one row per rollout
+  (4 rows a pass), and what the output head alone takes of it: its rows are trained positions, which nothing can share.
+
+Without `--model` the weights are random, of SmolLM2-135M's shape; the same work. Ratios are of medians, with the
+lowest and highest ratio of the interleaved repeats. With one thread the clock is the CPU time of this process, which
+other work on the machine disturbs less. The load of the machine is part of the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from generate import Turns
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from update_step import LOSS, Shape, arguments_of, interleaved, ratio, sampled_tree
+
+from turntree.cli.common import finish
+from turntree.engines.checkpoint import load_model
+from turntree.engines.hf import HFEngine
+from turntree.training.attention import set_tree_attention
+from turntree.training.head import head_logits, token_scores
+from turntree.training.optimizer import OptimizerConfig, build_optimizer
+from turntree.training.packing import flat_batches, pack
+from turntree.training.update import update_step
+
+SIBLINGS = Turns("siblings_16", sequences=16, prompt=300, new=24)
+STATES = Shape(300, (8,), 12)
+FLAT_ROWS = 4
+SMOLLM2 = {
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+}
+QUICK = {"vocab_size": 512, "hidden_size": 36, "intermediate_size": 64, "num_hidden_layers": 2}
+
+
+def the_model(folder: str | None, quick: bool) -> PreTrainedModel:
+    if folder is not None:
+        return load_model(folder)
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**(SMOLLM2 | QUICK if quick else SMOLLM2), tie_word_embeddings=True)).eval()
+
+
+def siblings(model: PreTrainedModel, case: Turns, repeats: int, clock: Callable[[], float]) -> dict[str, Any]:
+    engine = HFEngine(model, (), pad_id=0)
+    sides = case.sides(model, engine)
+    ours, *others = interleaved(list(sides.values()), repeats, clock)
+    seconds = dict(zip(sides, map(statistics.median, (ours, *others)), strict=True))
+    return {
+        "name": case.name,
+        "speedup": {name: ratio(other, ours) for name, other in zip(list(sides)[1:], others, strict=True)},
+        "seconds": seconds,
+        "tokens_per_second": case.sampled / seconds["engine"],
+    }
+
+
+def update(
+    model: PreTrainedModel, shape: Shape, states: int, repeats: int, clock: Callable[[], float]
+) -> dict[str, Any]:
+    set_tree_attention(model)
+    drawn = [sampled_tree(shape, model.config.vocab_size, seed) for seed in range(states)]
+    trees, credits = [tree for tree, _ in drawn], [credit for _, credit in drawn]
+    step = partial(update_step, model, None, build_optimizer(model, OptimizerConfig()), config=LOSS)
+    packed = pack(trees, credits, max_tokens=shape.rollouts * shape.path)
+    sides = [
+        lambda: step(pack(trees, credits, max_tokens=shape.rollouts * shape.path)),
+        lambda: step(flat_batches(trees, credits, max_tokens=FLAT_ROWS * shape.path)),
+        lambda: head(model, states * shape.rollouts * shape.action),
+    ]
+    ours, flat, alone = interleaved(sides, repeats, clock)
+    stats = [batch.stats for batch in packed]
+    unique = sum(one.unique_tokens for one in stats)
+    rho = states * shape.rollouts * shape.path / unique
+    taken = {name: statistics.median(one) for name, one in (("packed", ours), ("flat", flat), ("head", alone))}
+    return {
+        "name": f"update_{states}x{shape.rollouts}",
+        "rho": rho,
+        "speedup_flat": ratio(flat, ours),
+        "share_of_rho": ratio(flat, ours, 1 / rho),
+        "head_share": ratio(alone, ours),
+        "seconds": taken,
+        # with the head paid in full on both sides and everything else shared perfectly
+        "limit_of_rho": taken["flat"] / ((taken["flat"] - taken["head"]) / rho + taken["head"]) / rho,
+        "milliseconds_per_token": 1000 * taken["packed"] / unique,
+    }
+
+
+def head(model: PreTrainedModel, rows: int) -> None:
+    """The output head of so many trained positions, forward and backward."""
+    hidden = torch.zeros(rows, model.config.hidden_size, requires_grad=True)
+    every = torch.arange(rows)
+    token_scores(head_logits(model, hidden), every, every % model.config.vocab_size, 1.0)[0].sum().backward()
+    model.zero_grad()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Engine and packed update at 135 M parameters.")
+    parser.add_argument("--model", metavar="FOLDER", help="of `turntree models get smollm2` (default: random weights)")
+    parser.add_argument("--states", type=int, default=2, help="of an update (default %(default)s)")
+    parser.add_argument("--case", choices=("siblings", "update"), help="only this one")
+    arguments = arguments_of(parser, repeats=3)
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    model = the_model(arguments.model, arguments.quick)
+    case = Turns("siblings_4", 4, 32, 4) if arguments.quick else SIBLINGS
+    shape = Shape(32, (4,), 4) if arguments.quick else STATES
+    before = os.getloadavg()[0]
+    cases: list[dict[str, Any]] = []
+    if arguments.case != "update":
+        cases.append(siblings(model, case, arguments.repeats, clock))
+    if arguments.case != "siblings":
+        cases.append(update(model, shape, arguments.states, arguments.repeats, clock))
+    result = {"threads": torch.get_num_threads(), "repeats": arguments.repeats, "cases": cases}
+    finish(result | {"load": [before, os.getloadavg()[0]]}, arguments.json, [line(case) for case in cases])
+
+
+def line(case: dict[str, Any]) -> str:
+    if "speedup" in case:
+        against = ", ".join(f"{one['median']:.2f} times {name}" for name, one in case["speedup"].items())
+        return f"{case['name']}: {against}; {case['tokens_per_second']:.1f} tokens/s"
+    return (
+        "{name}: {speedup_flat[median]:.2f} times flat, {share_of_rho[median]:.0%} of rho {rho:.2f} (the head, "
+        "{head_share[median]:.0%} of the step, leaves {limit_of_rho:.0%}); {milliseconds_per_token:.0f} ms a token"
+    ).format(**case)
+
+
+if __name__ == "__main__":
+    main()
