@@ -1,6 +1,8 @@
 """Shared fixtures: where the real data lie, and one thread for tiny models."""
 
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 # Before torch is imported anywhere: two OpenMP threads on a tiny model can be a hundred times slower than one.
@@ -24,3 +26,21 @@ def shared_data() -> Path:
     if not path.is_dir():
         pytest.skip(f"real data not found at {path}; set TURNTREE_SHARED_DATA")
     return path
+
+
+@pytest.fixture(autouse=True)
+def forget_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a test imports from a temporary folder is gone after it, and so are such folders on the path: the next test
+    may write another module of the same name. What a fixture of wider scope imported stays as long as that lives."""
+    temporary, modules, path = tmp_path_factory.getbasetemp().resolve(), set(sys.modules), set(sys.path)
+    yield
+    for name in set(sys.modules) - modules:
+        if any(place.is_relative_to(temporary) for place in _places(sys.modules[name])):
+            del sys.modules[name]
+    sys.path[:] = [each for each in sys.path if each in path or not Path(each).resolve().is_relative_to(temporary)]
+
+
+def _places(module: object) -> list[Path]:
+    """The file of a module, or the folders of a package that has none."""
+    file = getattr(module, "__file__", None)
+    return [Path(place).resolve() for place in ([file] if file else list(getattr(module, "__path__", ())))]
