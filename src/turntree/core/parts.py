@@ -48,6 +48,11 @@ class Kind:
     context: tuple[str, ...] = ()
     plain: bool = False
 
+    @property
+    def field(self) -> str:
+        """What a key of a configuration that holds such a part is called."""
+        return self.noun.replace(" ", "_")
+
 
 KINDS: dict[str, Kind] = {
     "environments": Kind("environment", ("split", "count", "seed", "model")),
@@ -61,13 +66,13 @@ KINDS: dict[str, Kind] = {
     "engines": Kind("engine", ("policy",)),
     "renderers": Kind("renderer", ("tokenizer",)),
     "trace_formats": Kind("trace format", plain=True),
-    "log_formats": Kind("log format"),
+    "log_formats": Kind("log format", plain=True),
     "loggers": Kind("logger", ("run",)),
 }
 AS_GIVEN = {"options": "as given"}  # of a field whose options replace others, so that a default must not
 _OURS = Path(__file__).parents[1]
 _brought: set[str] = set()  # the files of all modules that parts were loaded from
-_KIND_OF = {kind.noun: name for name, kind in KINDS.items()}
+KIND_OF = {kind.field: name for name, kind in KINDS.items()}  # by the name of a field
 _NAMES_CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 ARGUMENT = "argument"  # the parameter that takes what follows a registered name: gymnasium:ARGUMENT
 
@@ -122,7 +127,7 @@ class Loaded:
         """Every option with its value: those given, converted to their types, and the defaults of the rest. Raises
         `ConfigError` for an unknown option (naming the known ones), a missing one and a wrong type; `field` is where
         the configuration has the part (default: what its kind is called)."""
-        known, where = self.options(), field or KINDS[self.kind].noun
+        known, where = self.options(), field or KINDS[self.kind].field
         for key in options:
             if key not in known:
                 raise unknown_key(key, known, field=f"{where}.{key}")
@@ -178,15 +183,15 @@ def description(factory: Any) -> Any:
 
 def resolved(config: T, inside: str = "") -> T:
     """The configuration with every part spelled out, those of configurations inside it too (`inside`: the dotted key of
-    this one). A field is of the kind whose noun it is called by; one of `AS_GIVEN` stays as it is. Raises `ConfigError`
-    for a part that does not exist and for options that it does not have."""
+    this one). A field is of the kind whose `Kind.field` it is called; one of `AS_GIVEN` stays as it is. Raises
+    `ConfigError` for a part that does not exist and for options that it does not have."""
     given = {field.name for field in dataclasses.fields(cast(Any, config)) if dict(field.metadata) == AS_GIVEN}
     spelled: dict[str, Any] = {}
     for name, value in _fields(config):
         if name in given:
             continue
         if isinstance(value, Part):
-            spelled[name] = resolve(_KIND_OF[name], value, field=inside + name)
+            spelled[name] = resolve(KIND_OF[name], value, field=inside + name)
         else:
             spelled[name] = resolved(value, f"{inside}{name}.")
     return dataclasses.replace(cast(Any, config), **spelled) if spelled else config
@@ -197,7 +202,7 @@ def identities(config: Any, inside: str = "") -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in _fields(config):
         if isinstance(value, Part):
-            found[inside + name] = identity(_KIND_OF[name], value)
+            found[inside + name] = identity(KIND_OF[name], value)
         else:
             found |= identities(value, f"{inside}{name}.")
     return found
@@ -209,7 +214,7 @@ def _fields(config: Any) -> list[tuple[str, Any]]:
     return [
         (name, value)
         for name, value in values
-        if (name in _KIND_OF if isinstance(value, Part) else dataclasses.is_dataclass(value))
+        if (name in KIND_OF if isinstance(value, Part) else dataclasses.is_dataclass(value))
     ]
 
 

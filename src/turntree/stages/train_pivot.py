@@ -18,7 +18,7 @@ from turntree.core.protocols import Environment, TurnVerifier
 from turntree.engines.checkpoint import save_model
 from turntree.environments.tasks import DEV, open_tasks
 from turntree.logs import trees
-from turntree.logs.actions import action_text
+from turntree.logs.groups import action_text
 from turntree.logs.trees import KeptTree
 from turntree.observe import loggers
 from turntree.observe.artifacts import PASS_RATES, PIVOTS
