@@ -172,6 +172,64 @@ class Library:
         return 1.0 / (1 + self.asked)
 
 '''
+# Who speaks: a renderer written by hand. It writes what the template of the embedded household policy writes.
+WORDS = '''
+import json, re
+
+from turntree.core.errors import InputError
+from turntree.core.messages import Message, ToolCall
+
+CALLS = re.compile(r"((?:<tool_call>\\n.*?\\n</tool_call>)+)", re.DOTALL)
+
+class Marked:
+    """A renderer: <|role|>text<|end|>, message by message."""
+
+    def __init__(self, tokenizer, *, end: str = "<|end|>"):
+        self._tokenizer, self._end = tokenizer, end
+        self.stop_ids = frozenset({tokenizer.convert_tokens_to_ids(end)})
+
+    def prompt(self, messages, tools=()):
+        if messages[0].role == "assistant":
+            raise InputError("begins with the assistant", field="messages")
+        return self._all(messages)
+
+    def completion(self, message):
+        if message.role != "assistant":
+            raise InputError("is no completion", field="role")
+        return self._said(message)
+
+    def extend(self, messages, new, tools=(), *, stopped=True):
+        if not messages or messages[-1].role != "assistant":
+            raise InputError("does not follow the assistant", field="messages")
+        return (*(() if stopped else self.stop_ids), *self._all(new))
+
+    def parse(self, token_ids):
+        ids = [*token_ids]
+        ids = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
+        text = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if not CALLS.fullmatch(text):
+            return Message("assistant", text)
+        try:
+            calls = [json.loads(one) for one in re.findall(r"<tool_call>\\n(.*?)\\n</tool_call>", text, re.DOTALL)]
+            return Message("assistant", "", tuple(ToolCall(call["name"], call["arguments"]) for call in calls))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return Message("assistant", text)
+
+    def _all(self, messages):
+        ids = []
+        for message in messages:
+            ids += (*self._ids(f"<|{message.role}|>"), *self._said(message))
+        return (*ids, *self._ids("<|assistant|>"))
+
+    def _said(self, message):
+        calls = [{"name": call.name, "arguments": call.arguments} for call in message.tool_calls]
+        written = [f"<tool_call>\\n{json.dumps(call, ensure_ascii=False)}\\n</tool_call>" for call in calls]
+        return self._ids(message.content + "".join(written) + self._end)
+
+    def _ids(self, text):
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+'''
+
 SCRIPT = '''
 from turntree.core.messages import Message, ToolCall
 from turntree.engines.scripted import ScriptedEngine
@@ -191,6 +249,7 @@ MODULES = {
     "door_rooms": ROOMS,
     "door_rules": DECIDE,
     "door_machinery": AROUND,
+    "door_words": WORDS,
     "my_library": LIBRARY,
     "my_script": SCRIPT,
 }

@@ -51,6 +51,7 @@ def _brancher(text: str) -> str | None:
         "--greso": "train.greso",
         "--reward": Read("rewards", _reward, "NAME[=WEIGHT]", repeated=True),
         "--engine": "device.engine",
+        "--renderer": "device.renderer",
         "--keep-trees": KEEP_TREES,
         "--seed": "train.seed",
         "--log": "loggers",

@@ -79,6 +79,7 @@ def qa(config: Any, out: Path, json_path: str | None) -> None:
         "--endpoint": "endpoint.url",
         "--tokenizer": "endpoint.tokenizer",
         "--engine": "device.engine",
+        "--renderer": "device.renderer",
         "--split": "split",
         "--count": "count",
         "--samples": "samples",

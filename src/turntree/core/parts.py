@@ -15,6 +15,7 @@ the options.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -28,7 +29,7 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, TypeVar, cast
 
 from turntree.core.config import Part, converted, laid_over, to_value, unknown_key
@@ -299,8 +300,13 @@ def _hints(target: Callable[..., Any]) -> dict[str, Any]:
     function = cast("Any", target).__init__ if inspect.isclass(target) else target
     try:
         return typing.get_type_hints(function)
-    except NameError:  # a name that exists for type checkers only
-        return {}
+    except NameError:  # a name that exists for type checkers only: that of a `tokenizer` must not hide the options'
+        found: dict[str, Any] = {}
+        for name, annotation in function.__annotations__.items():
+            with contextlib.suppress(NameError):
+                one = SimpleNamespace(__annotations__={name: annotation})
+                found |= typing.get_type_hints(one, globalns=getattr(function, "__globals__", {}))
+        return found
 
 
 def _defaults(target: Callable[..., Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from turntree.traces.schema import SPLITS
 from turntree.training.config import CheckpointConfig, LoRAConfig, OnlineConfig, PivotConfig, SFTConfig
 
 HF = Part("hf")  # the engine in this process
+TEMPLATE = Part("auto")  # the renderer through the model's own chat template
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Device:
     """Train a fresh adapter instead of the weights."""
     engine: Part = HF
     """What samples: hf (in this process), or module:object of your own."""
+    renderer: Part = TEMPLATE
+    """Messages to tokens and back: auto (the model's chat template), or module:object of your own."""
 
     def __post_init__(self) -> None:
         if self.threads < 1:
