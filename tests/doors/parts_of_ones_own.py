@@ -38,7 +38,7 @@ def tasks(split, count, *, seed, turns: int = 4):
 # What decides: a reward, a verifier, a gate, a brancher, an estimator.
 DECIDE = '''
 from turntree.core.labels import Credit, NodeCredit
-from turntree.core.protocols import BranchDecision, GateDecision
+from turntree.core.protocols import BranchDecision, Filter, GateDecision
 
 def brief(episode, *, most: int = 100):
     """A reward: few characters."""
@@ -80,6 +80,29 @@ class EveryOther:
 
     def restore(self, state):
         self.asked = state["asked"]
+
+class Bored(Filter):
+    """A filter: a task that gave one reward only `after` times in a row is skipped every other time, and such groups
+    are dropped."""
+
+    def __init__(self, seed, *, after: int = 1):
+        self.after, self.dull = after, {}
+
+    def skip(self, task_id, iteration):
+        return "dull" if self.dull.get(task_id, 0) >= self.after and iteration % 2 == 0 else None
+
+    def drop(self, group):
+        return "alike" if len(set(group.rewards)) < 2 else None
+
+    def finished(self, group):
+        dull = len(set(group.rewards)) < 2
+        self.dull[group.task_id] = self.dull.get(group.task_id, 0) + 1 if dull else 0
+
+    def state(self):
+        return {"dull": self.dull}
+
+    def restore(self, state):
+        self.dull = dict(state["dull"])
 
 def centred(tree, rewards, *, scale: float = 1.0):
     """An estimator: reward minus the mean of the group, on every turn of its rollout."""

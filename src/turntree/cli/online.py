@@ -47,6 +47,7 @@ def _brancher(text: str) -> str | None:
         "--gate-threshold": "gate.checkpoints.0.threshold",
         "--audit": "gate.audit",
         "--estimator": "estimator",
+        "--filter": "filters",
         "--dapo": "train.dapo",
         "--greso": "train.greso",
         "--reward": Read("rewards", _reward, "NAME[=WEIGHT]", repeated=True),
