@@ -163,6 +163,12 @@ class Lines:
 
     def close(self): ...
 
+def played(row, *, step: str = "step"):
+    """A log format: {"side": which, "score": reward, "said": [...]}, and rows that are something else."""
+    if "score" not in row:
+        return None
+    return {"group": row["side"], "iteration": row[step], "reward": row["score"], "actions": row["said"]}
+
 def read(row, *, agent: str = "agent"):
     """A trace format: {"talk": [[who, what], ...]}, and rows that are notes."""
     if "note" in row:

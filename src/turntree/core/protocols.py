@@ -300,8 +300,8 @@ class Filter(Protocol):
 
     A subclass overrides what it needs; as it stands nothing is filtered. `skip` and `drop` give the reason, one of few
     fixed texts by which it is counted, or None. They depend on their arguments and on the groups that `finished` was
-    told of, in any order within an iteration, and change nothing. Censored groups never reach `drop`: they have no
-    credit.
+    told of, in any order within an iteration, so the same question has the same answer. Censored groups never reach
+    `drop`: they have no credit.
     """
 
     refill_cap: float = 0.0

@@ -275,9 +275,8 @@ class TrainOnlineConfig:
             found.append(one)
         twice = [name for name in ("dapo", "greso") if getattr(self.train, name) is not None]
         if again := [part.name for part in self.filters if part.name in twice]:
-            raise ConfigError(
-                f"names {again[0]!r}, which train.{again[0]} switches on", field="filters", hint="name it once"
-            )
+            problem = f"names {again[0]!r}, which train.{again[0]} switches on"
+            raise ConfigError(problem, field="filters", hint="name it once")
         return found
 
     def build_estimator(self) -> Estimator | None:

@@ -54,13 +54,8 @@ def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = 
             open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source, workers=config.workers)
         )
         code = parts.identities(config)
-        inputs = {
-            **policy.identity,
-            **code,
-            **_filters(config),
-            **identity(config.environment, opened),
-            **rewards.identity(config.rewards),
-        }
+        judging = {**_filters(config), **rewards.identity(config.rewards)}
+        inputs = {**policy.identity, **code, **identity(config.environment, opened), **judging}
         run = stack.enter_context(
             open_run(out, "train online", to_mapping(config), inputs, overwrite=overwrite, logs=logs)
         )
