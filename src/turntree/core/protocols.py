@@ -317,15 +317,19 @@ class Filter(Protocol):
 
     def finished(self, group: FinishedGroup) -> None:
         """Told every group of an iteration, those that are dropped too."""
+        return None
 
     def end_iteration(self) -> None:
         """Told once all groups of an iteration are finished."""
+        return None
 
     def state(self) -> dict[str, Any]:
         """A JSON value of what was learned so far, for `restore`."""
         return {}
 
-    def restore(self, state: dict[str, Any]) -> None: ...
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take back what `state` gave."""
+        return None
 
 
 class Estimator(Protocol):
