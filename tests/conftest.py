@@ -1,6 +1,7 @@
 """Shared fixtures: where the real data lie, and one thread for tiny models."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,3 +33,21 @@ def a_module_ends_in_the_folder_that_the_suite_began_in(pytestconfig: pytest.Con
     """Else later tests find files of the module beside them: one failed only behind a certain other suite."""
     yield
     assert Path.cwd() == pytestconfig.invocation_params.dir
+
+
+@pytest.fixture(autouse=True)
+def forget_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a test imports from a temporary folder is gone after it, and so are such folders on the path: the next test
+    may write another module of the same name. What a fixture of wider scope imported stays as long as that lives."""
+    temporary, modules, path = tmp_path_factory.getbasetemp().resolve(), set(sys.modules), set(sys.path)
+    yield
+    for name in set(sys.modules) - modules:
+        if any(place.is_relative_to(temporary) for place in _places(sys.modules[name])):
+            del sys.modules[name]
+    sys.path[:] = [each for each in sys.path if each in path or not Path(each).resolve().is_relative_to(temporary)]
+
+
+def _places(module: object) -> list[Path]:
+    """The file of a module, or the folders of a package that has none."""
+    file = getattr(module, "__file__", None)
+    return [Path(place).resolve() for place in ([file] if file else list(getattr(module, "__path__", ())))]

@@ -18,11 +18,11 @@ from turntree.auditing.waste import by_task_type, over_time
 from turntree.filters.dapo import DapoFilter
 from turntree.filters.greso import GresoConfig
 from turntree.gates.signals import SIGNALS
-from turntree.logs import generic
+from turntree.logs.formats import generic
+from turntree.logs.grouping import by_rows
 from turntree.logs.groups import LoggedGroup, LoggedRollout
-from turntree.logs.read import _json_lines, open_log
-from turntree.logs.report import ReadReport
-from turntree.logs.rows import ReadConfig
+from turntree.logs.read import open_log
+from turntree.logs.rows import ReadReport
 
 
 class Counted(tuple):
@@ -62,16 +62,16 @@ def test_the_reader_holds_one_group_of_rows_however_long_and_scattered_the_log_i
         nonlocal alive
         alive -= 1
 
-    def read_row(row, config, number):
+    def read_row(row):
         nonlocal alive, most
-        found = generic.read_row(row, config, number)
+        found = generic(row)
         alive += 1
         most = max(most, alive)
         weakref.finalize(found, ended)
         return found
 
     report = ReadReport("generic")
-    rewards = [one.rewards for one in _json_lines(read_row)([path], ReadConfig(), report)]
+    rewards = [one.rewards for one in by_rows(read_row, [path], report)]
     assert rewards == [(0.0, 1.0, 2.0, 3.0)] * groups and report.lines == size * groups
     assert most <= 2 * size + 1
 

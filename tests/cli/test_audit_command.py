@@ -85,7 +85,7 @@ def test_a_training_run_gets_every_picture_and_says_what_was_dropped(turntree, t
     )
     figures = json.loads((tmp_path / "a.json").read_text())
     assert figures["headline"] in done.stdout and "dropped 1: not JSON" in done.stdout
-    assert figures["log"]["first_dropped"]["not JSON"].endswith("log.jsonl:37")
+    assert figures["log"]["first_dropped"]["not JSON"].split(" (")[0].endswith("log.jsonl:37")
     assert [row["zero_variance_rate"] for row in figures["over_time"]] == [1 / 3] * 3 + [2 / 3] * 3
     assert [row["task"] for row in figures["tasks"]["rows"]] == ["hard"]
     assert set(figures["by_task_type"]) == {"h", "l", "o"}

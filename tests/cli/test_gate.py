@@ -115,7 +115,10 @@ def test_a_log_is_swept_at_any_turn(capsys, log):
         (("calibrate", "{features}", "--floor", "2"), "floor must be between 0 and 1"),
         (("calibrate", "{features}", "--turns", "10,12"), "has no signals at turn 12; use one of 10, 15, 20"),
         (("calibrate", "{features}", "--turns", "0"), "field 'turns[0]': is 0; it is at least 1"),
-        (("calibrate", "{log}", "--format", "csv"), "field '--format': 'csv' is no format"),
+        (
+            ("calibrate", "{log}", "--format", "csv"),
+            "there is no log format 'csv'; registered: auto, generic, nemo-gym",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(capsys, features, log, options, message):

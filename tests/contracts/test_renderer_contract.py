@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,34 +13,51 @@ from hypothesis import strategies as st
 
 import chat_templates as templates
 from chat_templates import LOOK, said, system, tokenizer_of, user, whole
+from doors.parts_of_ones_own import MODULES
 from tiny_models import CHAT_TEMPLATE
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Renderer
 from turntree.renderers.template import ChatRenderer
 
-TEMPLATES = {
-    "plain": CHAT_TEMPLATE,
-    "chatml": templates.chatml(),
-    "numbered": templates.NUMBERED,
-    "named results": templates.NAMED_RESULTS,
-    "json calls": templates.JSON_CALLS,
+OWN: dict[str, Any] = {}
+exec(MODULES["door_words"], OWN)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A renderer, and the chat template that writes what it writes."""
+
+    template: str
+    make: Callable[..., Renderer] = ChatRenderer
+
+    def build(self) -> Renderer:
+        return self.make(tokenizer_of(self.template))
+
+
+CASES = {
+    "plain": Case(CHAT_TEMPLATE),
+    "chatml": Case(templates.chatml()),
+    "numbered": Case(templates.NUMBERED),
+    "named results": Case(templates.NAMED_RESULTS),
+    "json calls": Case(templates.JSON_CALLS),
+    "of one's own": Case(CHAT_TEMPLATE, OWN["Marked"]),
 }
 
 
 @functools.cache
-def renderer_of(template: str) -> ChatRenderer:
-    return ChatRenderer(tokenizer_of(template))
+def renderer_of(case: Case) -> Renderer:
+    return case.build()
 
 
-@pytest.fixture(params=TEMPLATES.values(), ids=TEMPLATES.keys())
-def template(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=CASES.values(), ids=CASES.keys())
+def case(request: pytest.FixtureRequest) -> Case:
     return request.param
 
 
 @pytest.fixture
-def renderer(template: str) -> Renderer:
-    return renderer_of(template)
+def renderer(case: Case) -> Renderer:
+    return renderer_of(case)
 
 
 text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<|{"), min_size=1, max_size=12)
@@ -85,9 +104,9 @@ def renders_tools(template: str) -> bool:
 @contract
 @given(messages=conversations(), tools=tools)
 def test_a_turn_and_what_follows_it_extend_the_prompt(messages: list[Message], tools: tuple[dict, ...]) -> None:
-    for template in TEMPLATES.values():
-        renderer = renderer_of(template)
-        given = tools if renders_tools(template) else ()
+    for case in CASES.values():
+        renderer = renderer_of(case)
+        given = tools if renders_tools(case.template) else ()
         for turn in turns(messages):
             before = renderer.prompt(messages[:turn], given)
             turn_ids = renderer.completion(messages[turn])
@@ -98,10 +117,10 @@ def test_a_turn_and_what_follows_it_extend_the_prompt(messages: list[Message], t
 @contract
 @given(messages=conversations(), tools=tools)
 def test_the_tokens_spell_what_the_template_writes(messages: list[Message], tools: tuple[dict, ...]) -> None:
-    for template in TEMPLATES.values():
-        given = tools if renders_tools(template) else ()
-        tokenizer = tokenizer_of(template)
-        ids = renderer_of(template).prompt(messages, given)
+    for case in CASES.values():
+        given = tools if renders_tools(case.template) else ()
+        tokenizer = tokenizer_of(case.template)
+        ids = renderer_of(case).prompt(messages, given)
         assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == whole(tokenizer, messages, list(given))
 
 
@@ -109,8 +128,8 @@ def test_the_tokens_spell_what_the_template_writes(messages: list[Message], tool
 @given(messages=conversations())
 def test_any_cut_of_a_conversation_extends_to_the_whole(messages: list[Message]) -> None:
     """Not one message at a time only: an extension may hold later turns, too."""
-    for template in TEMPLATES.values():
-        renderer = renderer_of(template)
+    for case in CASES.values():
+        renderer = renderer_of(case)
         for turn in turns(messages):
             start = renderer.prompt(messages[:turn]) + renderer.completion(messages[turn])
             assert start + renderer.extend(messages[: turn + 1], messages[turn + 1 :]) == renderer.prompt(messages)
@@ -119,23 +138,23 @@ def test_any_cut_of_a_conversation_extends_to_the_whole(messages: list[Message])
 @contract
 @given(messages=conversations())
 def test_what_was_rendered_before_changes_nothing(messages: list[Message]) -> None:
-    for template in TEMPLATES.values():
-        assert ChatRenderer(tokenizer_of(template)).prompt(messages) == renderer_of(template).prompt(messages)
+    for case in CASES.values():
+        assert case.build().prompt(messages) == renderer_of(case).prompt(messages)
 
 
 @contract
 @given(message=spoken | calling)
 def test_parsing_a_completion_gives_the_message_back(message: Message) -> None:
-    for template in TEMPLATES.values():
-        renderer = renderer_of(template)
+    for case in CASES.values():
+        renderer = renderer_of(case)
         assert renderer.parse(renderer.completion(message)) == message
 
 
 @contract
 @given(message=spoken | calling)
 def test_a_completion_ends_with_its_only_stop_token(message: Message) -> None:
-    for template in TEMPLATES.values():
-        renderer = renderer_of(template)
+    for case in CASES.values():
+        renderer = renderer_of(case)
         *ids, last = renderer.completion(message)
         assert last in renderer.stop_ids
         assert renderer.stop_ids.isdisjoint(ids)
@@ -155,11 +174,11 @@ def test_a_call_that_was_cut_is_closed_as_calls_are(renderer: Renderer) -> None:
     assert renderer.extend(history, [templates.result("A map.")], stopped=False) == (stop, *stopped)
 
 
-def test_an_odd_spelling_of_a_turn_is_followed_by_the_same_tokens(renderer: Renderer, template: str) -> None:
+def test_an_odd_spelling_of_a_turn_is_followed_by_the_same_tokens(renderer: Renderer, case: Case) -> None:
     """What follows depends on what was said, not on how it was tokenised: sampled tokens are never tokenised again."""
     history = [user("Which way?"), said("Go left.")]
     usual = renderer.completion(history[-1])
-    odd = (*(id for letter in "Go left." for id in tokenizer_of(template).encode(letter)), usual[-1])
+    odd = (*(id for letter in "Go left." for id in tokenizer_of(case.template).encode(letter)), usual[-1])
     assert odd != usual
     assert renderer.parse(odd) == renderer.parse(usual) == history[-1]
     assert renderer.extend([history[0], renderer.parse(odd)], [user("Done.")]) == renderer.extend(
@@ -171,8 +190,8 @@ def test_an_odd_spelling_of_a_turn_is_followed_by_the_same_tokens(renderer: Rend
     "garbage",
     ["", "<tool_call>", "<tool_call>{</tool_call>", "</tool_call><tool_call>", '{"name": "look"', "[" * 5000, "\ufffd"],
 )
-def test_any_tokens_parse(renderer: Renderer, garbage: str, template: str) -> None:
-    ids = tokenizer_of(template).encode(garbage)
+def test_any_tokens_parse(renderer: Renderer, garbage: str, case: Case) -> None:
+    ids = tokenizer_of(case.template).encode(garbage)
     for sampled in (ids, [*ids, min(renderer.stop_ids)]):
         assert renderer.parse(sampled) == Message("assistant", garbage)
 
@@ -180,8 +199,8 @@ def test_any_tokens_parse(renderer: Renderer, garbage: str, template: str) -> No
 @contract
 @given(ids=st.lists(st.integers(0, 383), max_size=20))
 def test_random_tokens_parse(ids: list[int]) -> None:
-    for template in TEMPLATES.values():
-        assert renderer_of(template).parse(ids).role == "assistant"
+    for case in CASES.values():
+        assert renderer_of(case).parse(ids).role == "assistant"
 
 
 @pytest.mark.parametrize("call", ["prompt", "completion", "extend"])

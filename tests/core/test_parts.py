@@ -44,9 +44,15 @@ READY = object()
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "my_parts.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    sys.modules.pop("my_parts", None)
     return tmp_path
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_modules_of_two_tests_may_have_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turn: int) -> None:
+    """Pages of the documentation and these tests share a process, and a module of one must not hide another's."""
+    (tmp_path / "same_name.py").write_text(f"TURN = {turn}")
+    monkeypatch.chdir(tmp_path)
+    assert parts.load("gates", "same_name:TURN").target == turn
 
 
 def test_a_class_from_the_current_folder_is_built_with_its_options_and_what_the_stage_provides(folder: Path) -> None:

@@ -57,17 +57,13 @@ def test_a_page_can_be_followed_from_its_first_block_to_its_last(page, reader):
 
 @pytest.fixture
 def reader(tmp_path, monkeypatch):
-    """The folder of a reader, with the examples in it. What is imported from it is forgotten afterwards."""
+    """The folder of a reader, with the examples in it."""
     shutil.copytree(pages.REPOSITORY / "examples", tmp_path / "examples")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in ("", str(pages.REPOSITORY))])
     for name in [name for name in sys.modules if name.partition(".")[0] == "examples"]:
         monkeypatch.delitem(sys.modules, name)
-    before = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)) or name == "examples":
-            del sys.modules[name]
+    return tmp_path
 
 
 def test_commands_and_options_that_pages_name_in_passing_exist():

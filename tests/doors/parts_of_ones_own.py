@@ -38,7 +38,7 @@ def tasks(split, count, *, seed, turns: int = 4):
 # What decides: a reward, a verifier, a gate, a brancher, an estimator.
 DECIDE = '''
 from turntree.core.labels import Credit, NodeCredit
-from turntree.core.protocols import BranchDecision, GateDecision
+from turntree.core.protocols import BranchDecision, Filter, GateDecision
 
 def brief(episode, *, most: int = 100):
     """A reward: few characters."""
@@ -80,6 +80,29 @@ class EveryOther:
 
     def restore(self, state):
         self.asked = state["asked"]
+
+class Bored(Filter):
+    """A filter: a task that gave one reward only `after` times in a row is skipped every other time, and such groups
+    are dropped."""
+
+    def __init__(self, seed, *, after: int = 1):
+        self.after, self.dull = after, {}
+
+    def skip(self, task_id, iteration):
+        return "dull" if self.dull.get(task_id, 0) >= self.after and iteration % 2 == 0 else None
+
+    def drop(self, group):
+        return "alike" if len(set(group.rewards)) < 2 else None
+
+    def finished(self, group):
+        dull = len(set(group.rewards)) < 2
+        self.dull[group.task_id] = self.dull.get(group.task_id, 0) + 1 if dull else 0
+
+    def state(self):
+        return {"dull": self.dull}
+
+    def restore(self, state):
+        self.dull = dict(state["dull"])
 
 def centred(tree, rewards, *, scale: float = 1.0):
     """An estimator: reward minus the mean of the group, on every turn of its rollout."""
@@ -140,6 +163,12 @@ class Lines:
 
     def close(self): ...
 
+def played(row, *, step: str = "step"):
+    """A log format: {"side": which, "score": reward, "said": [...]}, and rows that are something else."""
+    if "score" not in row:
+        return None
+    return {"group": row["side"], "iteration": row[step], "reward": row["score"], "actions": row["said"]}
+
 def read(row, *, agent: str = "agent"):
     """A trace format: {"talk": [[who, what], ...]}, and rows that are notes."""
     if "note" in row:
@@ -172,6 +201,64 @@ class Library:
         return 1.0 / (1 + self.asked)
 
 '''
+# Who speaks: a renderer written by hand. It writes what the template of the embedded household policy writes.
+WORDS = '''
+import json, re
+
+from turntree.core.errors import InputError
+from turntree.core.messages import Message, ToolCall
+
+CALLS = re.compile(r"((?:<tool_call>\\n.*?\\n</tool_call>)+)", re.DOTALL)
+
+class Marked:
+    """A renderer: <|role|>text<|end|>, message by message."""
+
+    def __init__(self, tokenizer, *, end: str = "<|end|>"):
+        self._tokenizer, self._end = tokenizer, end
+        self.stop_ids = frozenset({tokenizer.convert_tokens_to_ids(end)})
+
+    def prompt(self, messages, tools=()):
+        if messages[0].role == "assistant":
+            raise InputError("begins with the assistant", field="messages")
+        return self._all(messages)
+
+    def completion(self, message):
+        if message.role != "assistant":
+            raise InputError("is no completion", field="role")
+        return self._said(message)
+
+    def extend(self, messages, new, tools=(), *, stopped=True):
+        if not messages or messages[-1].role != "assistant":
+            raise InputError("does not follow the assistant", field="messages")
+        return (*(() if stopped else self.stop_ids), *self._all(new))
+
+    def parse(self, token_ids):
+        ids = [*token_ids]
+        ids = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
+        text = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if not CALLS.fullmatch(text):
+            return Message("assistant", text)
+        try:
+            calls = [json.loads(one) for one in re.findall(r"<tool_call>\\n(.*?)\\n</tool_call>", text, re.DOTALL)]
+            return Message("assistant", "", tuple(ToolCall(call["name"], call["arguments"]) for call in calls))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return Message("assistant", text)
+
+    def _all(self, messages):
+        ids = []
+        for message in messages:
+            ids += (*self._ids(f"<|{message.role}|>"), *self._said(message))
+        return (*ids, *self._ids("<|assistant|>"))
+
+    def _said(self, message):
+        calls = [{"name": call.name, "arguments": call.arguments} for call in message.tool_calls]
+        written = [f"<tool_call>\\n{json.dumps(call, ensure_ascii=False)}\\n</tool_call>" for call in calls]
+        return self._ids(message.content + "".join(written) + self._end)
+
+    def _ids(self, text):
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+'''
+
 SCRIPT = '''
 from turntree.core.messages import Message, ToolCall
 from turntree.engines.scripted import ScriptedEngine
@@ -225,6 +312,7 @@ MODULES = {
     "door_rooms": ROOMS,
     "door_rules": DECIDE,
     "door_machinery": AROUND,
+    "door_words": WORDS,
     "my_library": LIBRARY,
     "my_script": SCRIPT,
     "my_demonstrations": DEMONSTRATES,

@@ -25,6 +25,7 @@ MINE = (
     *("--gate", "door_rules:CutsAlike", "--set", "gate.turn=3"),
     *("--brancher", "door_rules:EveryOther", "--initial", 2),
     *("--estimator", "door_rules:centred", "--set", "estimator.scale=0.5"),
+    *("--filter", "door_rules:Bored", "--set", "filters.0.after=1", "--renderer", "door_words:Marked"),
     *("--reward", "door_rules:brief=0.5", "--reward", "environment"),
     *("--log", "door_machinery:Lines"),
 )
@@ -91,6 +92,7 @@ def test_every_part_of_ones_own_does_its_work(whole) -> None:
     assert sum(row["trees"]["forks"] for row in trained) > 0, "the brancher"
     assert {row["reason"] for row in rows(whole / "gate.jsonl")} == {"alike"}
     assert [row["step"] for row in rows(whole / "told.jsonl")] == [0, 1, 2], "the logger"
+    assert trained[1]["prompts_skipped"].keys() | trained[0]["groups_dropped"].keys() <= {"dull", "alike"}, "the filter"
     kept = rows(whole / "trees.jsonl")
     credits = [credit for tree in kept for credit in (tree["credit"] or {"nodes": {}})["nodes"].values()]
     assert credits and len(kept) == 4
@@ -118,6 +120,7 @@ def test_an_engine_of_ones_own_is_told_of_every_update_and_its_numbers_are_not_t
         ("door_rooms", "inputs.environment"),
         ("door_rules", "inputs.brancher"),
         ("door_machinery", "inputs.device.engine"),
+        ("door_words", "inputs.device.renderer"),
     ],
 )
 def test_a_run_does_not_go_on_with_a_module_that_was_edited(turntree, folder, killed, module, named) -> None:
@@ -230,6 +233,68 @@ def test_what_demonstrates_nothing_is_refused(turntree, folder) -> None:
     assert "'my_demonstrations:plain' is no dataclass" in turntree.error("traces", "my_demonstrations:plain", *out)
     assert "keeps no trace" in turntree.error("traces", "my_demonstrations:Rooms", "--set", "closed=4", *out)
     assert not (folder / "none.jsonl").exists()
+
+
+# filters, renderers and log formats
+
+
+def test_a_filter_of_ones_own_skips_drops_and_remembers_after_a_kill(turntree, folder) -> None:
+    """Most groups of two rollouts end alike, so much is dropped, and skipped in even iterations."""
+    command = (
+        *("train", "online", *ROOMS, *TINY, "--iterations", 4, "--count", 2, "--group-size", 2),
+        *("--filter", "door_rules:Bored", "--filter", "dapo", "--set", "filters.1.refill_cap=0.5"),
+    )
+    turntree(*command, "--out", "filtered")
+    with killed_at(3):
+        turntree(*command, "--out", "filtered.killed", code=130)
+    with edited(folder, "door_rules"):
+        assert "differs in inputs.filters.0" in turntree.error(*command, "--out", "filtered.killed")
+    assert "goes on after step 2" in turntree(*command, "--out", "filtered.killed").stderr
+    assert rows(folder / "filtered.killed" / "metrics.jsonl") == rows(folder / "filtered" / "metrics.jsonl")
+    found = rows(folder / "filtered" / "metrics.jsonl")[1:]
+    assert {why for row in found for why in row["groups_dropped"]} == {"alike"}
+    assert {why for row in found for why in row["prompts_skipped"]} == {"dull"}
+    for row in found:
+        assert row["trained_groups"] + sum(row["groups_dropped"].values()) + row["groups_censored"] == row["groups"]
+    config = json.loads((folder / "filtered" / "config.json").read_text())["config"]
+    assert config["filters"][1] == {"name": "dapo", "success": 0.5, "refill_cap": 0.5}
+    assert "which train.dapo switches on" in turntree.error(*command, "--dapo", "--out", "twice")
+    assert "which has no refill_cap, skip, drop" in turntree.error(
+        *command, "--filter", "door_rules:CutsAlike", "--out", "none"
+    )
+
+
+def test_a_renderer_of_ones_own_speaks_in_every_stage_and_pivots_remember_it(turntree, folder, traces) -> None:
+    """It writes what our template writes, so what is sampled is the same; it is another renderer all the same."""
+    mine = ("--renderer", "door_words:Marked")
+    evaluated = ("evaluate", *ROOMS, "--count", 3, "--max-turns", 3, *SHORT)
+    own, ours = (turntree.json(*evaluated, *named) for named in (mine, ()))
+    assert own["sampled"] == ours["sampled"]
+    profiled = ("profile", "--limit", 8, "--rollouts", 8, *SHORT, "--traces", traces)
+    turntree(*profiled, "--verifier", "door_rules:begins_alike", *mine, "--out", "spoken.profile.jsonl")
+    turntree("select", "spoken.profile.jsonl", "--threshold", 1, "--anchor-share", 0.5, "--out", "spoken.jsonl")
+    command = ("train", "pivot", "spoken.jsonl", *PIVOT, "--verifier", "door_rules:begins_alike", "--out", "spoken")
+    assert "profile renderer 'door_words:Marked" in turntree.error(*command)
+    turntree(*command, *mine)
+    turntree("sft", "--traces", traces, *mine, "--out", "taught", "--set", "sft.epochs=1")
+    assert "differs in device.renderer" in turntree.error("sft", "--traces", traces, "--out", "taught")
+    assert "which has no stop_ids" in turntree.error("evaluate", *ROOMS, "--renderer", "door_rules:CutsAlike")
+    message = turntree.error("evaluate", *ROOMS, "--set", "device.renderer.tool_format=xml")
+    assert "'device.renderer.tool_format': 'xml' is not allowed" in message
+
+
+def test_a_log_format_of_ones_own_is_audited_and_calibrates_a_gate(turntree, folder) -> None:
+    played = [
+        {"side": f"t{n}", "at": step, "score": float(n % 2 and one), "said": [f"say {one * n}"] * 6}
+        for step in range(2) for n in range(6) for one in range(2)
+    ]  # fmt: skip
+    (folder / "played.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [{"hello": 1}, *played]))
+    mine = ("played.jsonl", "--format", "door_machinery:played", "--set", "log_format.step=at")
+    result = turntree.json("audit", *mine, "--out", "played.html")
+    assert result["log"]["dropped"] == {"left out by the format": 1} and result["log"]["groups"] == 12
+    assert result["zero_variance_rate"] == 0.5
+    assert turntree.json("gate", "sweep", *mine, "--turn", 3, "--thresholds", "0.5")["groups"] == 12
+    assert "'log_format.stp': unknown key" in turntree.error("audit", *mine, "--set", "log_format.stp=at")
 
 
 # a class with tools

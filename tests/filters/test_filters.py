@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from turntree.core.errors import ConfigError
 from turntree.core.outcome import GroupOutcome, group_outcome
-from turntree.filters.dapo import DapoFilter
+from turntree.filters.dapo import DapoFilter, refill
 from turntree.filters.greso import Greso, GresoConfig, PromptDecision
 
 FAIL, SUCCEED, MIXED, CENSORED = [0.0, 0.0], [1.0, 1.0], [0.0, 1.0], [None, None]
@@ -38,15 +38,15 @@ def test_the_reward_that_counts_as_success_is_the_users():
 
 @given(st.integers(0, 20), st.integers(0, 20), st.integers(0, 60), st.floats(0, 3))
 def test_a_refill_never_passes_its_cap_nor_what_is_missing(wanted, kept, started, cap):
-    more = DapoFilter(refill_cap=cap).refill(wanted=wanted, kept=kept, started=started)
+    more = refill(cap, wanted=wanted, kept=kept, started=started)
     assert 0 <= more <= max(0, wanted - kept)
     assert more == 0 or started + more <= wanted * (1 + cap)
 
 
 def test_without_a_cap_there_is_no_refill():
-    assert DapoFilter().refill(wanted=8, kept=3, started=8) == 0
-    assert DapoFilter(refill_cap=1.0).refill(wanted=8, kept=3, started=8) == 5
-    assert DapoFilter(refill_cap=1.0).refill(wanted=8, kept=3, started=14) == 2
+    assert refill(0.0, wanted=8, kept=3, started=8) == 0
+    assert refill(1.0, wanted=8, kept=3, started=8) == 5
+    assert refill(1.0, wanted=8, kept=3, started=14) == 2
     with pytest.raises(ConfigError, match="refill_cap"):
         DapoFilter(refill_cap=-1)
 

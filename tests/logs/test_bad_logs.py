@@ -5,28 +5,28 @@ import random
 
 import pytest
 
-from turntree.auditing.comparison import AuditConfig
 from turntree.auditing.played import play
+from turntree.core import parts
+from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.labels import Credit, NodeCredit, Rewards
 from turntree.core.messages import Message, ToolCall
 from turntree.core.tree import Decision, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.logs.groups import LoggedGroup, LoggedRollout
-from turntree.logs.read import LogFormat, open_log
+from turntree.logs.read import AUTO, open_log
 from turntree.logs.rollouts import group_to_json
-from turntree.logs.rows import ReadConfig
 from turntree.logs.trees import KeptTree
 from turntree.observe.files import write_json
 from turntree.report.audit import build_audit_page
-from turntree.stages.audit import run_audit
+from turntree.stages.audit import AuditStageConfig, run_audit
 
 GOOD = {"group": "a", "reward": 1.0, "iteration": 0, "actions": ["go"], "turn_tokens": [3], "completed": True}
 HUGE = 10**400
 
 
-def read(path, form=None):
-    log = open_log([path], form)
+def read(path, form="auto"):
+    log = open_log([path], Part(form))
     return list(log), log.report
 
 
@@ -70,7 +70,7 @@ def test_a_line_of_turntrees_own_log_with_a_wrong_field_is_counted_with_its_plac
     bad = good | {"rollouts": [good["rollouts"][0] | change]}
     path = tmp_path / "rollouts.jsonl"
     path.write_text("".join(json.dumps(one) + "\n" for one in (good, bad, good | {"iteration": 10**30}, 7)))
-    groups, report = read(path, LogFormat.TURNTREE)
+    groups, report = read(path, "turntree")
     assert len(groups) == 1 and report.dropped == {"a line that is no finished group": 3}
     assert next(iter(report.first.values())).startswith(f"{path}:2 (")
 
@@ -101,7 +101,7 @@ def test_half_a_character_in_a_name_reaches_the_page_as_an_escape(tmp_path):
     rows = [{"group": f"{i}", "task": "a\ud800", "iteration": i, "reward": 0} for i in (0, 1, 2) for _ in range(2)]
     path = tmp_path / "log.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    result = run_audit([path], None, ReadConfig(), AuditConfig())
+    result = run_audit([path], AuditStageConfig())
     assert result["tasks"]["rows"][0]["task"] == "a\\ud800"
     write_json(tmp_path / "audit.json", result)
     assert "a\\ud800" in build_audit_page(result, tmp_path / "a.html").read_text(encoding="utf-8")
@@ -147,9 +147,9 @@ def kept_tree():
 
 
 ROWS = {
-    LogFormat.GENERIC: GOOD | {"task": "t", "observations": ["a room"], "tokens": 4, "characters": 9, "stop": "end"},
-    LogFormat.VERL: {"input": "p", "output": "o", "score": 1.0, "step": 1, "uid": "u_0_0", "data_source": "gsm8k"},
-    LogFormat.NEMO_GYM: {
+    "generic": GOOD | {"task": "t", "observations": ["a room"], "tokens": 4, "characters": 9, "stop": "end"},
+    "verl": {"input": "p", "output": "o", "score": 1.0, "step": 1, "uid": "u_0_0", "data_source": "gsm8k"},
+    "nemo-gym": {
         "responses_create_params": {"input": [{"role": "user", "content": "p"}]},
         "response": {"output": OUTPUT, "usage": {"output_tokens": 7}},
         "reward": 1.0,
@@ -157,8 +157,8 @@ ROWS = {
         "instance_id": "i",
         "mask_sample": False,
     },
-    LogFormat.TREES: kept_tree(),
-    LogFormat.TURNTREE: group_to_json(
+    "trees": kept_tree(),
+    "turntree": group_to_json(
         LoggedGroup(
             id="g", task="t", iteration=0,
             rollouts=(LoggedRollout(actions=("go",), reward=1.0, turn_tokens=(3,), observations=("a",), stop="end"),),
@@ -171,12 +171,12 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize("form", list(LogFormat))
+@pytest.mark.parametrize("form", [name for name in parts.names("log_formats") if name != AUTO.name])
 def test_whatever_a_log_holds_the_audit_ends_in_figures_or_in_one_line(tmp_path, form):
     draw = random.Random(f"mutations of {form}")
     for number in range(200):
-        path = tmp_path / ("log.table.json" if form is LogFormat.TRL else "log.jsonl")
-        if form is LogFormat.TRL:
+        path = tmp_path / ("log.table.json" if form == "trl" else "log.jsonl")
+        if form == "trl":
             text = json.dumps(mutated(draw, TABLE))
         else:
             rows = [ROWS[form], ROWS[form], *(mutated(draw, mutated(draw, ROWS[form])) for _ in range(3))]
@@ -185,10 +185,11 @@ def test_whatever_a_log_holds_the_audit_ends_in_figures_or_in_one_line(tmp_path,
             cut = draw.randrange(len(text))
             text = text[:cut]
         path.write_text(text)
-        config = ReadConfig(turn_separator="x" if draw.random() < 0.5 else None)
+        cuts = form in ("verl", "trl") and draw.random() < 0.5
+        format = Part(form, {"turn_separator": "x"} if cuts else {})
         try:
-            play(open_log([path], form, config))
+            play(open_log([path], format))
             if number % 20 == 0:
-                run_audit([path], form, config, AuditConfig())
+                run_audit([path], AuditStageConfig(log_format=format))
         except InputError as error:
             assert "\n" not in str(error) and len(str(error)) < 700

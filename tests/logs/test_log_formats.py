@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from turntree.core.errors import InputError
-from turntree.logs.read import LogFormat, open_log
-from turntree.logs.rows import ReadConfig
+from turntree.core.config import Part
+from turntree.core.errors import ConfigError, InputError
+from turntree.logs.read import open_log
 
 
 def write(path: Path, rows):
@@ -18,8 +18,8 @@ def write(path: Path, rows):
     return path
 
 
-def read(path, form=None, **config):
-    log = open_log([path], form, ReadConfig(**config))
+def read(path, form="auto", **options):
+    log = open_log([path], Part(form, options))
     return list(log), log.report
 
 
@@ -259,7 +259,7 @@ class TestGeneric:
         path = write(tmp_path / "log.jsonl", [{"group": "a", "reward": None}, line])
         (group,), report = read(path)
         assert group.rewards == (None,)
-        assert report.dropped == {reason: 1} and report.first == {reason: f"{path}:2"}
+        assert report.dropped == {reason: 1} and report.first[reason].split(" (")[0] == f"{path}:2"
         assert report.lines == 2 and report.rollouts == 1
 
 
@@ -274,11 +274,11 @@ class TestRecognition:
             read(write(tmp_path / "c.jsonl", ["["]))
         with pytest.raises(InputError, match="is empty"):
             read(write(tmp_path / "d.jsonl", []))
-        assert read(tmp_path / "a.jsonl", LogFormat.GENERIC)[0][0].rewards == (0.0,)
+        assert read(tmp_path / "a.jsonl", "generic")[0][0].rewards == (0.0,)
 
     def test_a_log_of_which_nothing_can_be_read_is_an_error_that_names_the_first_line(self, tmp_path):
         path = write(tmp_path / "a.jsonl", [{"group": "a", "reward": "x"}])
-        with pytest.raises(InputError, match=r"a\.jsonl:1: holds no rollout .*not a number.*read as generic"):
+        with pytest.raises(InputError, match=r"a\.jsonl:1 .*: holds no rollout .*not a number.*read as generic"):
             read(path)
 
     def test_missing_paths_and_empty_folders_are_named(self, tmp_path):
@@ -286,3 +286,55 @@ class TestRecognition:
             read(tmp_path / "nowhere")
         with pytest.raises(InputError, match="holds no log"):
             read(tmp_path)
+
+
+class TestFormatsOfOnesOwn:
+    """A function of one line, named like any part."""
+
+    MODULE = '''
+def read(row, *, team: str = "team"):
+    if "note" in row:
+        return None
+    return {"group": row[team], "reward": row["points"], "actions": row["did"]}
+
+class Whole:
+    """Not one rollout a line: the file is read by the format itself."""
+    def groups(self, paths, report):
+        from turntree.logs.groups import LoggedGroup, LoggedRollout
+        report.saw_group(2)
+        yield LoggedGroup(id="g", task="t", rollouts=(LoggedRollout(actions=("a",), reward=1.0),) * 2)
+
+class Neither:
+    pass
+'''
+
+    @pytest.fixture
+    def log(self, tmp_path, monkeypatch):
+        (tmp_path / "own_logs.py").write_text(self.MODULE)
+        monkeypatch.chdir(tmp_path)
+        rows = [{"team": "a", "points": i, "did": ["go"]} for i in range(2)]
+        return write(tmp_path / "log.jsonl", [{"note": "begins"}, *rows, {"team": "a", "did": []}])
+
+    def test_it_gives_the_fields_of_the_generic_format_and_what_it_drops_is_counted_by_reason(self, log):
+        (group,), report = read(log, "own_logs:read")
+        assert group.rewards == (0.0, 1.0) and group.rollouts[0].actions == ("go",)
+        assert report.dropped == {"left out by the format": 1, "the format raised KeyError": 1}
+        assert report.first["the format raised KeyError"] == f"{log}:4 ('points')"
+
+    def test_its_keyword_parameters_are_options(self, log):
+        with pytest.raises(InputError, match=r"3 the format raised KeyError"):
+            read(log, "own_logs:read", team="side")
+        with pytest.raises(ConfigError, match=r"'log_format.tem': unknown key; did you mean 'team'\?"):
+            read(log, "own_logs:read", tem="side")
+
+    def test_a_class_reads_whole_files_and_what_can_do_neither_is_refused(self, log):
+        (group,), report = read(log, "own_logs:Whole")
+        assert group.rewards == (1.0, 1.0) and report.format == "own_logs:Whole"
+        with pytest.raises(InputError, match="'own_logs:Neither' gave Neither, which has no groups"):
+            read(log, "own_logs:Neither")
+
+
+def test_an_option_that_the_recognised_format_does_not_have_is_an_error(tmp_path):
+    path = write(tmp_path / "log.jsonl", [{"group": "a", "reward": 1.0}] * 2)
+    with pytest.raises(ConfigError, match=r"'log_format\.turn_separator': unknown key"):
+        read(path, turn_separator="x")

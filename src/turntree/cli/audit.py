@@ -10,49 +10,40 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from turntree.cli.common import finish
+from turntree.cli.common import LOG_OPTIONS, finish
 from turntree.cli.options import StageCommand
 
 if TYPE_CHECKING:
-    from turntree.logs.report import ReadReport
+    from turntree.logs.rows import ReadReport
 
 PROGRESS_SECONDS = 5.0
-FORMATS = ("auto", "turntree", "verl", "trl", "nemo-gym", "generic")
 
 
 @click.command(
     cls=StageCommand,
-    config="turntree.auditing.comparison:AuditConfig",
-    options={"--epochs": "epochs"},
+    config="turntree.stages.audit:AuditStageConfig",
+    options={"--epochs": "epochs", **LOG_OPTIONS},
     short_help="What your rollout logs bought.",
 )
 @click.argument("logs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--out", default="audit.html", show_default=True, type=click.Path(path_type=Path), help="The page.")
-@click.option("--format", "form", type=click.Choice(FORMATS), default="auto", show_default=True)
-@click.option("--reward", "rewards", multiple=True, help="Column whose value is the reward; several are summed.")
-@click.option("--turn-separator", default=None, metavar="REGEX", help="What stands between two turns of a text log.")
 def audit(
     config: Any,
     logs: tuple[Path, ...],
     out: Path,
-    form: str,
-    rewards: tuple[str, ...],
-    turn_separator: str | None,
     json_path: str | None,
 ) -> None:
-    """Audit rollout logs of turntree, verl, TRL, NeMo Gym, or JSONL lines with `group` and `reward` (docs/audit.md).
+    """Audit rollout logs of turntree, verl, TRL, NeMo Gym, JSONL lines with `group` and `reward`, or a format of your
+    own (docs/audit.md).
 
     \b
     Example: turntree audit checkpoints/rollout_data --out audit.html
              turntree audit my_rollouts.jsonl --json -
     """
-    from turntree.logs.read import LogFormat
-    from turntree.logs.rows import ReadConfig
     from turntree.report.audit import build_audit_page, sentences
     from turntree.stages.audit import run_audit
 
-    reading = ReadConfig(rewards=rewards, turn_separator=turn_separator)
-    result = run_audit(logs, None if form == "auto" else LogFormat(form), reading, config, _progress())
+    result = run_audit(logs, config, _progress())
     build_audit_page(result, out)
     dropped = [f"dropped {count}: {reason}" for reason, count in result["log"]["dropped"].items()]
     notes = result["log"]["notes"]

@@ -42,6 +42,11 @@ def keep_trees(text: str) -> int | None:
     return int(text)
 
 
+LOG_OPTIONS = {  # of every command that reads rollout logs
+    "--format": "log_format",
+    "--reward": Read("log_format.rewards", str, "COLUMN", repeated=True),
+    "--turn-separator": Read("log_format.turn_separator", str, "REGEX"),
+}
 KEEP_TREES = Read("keep_trees", keep_trees, "all|N|none")
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from turntree.cli.common import finish, out_option
+from turntree.cli.common import LOG_OPTIONS, finish, out_option
 from turntree.cli.options import StageCommand
-from turntree.core.errors import InputError
 
 REFUSED = 3  # exit code: the data were read, and support no operating point
 
@@ -24,14 +22,7 @@ def gate() -> None:
     """
 
 
-def _log_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in (
-        click.option("--turn-separator", default=None, help="Regular expression between the turns of a log's text."),
-        click.option("--format", "form", default=None, help="Of the log, where it is not clear from its fields."),
-        click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path)),
-    ):
-        command = option(command)
-    return command
+_files = click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 
 
 @gate.command(
@@ -45,13 +36,12 @@ def _log_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--rule": "rule",
         "--termination": "termination",
         "--max-turns": "max_turns",
+        **LOG_OPTIONS,
     },
     short_help="Table 1 of the paper, for thresholds of your choice.",
 )
-@_log_options
-def sweep(
-    config: Any, paths: tuple[Path, ...], form: str | None, turn_separator: str | None, json_path: str | None
-) -> None:
+@_files
+def sweep(config: Any, paths: tuple[Path, ...], json_path: str | None) -> None:
     """Groups cut, precision, recall and savings for every threshold, over all groups and over those still running.
 
     \b
@@ -59,7 +49,7 @@ def sweep(
     """
     from turntree.stages.gate import run_sweep
 
-    result = run_sweep(paths, config, **_reading(form, turn_separator))
+    result = run_sweep(paths, config)
     finish(result, json_path, _table(result))
 
 
@@ -75,17 +65,16 @@ def sweep(
         "--resamples": "calibration.resamples",
         "--seed": "calibration.seed",
         "--max-turns": "max_turns",
+        **LOG_OPTIONS,
     },
     short_help="The operating point that your rollouts support, if any.",
 )
 @out_option("Write a page with pictures here (HTML).", required=False)
-@_log_options
+@_files
 def calibrate(
     config: Any,
     paths: tuple[Path, ...],
     out: Path | None,
-    form: str | None,
-    turn_separator: str | None,
     json_path: str | None,
 ) -> None:
     """Sweep (signal, turn, threshold) and choose by the lower bound of precision among groups still running.
@@ -98,25 +87,12 @@ def calibrate(
     from turntree.report.calibration import build_calibration_page
     from turntree.stages.gate import run_calibration
 
-    result, table = run_calibration(paths, config, **_reading(form, turn_separator))
+    result, table = run_calibration(paths, config)
     if out is not None:
         build_calibration_page(result, table, out)
     finish(result, json_path, [*_verdict(result), *([] if out is None else [str(out)])])
     if result["refused"] is not None:
         sys.exit(REFUSED)
-
-
-def _reading(form: str | None, turn_separator: str | None) -> dict[str, Any]:
-    from turntree.logs.read import LogFormat
-    from turntree.logs.rows import ReadConfig
-
-    known = [each.value for each in LogFormat]
-    if form is not None and form not in known:
-        raise InputError(f"{form!r} is no format", field="--format", hint=f"use one of {', '.join(known)}")
-    return {
-        "form": None if form is None else LogFormat(form),
-        "reading": ReadConfig(turn_separator=turn_separator),
-    }
 
 
 def _table(result: dict[str, Any]) -> list[str]:

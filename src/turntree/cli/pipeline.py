@@ -19,6 +19,7 @@ _CONFIG = "turntree.stages.config:"
     options={
         "--traces": "traces",
         "--model": "model",
+        "--renderer": "device.renderer",
         "--split": "split",
         "--epochs": "sft.epochs",
         "--learning-rate": "sft.optimizer.learning_rate",
@@ -61,6 +62,7 @@ def sft(config: Any, out: Path, overwrite: bool, json_path: str | None) -> None:
         "--endpoint": "endpoint.url",
         "--tokenizer": "endpoint.tokenizer",
         "--engine": "device.engine",
+        "--renderer": "device.renderer",
         "--seed": "profile.seed",
     },
     short_help="K rollouts at every turn of the traces.",
@@ -178,6 +180,7 @@ def train() -> None:
         "--kl": "train.loss.kl_coefficient",
         "--max-tokens": "train.sampling.max_tokens",
         "--engine": "device.engine",
+        "--renderer": "device.renderer",
         "--keep-trees": KEEP_TREES,
         "--seed": "train.seed",
         "--allow-stale": "allow_stale",

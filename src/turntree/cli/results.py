@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         "--max-tokens": "max_tokens",
         "--skills": "skills_per_kind",
         "--engine": "device.engine",
+        "--renderer": "device.renderer",
         "--keep-trees": "keep_trees",
         "--seed": "seed",
     },

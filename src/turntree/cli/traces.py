@@ -80,6 +80,7 @@ def _demonstrations(name: str) -> click.Command:
         "--endpoint": "endpoint.url",
         "--tokenizer": "endpoint.tokenizer",
         "--engine": "device.engine",
+        "--renderer": "device.renderer",
         "--split": "split",
         "--count": "count",
         "--samples": "samples",

@@ -202,7 +202,8 @@ def _overlaid_part(old: Any, new: Any, usual: str | None) -> Any:
     if not isinstance(given, Mapping):
         return given
     now = cast("Mapping[str, Any]", given)
-    before = cast("Mapping[str, Any]", old) if isinstance(old, Mapping) else {"name": usual} if usual else {}
+    known = {"name": old} if isinstance(old, str) else {"name": usual} if usual else {}  # an item of a list is a name
+    before = cast("Mapping[str, Any]", old) if isinstance(old, Mapping) else known
     return laid_over(before, now) if now.get("name", before.get("name")) == before.get("name") else now
 
 

@@ -20,8 +20,6 @@ from typing import Any, cast
 from turntree.core import parts
 from turntree.core.config import Part, defaults, item_of, section_of, to_value, usual_of
 
-_PART_KINDS = {kind.noun: name for name, kind in parts.KINDS.items()}  # a key `gate` holds a part of "gates"
-
 
 @dataclass(frozen=True)
 class Key:
@@ -78,15 +76,15 @@ def _items(key: Key) -> Iterator[Key]:
         yield from keys(section, {**defaults(section), **key.default[0]}, f"{key.name}.0.", key.off)
 
 
-def _part(key: Key, noun: str) -> Iterator[Key]:
+def _part(key: Key, field: str) -> Iterator[Key]:
     chosen = None if key.default is None else Part.from_value(key.default, key.name)
     yield Key(key.name, key.hint, chosen and chosen.name, key.required, key.meaning)
     usual, off = usual_of(key.hint), key.off
     if chosen is None and usual is not None:
         chosen, off = Part(usual), off or key.name
-    if chosen is None or noun not in _PART_KINDS:
+    if chosen is None or field not in parts.KIND_OF:
         return
-    found = parts.load(_PART_KINDS[noun], chosen.name)
+    found = parts.load(parts.KIND_OF[field], chosen.name)
     described = parts.description(found.target)
     meanings = field_meanings(described) if is_dataclass(described) else {}
     for name, option in found.options().items():

@@ -15,6 +15,7 @@ the options.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -28,7 +29,7 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, TypeVar, cast
 
 from turntree.core.config import Part, converted, laid_over, to_value, unknown_key
@@ -48,6 +49,11 @@ class Kind:
     context: tuple[str, ...] = ()
     plain: bool = False
 
+    @property
+    def field(self) -> str:
+        """What a key of a configuration that holds such a part is called."""
+        return self.noun.replace(" ", "_")
+
 
 KINDS: dict[str, Kind] = {
     "environments": Kind("environment", ("split", "count", "seed", "model")),
@@ -62,14 +68,14 @@ KINDS: dict[str, Kind] = {
     "engines": Kind("engine", ("policy",)),
     "renderers": Kind("renderer", ("tokenizer",)),
     "trace_formats": Kind("trace format", plain=True),
-    "log_formats": Kind("log format"),
+    "log_formats": Kind("log format", plain=True),
     "loggers": Kind("logger", ("run",)),
 }
 DEFAULT = Part("default")  # what is registered under this name is taken where none is named: the embedded world
 AS_GIVEN = {"options": "as given"}  # of a field whose options replace others, so that a default must not
 _OURS = Path(__file__).parents[1]
 _brought: set[str] = set()  # the files of all modules that parts were loaded from
-_KIND_OF = {kind.noun: name for name, kind in KINDS.items()}
+KIND_OF = {kind.field: name for name, kind in KINDS.items()}  # by the name of a field
 _NAMES_CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 ARGUMENT = "argument"  # the parameter that takes what follows a registered name: gymnasium:ARGUMENT
 
@@ -124,7 +130,7 @@ class Loaded:
         """Every option with its value: those given, converted to their types, and the defaults of the rest. Raises
         `ConfigError` for an unknown option (naming the known ones), a missing one and a wrong type; `field` is where
         the configuration has the part (default: what its kind is called)."""
-        known, where = self.options(), field or KINDS[self.kind].noun
+        known, where = self.options(), field or KINDS[self.kind].field
         for key in options:
             if key not in known:
                 raise unknown_key(key, known, field=f"{where}.{key}")
@@ -180,15 +186,15 @@ def description(factory: Any) -> Any:
 
 def resolved(config: T, inside: str = "") -> T:
     """The configuration with every part spelled out, those of configurations inside it too (`inside`: the dotted key of
-    this one). A field is of the kind whose noun it is called by; one of `AS_GIVEN` stays as it is. Raises `ConfigError`
-    for a part that does not exist and for options that it does not have."""
+    this one). A field is of the kind whose `Kind.field` it is called; one of `AS_GIVEN` stays as it is. Raises
+    `ConfigError` for a part that does not exist and for options that it does not have."""
     given = {field.name for field in dataclasses.fields(cast(Any, config)) if dict(field.metadata) == AS_GIVEN}
     spelled: dict[str, Any] = {}
     for name, value in _fields(config):
         if name in given:
             continue
         if isinstance(value, Part):
-            spelled[name] = resolve(_KIND_OF[name], value, field=inside + name)
+            spelled[name] = resolve(KIND_OF[name], value, field=inside + name)
         else:
             spelled[name] = resolved(value, f"{inside}{name}.")
     return dataclasses.replace(cast(Any, config), **spelled) if spelled else config
@@ -199,7 +205,7 @@ def identities(config: Any, inside: str = "") -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in _fields(config):
         if isinstance(value, Part):
-            found[inside + name] = identity(_KIND_OF[name], value)
+            found[inside + name] = identity(KIND_OF[name], value)
         else:
             found |= identities(value, f"{inside}{name}.")
     return found
@@ -211,7 +217,7 @@ def _fields(config: Any) -> list[tuple[str, Any]]:
     return [
         (name, value)
         for name, value in values
-        if (name in _KIND_OF if isinstance(value, Part) else dataclasses.is_dataclass(value))
+        if (name in KIND_OF if isinstance(value, Part) else dataclasses.is_dataclass(value))
     ]
 
 
@@ -296,8 +302,13 @@ def _hints(target: Callable[..., Any]) -> dict[str, Any]:
     function = cast("Any", target).__init__ if inspect.isclass(target) else target
     try:
         return typing.get_type_hints(function)
-    except NameError:  # a name that exists for type checkers only
-        return {}
+    except NameError:  # a name that exists for type checkers only: that of a `tokenizer` must not hide the options'
+        found: dict[str, Any] = {}
+        for name, annotation in function.__annotations__.items():
+            with contextlib.suppress(NameError):
+                one = SimpleNamespace(__annotations__={name: annotation})
+                found |= typing.get_type_hints(one, globalns=getattr(function, "__globals__", {}))
+        return found
 
 
 def _defaults(target: Callable[..., Any]) -> dict[str, Any]:

@@ -283,6 +283,55 @@ class Brancher(Protocol):
     def restore(self, state: dict[str, Any]) -> None: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class FinishedGroup:
+    """What a filter may see of a group that has ended. `rewards` has one entry per rollout, None where it is censored
+    (all of a group that a gate cut are). `credit` is what the update would learn; None where there is nothing to
+    compare."""
+
+    task_id: str
+    iteration: int
+    rewards: tuple[float | None, ...]
+    credit: Credit | None = None
+
+
+class Filter(Protocol):
+    """Decides which tasks are played (GRESO) and which finished groups are learned from (DAPO, section 3.2).
+
+    A subclass overrides what it needs; as it stands nothing is filtered. `skip` and `drop` give the reason, one of few
+    fixed texts by which it is counted, or None. They depend on their arguments and on the groups that `finished` was
+    told of, in any order within an iteration, so the same question has the same answer. Censored groups never reach
+    `drop`: they have no credit.
+    """
+
+    refill_cap: float = 0.0
+    """An iteration may start this many times its groups in further ones, for those that are dropped (0: none)."""
+
+    def skip(self, task_id: str, iteration: int) -> str | None:
+        """Why a task is not played now; it comes again in the next epoch."""
+        return None
+
+    def drop(self, group: FinishedGroup) -> str | None:
+        """Why a finished group stays out of the update."""
+        return None
+
+    def finished(self, group: FinishedGroup) -> None:
+        """Told every group of an iteration, those that are dropped too."""
+        return None
+
+    def end_iteration(self) -> None:
+        """Told once all groups of an iteration are finished."""
+        return None
+
+    def state(self) -> dict[str, Any]:
+        """A JSON value of what was learned so far, for `restore`."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take back what `state` gave."""
+        return None
+
+
 class Estimator(Protocol):
     """Labels nodes with credit from the rewards of leaves."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from turntree.core.errors import ConfigError
 from turntree.core.outcome import SUCCESS_REWARD, GroupOutcome, group_outcome
+from turntree.core.protocols import Filter, FinishedGroup
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class FilterDecision:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DapoFilter:
+class DapoFilter(Filter):
     """Groups without reward variance stay out of the update."""
 
     success: float = SUCCESS_REWARD
@@ -40,10 +41,20 @@ class DapoFilter:
         outcome = group_outcome(rewards, success=self.success)
         return FilterDecision(outcome is GroupOutcome.MIXED, outcome.value)
 
-    def refill(self, *, wanted: int, kept: int, started: int) -> int:
-        """How many more groups to start for a batch of `wanted` groups of which `kept` are in, after `started`."""
-        return max(0, min(wanted - kept, self.allowed(wanted=wanted, started=started)))
+    def drop(self, group: FinishedGroup) -> str | None:
+        """By what the update would learn: under path weights refills do not count, so the rewards of a group may differ
+        in them alone and teach nothing."""
+        if group.credit is None or (group.credit.nodes and not group.credit.zero_variance):
+            return None
+        decision = self.judge(group.rewards)
+        return "nothing that counts differs" if decision.keep else decision.reason
 
-    def allowed(self, *, wanted: int, started: int) -> int:
-        """How many further groups the cap leaves for a batch of `wanted` groups after `started`."""
-        return wanted + int(self.refill_cap * wanted) - started
+
+def refill(cap: float, *, wanted: int, kept: int, started: int) -> int:
+    """How many more groups to start for a batch of `wanted` groups of which `kept` are in, after `started`."""
+    return max(0, min(wanted - kept, allowed(cap, wanted=wanted, started=started)))
+
+
+def allowed(cap: float, *, wanted: int, started: int) -> int:
+    """How many further groups the cap leaves for a batch of `wanted` groups after `started`."""
+    return wanted + int(cap * wanted) - started

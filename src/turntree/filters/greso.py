@@ -20,6 +20,8 @@ from turntree.core import seeds
 from turntree.core.config import from_mapping
 from turntree.core.errors import ConfigError
 from turntree.core.outcome import SUCCESS_REWARD, GroupOutcome, group_outcome
+from turntree.core.parts import described_by
+from turntree.core.protocols import Filter, FinishedGroup
 
 SCHEMA = "turntree.greso/1"
 
@@ -83,7 +85,7 @@ class TaskHistory:
         return replace(self, outcome=outcome, streak=streak, observed=self.observed + 1)
 
 
-class Greso:
+class Greso(Filter):
     """Ask `decide` before a group is started, tell `record` when it ended, call `adjust` after every iteration."""
 
     def __init__(self, config: GresoConfig | None = None) -> None:
@@ -145,6 +147,24 @@ class Greso:
         self._played = dict.fromkeys(GroupOutcome, 0)
         self._predicting = False
 
+    # as a filter
+
+    def skip(self, task_id: str, iteration: int) -> str | None:
+        decision = self.decide(task_id, iteration)
+        return decision.reason if decision.skip else None
+
+    def finished(self, group: FinishedGroup) -> None:
+        self.record(group.task_id, group.rewards)
+
+    def end_iteration(self) -> None:
+        self.adjust()
+
+    def state(self) -> dict[str, Any]:
+        return self.to_json()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        vars(self).update(vars(Greso.from_json(state)))
+
     def to_json(self) -> dict[str, Any]:
         """A JSON value that `from_json` restores exactly, in the middle of an iteration too."""
         return {
@@ -168,3 +188,21 @@ class Greso:
             outcome = None if row["outcome"] is None else GroupOutcome(row["outcome"])
             restored._histories[task] = TaskHistory(**{**row, "outcome": outcome})
         return restored
+
+
+@described_by(GresoConfig)
+def greso(
+    *,
+    seed: int,
+    easy_exploration: float = GresoConfig.easy_exploration,
+    hard_exploration: float = GresoConfig.hard_exploration,
+    easy_target: float = GresoConfig.easy_target,
+    hard_target: float = GresoConfig.hard_target,
+    adjustment: float = GresoConfig.adjustment,
+    lowest_exploration: float = GresoConfig.lowest_exploration,
+    highest_exploration: float = GresoConfig.highest_exploration,
+    keep_at_least: float = GresoConfig.keep_at_least,
+    success: float = GresoConfig.success,
+) -> Greso:
+    """What the entry point names: the keyword parameters are the options; the run gives the seed."""
+    return Greso(GresoConfig(**locals()))

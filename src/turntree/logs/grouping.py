@@ -5,18 +5,50 @@ from __future__ import annotations
 import shutil
 import tempfile
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
 from turntree.core.errors import InputError
 from turntree.logs.groups import LoggedGroup
-from turntree.logs.report import ReadReport
-from turntree.logs.rows import LoggedRow, RowRefused
+from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, parse_row
+from turntree.observe.jsonl import read_lines
 
 Key = tuple[int | None, str]
+
+
+def by_rows(
+    read: Callable[[dict[str, Any]], LoggedRow], paths: Sequence[Path], report: ReadReport
+) -> Iterator[LoggedGroup]:
+    """The groups of JSON lines of one rollout each. Every file is read twice: for the group of every line, then for the
+    lines of one group after the other."""
+    for path in paths:
+        report.files += 1
+        with LineIndex(path) as index:
+            row = partial(_row, read)
+            yield from grouped(_keys(path, row, index, report), partial(index.row, read=row), report)
+
+
+def _row(read: Callable[[dict[str, Any]], LoggedRow], line: bytes) -> LoggedRow:
+    try:
+        return read(parse_row(line))
+    except RecursionError as error:
+        raise RowRefused("nested too deeply to read") from error
+
+
+def _keys(path: Path, row: Callable[[bytes], LoggedRow], index: LineIndex, report: ReadReport) -> Iterator[Key]:
+    for number, line in read_lines(path):
+        report.saw_line()
+        try:
+            found = row(line)
+        except RowRefused as refused:
+            report.drop(refused.reason, path, number, detail=refused.detail)
+            continue
+        index.add(number, line)
+        yield found.iteration, found.group
 
 
 def grouped(keys: Iterable[Key], row_at: Callable[[int], LoggedRow], report: ReadReport) -> Iterator[LoggedGroup]:

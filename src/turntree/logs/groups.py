@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
+from typing import Any
+
+from turntree.core.messages import Message
 
 LARGEST = 1 << 40  # of any count in a log: above it, sums over a log would leave the integers of 64 bits
 
@@ -73,3 +77,22 @@ class LoggedGroup:
     @property
     def scored(self) -> tuple[float, ...]:
         return tuple(rollout.reward for rollout in self.rollouts if rollout.reward is not None)
+
+
+# what the policy did in a turn, as one text: a call with its arguments in a fixed order, or what it said
+
+
+def call_text(name: str, arguments: Any) -> str:
+    """`name({"a": 1, "b": 2})`, the same for arguments in any order; JSON text that does not parse stays as it is."""
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            return f"{name}({arguments})"
+    return f"{name}({json.dumps(arguments, sort_keys=True, ensure_ascii=False)})"
+
+
+def action_text(message: Message) -> str:
+    """The calls of an assistant message, one a line; its words where it calls nothing."""
+    calls = [call_text(call.name, call.arguments) for call in message.tool_calls]
+    return "\n".join(calls) if calls else message.content

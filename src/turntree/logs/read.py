@@ -1,41 +1,37 @@
-"""`open_log`: rollouts of any framework, found, recognised and read as one stream of groups."""
+"""`open_log`: rollouts of any framework, found, recognised and read as one stream of groups.
+
+A log format is a part (`turntree.log_formats`): a function of one JSON line, which gives the fields of the generic
+format (docs/audit.md), or None for a line that is no rollout. Where rollouts are not one a line, it is a class with
+`groups(paths, report)`. Its keyword-only parameters are its options.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from enum import StrEnum
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from turntree.core import parts
+from turntree.core.config import Part
 from turntree.core.errors import InputError
-from turntree.logs import generic, nemo_gym, rollouts, trees, trl, verl
-from turntree.logs.grouping import Key, LineIndex, grouped
+from turntree.logs import rollouts, trees
+from turntree.logs.formats import TextOptions, generic
+from turntree.logs.grouping import by_rows
 from turntree.logs.groups import LoggedGroup
-from turntree.logs.report import ReadReport
-from turntree.logs.rows import LoggedRow, ReadConfig, RowRefused, parse_row
+from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, parse_row
 from turntree.observe.jsonl import read_lines
 
-RowReader = Callable[[dict[str, Any], ReadConfig, int], LoggedRow]
-GroupReader = Callable[[Sequence[Path], ReadConfig, ReadReport], Iterator[LoggedGroup]]
-
-
-class LogFormat(StrEnum):
-    TURNTREE = "turntree"
-    TREES = "trees"
-    VERL = "verl"
-    TRL = "trl"
-    NEMO_GYM = "nemo-gym"
-    GENERIC = "generic"
-
-
-_MARKS: dict[LogFormat, frozenset[str]] = {
-    LogFormat.TURNTREE: frozenset({"schema", "task", "rollouts"}),
-    LogFormat.TREES: frozenset({"schema", "tree", "verdicts"}),
-    LogFormat.VERL: frozenset({"input", "output", "score"}),
-    LogFormat.NEMO_GYM: frozenset({"response", "reward"}),
-    LogFormat.GENERIC: frozenset({"group", "reward"}),
+AUTO = Part("auto")
+_TRL = "trl"
+_MARKS: dict[str, frozenset[str]] = {
+    "turntree": frozenset({"schema", "task", "rollouts"}),
+    "trees": frozenset({"schema", "tree", "verdicts"}),
+    "verl": frozenset({"input", "output", "score"}),
+    "nemo-gym": frozenset({"response", "reward"}),
+    "generic": frozenset({"group", "reward"}),
 }
 """The fields by which a line tells its format. TRL's tables are told by the names of their files."""
 
@@ -43,32 +39,67 @@ _MARKS: dict[LogFormat, frozenset[str]] = {
 class RolloutLog:
     """A log that is read once, by iterating. `report` is complete when the iteration is."""
 
-    def __init__(self, paths: Sequence[Path], form: LogFormat, config: ReadConfig) -> None:
-        self.paths, self.config = tuple(paths), config
-        self.report = ReadReport(form.value)
-        self._form = form
+    def __init__(self, paths: Sequence[Path], format: Part) -> None:
+        self.paths, self.report = tuple(paths), ReadReport(format.name)
+        self._format = parts.build("log_formats", format)
+        if not callable(self._format) and not hasattr(self._format, "groups"):
+            problem = f"{format.name!r} gave {type(self._format).__name__}, which has no groups"
+            raise InputError(problem, field="log_format", hint="see turntree.logs.read")
 
     def __iter__(self) -> Iterator[LoggedGroup]:
-        yield from _READERS[self._form](self.paths, self.config, self.report)
+        yield from _groups(self._format, self.paths, self.report)
         if not self.report.groups:
             reasons = ", ".join(f"{count} {reason}" for reason, count in self.report.dropped.most_common(3))
             where = next(iter(self.report.first.values()), None)
             raise InputError(
                 f"holds no rollout that can be read ({reasons or 'it is empty'})",
                 path=where or self.paths[0],
-                hint=f"it was read as {self._form.value}; --format says otherwise",
+                hint=f"it was read as {self.report.format}; --format says otherwise",
             )
 
 
-def open_log(paths: Sequence[Path], form: LogFormat | None = None, config: ReadConfig | None = None) -> RolloutLog:
-    """Find the files of a log (folders are searched) and recognise their format unless it is given.
+def open_log(paths: Sequence[Path], format: Part = AUTO) -> RolloutLog:
+    """Find the files of a log (folders are searched); `format` recognises its own files unless it is given.
 
-    Raises `InputError` where there is no file, or the format is not clear.
+    Raises `InputError` where there is no file; reading raises it where the format is not clear.
     """
     files = [file for path in paths for file in _files(path)]
     if not files:
         raise InputError("holds no log", path=paths[0], hint="name JSONL, Parquet or *.table.json files, or a folder")
-    return RolloutLog(files, form or _recognise(files[0]), config or ReadConfig())
+    return RolloutLog(files, format)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Auto(TextOptions):
+    """The format that the first line tells, or the name of the first file. Options go on to it."""
+
+    def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
+        report.format = _recognise(paths[0])
+        given = {name: value for name, value in vars(self).items() if value}
+        yield from _groups(parts.build("log_formats", Part(report.format, given)), paths, report)
+
+
+def _groups(format: Any, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
+    if hasattr(format, "groups"):
+        return format.groups(paths, report)
+    return by_rows(partial(_own_row, format), paths, report)
+
+
+def _own_row(read: Callable[[dict[str, Any]], Any], row: dict[str, Any]) -> LoggedRow:
+    """What a function of one row gave, as a rollout. A row that it fails on is dropped under the name of the error."""
+    try:
+        found = read(row)
+    except (RowRefused, InputError, RecursionError):
+        raise
+    except Exception as error:  # the boundary to foreign code, which meets every line of a log
+        raise RowRefused(f"the format raised {type(error).__name__}", " ".join(str(error).split())) from error
+    if found is None:
+        raise RowRefused("left out by the format")
+    if isinstance(found, LoggedRow):
+        return found
+    if not isinstance(found, Mapping):
+        raise RowRefused("the format gave no object", type(found).__name__)
+    return generic(dict(cast("Mapping[str, Any]", found)))
 
 
 def _files(path: Path) -> list[Path]:
@@ -95,15 +126,15 @@ def _natural(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]
 
 
-def _recognise(path: Path) -> LogFormat:
+def _recognise(path: Path) -> str:
     if path.suffix == ".parquet" or path.name.endswith(".table.json"):
-        return LogFormat.TRL
+        return _TRL
     for number, line in read_lines(path):
         try:
             fields = set(parse_row(line))
         except RowRefused as refused:
             raise InputError(f"is no JSON object ({refused})", path=path, line=number, hint="give --format") from None
-        matching = [form for form, marks in _MARKS.items() if marks <= fields]
+        matching = [name for name, marks in _MARKS.items() if marks <= fields]
         if len(matching) == 1:
             return matching[0]
         known = f"could be {' or '.join(matching)}" if matching else "is no rollout log that is known"
@@ -114,45 +145,3 @@ def _recognise(path: Path) -> LogFormat:
             hint="give --format, or write the fields group and reward (docs/audit.md)",
         )
     raise InputError("is empty", path=path, hint="name the files that hold rollouts")
-
-
-def _json_lines(read_row: RowReader) -> GroupReader:
-    """Twice through the file: first for the group of every line, then for the lines of one group after the other."""
-
-    def read_groups(paths: Sequence[Path], config: ReadConfig, report: ReadReport) -> Iterator[LoggedGroup]:
-        for number, path in enumerate(paths):
-            report.files += 1
-
-            def row(line: bytes, number: int = number) -> LoggedRow:
-                try:
-                    return read_row(parse_row(line), config, number)
-                except RecursionError as error:
-                    raise RowRefused("nested too deeply to read") from error
-
-            with LineIndex(path) as index:
-                keys = _keys(path, row, index, report)
-                yield from grouped(keys, partial(index.row, read=row), report)
-
-    return read_groups
-
-
-def _keys(path: Path, row: Callable[[bytes], LoggedRow], index: LineIndex, report: ReadReport) -> Iterator[Key]:
-    for number, line in read_lines(path):
-        report.saw_line()
-        try:
-            found = row(line)
-        except RowRefused as refused:
-            report.drop(refused.reason, path, number)
-            continue
-        index.add(number, line)
-        yield found.iteration, found.group
-
-
-_READERS: dict[LogFormat, GroupReader] = {
-    LogFormat.TURNTREE: rollouts.read_groups,
-    LogFormat.TREES: trees.read_groups,
-    LogFormat.TRL: trl.read_groups,
-    LogFormat.VERL: _json_lines(verl.read_row),
-    LogFormat.NEMO_GYM: _json_lines(nemo_gym.read_row),
-    LogFormat.GENERIC: _json_lines(generic.read_row),
-}

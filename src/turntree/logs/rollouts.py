@@ -11,10 +11,8 @@ from turntree.core.config import from_mapping
 from turntree.core.errors import InputError
 from turntree.core.labels import Rewards
 from turntree.core.tree import Node, RolloutTree, StopReason
-from turntree.logs.actions import action_text
-from turntree.logs.groups import LoggedGroup, LoggedRollout
-from turntree.logs.report import ReadReport
-from turntree.logs.rows import ReadConfig
+from turntree.logs.groups import LoggedGroup, LoggedRollout, action_text
+from turntree.logs.rows import ReadReport
 from turntree.observe import jsonl
 from turntree.observe.files import json_line, writing
 
@@ -110,15 +108,18 @@ def _rollout(
     )
 
 
-def read_groups(paths: Sequence[Path], config: ReadConfig, report: ReadReport) -> Iterator[LoggedGroup]:
-    for path in paths:
-        report.files += 1
-        for number, line in jsonl.read_lines(path):
-            report.saw_line()
-            try:
-                group = group_from_json(jsonl.parse_json(line, half_characters=True))
-            except InputError as error:
-                report.drop("a line that is no finished group", path, number, detail=str(error))
-                continue
-            report.saw_group(len(group.rollouts))
-            yield group
+class Rollouts:
+    """turntree's own rollout logs (a log format)."""
+
+    def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
+        for path in paths:
+            report.files += 1
+            for number, line in jsonl.read_lines(path):
+                report.saw_line()
+                try:
+                    group = group_from_json(jsonl.parse_json(line, half_characters=True))
+                except InputError as error:
+                    report.drop("a line that is no finished group", path, number, detail=str(error))
+                    continue
+                report.saw_group(len(group.rollouts))
+                yield group

@@ -1,4 +1,5 @@
-"""One line of a log becomes one rollout, or is refused for a reason that is counted."""
+"""The lines of a log: how their fields are read, and what reading counted. Every line becomes one rollout, or is
+refused for a reason that is counted."""
 
 from __future__ import annotations
 
@@ -6,7 +7,10 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 from turntree.core.errors import ConfigError
@@ -17,7 +21,7 @@ class RowRefused(Exception):
     """A line that cannot be read. `reason` is one of few fixed texts, for counting."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
-        self.reason = reason
+        self.reason, self.detail = reason, detail
         super().__init__(f"{reason}{': ' if detail else ''}{detail}")
 
 
@@ -32,35 +36,20 @@ class LoggedRow:
     task_type: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReadConfig:
-    """What a log cannot say about itself.
-
-    `rewards`: the columns whose sum is the reward (default: the format's own). `turn_separator`: a regular expression
-    of what stands between two assistant turns in the text of a whole rollout (dot matches newline); without it the
-    turns of such a text are unknown.
-    """
-
-    rewards: tuple[str, ...] = ()
-    turn_separator: str | None = None
-
-    def __post_init__(self) -> None:
-        try:
-            re.compile(self.turn_separator or "")
-        except re.error as error:
-            problem = f"is no regular expression ({error})"
-            raise ConfigError(problem, field="turn_separator", hint=r"e.g. '\nuser\n.*?\nassistant\n'") from error
-
-    def split(self, text: str) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
-        """The turns of a rollout's text and what was seen before each (unknown before the first: the task)."""
-        if self.turn_separator is None:
-            return (), None
-        pattern = re.compile(self.turn_separator, re.DOTALL)
-        between = [match.group() for match in pattern.finditer(text)]
-        cuts = [span for match in pattern.finditer(text) for span in match.span()]
-        edges = [0, *cuts, len(text)]
-        turns = [text[edges[i] : edges[i + 1]].strip() for i in range(0, len(edges), 2)]
-        return tuple(turns), ("", *between)
+def split(text: str, separator: str | None) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+    """The turns of a rollout's text and what was seen before each (unknown before the first: the task). `separator`: a
+    regular expression of what stands between two assistant turns (dot matches newline); without it the turns are
+    unknown."""
+    if separator is None:
+        return (), None
+    try:
+        between = list(re.compile(separator, re.DOTALL).finditer(text))
+    except re.error as error:
+        problem = f"is no regular expression ({error})"
+        raise ConfigError(problem, field="turn_separator", hint=r"e.g. '\nuser\n.*?\nassistant\n'") from error
+    edges = [0, *(place for match in between for place in match.span()), len(text)]
+    turns = [text[edges[i] : edges[i + 1]].strip() for i in range(0, len(edges), 2)]
+    return tuple(turns), ("", *(match.group() for match in between))
 
 
 def parse_row(line: bytes | str) -> dict[str, Any]:
@@ -177,3 +166,52 @@ def named_prompt(prompt: str) -> str:
     """A name for a prompt that is the same wherever the prompt is: a hash, and how it ends, for people."""
     end = writable(" ".join(prompt[-1000:].split())[-60:])
     return f"{hashlib.blake2b(prompt.encode(errors='surrogatepass'), digest_size=6).hexdigest()} …{end}"
+
+
+@dataclass
+class ReadReport:
+    """Complete once the groups are read. `first` shows where each reason was met first, as "file:line". `watch` is
+    called now and then while lines are read and groups are made: long logs show that they move."""
+
+    format: str
+    files: int = 0
+    lines: int = 0
+    rollouts: int = 0
+    groups: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    first: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)  # in order, each once
+    watch: Callable[[ReadReport], None] | None = field(default=None, repr=False, compare=False)
+
+    def saw_line(self) -> None:
+        self.lines += 1
+        if self.watch is not None and self.lines % 1024 == 0:
+            self.watch(self)
+
+    def saw_group(self, rollouts: int) -> None:
+        self.groups += 1
+        self.rollouts += rollouts
+        if self.watch is not None and self.groups % 128 == 0:
+            self.watch(self)
+
+    def drop(self, reason: str, path: Path, line: int | None = None, count: int = 1, detail: str = "") -> None:
+        """`reason` is one of few fixed texts; `detail` says more about the first line that was dropped for it."""
+        self.dropped[reason] += count
+        if reason not in self.first:
+            place = str(path) if line is None else f"{path}:{line}"
+            self.first[reason] = f"{place} ({detail[:200]})" if detail else place
+
+    def note(self, text: str) -> None:
+        self.notes[text] = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": self.format,
+            "files": self.files,
+            "lines": self.lines,
+            "rollouts": self.rollouts,
+            "groups": self.groups,
+            "dropped": dict(sorted(self.dropped.items())),
+            "first_dropped": dict(sorted(self.first.items())),
+            "notes": list(self.notes),
+        }

@@ -18,9 +18,8 @@ from turntree.core.labels import Credit, NodeCredit, Rewards
 from turntree.core.tree import Decision, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.logs.groups import LARGEST, LoggedGroup
-from turntree.logs.report import ReadReport
 from turntree.logs.rollouts import group_from_tree
-from turntree.logs.rows import ReadConfig
+from turntree.logs.rows import ReadReport
 from turntree.observe import jsonl
 
 SCHEMA = "turntree.trees/1"
@@ -185,14 +184,16 @@ def read(path: Path, report: ReadReport | None = None) -> Iterator[KeptTree]:
         yield kept
 
 
-def read_groups(paths: Sequence[Path], config: ReadConfig, report: ReadReport) -> Iterator[LoggedGroup]:
-    """The groups of kept trees, for audits and calibrations (a log format of `logs.read`)."""
-    for path in paths:
-        report.files += 1
-        for kept in read(path, report):
-            group = kept.group()
-            report.saw_group(len(group.rollouts))
-            yield group
+class Trees:
+    """The groups of kept trees, for audits and calibrations (a log format)."""
+
+    def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
+        for path in paths:
+            report.files += 1
+            for kept in read(path, report):
+                group = kept.group()
+                report.saw_group(len(group.rollouts))
+                yield group
 
 
 def bytes_per_trained_token(

@@ -3,7 +3,7 @@
 Columns (`GRPOTrainer.log`): step, prompt, completion, one for every reward function, columns of `log_extra`,
 advantage. The tables that wandb keeps (`*.table.json`) have the same columns. Texts are decoded without special
 tokens; there are no token counts, no reward weights, and nothing tells rewards from extra columns: what their names do
-not say, the advantages have to (`reward_columns`), and whatever was taken is checked against them.
+not say, the advantages have to (`RewardColumns`), and whatever was taken is checked against them.
 
 The file of a step holds the latest generation batch. When one batch serves several updates, or logging comes more
 often than generation, it is written again: a file that repeats the one before is dropped, and counted.
@@ -12,26 +12,38 @@ often than generation, it is written again: a file that repeats the one before i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from turntree.core.errors import InputError
-from turntree.core.outcome import is_zero_variance
+from turntree.core.outcome import REWARD_TOLERANCE, is_zero_variance
+from turntree.logs.formats import TextOptions
 from turntree.logs.grouping import grouped
 from turntree.logs.groups import LoggedGroup, LoggedRollout
-from turntree.logs.report import ReadReport
-from turntree.logs.reward_columns import RewardColumns, is_number, numeric
-from turntree.logs.rows import LoggedRow, ReadConfig, RowRefused, count, named_prompt, parse_row, reward
+from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, count, named_prompt, parse_row, reward, split
 
 _TEXT_COLUMNS = ("prompt", "completion")
 _NOT_REWARDS = ("step", "advantage", *_TEXT_COLUMNS)
 Record = dict[str, Any]
 
 
-def read_groups(paths: Sequence[Path], config: ReadConfig, report: ReadReport) -> Iterator[LoggedGroup]:
-    """Rows of one step with the same prompt are one group; a prompt is a task."""
-    rewards = config.rewards or _reward_columns(paths, report)
+@dataclass(frozen=True, kw_only=True)
+class CompletionsTables(TextOptions):
+    """TRL's tables. Rows of one step with the same prompt are one group; a prompt is a task."""
+
+    def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
+        yield from _groups(paths, self.rewards or _reward_columns(paths, report), self.turn_separator, report)
+
+
+def _groups(
+    paths: Sequence[Path], rewards: tuple[str, ...], separator: str | None, report: ReadReport
+) -> Iterator[LoggedGroup]:
     before: list[tuple[Any, Any]] = []
     for path in paths:
         records = _records(path)
@@ -45,7 +57,7 @@ def read_groups(paths: Sequence[Path], config: ReadConfig, report: ReadReport) -
             if again:
                 continue
             try:
-                rows.append(_row(record, rewards, config))
+                rows.append(_row(record, rewards, separator))
                 scored.append(record)
             except RowRefused as refused:
                 report.drop(refused.reason, path, line)
@@ -114,9 +126,9 @@ def _reward_columns(paths: Sequence[Path], report: ReadReport) -> tuple[str, ...
     return rewards
 
 
-def _row(record: Record, rewards: tuple[str, ...], config: ReadConfig) -> LoggedRow:
+def _row(record: Record, rewards: tuple[str, ...], separator: str | None) -> LoggedRow:
     prompt, completion = (_text(record.get(name)) for name in _TEXT_COLUMNS)
-    actions, observations = config.split(completion)
+    actions, observations = split(completion, separator)
     if not prompt.strip():
         raise RowRefused("an empty prompt: its group is not known")
     task = named_prompt(prompt)
@@ -156,3 +168,107 @@ def _check_advantages(rows: list[LoggedRow], records: list[Record], rewards: tup
                 path=path,
                 hint="name the columns that were rewards with --reward (weights other than 1 are not known)",
             )
+
+
+# Which columns of numbers were rewards, where a table does not say: told by their names, or by the advantages.
+# An advantage is the reward less the mean of its group, over a scale. So a set of columns can be the reward only if,
+# within every group, the advantages are a rising straight line of its sum. Weights other than 1 are not looked for.
+
+MOST = 12  # columns of which every set is tried: 4,095 sets
+FLAT, FIT = 1e-6, 1e-2  # advantages are written in float32, and some scales have an epsilon
+Columns = tuple[str, ...]
+Row = Mapping[str, Any]
+
+
+class RewardColumns:
+    """Shown every group of a log, it keeps the sets of columns that explain all advantages seen."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self._left: list[Columns] = []
+        if len(names) <= MOST:
+            self._left = [some for size in range(1, len(names) + 1) for some in combinations(names, size)]
+        self._named = tuple(name for name in names if "reward" in name.lower())
+        if self._named and self._named not in self._left:
+            self._left.append(self._named)
+        self._told = False
+        self._not_zero: set[str] = set()
+
+    def see(self, group: Sequence[Row]) -> None:
+        """Drop the sets that do not explain the advantages of a group's rows."""
+        for name in self.names:
+            if name not in self._not_zero and any(row.get(name) for row in group):
+                self._not_zero.add(name)
+        judged = [row for row in group if is_number(row.get("advantage"))]
+        if len(judged) < 2:
+            return
+        self._told = True
+        varying = {name for name in self.names if len({row.get(name) for row in judged}) > 1}
+        known: dict[tuple[Columns, bool], bool] = {}  # columns that are constant in the group only shift its sums
+
+        def fits(some: Columns) -> bool:
+            shift = any(name not in varying and is_number(judged[0].get(name)) for name in some)
+            key = tuple(name for name in some if name in varying), shift
+            if key not in known:
+                known[key] = explains(judged, some)
+            return known[key]
+
+        self._left = [some for some in self._left if fits(some)]
+
+    def found(self) -> tuple[Columns, str] | str:
+        """The columns and how they are known; else why they are not. Columns that are zero everywhere may stay out."""
+        if len(self.names) == 1:
+            return self.names, "the only column of numbers"
+        if self._named and (self._named in self._left):
+            return self._named, "by name"
+        left = {tuple(name for name in some if name in self._not_zero) for some in self._left}
+        if not self._told:
+            return f"the log has no advantages, so nothing tells which of {_listed(self.names)} were rewards"
+        if not left:
+            return f"the advantages are not those of a sum of {_listed(self.names)}"
+        if left == {()}:
+            return self._left[0], "zero like every column that fits the advantages"
+        if len(left) > 1:
+            doubtful = [name for name in self.names if len({name in some for some in left}) > 1] or self.names
+            return f"the advantages do not tell whether {_listed(doubtful)} entered the reward"
+        return next(iter(left)), "the advantages fit no other columns"
+
+
+def explains(rows: Sequence[Row], columns: Columns) -> bool:
+    """Whether the advantages of a group's rows are a rising straight line of the sum of the columns."""
+    pairs = [
+        (math.fsum(values), float(row["advantage"]))
+        for row in rows
+        if (values := [float(row[name]) for name in columns if is_number(row.get(name))])
+    ]
+    if len(pairs) < 2:
+        return True
+    reward, advantage = np.array(pairs).T
+    if np.ptp(reward) <= REWARD_TOLERANCE or np.abs(advantage).max() <= FLAT:
+        return bool(np.ptp(reward) <= REWARD_TOLERANCE) == bool(np.abs(advantage).max() <= FLAT)
+    reward, advantage = reward - reward.mean(), advantage - advantage.mean()
+    slope = float(reward @ advantage) / float(reward @ reward)
+    return slope > 0 and float(np.abs(advantage - slope * reward).max()) <= FIT * float(np.abs(advantage).max())
+
+
+def numeric(rows: Iterable[Row], but: Sequence[str]) -> list[str]:
+    """The columns, in order, whose values are all numbers or null, and not null alone."""
+    kinds: dict[str, set[type]] = {}
+    for row in rows:
+        for name, value in row.items():
+            if name not in but:
+                kinds.setdefault(name, set()).add(type(value))
+    return [name for name, found in kinds.items() if found & {int, float} and found <= {int, float, type(None)}]
+
+
+def is_number(value: Any) -> bool:
+    if type(value) not in (int, float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(name[:60] for name in names[:MOST])

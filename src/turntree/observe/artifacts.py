@@ -9,7 +9,7 @@ Traces have a schema and a reader of their own (`traces.schema`): people write t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -179,6 +179,7 @@ class ProfileHeader:
     summary: dict[str, Any]
     tokenizer_hash: str
     template_hash: str
+    renderer: str = "auto"
     timing: dict[str, Annotated[float, Between(0)]] = field(default_factory=dict[str, float])
 
     def __post_init__(self) -> None:
@@ -194,6 +195,20 @@ class ProfileHeader:
         adaptive = profile.get("adaptive")
         if adaptive is not None and (not isinstance(adaptive, dict) or type(adaptive.get("threshold")) is not float):
             raise ValueError("config.profile.adaptive holds no threshold")
+
+
+POLICY = {
+    "policy_hash": "weights",
+    "tokenizer_hash": "tokenizer",
+    "template_hash": "chat template",
+    "renderer": "renderer",
+}
+"""The names that headers record of the policy that sampled, and what each stands for."""
+
+
+def policy_of(header: Mapping[str, Any]) -> dict[str, str]:
+    """What a header of a profile or of pivots says of its policy. Older ones name no renderer: it was ours."""
+    return {name: header.get(name, "auto") for name in POLICY}
 
 
 # pivots
@@ -231,6 +246,7 @@ class PivotsHeader:
     template_hash: str
     sampling: dict[str, Any]
     cut: Count
+    renderer: str = "auto"
 
     def __post_init__(self) -> None:
         _check_count("summary", self.summary, "selected")

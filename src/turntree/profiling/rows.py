@@ -24,7 +24,7 @@ from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.outcome import is_zero_variance
 from turntree.core.protocols import TurnState
-from turntree.observe.artifacts import PROFILE
+from turntree.observe.artifacts import PROFILE, policy_of
 from turntree.observe.statistics import wilson
 from turntree.profiling.samples import Sample
 
@@ -160,10 +160,10 @@ class StoredProfile:
         self._read = lru_cache(maxsize=256)(self._read_place)
 
     def check_draws(self, policy: Mapping[str, str], sampling: Sampling, seed: int, engine: str = "hf") -> None:
-        """Raise `InputError` unless this policy (the names of its weights, tokenizer and chat template) would draw the
-        stored samples again with the engine of this name."""
+        """Raise `InputError` unless this policy (`POLICY` by name) would draw the stored samples again with the engine
+        of this name."""
         made = self.header["config"].get("profile") or {}
-        found = {key: self.header[key] for key in policy} | {key: made.get(key) for key in ("sampling", "seed")}
+        found = policy_of(self.header) | {key: made.get(key) for key in ("sampling", "seed")}
         found["engine"] = _engine(self.header["config"])
         wanted: dict[str, Any] = {**policy, "sampling": to_mapping(sampling), "seed": seed, "engine": engine}
         for key, value in wanted.items():

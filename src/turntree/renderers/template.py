@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
+from turntree.core.parts import described_by
 from turntree.renderers.rounds import Round, split
 from turntree.renderers.segments import SegmentedTemplate, Tools, whole_characters
 from turntree.renderers.tool_calls import ToolFormat, detect_format, parse_message
@@ -21,6 +23,15 @@ Ids = tuple[int, ...]
 _REMEMBERED_TOKENS = 2**20
 
 
+@dataclass(frozen=True)
+class Options:
+    """What is chosen of a renderer of chat templates."""
+
+    tool_format: ToolFormat | None = None
+    """How the policy writes tool calls: hermes, json, none (default: as its chat template does)."""
+
+
+@described_by(Options)
 class ChatRenderer:
     """`core.protocols.Renderer` over `tokenizer.apply_chat_template`.
 
@@ -114,7 +125,8 @@ class ChatRenderer:
             raise InputError(
                 f"the calls of an assistant message are not found again in {said.text[:80]!r}",
                 field="tool_calls",
-                hint=f"the template does not write calls in the format {self._tool_format!r}; pass tool_format",
+                hint=f"the template does not write calls in the format {self._tool_format!r}; "
+                "give the right one with --set device.renderer.tool_format=hermes, json or none",
             )
         return ids
 

@@ -16,7 +16,7 @@ from typing import Any
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.tree import Node
-from turntree.logs.report import ReadReport
+from turntree.logs.rows import ReadReport
 from turntree.logs.trees import FILE_NAME, KeptTree, read
 from turntree.observe.files import atomic_write
 from turntree.report.page import templates

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from turntree.core.tree import Decision, RolloutTree
 from turntree.logs.groups import LoggedRollout
-from turntree.logs.report import ReadReport
 from turntree.logs.rollouts import depth_first, turns_of
+from turntree.logs.rows import ReadReport
 from turntree.logs.trees import FILE_NAME, KeptTree, read
 
 MAX_ROLLOUTS, MAX_TURNS = 16, 8  # what is drawn of a group

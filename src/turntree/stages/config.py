@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 from turntree.core import parts
 from turntree.core.completion import Sampling
 from turntree.core.config import Part, Usual
-from turntree.core.errors import ConfigError
-from turntree.core.protocols import Brancher, Estimator, Gate
+from turntree.core.errors import ConfigError, InputError
+from turntree.core.protocols import Brancher, Estimator, Filter, Gate
 from turntree.engines.endpoint import EndpointConfig
 from turntree.environments.processes import ProcessPoolConfig
 from turntree.environments.tasks import DEV, TEST, TRAIN
@@ -23,6 +23,8 @@ from turntree.traces.schema import SPLITS
 from turntree.training.config import CheckpointConfig, LoRAConfig, OnlineConfig, PivotConfig, SFTConfig
 
 HF = Part("hf")  # the engine in this process
+_FILTERS = [name for name in vars(Filter) if not name.startswith("_")]
+TEMPLATE = Part("auto")  # the renderer through the model's own chat template
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Device:
     """Train a fresh adapter instead of the weights."""
     engine: Part = HF
     """What samples: hf (in this process), or module:object of your own."""
+    renderer: Part = TEMPLATE
+    """Messages to tokens and back: auto (the model's chat template), or module:object of your own."""
 
     def __post_init__(self) -> None:
         if self.threads is not None and self.threads < 1:
@@ -220,6 +224,8 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
     brancher: Annotated[Part | None, Usual("entropy")] = None
     """Fork episodes after tool results: entropy, random, fixed, arpo_released, posthoc, or module:object of your
     own."""
+    filters: tuple[Part, ...] = ()
+    """Skip tasks, or keep finished groups out of the update: greso, dapo, or module:object of your own (repeatable)."""
     estimator: Part | None = None
     """Credit by module:object of your own (default: `train.credit`)."""
     workers: ProcessPoolConfig = field(default_factory=lambda: ProcessPoolConfig(workers=0))
@@ -261,6 +267,22 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
                 hint="use 'unit'",
             )
         return brancher
+
+    def build_filters(self) -> list[Filter]:
+        """Raises `InputError` for what is no filter, and for one of ours that `train` switches on as well."""
+        found: list[Filter] = []
+        for part in self.filters:
+            one = parts.build("filters", part, seed=self.train.seed)
+            missing = [name for name in _FILTERS if not hasattr(one, name)]
+            if missing:
+                problem = f"{part.name!r} gave {type(one).__name__}, which has no {', '.join(missing)}"
+                raise InputError(problem, field="filters", hint="subclass turntree.core.protocols.Filter")
+            found.append(one)
+        twice = [name for name in ("dapo", "greso") if getattr(self.train, name) is not None]
+        if again := [part.name for part in self.filters if part.name in twice]:
+            problem = f"names {again[0]!r}, which train.{again[0]} switches on"
+            raise ConfigError(problem, field="filters", hint="name it once")
+        return found
 
     def build_estimator(self) -> Estimator | None:
         loss = self.train.loss

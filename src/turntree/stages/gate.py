@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from turntree.core.config import Between
+from turntree.core.config import Between, Part
 from turntree.core.errors import ConfigError
 from turntree.gates.calibrate import SHOWN_THRESHOLDS, CalibrationConfig, calibrate
 from turntree.gates.features import PAPER_HORIZON, read_features
 from turntree.gates.sweep import PAPER_SIGNAL, sweep
 from turntree.gates.table import GroupTable, table_from_groups
-from turntree.logs.read import LogFormat, open_log
-from turntree.logs.rows import ReadConfig
+from turntree.logs.read import AUTO, open_log
 
 
 def read_groups(
@@ -22,14 +21,13 @@ def read_groups(
     *,
     turns: Sequence[int] | None = None,
     max_turns: int | None = None,
-    form: LogFormat | None = None,
-    config: ReadConfig | None = None,
+    log_format: Part = AUTO,
 ) -> tuple[GroupTable, dict[str, Any] | None]:
     """A feature table (one CSV file) or a rollout log (anything that `open_log` reads), and what reading counted."""
     if len(paths) == 1 and paths[0].suffix == ".csv":
         features = read_features(paths[0], max_turns=max_turns or PAPER_HORIZON)
         return features if turns is None else features.at(turns), None
-    log = open_log(paths, form, config)
+    log = open_log(paths, log_format)
     table = table_from_groups(list(log), source=str(paths[0]), max_turns=max_turns, turns=turns)
     return table, log.report.to_json()
 
@@ -50,6 +48,8 @@ class SweepConfig:
     """With rule "or": cut from this termination fraction on."""
     max_turns: int | None = None
     """The horizon; default: the longest rollout, CSV: 30."""
+    log_format: Part = AUTO
+    """Of a log, where its fields do not tell it: a registered format, or module:object of your own."""
 
     def __post_init__(self) -> None:
         if (self.rule == "or") != (self.termination is not None):
@@ -65,18 +65,17 @@ class CalibrateConfig:
     """Where to look, e.g. 5,10,15; default: 1/6, 1/3, 1/2, 2/3 of the horizon."""
     max_turns: int | None = None
     """The horizon; default: the longest rollout, CSV: 30."""
+    log_format: Part = AUTO
+    """Of a log, where its fields do not tell it: a registered format, or module:object of your own."""
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
 
 
 def run_sweep(
     paths: Sequence[Path],
     config: SweepConfig,
-    *,
-    form: LogFormat | None = None,
-    reading: ReadConfig | None = None,
 ) -> dict[str, Any]:
     """`rows`: the columns of the paper's Table 1 for every threshold, and the savings that the data really have."""
-    table, read = read_groups(paths, turns=[config.turn], max_turns=config.max_turns, form=form, config=reading)
+    table, read = read_groups(paths, turns=[config.turn], max_turns=config.max_turns, log_format=config.log_format)
     return {
         "source": table.source,
         "groups": len(table.tasks),
@@ -96,10 +95,7 @@ def run_sweep(
 def run_calibration(
     paths: Sequence[Path],
     config: CalibrateConfig,
-    *,
-    form: LogFormat | None = None,
-    reading: ReadConfig | None = None,
 ) -> tuple[dict[str, Any], GroupTable]:
     """What `calibrate` says, and the groups that it looked at (for the page)."""
-    table, read = read_groups(paths, turns=config.turns, max_turns=config.max_turns, form=form, config=reading)
+    table, read = read_groups(paths, turns=config.turns, max_turns=config.max_turns, log_format=config.log_format)
     return {**calibrate(table, config.calibration), "read": read}, table

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
-from turntree.core.protocols import StreamingEngine
+from turntree.core.protocols import Renderer, StreamingEngine
 from turntree.engines.checkpoint import load_model, load_tokenizer, policy_hash, template_hash, tokenizer_hash
 from turntree.engines.endpoint import EndpointConfig, EndpointEngine
 from turntree.engines.hub import folder_of
-from turntree.renderers.template import ChatRenderer
-from turntree.stages.config import HF, Device
+from turntree.stages.config import HF, TEMPLATE, Device
 from turntree.stages.threads import set_threads
 from turntree.training.attention import set_tree_attention
 from turntree.training.forward import set_checkpointing
 from turntree.training.lora import Reference, add_adapter, frozen_reference
 
 _VERBS = ("generate", "submit", "cancel", "poll", "update_weights", "weights_changed")
+_RENDERS = ("stop_ids", "prompt", "completion", "extend", "parse")
 _FIGURES = ("policy_version", "max_context", "in_flight")
 
 
@@ -34,14 +36,14 @@ class Weights:
     source: str
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    renderer: ChatRenderer
+    renderer: Renderer
 
 
 @dataclass(frozen=True)
 class Policy(Weights):
     """`hash` names the exact weights; a fresh adapter changes nothing yet and is not in it. `identity` names all that
-    decides what is sampled from a prompt (weights, tokenizer, chat template): a profile records it, training and a run
-    that goes on refuse another."""
+    decides what is sampled from a prompt (weights, tokenizer, chat template, renderer): a profile records it, training
+    and a run that goes on refuse another."""
 
     engine: StreamingEngine
     hash: str
@@ -62,10 +64,10 @@ def policy_name(model: str, environment: Part) -> str:
 @dataclass(frozen=True)
 class Speaker:
     """A policy as those see it who only sample from it, in this process or on a server. `identity` names its weights
-    as far as they are known, its tokenizer and its chat template."""
+    as far as they are known, its tokenizer, chat template and renderer."""
 
     engine: StreamingEngine
-    renderer: ChatRenderer
+    renderer: Renderer
     identity: dict[str, str]
 
     def forget(self) -> None:
@@ -84,9 +86,9 @@ def open_speaker(model: str, endpoint: EndpointConfig | None, device: Device) ->
         hint = "leave --endpoint out, or the engine"
         raise ConfigError("samples in place of the server at --endpoint", field="device.engine", hint=hint)
     tokenizer = load_tokenizer(folder_of(endpoint.tokenizer))
-    renderer = ChatRenderer(tokenizer)
+    renderer = _renderer(device.renderer, tokenizer)
     with EndpointEngine(endpoint, model, tokenizer, renderer.stop_ids) as engine:
-        yield Speaker(engine, renderer, identity_of(engine.identity, tokenizer))
+        yield Speaker(engine, renderer, identity_of(engine.identity, tokenizer, device.renderer))
 
 
 def resolve(source: str) -> Path:
@@ -105,28 +107,47 @@ def load_policy(source: str, device: Device) -> Policy:
     weights = policy_hash(model)
     if device.lora is not None:
         add_adapter(model, device.lora)
-    loaded = Weights(source, model, tokenizer, ChatRenderer(tokenizer))
+    loaded = Weights(source, model, tokenizer, _renderer(device.renderer, tokenizer))
     engine = _engine(device.engine, loaded)
     set_tree_attention(model, device.attention)
     if device.gradient_checkpointing:
         set_checkpointing(model)
-    return Policy(source, model, tokenizer, loaded.renderer, engine, weights, identity_of(weights, tokenizer))
+    return Policy(
+        source, model, tokenizer, loaded.renderer, engine, weights, identity_of(weights, tokenizer, device.renderer)
+    )
 
 
 def _engine(part: Part, policy: Weights) -> StreamingEngine:
     """Raises `InputError` for what is no engine, before it is asked for anything."""
-    engine = parts.build("engines", part, policy=policy)
-    missing = [name for name in (*_VERBS, *_FIGURES) if not hasattr(engine, name)]
+    return _checked(parts.build("engines", part, policy=policy), part, StreamingEngine, (*_VERBS, *_FIGURES))
+
+
+def _renderer(part: Part, tokenizer: PreTrainedTokenizerBase) -> Renderer:
+    return _checked(parts.build("renderers", part, tokenizer=tokenizer), part, Renderer, _RENDERS)
+
+
+def _checked(built: Any, part: Part, protocol: type, names: Sequence[str]) -> Any:
+    missing = [name for name in names if not hasattr(built, name)]
     if missing:
-        problem = f"{part.name!r} gave {type(engine).__name__}, which has no {', '.join(missing)}"
-        raise InputError(problem, field="device.engine", hint="see turntree.core.protocols.StreamingEngine")
-    return engine
+        problem = f"{part.name!r} gave {type(built).__name__}, which has no {', '.join(missing)}"
+        field = "device.engine" if protocol is StreamingEngine else "device.renderer"
+        raise InputError(problem, field=field, hint=f"see turntree.core.protocols.{protocol.__name__}")
+    return built
 
 
-def identity_of(weights: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-    """By the names under which artifacts record them; `weights` is their name."""
+def identity_of(weights: str, tokenizer: PreTrainedTokenizerBase, renderer: Part = TEMPLATE) -> dict[str, str]:
+    """By the names under which artifacts record them (`observe.artifacts.POLICY`); `weights` is their name."""
     return {
         "policy_hash": weights,
         "tokenizer_hash": tokenizer_hash(tokenizer),
         "template_hash": template_hash(tokenizer),
+        "renderer": _named(renderer),
     }
+
+
+def _named(renderer: Part) -> str:
+    """The renderer with its code and the options that are not left to the template. Its name alone for ours, which
+    belongs to the chat template."""
+    code = "" if renderer.name == TEMPLATE.name else f" {parts.identity('renderers', renderer)}"
+    options = {name: value for name, value in renderer.options.items() if value is not None}
+    return f"{renderer.name}{code}{f' {json.dumps(options, sort_keys=True)}' if options else ''}"

@@ -13,6 +13,7 @@ from turntree.core.config import from_mapping, to_mapping
 from turntree.core.cost import Cost
 from turntree.core.errors import InputError
 from turntree.core.protocols import TurnState, TurnVerifier
+from turntree.observe.artifacts import policy_of
 from turntree.observe.files import file_hash
 from turntree.observe.wave_log import open_log
 from turntree.profiling.profile import Draft, Judge
@@ -68,8 +69,7 @@ def _rescored(
                 rows.append(draft.finish(rollouts, Cost(**row["cost"])).to_json())
         return {"rows": rows, "skipped": {}, "timing": {}}
 
-    kept = ("policy_hash", "tokenizer_hash", "template_hash", "traces_hash")
-    made_from = {**{key: stored.header[key] for key in kept}, "verifier": judge.name}
+    made_from = {**policy_of(stored.header), "traces_hash": stored.header["traces_hash"], "verifier": judge.name}
     header = {"config": to_mapping(made), **made_from, "timing": stored.header.get("timing", {})}
     identity = {"config": to_mapping(config), "version": __version__, "profile": file_hash(stored.path), **made_from}
     skipped = stored.header["summary"].get("skipped_turns", {})

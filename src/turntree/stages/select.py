@@ -7,7 +7,7 @@ from typing import Any
 
 from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
-from turntree.observe.artifacts import PIVOTS, PROFILE
+from turntree.observe.artifacts import PIVOTS, PROFILE, policy_of
 from turntree.profiling.select import SelectConfig, preview, select
 
 KEPT = ("trace_id", "turn", "kind", "reward_mean", "reward_var", "state", "demonstrated")
@@ -40,9 +40,9 @@ def run_select(profile: Path, config: SelectConfig, out: Path) -> dict[str, Any]
         "classes": dict(selection.counts),
         "preview": preview(rows, THRESHOLDS if settled_at is None else (settled_at,)),
     }
-    kept = ("policy_hash", "tokenizer_hash", "template_hash", "verifier", "traces_hash")
     made_from = {
-        **{key: header[key] for key in kept},
+        **policy_of(header),
+        **{key: header[key] for key in ("verifier", "traces_hash")},
         "sampling": header["config"]["profile"]["sampling"],
         "cut": header["summary"]["truncated"],  # rollouts that reached sampling.max_tokens
         "traces": header["config"]["traces"],

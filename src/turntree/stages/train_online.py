@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from turntree.core import parts
 from turntree.core.config import to_mapping
 from turntree.core.cost import Cost
 from turntree.core.labels import Credit
-from turntree.core.protocols import Environment
+from turntree.core.protocols import Environment, Filter
 from turntree.engines.checkpoint import save_model
 from turntree.environments.tasks import TRAIN, TaskSet, identity, open_tasks
 from turntree.logs import rollouts, trees
@@ -40,8 +41,10 @@ def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = 
     what the gate saw and said in `out/gate.jsonl`, held-out outcomes by task in `out/held_out.jsonl`, the bill in
     `out/cost.json`."""
     config = parts.resolved(config)
+    named = [parts.resolve("filters", part, field=f"filters.{i}") for i, part in enumerate(config.filters)]
+    config = dataclasses.replace(config, filters=tuple(named))
     loggers.check(config.loggers)
-    summed = rewards.build_rewards(config.rewards)
+    summed, filters = rewards.build_rewards(config.rewards), config.build_filters()
     policy = load_policy(policy_name(config.model, config.environment), config.device)
     check_path_isolation(policy.model)
     logs = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
@@ -51,13 +54,14 @@ def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = 
             open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source, workers=config.workers)
         )
         code = parts.identities(config)
-        inputs = {**policy.identity, **code, **identity(config.environment, opened), **rewards.identity(config.rewards)}
+        judging = {**_filters(config), **rewards.identity(config.rewards)}
+        inputs = {**policy.identity, **code, **identity(config.environment, opened), **judging}
         train = config.train
         length = extent("train.iterations", train.iterations, train.optimizer, keep_trees=config.keep_trees)
         run = stack.enter_context(
             open_run(out, "train online", to_mapping(config), inputs, overwrite=overwrite, logs=logs, extent=length)
         )
-        trained = _train(run, policy, opened, config, summed)
+        trained = _train(run, policy, opened, config, summed, filters)
         rows = run.metrics()
     return {
         "model": str(run.model),
@@ -75,7 +79,12 @@ def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = 
 
 
 def _train(
-    run: RunDirectory, policy: Policy, opened: TaskSet, config: TrainOnlineConfig, summed: RewardSum | None
+    run: RunDirectory,
+    policy: Policy,
+    opened: TaskSet,
+    config: TrainOnlineConfig,
+    summed: RewardSum | None,
+    filters: Sequence[Filter],
 ) -> TrainedOnline:
     """Train from where the run stands to its end, and write what it made; the bill last."""
     reference = policy.reference() if config.train.loss.kl_coefficient > 0 else None  # before a checkpoint is loaded
@@ -91,6 +100,7 @@ def _train(
         estimator=config.build_estimator(),
         pool=opened.pool,
         rewards=summed,
+        filters=filters,
     )
     with (
         loggers.following(run, config.loggers),
@@ -119,6 +129,11 @@ def _train(
     run.write_cost(trained.cost, checks=trained.checks)
     checkpoints.finish()
     return trained
+
+
+def _filters(config: TrainOnlineConfig) -> dict[str, str]:
+    """The code of the filters, for the identity of the run."""
+    return {f"filters.{i}": parts.identity("filters", part) for i, part in enumerate(config.filters)}
 
 
 def _keep(

@@ -18,10 +18,10 @@ from turntree.core.protocols import Environment, TurnVerifier
 from turntree.engines.checkpoint import save_model
 from turntree.environments.tasks import DEV, open_tasks
 from turntree.logs import trees
-from turntree.logs.actions import action_text
+from turntree.logs.groups import action_text
 from turntree.logs.trees import KeptTree
 from turntree.observe import loggers
-from turntree.observe.artifacts import PASS_RATES, PIVOTS
+from turntree.observe.artifacts import PASS_RATES, PIVOTS, POLICY, policy_of
 from turntree.observe.files import file_hash
 from turntree.observe.run import RunDirectory, notice, open_run, progress
 from turntree.rollouts.local import render, rule_name, sample_local, score_local
@@ -200,8 +200,7 @@ def _require_profiled_alike(config: TrainPivotConfig, header: dict[str, Any], po
     profiled, trained = dict(header["sampling"]), to_mapping(config.train.sampling)
     if trained["max_tokens"] > profiled["max_tokens"] and not header["cut"]:
         profiled.pop("max_tokens")  # no rollout reached the limit, so a higher one changes nothing
-    names = {"policy_hash": "weights", "tokenizer_hash": "tokenizer", "template_hash": "chat template"}
-    pairs = [(what, header[key], policy.identity[key]) for key, what in names.items()]
+    pairs = [(POLICY[key], there, policy.identity[key]) for key, there in policy_of(header).items()]
     pairs += [(key, value, trained[key]) for key, value in profiled.items()]
     differing = [f"{what} {there!r}, training {here!r}" for what, there, here in pairs if there != here]
     if differing:

@@ -44,7 +44,7 @@ class Learner:
         started = time.perf_counter()
         batches = [part.to(self.model.device) for part in pack(trees, credits, max_tokens=self.max_tokens)]
         if not batches:
-            self.engine.weights_changed(self.engine.policy_version)  # a run that goes on from here has nothing kept
+            self.engine.weights_changed(self.engine.policy_version)  # a run that goes on from here has kept nothing
             return {"trained_groups": 0}, NO_COST
         one_pass = Cost(scored_tokens=sum(int(batch.stats.unique_tokens) for batch in batches))
         cost = NO_COST

@@ -1,8 +1,8 @@
 """End-to-end GRPO: whole episodes of the current policy, one update on what they teach, again.
 
-Where the budget goes is decided before a group is planted (GRESO), while it grows (the gate; the brancher), and before
-it is learned from (DAPO). One ledger says what each saved (`training.savings`), `rollouts.accounting` what branches
-had in common.
+Where the budget goes is decided before a group is planted and before it is learned from (filters such as GRESO and
+DAPO), and while it grows (the gate; the brancher). One ledger says what each saved (`training.savings`),
+`rollouts.accounting` what branches had in common.
 """
 
 from __future__ import annotations
@@ -19,9 +19,20 @@ from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import InputError
 from turntree.core.labels import Credit
 from turntree.core.outcome import GroupOutcome, group_outcome
-from turntree.core.protocols import Brancher, Environment, Estimator, Gate, GateDecision, Renderer, StreamingEngine
+from turntree.core.protocols import (
+    Brancher,
+    Environment,
+    Estimator,
+    Filter,
+    FinishedGroup,
+    Gate,
+    GateDecision,
+    Renderer,
+    StreamingEngine,
+)
 from turntree.core.tree import StopReason
 from turntree.environments.pool import EnvironmentPool
+from turntree.filters.dapo import DapoFilter, allowed, refill
 from turntree.filters.greso import Greso
 from turntree.gates.monitor import GateMonitor
 from turntree.rollouts.accounting import TreeAccount, account, effective_leaves, intraclass_correlation
@@ -53,6 +64,7 @@ class Parts:
     pool: EnvironmentPool | None = None
     estimator: Estimator | None = None  # None: that of `OnlineConfig.credit`
     rewards: RewardSum | None = None
+    filters: Sequence[Filter] = ()  # beside those of `OnlineConfig`
 
 
 @dataclass(frozen=True)
@@ -108,11 +120,13 @@ def train_online(
     return TrainedOnline(run.cost, run.checks, run.savings)
 
 
-def _greso(config: OnlineConfig) -> Greso | None:
-    if config.greso is None:
-        return None
-    seed = config.seed if config.greso.seed is None else config.greso.seed
-    return Greso(dataclasses.replace(config.greso, seed=seed))
+def _filters(config: OnlineConfig) -> list[Filter]:
+    """Those that the configuration switches on."""
+    found: list[Filter] = []
+    if config.greso is not None:
+        seed = config.seed if config.greso.seed is None else config.greso.seed
+        found.append(Greso(dataclasses.replace(config.greso, seed=seed)))
+    return [*found, config.dapo] if config.dapo is not None else found
 
 
 class _Run:
@@ -139,7 +153,9 @@ class _Run:
             rewards=parts.rewards,
         )
         self._brancher = parts.brancher
-        self.stream = TaskStream(parts.tasks, config.seed, _greso(config))
+        self._filters = [*_filters(config), *parts.filters]
+        self._cap = max((one.refill_cap for one in self._filters), default=0.0)
+        self.stream = TaskStream(parts.tasks, config.seed, self._filters)
         self.credit = parts.estimator or config.loss.estimator(config.credit)
         self.savings = SavingsLedger()
         self.monitor = GateMonitor()
@@ -148,6 +164,8 @@ class _Run:
         self.account = self._grown = TreeAccount()  # since the start, and in this iteration
         self._skipped: list[tuple[str, str]] = []  # (task, reason), in this iteration
         self.row: dict[str, Any] = {}  # of an iteration that was trained and is not logged yet
+        self._labels: dict[int, Credit | None] = {}  # by id of a group of this iteration: what is learned from it
+        self._dropped = Counter[str]()  # reasons, in this iteration
 
     def state(self) -> dict[str, Any]:
         """All that a next iteration depends on, as plain JSON."""
@@ -157,6 +175,7 @@ class _Run:
             "checks": dataclasses.asdict(self.checks),
             "policy_version": self._engine.policy_version,
             "stream": self.stream.state(),
+            "filters": [one.state() for one in self._filters],
             "savings": self.savings.state(),
             "judged": [[dataclasses.asdict(decision), zero] for decision, zero in self._judged],
             "account": dataclasses.asdict(self.account),
@@ -171,6 +190,8 @@ class _Run:
         self.row = state["row"]
         self.cost, self.checks = Cost(**state["cost"]), Cost(**state["checks"])
         self.stream.restore(state["stream"])
+        for one, held in zip(self._filters, state["filters"], strict=True):
+            one.restore(held)
         self.savings.restore(state["savings"])
         self.account = TreeAccount(**state["account"])
         if self._brancher is not None:
@@ -181,17 +202,16 @@ class _Run:
         return state["step"]
 
     def play(self, iteration: int) -> list[GrownGroup]:
-        """The groups of an iteration. With a DAPO filter that refills, further rounds replace what it drops."""
+        """The groups of an iteration. Where a filter refills, further rounds replace what is dropped."""
         wanted, begun = self.config.groups, Counter[str]()
-        self._skipped, self._grown = [], TreeAccount()
+        self._skipped, self._grown, self._labels, self._dropped = [], TreeAccount(), {}, Counter()
         groups = self._round(wanted, iteration, begun)
-        dapo = self.config.dapo
-        while dapo and (more := dapo.refill(wanted=wanted, kept=len(self._kept(groups)), started=len(groups))):
+        while more := refill(self._cap, wanted=wanted, kept=len(self._kept(groups)), started=len(groups)):
             groups += self._round(more, iteration, begun)
         self.account += self._grown
-        if self.stream.greso:
-            self.stream.greso.adjust()
-        left = dapo.allowed(wanted=wanted, started=len(groups)) if dapo else 0
+        for one in self._filters:
+            one.end_iteration()
+        left = allowed(self._cap, wanted=wanted, started=len(groups))
         self.savings.skipped([task for task, _ in self._skipped], refills_left=left)
         return groups
 
@@ -204,38 +224,44 @@ class _Run:
             self.cost += group.tree.cost
             self._grown += account(group.tree)
             self.savings.came_back(group)
-            if self.stream.greso:
-                self.stream.greso.record(group.tree.task_id, _rewards(group))
+            self._filter(group, iteration)
             if group.decision is not None:
                 outcome = group_outcome(_rewards(group))
                 known = outcome is not GroupOutcome.CENSORED
                 self._judge(group.decision, outcome.zero_variance if known else None)
         return groups
 
+    def _filter(self, group: GrownGroup, iteration: int) -> None:
+        """What is learned from a finished group: its credit, or nothing where it is censored or a filter drops it."""
+        rewards = tuple(_rewards(group))
+        credit = self.credit(group.tree, group.rewards) if _is_scored(group) else None
+        shown = FinishedGroup(task_id=group.tree.task_id, iteration=iteration, rewards=rewards, credit=credit)
+        if credit is not None:
+            why = next(filter(None, (one.drop(shown) for one in self._filters)), None)
+            if why is not None:
+                self._dropped[why] += 1
+                credit = None
+        self._labels[id(group)] = credit
+        for one in self._filters:
+            one.finished(shown)
+
     def _judge(self, decision: GateDecision, zero_variance: bool | None) -> None:
         self.monitor.record(decision, zero_variance)
         self._judged.append((decision, zero_variance))
 
     def _kept(self, groups: Sequence[GrownGroup]) -> list[GrownGroup]:
-        """Those that the update learns from: scored ones, and with DAPO those with different rewards among the leaves
-        that count (under path weights refills do not, so a group may differ in them alone and teach nothing)."""
-        dapo = self.config.dapo
-        return [group for group in _scored(groups) if dapo is None or self._teaches(group)]
-
-    def _teaches(self, group: GrownGroup) -> bool:
-        credit = self.credit(group.tree, group.rewards)
-        return bool(credit.nodes) and not credit.zero_variance
+        """Those that the update learns from: scored ones that no filter dropped."""
+        return [group for group in groups if self._labels[id(group)] is not None]
 
     def credits(self, groups: Sequence[GrownGroup]) -> list[Credit | None]:
         """The credit of every group that the update learns from; None for the others."""
-        kept = {id(group) for group in self._kept(groups)}
-        return [self.credit(group.tree, group.rewards) if id(group) in kept else None for group in groups]
+        return [self._labels[id(group)] for group in groups]
 
     def update(self, groups: Sequence[GrownGroup], labels: Sequence[Credit | None]) -> dict[str, Any]:
         """One update on the groups that have credit; no step where none has."""
         kept = [(group, credit) for group, credit in zip(groups, labels, strict=True) if credit is not None]
         credits = [credit for _, credit in kept]
-        if self.config.dapo:
+        if self._dropped or len(groups) > self.config.groups:
             first, refills = groups[: self.config.groups], groups[self.config.groups :]
             unfiltered = self._trained_tokens(_scored(first))
             trained = self._trained_tokens([group for group, _ in kept])
@@ -268,7 +294,7 @@ class _Run:
         zero = outcomes[GroupOutcome.ALL_FAIL] + outcomes[GroupOutcome.ALL_SUCCEED]
         whole = zero + outcomes[GroupOutcome.MIXED]
         stops = Counter(group.tree.stop_reason(leaf) for group in groups for leaf in group.tree.leaves())
-        unmoved = self.config.loss.normalizer == "constant" or self.config.dapo is not None
+        unmoved = self.config.loss.normalizer == "constant" or any(isinstance(f, DapoFilter) for f in self._filters)
         solved = [v.success for g in groups for v in g.rewards.verdicts.values() if v.reward is not None]
         return {
             "reward_mean": sum(scored) / len(scored) if scored else None,
@@ -280,6 +306,7 @@ class _Run:
             "groups_audited": sum(group.decision is not None and group.decision.audited for group in groups),
             **self._gate_figures(),
             **self._branch_figures(groups),
+            "groups_dropped": dict(self._dropped),
             "prompts_skipped": dict(Counter(dict(self._skipped).values())),
             "zero_variance_share": zero / whole if whole else None,
             "predicted_amplification": 1.0 if unmoved or not whole else (whole + cut) / whole,
@@ -350,7 +377,11 @@ def _forks_by_turn(groups: Sequence[GrownGroup]) -> dict[str, int]:
 
 def _scored(groups: Sequence[GrownGroup]) -> list[GrownGroup]:
     """Those with something to compare: whole groups with at least two rewards."""
-    return [group for group in groups if group_outcome(_rewards(group)) is not GroupOutcome.CENSORED]
+    return [group for group in groups if _is_scored(group)]
+
+
+def _is_scored(group: GrownGroup) -> bool:
+    return group_outcome(_rewards(group)) is not GroupOutcome.CENSORED
 
 
 def _rewards(group: GrownGroup) -> list[float | None]:

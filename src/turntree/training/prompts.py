@@ -1,4 +1,4 @@
-"""Which tasks an iteration plays: seeded epochs, without those that GRESO predicts to teach nothing."""
+"""Which tasks an iteration plays: seeded epochs, without those that a filter skips."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from turntree.core import seeds
-from turntree.core.protocols import Environment
-from turntree.filters.greso import Greso
+from turntree.core.protocols import Environment, Filter
 
 
 class TaskStream:
     """Every task once an epoch, in an order drawn anew for each; the place in it is the whole state.
 
-    With `greso` a drawn task may be skipped; it comes again in the next epoch. When a whole epoch in a row would be
+    A drawn task that one of `filters` skips comes again in the next epoch. When a whole epoch in a row would be
     skipped, the next task is taken all the same, so that an iteration always has something to play.
     """
 
-    def __init__(self, tasks: Sequence[Environment], seed: int, greso: Greso | None = None) -> None:
-        self._tasks, self._seed, self.greso = tasks, seed, greso
+    def __init__(self, tasks: Sequence[Environment], seed: int, filters: Sequence[Filter] = ()) -> None:
+        self._tasks, self._seed, self._filters = tasks, seed, filters
         self._position = 0
         self._epoch: tuple[int, list[int]] = (-1, [])
 
@@ -29,9 +28,9 @@ class TaskStream:
         in_a_row = 0
         while len(drawn) < count:
             task = self._next()
-            decision = self.greso.decide(task.task_id, iteration) if self.greso else None
-            if decision is not None and decision.skip and in_a_row < len(self._tasks):
-                skipped.append((task.task_id, decision.reason))
+            why = next(filter(None, (one.skip(task.task_id, iteration) for one in self._filters)), None)
+            if why is not None and in_a_row < len(self._tasks):
+                skipped.append((task.task_id, why))
                 in_a_row += 1
                 continue
             in_a_row = 0
@@ -48,8 +47,7 @@ class TaskStream:
         return self._tasks[self._epoch[1][place]]
 
     def state(self) -> dict[str, Any]:
-        return {"position": self._position, "greso": self.greso.to_json() if self.greso else None}
+        return {"position": self._position}
 
     def restore(self, state: dict[str, Any]) -> None:
         self._position = state["position"]
-        self.greso = None if state["greso"] is None else Greso.from_json(state["greso"])

@@ -1,0 +1,236 @@
+"""Logs of one rollout a line: verl, NeMo Gym, and the documented JSONL of anyone.
+
+verl (`trainer.rollout_data_dir`, one `STEP.jsonl` a step; `RayPPOTrainer._dump_generations`): `input` and `output` are
+decoded text without special tokens, `score` is the sum of token-level scores, `gts` the ground truth, `step`; then
+whatever the reward function returns beside the score, `request_id` where the agent loop sets one, and in trainer v1
+`uid` = "{prompt}_{rollout}_{output}". There are no token counts; `output` of a multi-turn rollout holds the tools'
+answers too.
+
+NeMo Gym (`ng_collect_rollouts`, one file a collection, in order of completion): `responses_create_params.input` (the
+prompt), `response.output` (OpenAI Responses items), `response.usage`, `reward`, `_ng_task_index`, `_ng_rollout_index`;
+`mask_sample` where an agent says that its reward must not be trained on, `_ng_failure_class` in the sidecar of
+failures.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any, cast
+
+from turntree.core.parts import described_by
+from turntree.logs.grouping import by_rows
+from turntree.logs.groups import LoggedGroup, LoggedRollout, call_text
+from turntree.logs.rows import (
+    LoggedRow,
+    ReadReport,
+    RowRefused,
+    count,
+    counts,
+    flag,
+    named_prompt,
+    needed,
+    reward,
+    split,
+    text,
+    texts,
+)
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Of a log whose turns are apart."""
+
+    rewards: tuple[str, ...] = ()
+    """Columns whose sum is the reward (none: the format's own)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions(Options):
+    """Of a log that has a rollout as one text."""
+
+    turn_separator: str | None = None
+    """Regular expression of what stands between two assistant turns of a text."""
+
+    def __post_init__(self) -> None:
+        split("", self.turn_separator)  # checks it
+
+
+@described_by(Options)
+def generic(row: Row, *, rewards: tuple[str, ...] = ("reward",)) -> LoggedRow:
+    """The documented JSONL (docs/audit.md), and what a function of one's own gives for a row: `group` and `reward`, and
+    as much as there is of task, iteration (or step), task_type, actions, turn_tokens, observations, tokens, completed,
+    stop. `task` defaults to the group's name, which then has to come back."""
+    group = needed(row, "group")
+    try:
+        rollout = LoggedRollout(
+            actions=texts(row, "actions") or (),
+            reward=reward(row, rewards),
+            completed=flag(row, "completed"),
+            turn_tokens=counts(row, "turn_tokens"),
+            observations=texts(row, "observations"),
+            tokens=count(row, "tokens"),
+            characters=count(row, "characters"),
+            stop=text(row, "stop"),
+        )
+    except ValueError as error:
+        raise RowRefused("lists of different lengths", str(error)) from error
+    return LoggedRow(
+        group=group,
+        task=text(row, "task") or group,
+        rollout=rollout,
+        iteration=count(row, "iteration", "step"),
+        task_type=text(row, "task_type"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verl(TextOptions):
+    """verl's rollout dumps. Rollouts of one step with the same `uid` prefix, or else the same prompt, are one group; a
+    prompt is a task."""
+
+    rewards: tuple[str, ...] = ("score",)
+    """Columns whose sum is the reward."""
+
+    def __call__(self, row: Row) -> LoggedRow:
+        prompt, output = row.get("input"), row.get("output")
+        if not isinstance(prompt, str) or not isinstance(output, str):
+            raise RowRefused("no text in field 'input' or 'output'")
+        actions, observations = split(output, self.turn_separator)
+        uid = text(row, "uid") or ""
+        named = uid.count("_") >= 2
+        if not prompt.strip() and not named:
+            raise RowRefused("neither a prompt nor a uid: its group is not known")
+        task = named_prompt(prompt)
+        return LoggedRow(
+            group=uid.rsplit("_", 2)[0] if named else task,
+            task=task,
+            rollout=LoggedRollout(
+                actions=actions,
+                reward=reward(row, self.rewards),
+                observations=observations,
+                characters=sum(map(len, actions)) if actions else len(output),
+            ),
+            iteration=count(row, "step"),
+            task_type=text(row, "data_source"),
+        )
+
+
+# NeMo Gym
+
+
+@dataclass(frozen=True, kw_only=True)
+class NemoGym(Options):
+    """Rollouts of NeMo Gym. A file is an iteration."""
+
+    rewards: tuple[str, ...] = ("reward",)
+    """Columns whose sum is the reward."""
+
+    def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
+        for number, path in enumerate(paths):
+            yield from by_rows(partial(_nemo_row, rewards=self.rewards, iteration=number), [path], report)
+
+
+def _nemo_row(row: Row, *, rewards: tuple[str, ...], iteration: int) -> LoggedRow:
+    """A group are the rollouts of one task index in one file; without an index, of one instance, else of one prompt.
+    Masked and failed rollouts are censored, whatever reward they carry. Raises `RowRefused`
+    where none of the three says which rollouts belong together."""
+    response = row.get("response")
+    items = cast(Row, response).get("output") if isinstance(response, dict) else None
+    if not isinstance(items, list):
+        raise RowRefused("no list in field 'response.output'")
+    index, task = text(row, "_ng_task_index"), text(row, "instance_id")
+    group = task or _prompt_name(row) if index is None else f"task {index}"
+    if group is None:
+        raise RowRefused("no task index, instance or prompt: its group is not known")
+    stop = text(row, "_ng_failure_class") or ("masked" if _masked(row) else None)
+    actions, observations = _turns(_flat(cast("list[Any]", items)))
+    return LoggedRow(
+        group=group,
+        task=task or group,
+        rollout=LoggedRollout(
+            actions=actions,
+            reward=None if stop else reward(row, rewards),
+            observations=observations,
+            tokens=_output_tokens(cast(Row, response)),
+            characters=sum(map(len, actions)),
+            stop=stop,
+        ),
+        iteration=iteration,
+    )
+
+
+def _prompt_name(row: Row) -> str | None:
+    """None for a prompt without a word: an agent that makes its own prompt logs an empty one for every task."""
+    request = row.get("responses_create_params")
+    prompt = cast(Row, request).get("input") if isinstance(request, dict) else None
+    said = [_words(item) for item in _flat(prompt)] if isinstance(prompt, list) else [str(prompt or "")]
+    return named_prompt(json.dumps(prompt, sort_keys=True)) if any(words.strip() for words in said) else None
+
+
+def _flat(items: list[Any]) -> list[Row]:
+    """The items in order, those of lists inside the list too. Raises `RowRefused` for what is not an item."""
+    found: list[Row] = []
+    for item in items:
+        if isinstance(item, list):
+            found += _flat(cast("list[Any]", item))
+        elif isinstance(item, dict):
+            found.append(cast(Row, item))
+        else:
+            raise RowRefused("an item of the prompt or the output is not an object")
+    return found
+
+
+def _masked(row: Row) -> bool:
+    instance = row.get("instance_config")
+    return bool(row.get("mask_sample") or (isinstance(instance, dict) and cast(Row, instance).get("mask_sample")))
+
+
+def _output_tokens(response: Row) -> int | None:
+    """None where usage is absent or zero: several agents write zeros for what they do not count."""
+    usage = response.get("usage")
+    return count(cast(Row, usage), "output_tokens") or None if isinstance(usage, dict) else None
+
+
+def _turns(items: list[Row]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """A turn is a run of items by the model (words, reasoning, calls); what lies between two is observed."""
+    actions, observations, seen = [], [], ""
+    for by_model, run in groupby(items, key=_is_by_model):
+        if by_model:
+            actions.append(_action(list(run)))
+            observations.append(seen)
+        else:
+            seen = "\n".join(_words(item) for item in run)
+    return tuple(actions), tuple(observations)
+
+
+def _is_by_model(item: Row) -> bool:
+    kind = item.get("type") or "message"
+    return kind in ("function_call", "reasoning") or (kind == "message" and item.get("role") == "assistant")
+
+
+def _action(items: list[Row]) -> str:
+    """The calls of a turn; its words where it calls nothing (a reasoning alone is no action: an empty text)."""
+    calls = [call_text(str(i.get("name")), i.get("arguments")) for i in items if i.get("type") == "function_call"]
+    said = [_words(item) for item in items if (item.get("type") or "message") == "message"]
+    return "\n".join(calls or said)
+
+
+def _words(item: Row) -> str:
+    return _text(item.get("output") if item.get("type") == "function_call_output" else item.get("content"))
+
+
+def _text(content: Any) -> str:
+    """Text as it is, or in parts, which may hold parts."""
+    if isinstance(content, list):
+        return "".join(map(_text, cast("list[Any]", content)))
+    if isinstance(content, dict):
+        part = cast(Row, content)
+        return _text(part.get("text", part.get("content", part.get("output"))))
+    return content if isinstance(content, str) else ""
