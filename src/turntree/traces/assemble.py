@@ -21,6 +21,8 @@ from turntree.traces.schema import Trace, check_message, tool_names
 
 NOT_TRAINED = "marked_not_trained"
 PIVOT_HISTORY = "history_of_a_pivot_row"
+ARGUMENTS = "arguments_not_json"
+MALFORMED = "malformed_message"
 AFTER_MALFORMED = "after_malformed_message"
 _ERRORS = ("error", "traceback (most recent call last)")  # how the text of a failed tool's result begins
 
@@ -33,6 +35,7 @@ class Assembled:
     trace: Trace | None
     turns: int
     merged_messages: int
+    cut: str | None  # what the malformed message was that the trace ends before
     lost: Counter[str] = field(default_factory=Counter[str])
 
 
@@ -69,18 +72,20 @@ def assemble(
     tool_names(_objects(row.tools))
     messages: list[Message] = []
     lost: Counter[str] = Counter()
+    cut = None
     for i, turn in enumerate(turns):
         try:
             messages.append(_parse(turn))
         except InputError as error:
             if not keep_going:
                 raise
-            lost = _lost(turns[i:], error)
+            cut = ARGUMENTS if str(error.field).endswith("tool_calls.arguments") else MALFORMED
+            lost = _lost(turns[i:], cut)
             break
     skip = _skipped(turns[: len(messages)], messages, rule or row.rule)
-    trace = _trace(row, messages, skip, lost, domain, source) if assistants > lost.total() else None
+    trace = _trace(row, messages, skip, cut, domain, source) if assistants > lost.total() else None
     merged = sum(len(turn.parts) - 1 for turn in turns)
-    return Assembled(trace, assistants + row.left_out.total(), merged, lost + row.left_out)
+    return Assembled(trace, assistants + row.left_out.total(), merged, cut, lost + row.left_out)
 
 
 def count_turns(row: ChatRow) -> int:
@@ -123,20 +128,20 @@ def _trace(
     row: ChatRow,
     messages: Sequence[Message],
     skip: dict[str, str],
-    lost: Counter[str],
+    cut: str | None,
     domain: str,
     source: dict[str, Any] | None,
 ) -> Trace:
     meta = dict(row.meta)
     if row.only_last_turn:
         kept = sum(message.role == "assistant" for message in messages)
-        history = kept if lost else kept - 1  # a cut row has lost the turn that it demonstrates
+        history = kept if cut else kept - 1  # a cut row has lost the turn that it demonstrates
         skip = {str(i): PIVOT_HISTORY for i in range(history)} | skip
     marked = meta.get("skip_turns") or {}
     if skip and isinstance(marked, dict):  # what is no object is refused by `skipped_turns`
         meta["skip_turns"] = skip | marked
-    if lost:
-        meta["cut"] = next(iter(lost))
+    if cut:
+        meta["cut"] = cut
     if source:
         meta["source"] = source
     content = [[message.to_chat() for message in messages], row.tools]
@@ -219,13 +224,12 @@ def _check_arguments(raw: Any) -> None:
             raise InputError(problem, field="tool_calls.arguments", hint="write a JSON object") from error
 
 
-def _lost(turns: Sequence[_Turn], error: InputError) -> Counter[str]:
+def _lost(turns: Sequence[_Turn], cut: str) -> Counter[str]:
     """The assistant turns from the malformed one on; the malformed one has a reason of its own."""
-    arguments = str(error.field).endswith("tool_calls.arguments")
     lost: Counter[str] = Counter()
     first, *rest = turns
     if first.is_assistant:
-        lost["arguments_not_json" if arguments else "malformed_message"] += 1
+        lost[cut] += 1
     later = sum(turn.is_assistant for turn in rest)
     if later:
         lost[AFTER_MALFORMED] += later

@@ -45,6 +45,9 @@ class ImportReport:
     turns_kept: int = 0
     dropped_traces: Counter[str] = field(default_factory=Counter[str])
     dropped_turns: Counter[str] = field(default_factory=Counter[str])
+    cut_traces: Counter[str] = field(
+        default_factory=Counter[str]
+    )  # that end before a malformed message, by what it was
     merged_messages: int = 0  # assistant messages that were joined to the one before
     ignored: Counter[str] = field(default_factory=Counter[str])  # fields that a trace has no place for
     formats: Counter[str] = field(default_factory=Counter[str])
@@ -197,6 +200,7 @@ def _import_row(
         reason = "no_candidate_turn"
     report.turns_read += built.turns
     report.merged_messages += built.merged_messages
+    report.cut_traces += Counter({built.cut: 1} if built.cut else {})
     report.ignored += chat.ignored
     report.dropped_turns += built.lost + skipped
     if reason is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -28,18 +29,15 @@ class Readers:
         self._format = Part.from_value(format, "format")
         self._unknown_keys: UnknownKeys = unknown_keys
         self._found: dict[str, Reader] = {}
-        self._told: dict[str, Told] = {}
+        self._told: dict[str, Told]
         if self._format.name == AUTO:
             if self._format.options:
                 raise ConfigError("has no options", field="format", hint="name the format of the rows with --format")
-            names = parts.names("trace_formats")
+            self._told = _registered()
         else:
             self._load(self._format)
-            names = [self._format.name]
-        for name in names:
-            how = told(parts.load("trace_formats", name).target)
-            if how is not None:
-                self._told[name] = how
+            how = told(parts.load("trace_formats", self._format.name).target)
+            self._told = {} if how is None else {self._format.name: how}
 
     def rows(self, file: SourceFile) -> Iterator[SourceRow]:
         """The rows of a file. A session comes as one row, `{"events": its rows}`; the events of a text are lines."""
@@ -126,6 +124,13 @@ class Readers:
             options.setdefault("unknown_keys", self._unknown_keys)
         loaded.resolved(options, "format")
         return self._found.setdefault(format.name, loaded.build(options, {}))
+
+
+@functools.cache
+def _registered() -> dict[str, Told]:
+    """How each registered format is told: they are looked up once a process."""
+    found = {name: told(parts.load("trace_formats", name).target) for name in parts.names("trace_formats")}
+    return {name: how for name, how in found.items() if how is not None}
 
 
 def _event(row: SourceRow) -> Any:

@@ -69,7 +69,12 @@ def source_rows(path: str | Path) -> Iterator[SourceRow]:
             yield _line(number, text)
         return
     for (index, value), info in document_rows(path):
-        yield SourceRow(value if isinstance(value, InputError) else _object(value), None, index, _environment(info))
+        try:
+            environment = _environment(info)
+        except InputError as error:  # without it, no row has its prompt
+            yield SourceRow(error, index=index)
+            continue
+        yield SourceRow(value if isinstance(value, InputError) else _object(value), None, index, environment)
 
 
 def text_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -125,7 +130,7 @@ def _environment(info: Any) -> dict[str, Any] | None:
     if info is None:
         return None
     whole = cast("dict[str, Any]", info) if isinstance(info, dict) else {}
-    environment = whole.get("environment_info", {})
+    environment = whole.get("environment_info") or {}
     if not isinstance(environment, dict):
         raise InputError(f"is {type(environment).__name__}, not an object", field="info.environment_info")
     agent: Any = whole.get("agent_info")

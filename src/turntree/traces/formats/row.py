@@ -207,9 +207,10 @@ def one_turn_a_response(messages: list[Any]) -> list[Any]:
     first: dict[Any, dict[str, Any]] = {}
     for message in messages:
         response = message.get(RESPONSE) if isinstance(message, dict) else None
-        if response is None or response not in first:
+        whole = isinstance(message, dict) and isinstance(message.get("content"), str | None)
+        if not isinstance(response, str) or not whole or response not in first:
             kept.append(message)
-            if response is not None:
+            if isinstance(response, str) and whole:
                 first[response] = message
             continue
         turn = first[response]

@@ -224,7 +224,7 @@ def _claude(role: str, message: dict[str, Any], chat: ChatRow) -> list[Any]:
         return [{"role": role, "content": content, RESPONSE: message.get("id")}]
     if not isinstance(content, list):
         return [BrokenMessage("is neither text nor a list", turn=role == "assistant", field="message.content")]
-    said: list[str] = []
+    said: list[Any] = []
     calls: list[Any] = []
     results: list[Any] = []
     for block in content:
