@@ -45,9 +45,7 @@ class ImportReport:
     turns_kept: int = 0
     dropped_traces: Counter[str] = field(default_factory=Counter[str])
     dropped_turns: Counter[str] = field(default_factory=Counter[str])
-    cut_traces: Counter[str] = field(
-        default_factory=Counter[str]
-    )  # that end before a malformed message, by what it was
+    cut_traces: Counter[str] = field(default_factory=Counter[str])  # they end before a malformed message, of this kind
     merged_messages: int = 0  # assistant messages that were joined to the one before
     ignored: Counter[str] = field(default_factory=Counter[str])  # fields that a trace has no place for
     formats: Counter[str] = field(default_factory=Counter[str])
