@@ -107,11 +107,11 @@ class TestStopping:
              "unknown_key"),
             (row(USER, {**HELLO, "contnet": "x"}),
              ":2: field 'messages[1].contnet': unknown key; did you mean 'content'?", "unknown_key"),
-            (row(USER, {"role": "assistant", "function_call": {}}),
-             ":2: field 'messages[1].function_call': is the old form", "malformed_field"),
+            (row(USER, {"role": "assistant", "function_call": "f()"}),
+             ":2: field 'messages[1].function_call': unknown key", "unknown_key"),
             (row(USER), ":2: field 'messages': hold no assistant turn;", "no_assistant_turn"),
             (row(), ":2: field 'messages': hold no assistant turn;", "no_assistant_turn"),
-            ({"message": []}, ":2: has none of the keys that tell its format (keys: message);", "unknown_format"),
+            ({"message": []}, ":2: is of no known format (keys: message). Tried agentbench: no", "unknown_format"),
             (row(USER, HELLO, reward="1"), ":2: field 'reward': is '1', not a number;", "malformed_field"),
             (row(USER, HELLO, success="yes"), ":2: field 'success': is 'yes'; write true", "malformed_field"),
             (row(USER, HELLO, split="valid"), ":2: field 'split': is 'valid';", "malformed_field"),
@@ -165,11 +165,12 @@ class TestStopping:
         )
         _, report = import_chat([path], on_error="drop")
         assert report.dropped_traces == {"duplicate": 1, "duplicate_id": 1}
-        assert report.dropped_turns == {"in_dropped_trace": 1}
+        assert report.dropped_turns == {"in_dropped_trace": 1, "duplicate_id": 1}
+        assert report.turns_read == 3 and report.adds_up
 
     def test_options_that_do_not_exist_are_refused(self, file: Any) -> None:
-        with pytest.raises(InputError, match="no trace format 'sharegpt'; registered: chat, responses, tau2"):
-            import_chat([file(row(USER, HELLO))], format="sharegpt")
+        with pytest.raises(InputError, match=r"no trace format 'shargpt'; registered: .*chat, .*responses, .*tau2"):
+            import_chat([file(row(USER, HELLO))], format="shargpt")
         with pytest.raises(ConfigError, match="'format': has no options"):
             import_chat([file(row(USER, HELLO))], format=Part("auto", {"key": 1}))
 
@@ -225,7 +226,7 @@ class TestRows:
         path = file(row(USER, {**HELLO, "score": 2}, licence="MIT", empty=None))
         [trace], report = import_chat([path], unknown_keys="keep")
         assert trace.meta["extra"] == {"licence": "MIT"}
-        assert report.ignored == {"messages[].score": 1}
+        assert report.ignored == {"unknown key messages[].score": 1, "unknown key licence": 1}
 
     def test_a_turn_with_weight_zero_is_history_only(self, file: Any) -> None:
         path = file(row(USER, {**HELLO, "weight": 0}, USER, {**HELLO, "weight": 1}))
@@ -239,9 +240,11 @@ class TestRows:
         lines = file(row(USER, HELLO, id="1"), row(USER, HELLO, id="2"), name="lines.json")
         assert len(import_chat([lines])[0]) == 2
 
-    def test_a_damaged_document_always_stops(self, file: Any) -> None:
-        path = file('[{"messages"', name="broken.json")
-        assert refusal(path, on_error="drop").startswith(":1: is not complete JSON")
+    def test_a_document_that_is_cut_off_stops_or_loses_only_its_end(self, file: Any) -> None:
+        path = file("[" + json.dumps(row(USER, HELLO, id="whole")) + ', {"messages"', name="broken.json")
+        assert refusal(path).startswith(": field 'after [0]': is not complete JSON (it ends inside a value)")
+        [trace], report = import_chat([path], on_error="drop")
+        assert (trace.id, report.dropped_traces) == ("whole", {"not_a_json_object": 1})
 
 
 class TestTurns:

@@ -56,7 +56,8 @@ class TestResponses:
         )
         assert trace.tools == ({"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}},)
         assert (trace.success, trace.group, trace.meta["reward"]) == (True, "0", 1.0)
-        assert (report.turns_kept, report.merged_messages, report.ignored) == (2, 1, {"reasoning items": 1})
+        IGNORED = {"reasoning items": 1, "unknown key whatever": 1}
+        assert (report.turns_kept, report.merged_messages, report.ignored) == (2, 1, IGNORED)
 
     def test_parallel_calls_are_one_turn(self, tmp_path: Path) -> None:
         output = [called(call_id="1"), called(call_id="2"), result("2"), result("1"), said("x")]
@@ -142,7 +143,7 @@ class TestTau:
         document = {"info": info, "tasks": [], "simulations": [self.simulation(*self.MESSAGES)]}
         [trace], report = imported(tmp_path, document, "results.json")
         assert [message.role for message in trace.messages] == ["system", "assistant", "user", "assistant", "tool"]
-        assert trace.messages[0].content == "be kind"
+        assert trace.messages[0].content.endswith("</instructions>\n<policy>\nbe kind\n</policy>")
         assert trace.messages[3].tool_calls == (ToolCall("look", {"at": "desk"}, "c"),)
         assert trace.messages[4].tool_call_id == "c"
         assert (trace.id, trace.domain, trace.group, trace.success) == ("s1", "shop", "4", True)

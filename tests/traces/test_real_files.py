@@ -23,8 +23,8 @@ COUNTS = {  # file: (traces kept, traces read, turns kept, dropped turns)
     GYM.format("terminal_multi_harness", "example"): (5, 5, 5, {}),
     GYM.format("terminus_judge", "example"): (5, 5, 5, {}),
     AGENTS.format("mini_swe_agent_2__data__example_rollouts"): (5, 5, 62, {}),
-    AGENTS.format("anyswe_agent__data__example_rollouts_hermes"): (0, 5, 0, {"no_prompt": 73}),
-    AGENTS.format("anyswe_agent__data__example_rollouts_claude_code"): (0, 5, 0, {"no_prompt": 21}),
+    AGENTS.format("anyswe_agent__data__example_rollouts_hermes"): (5, 5, 73, {}),
+    AGENTS.format("anyswe_agent__data__example_rollouts_claude_code"): (5, 5, 21, {}),
     AGENTS.format("harbor_agent__example__example_output"): (
         3, 3, 24, {"unanswered_call": 15, "result_without_call": 7},
     ),  # several calls answered by one screen
@@ -66,7 +66,7 @@ def test_real_demonstrations_match_themselves_and_no_broken_copy(
     states: list[TurnState], verifier: TurnVerifier
 ) -> None:
     audit = audit_verifier(verifier, states)
-    assert (audit.gold.accepted, audit.states) == (3666, 3666)
+    assert (audit.gold.accepted, audit.states) == (3760, 3760)
     for name, tally in audit.mutations.items():
         assert (tally.accepted, tally.partial, tally.unjudged) == (0, 0, 0), name
         assert tally.refused > 1000, name

@@ -43,19 +43,24 @@ def read_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
     """The lines of a file that are not blank, with their numbers from 1. Raises `InputError`."""
     path = Path(path)
     number = 0
-    try:
-        with _open_to_read(path) as file:
+    with _reading(path) as file:
+        try:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield number, line
-    except FileNotFoundError as error:
-        raise InputError("does not exist", path=path, hint="check the path") from error
-    except IsADirectoryError as error:
-        raise InputError("is a folder", path=path, hint="name the files inside it") from error
-    except _DAMAGED as error:
-        raise InputError(
-            f"the compressed file is damaged or cut off ({error})", path=path, line=number + 1, hint="copy it again"
-        ) from error
+        except _DAMAGED as error:
+            raise _cut_off(error, path, number + 1) from error
+
+
+def read_chunks(path: str | Path, size: int = 1 << 20) -> Iterator[bytes]:
+    """The bytes of a file, `size` at a time. Raises `InputError`."""
+    path = Path(path)
+    with _reading(path) as file:
+        try:
+            while chunk := file.read(size):
+                yield chunk
+        except _DAMAGED as error:
+            raise _cut_off(error, path) from error
 
 
 def read_text(path: str | Path) -> str:
@@ -156,12 +161,21 @@ def located(
     return InputError(error.problem, path=path or error.path, line=line or error.line, field=field, hint=error.hint)
 
 
-def _open_to_read(path: Path) -> IO[bytes]:
-    if path.suffix == ".gz":
-        return cast("IO[bytes]", gzip.open(path, "rb"))
-    if path.suffix == ".xz":
-        return cast("IO[bytes]", lzma.open(path, "rb"))
-    return path.open("rb")
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[IO[bytes]]:
+    openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
+    try:
+        with cast("IO[bytes]", openers.get(path.suffix, open)(path, "rb")) as file:
+            yield file
+    except FileNotFoundError as error:
+        raise InputError("does not exist", path=path, hint="check the path") from error
+    except IsADirectoryError as error:
+        raise InputError("is a folder", path=path, hint="name the files inside it") from error
+
+
+def _cut_off(error: Exception, path: Path, line: int | None = None) -> InputError:
+    problem = f"the compressed file is damaged or cut off ({error})"
+    return InputError(problem, path=path, line=line, hint="copy it again")
 
 
 def _compressed(raw: IO[bytes], path: Path) -> IO[bytes]:

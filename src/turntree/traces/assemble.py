@@ -6,6 +6,7 @@ Consecutive assistant messages are one turn when the first makes no call, or the
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,22 +15,27 @@ from typing import Any, cast
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.observe.jsonl import located, parse_json
-from turntree.traces.candidates import skipped_turns
-from turntree.traces.formats.row import ChatRow, RowRefused, fingerprint
+from turntree.traces.candidates import rule_reason, skipped_turns
+from turntree.traces.formats.row import ACT, FAILED, SKIP, BrokenMessage, ChatRow, RowRefused, Rule, fingerprint
 from turntree.traces.schema import Trace, check_message, tool_names
 
 NOT_TRAINED = "marked_not_trained"
 PIVOT_HISTORY = "history_of_a_pivot_row"
+ARGUMENTS = "arguments_not_json"
+MALFORMED = "malformed_message"
 AFTER_MALFORMED = "after_malformed_message"
+_ERRORS = ("error", "traceback (most recent call last)")  # how the text of a failed tool's result begins
 
 
 @dataclass(frozen=True)
 class Assembled:
-    """`turns` = candidates of the trace + its skipped turns + `lost` ones (where a malformed message cut it off)."""
+    """`turns` = candidates of the trace + its skipped turns + `lost` ones (where a malformed message cut it off, or
+    the format left them out)."""
 
     trace: Trace | None
     turns: int
     merged_messages: int
+    cut: str | None  # what the malformed message was that the trace ends before
     lost: Counter[str] = field(default_factory=Counter[str])
 
 
@@ -45,53 +51,97 @@ class _Turn:
         return _is_assistant(self.parts[0])
 
 
-def assemble(row: ChatRow, *, keep_going: bool, domain: str = "", source: dict[str, Any] | None = None) -> Assembled:
-    """Build the trace of a row.
+def assemble(
+    row: ChatRow,
+    *,
+    keep_going: bool,
+    domain: str = "",
+    source: dict[str, Any] | None = None,
+    rule: Rule | None = None,
+) -> Assembled:
+    """Build the trace of a row. `rule` says which turns are candidates, if not what the row says.
 
     A malformed message raises `InputError` with its field; with `keep_going` the trace ends before it instead, and
     the turns from there on are lost and counted. No assistant turn at all raises `RowRefused`.
     """
     turns = _turns(row.messages)
     assistants = sum(turn.is_assistant for turn in turns)
-    if not assistants:
+    if not assistants and not row.left_out:
         hint = "a trace demonstrates at least one turn"
         raise RowRefused("no_assistant_turn", "hold no assistant turn", field="messages", hint=hint)
     tool_names(_objects(row.tools))
     messages: list[Message] = []
     lost: Counter[str] = Counter()
-    skip: dict[str, str] = {}
+    cut = None
     for i, turn in enumerate(turns):
         try:
             messages.append(_parse(turn))
         except InputError as error:
             if not keep_going:
                 raise
-            lost = _lost(turns[i:], error)
+            cut = ARGUMENTS if str(error.field).endswith("tool_calls.arguments") else MALFORMED
+            lost = _lost(turns[i:], cut)
             break
-        if any(isinstance(part, dict) and part.get("weight") == 0 for part in turn.parts):
-            skip[str(sum(message.role == "assistant" for message in messages) - 1)] = NOT_TRAINED
-    trace = _trace(row, messages, skip, lost, domain, source) if assistants > lost.total() else None
+    skip = _skipped(turns[: len(messages)], messages, rule or row.rule)
+    trace = _trace(row, messages, skip, cut, domain, source) if assistants > lost.total() else None
     merged = sum(len(turn.parts) - 1 for turn in turns)
-    return Assembled(trace=trace, turns=assistants, merged_messages=merged, lost=lost)
+    return Assembled(trace, assistants + row.left_out.total(), merged, cut, lost + row.left_out)
+
+
+def count_turns(row: ChatRow) -> int:
+    """The agent's turns of a row, whether or not they can be read."""
+    return sum(turn.is_assistant for turn in _turns(row.messages)) + row.left_out.total()
+
+
+def _skipped(turns: Sequence[_Turn], messages: Sequence[Message], rule: Rule) -> dict[str, str]:
+    """Assistant turn index as text -> why the source, or the rule of its domain, keeps the turn from being learned."""
+    skip: dict[str, str] = {}
+    number = 0
+    for i, (turn, message) in enumerate(zip(turns, messages, strict=True)):
+        if not turn.is_assistant:
+            continue
+        parts = [cast("dict[str, Any]", part) for part in turn.parts]
+        if any(part.get("weight") == 0 for part in parts):
+            skip[str(number)] = NOT_TRAINED
+        elif marked := next((part[SKIP] for part in parts if SKIP in part), None):
+            skip[str(number)] = marked
+        else:
+            later = zip(turns[i + 1 : len(messages)], messages[i + 1 :], strict=True)
+            answers = itertools.takewhile(lambda other: not other[0].is_assistant, later)
+            failed = any(_failed(*answer) for answer in answers)
+            reason = rule_reason(rule, message, [part[ACT] for part in parts if part.get(ACT)], failed)
+            if reason is not None:
+                skip[str(number)] = reason
+        number += 1
+    return skip
+
+
+def _failed(turn: _Turn, message: Message) -> bool:
+    """Whether an answer reports an error: as its format says, else (of a tool's result) by how its text begins."""
+    marked = turn.parts[0].get(FAILED)
+    if marked is not None:
+        return bool(marked)
+    return message.role == "tool" and message.content.lstrip().lower().startswith(_ERRORS)
 
 
 def _trace(
     row: ChatRow,
     messages: Sequence[Message],
     skip: dict[str, str],
-    lost: Counter[str],
+    cut: str | None,
     domain: str,
     source: dict[str, Any] | None,
 ) -> Trace:
     meta = dict(row.meta)
     if row.only_last_turn:
         kept = sum(message.role == "assistant" for message in messages)
-        history = kept if lost else kept - 1  # a cut row has lost the turn that it demonstrates
+        history = kept if cut else kept - 1  # a cut row has lost the turn that it demonstrates
         skip = {str(i): PIVOT_HISTORY for i in range(history)} | skip
-    if skip:
-        meta["skip_turns"] = skip | dict(meta.get("skip_turns") or {})
-    if lost:
-        meta["cut"] = next(iter(lost))
+    marked = meta.get("skip_turns") or {}
+    if skip and isinstance(marked, dict):  # what is no object is refused by `skipped_turns`
+        meta["skip_turns"] = skip | marked
+    if cut:
+        meta["cut"] = cut
     if source:
         meta["source"] = source
     content = [[message.to_chat() for message in messages], row.tools]
@@ -122,11 +172,16 @@ def _turns(raw: Sequence[Any]) -> list[_Turn]:
     return turns
 
 
-def _continues(before: dict[str, Any], after: dict[str, Any]) -> bool:
+def _continues(before: Any, after: Any) -> bool:
+    if isinstance(before, BrokenMessage) or isinstance(after, BrokenMessage):
+        return False
     return not before.get("tool_calls") or (bool(after.get("tool_calls")) and not after.get("content"))
 
 
 def _is_assistant(message: Any) -> bool:
+    """Whether a raw message is a turn of the agent, or would be if it could be read."""
+    if isinstance(message, BrokenMessage):
+        return message.turn
     return isinstance(message, dict) and cast("dict[str, Any]", message).get("role") == "assistant"
 
 
@@ -143,6 +198,8 @@ def _parse(turn: _Turn) -> Message:
 
 def _parse_one(raw: Any, inside: str) -> Message:
     try:
+        if isinstance(raw, InputError):
+            raise raw
         if isinstance(raw, dict) and raw.get("role") == "developer":
             raw = {**raw, "role": "system"}
         _check_arguments(raw)
@@ -167,13 +224,12 @@ def _check_arguments(raw: Any) -> None:
             raise InputError(problem, field="tool_calls.arguments", hint="write a JSON object") from error
 
 
-def _lost(turns: Sequence[_Turn], error: InputError) -> Counter[str]:
+def _lost(turns: Sequence[_Turn], cut: str) -> Counter[str]:
     """The assistant turns from the malformed one on; the malformed one has a reason of its own."""
-    arguments = str(error.field).endswith("tool_calls.arguments")
     lost: Counter[str] = Counter()
     first, *rest = turns
     if first.is_assistant:
-        lost["arguments_not_json" if arguments else "malformed_message"] += 1
+        lost[cut] += 1
     later = sum(turn.is_assistant for turn in rest)
     if later:
         lost[AFTER_MALFORMED] += later

@@ -6,6 +6,7 @@ history of later turns and is counted under one reason. Law: candidates plus ski
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -15,6 +16,12 @@ from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
 from turntree.traces.schema import Trace, tool_names
+
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # web_search, WebSearch and webSearch are the same two words
+_BASH = frozenset({"bash", "shell", "sh", "terminal", "exec", "run", "execute", "command", "keystrokes"})
+_SEARCH = frozenset(
+    {"search", "browse", "browser", "open", "visit", "fetch", "lookup", "find", "scroll", "goto", "web"}
+)
 
 
 class SkipReason(StrEnum):
@@ -56,6 +63,28 @@ def skipped_turns(trace: Trace) -> dict[int, str]:
         if reason is not None:
             skipped[turn] = str(reason)
     return skipped
+
+
+def rule_reason(rule: str, turn: Message, acts: Sequence[str], failed: bool) -> str | None:
+    """Why the paper's rule for the domain (appendix A.2) makes `turn` no candidate; None where it does not.
+
+    `acts` are the kinds of action that its text holds ("tool", "bash", "search"), besides those of its calls, which
+    their names tell; `failed` says that the answer to it reported an error.
+    """
+    kinds = {*acts, *(kind for call in turn.tool_calls for kind in _kinds(call.name))}
+    if rule == "tool_calls":
+        return "not_a_tool_call" if not kinds else "error_tool_call" if failed else None
+    if rule == "bash":
+        return None if "bash" in kinds else "not_a_bash_action"
+    if rule == "search":
+        return None if "search" in kinds else "not_a_search_step"
+    return None
+
+
+def _kinds(name: str) -> set[str]:
+    words = set(_WORD.findall(name))
+    lower = {word.lower() for word in words}
+    return {"tool"} | ({"bash"} if lower & _BASH else set()) | ({"search"} if lower & _SEARCH else set())
 
 
 def count_skipped(traces: Iterable[Trace]) -> Counter[str]:

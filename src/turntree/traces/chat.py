@@ -1,4 +1,4 @@
-"""Import what people have: chat rows, Responses rollouts, tau-bench runs, into traces and a report that adds up.
+"""Import what people have (`traces.formats`) into traces and a report that adds up.
 
 Policy. A malformed row (a damaged line, an unknown key, arguments that are not JSON, no assistant turn) stops the
 import with its file, line and field. With `on_error="drop"` it is dropped and counted; a malformed *message* then
@@ -9,24 +9,23 @@ candidates (`candidates.SkipReason`) never stop anything; they are counted, and 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
 from turntree.observe.jsonl import located
-from turntree.traces.assemble import Assembled, assemble
+from turntree.traces.assemble import Assembled, assemble, count_turns
 from turntree.traces.candidates import skipped_turns
-from turntree.traces.formats.chat import UnknownKeys, read_chat_row
-from turntree.traces.formats.row import ChatRow, RowRefused, fingerprint
+from turntree.traces.formats.chat import UnknownKeys
+from turntree.traces.formats.row import ChatRow, RowRefused, Rule, fingerprint
+from turntree.traces.readers import AUTO, Readers
 from turntree.traces.schema import Trace
-from turntree.traces.sources import SourceRow, source_rows
+from turntree.traces.sources import SourceFile, SourceRow, source_files
 
-Reader = Callable[[dict[str, Any]], ChatRow | Mapping[str, Any] | None]
-AUTO = "auto"  # the format of every row is told by its keys
+CandidateRule = Literal["auto", "turns", "tool_calls", "bash", "search"]
 OnError = Literal["stop", "drop"]
 Known = dict[str, tuple[str, Any]]  # id -> fingerprint and source of the trace that has it
 TRACE_DROPPED = "in_dropped_trace"
@@ -37,7 +36,7 @@ class ImportReport:
     """What an import read, kept and left behind. Laws (tests/traces/test_chat.py):
 
     traces_read = traces_kept + sum(dropped_traces); turns_read = turns_kept + sum(dropped_turns), where turns_kept
-    are exactly the candidates of the kept traces. A row that could not be read has no turns to count.
+    are exactly the candidates of the kept traces. A row whose messages could not be read has no turns to count.
     """
 
     traces_read: int = 0
@@ -46,6 +45,7 @@ class ImportReport:
     turns_kept: int = 0
     dropped_traces: Counter[str] = field(default_factory=Counter[str])
     dropped_turns: Counter[str] = field(default_factory=Counter[str])
+    cut_traces: Counter[str] = field(default_factory=Counter[str])  # they end before a malformed message, of this kind
     merged_messages: int = 0  # assistant messages that were joined to the one before
     ignored: Counter[str] = field(default_factory=Counter[str])  # fields that a trace has no place for
     formats: Counter[str] = field(default_factory=Counter[str])
@@ -77,6 +77,8 @@ def import_chat(
     success_only: bool = False,
     unknown_keys: UnknownKeys = "stop",
     domain: str = "",
+    candidates: CandidateRule = "auto",
+    tools: Sequence[dict[str, Any]] = (),
 ) -> tuple[list[Trace], ImportReport]:
     """`stream_chat` into a list."""
     traces: list[Trace] = []
@@ -88,6 +90,8 @@ def import_chat(
         success_only=success_only,
         unknown_keys=unknown_keys,
         domain=domain,
+        candidates=candidates,
+        tools=tools,
     )
     return traces, report
 
@@ -101,119 +105,92 @@ def stream_chat(
     success_only: bool = False,
     unknown_keys: UnknownKeys = "stop",
     domain: str = "",
+    candidates: CandidateRule = "auto",
+    tools: Sequence[dict[str, Any]] = (),
 ) -> ImportReport:
-    """Read source files and hand every trace to `keep`; only ids and fingerprints are remembered. Raises `InputError`
-    naming file, line and field (see the policy above).
+    """Read source files, folders and archives, and hand every trace to `keep`; only ids and fingerprints are
+    remembered. Raises `InputError` naming file, line and field (see the policy above).
 
-    `format` is a part (`traces.formats`); "auto" decides for every row by its keys (`detect_format`). `success_only`
-    drops traces that failed or whose outcome is unknown, counted apart. `unknown_keys="keep"` carries unknown row keys
-    in `meta["extra"]` and
-    counts unknown message keys in `ignored`. `domain` is given to rows that name none. Rows equal in id and content
-    are kept once and counted; one id with two contents is malformed.
+    `format` is a part (`traces.formats`); "auto" asks every registered format whether it knows the row. `success_only`
+    drops traces that failed or whose outcome is unknown, counted apart. `unknown_keys="keep"` carries unknown keys of
+    chat rows in `meta["extra"]`; what other formats do not know is counted in `ignored`. `domain` is given to rows
+    that name none, and `tools` (declarations in chat form) to rows that declare none. `candidates` is the rule by
+    which turns become candidates ("auto": that of the format). Rows equal in id and content are kept once and
+    counted; one id with two contents is malformed.
     """
-    for name, value, kind in (("on_error", on_error, OnError), ("unknown_keys", unknown_keys, UnknownKeys)):
+    kinds = (("on_error", on_error, OnError), ("unknown_keys", unknown_keys, UnknownKeys))
+    for name, value, kind in (*kinds, ("candidates", candidates, CandidateRule)):
         if value not in get_args(kind):
             raise ConfigError(f"is {value!r}", field=name, hint=f"use one of {', '.join(get_args(kind))}")
-    options = _Options(_Readers(format, unknown_keys), on_error == "drop", success_only, domain)
+    rule = None if candidates == "auto" else candidates
+    options = _Options(Readers(format, unknown_keys), on_error == "drop", success_only, domain, rule, list(tools))
     report = ImportReport()
     known: Known = {}
-    for path in map(Path, paths):
-        for row in source_rows(path):
-            report.traces_read += 1
-            try:
-                _import_row(row, path, keep, known, report, options)
-            except InputError as error:
-                if on_error == "stop":
-                    raise _with_place(error, path, row) from error
-                report.dropped_traces[error.reason if isinstance(error, RowRefused) else "malformed_field"] += 1
+    for path in paths:
+        for file in source_files(path, report.ignored):
+            _import_file(file, keep, known, report, options)
     return report
-
-
-def detect_format(row: dict[str, Any]) -> str:
-    """By keys: `responses_create_params` is Responses; `traj`, or `messages` beside `reward_info`, is tau; else
-    `messages` is chat. Raises `RowRefused`."""
-    if "responses_create_params" in row:
-        return "responses"
-    if "traj" in row or ("messages" in row and "reward_info" in row):
-        return "tau2"
-    if "messages" in row:
-        return "chat"
-    raise RowRefused(
-        "unknown_format",
-        f"has none of the keys that tell its format (keys: {', '.join(sorted(row)[:8])})",
-        hint="chat rows have 'messages', Responses rows 'responses_create_params', tau runs 'traj' or 'simulations'",
-    )
-
-
-class _Readers:
-    """The readers of rows by the names of their formats. Raises `InputError` and `ConfigError` for a format that does
-    not exist or has not these options."""
-
-    def __init__(self, format: str | Part, unknown_keys: UnknownKeys) -> None:
-        self._format = Part.from_value(format, "format")
-        self._unknown_keys: UnknownKeys = unknown_keys
-        self._found: dict[str, Reader] = {}
-        if self._format.name != AUTO:
-            self._load(self._format)
-        elif self._format.options:
-            raise ConfigError("has no options", field="format", hint="name the format of the rows with --format")
-
-    def read(self, row: SourceRow, formats: Counter[str]) -> ChatRow | None:
-        """The row in chat shape; None for one that its format leaves out. Counts the format."""
-        value = row.value
-        if isinstance(value, InputError):
-            raise RowRefused("not_a_json_object", value.problem, hint=value.hint)
-        document = row.environment_info
-        name = self._format.name
-        if name == AUTO:
-            name = "tau2" if document is not None else detect_format(value)
-        formats[name] += 1
-        reader = self._found.get(name) or self._load(Part(name))
-        try:
-            read = reader(value if document is None else {**value, "environment_info": document})
-        except InputError:
-            raise
-        except Exception as error:  # the boundary to foreign code
-            said = " ".join(f"{type(error).__name__}: {error}".split())
-            raise RowRefused("format_failed", f"cannot be read: format {name!r} raised {said}") from error
-        if read is None or isinstance(read, ChatRow):
-            return read
-        if not isinstance(read, Mapping):
-            hint = "a format returns a chat row, {messages: [...], ...}, or None"
-            raise RowRefused("format_failed", f"is {type(read).__name__} as {name!r} reads it", hint=hint)
-        return read_chat_row(dict(read), unknown_keys=self._unknown_keys)
-
-    def _load(self, format: Part) -> Reader:
-        loaded = parts.load("trace_formats", format.name)
-        options = dict(format.options)
-        if "unknown_keys" in loaded.options():
-            options.setdefault("unknown_keys", self._unknown_keys)
-        loaded.resolved(options, "format")
-        return self._found.setdefault(format.name, loaded.build(options, {}))
 
 
 @dataclass(frozen=True)
 class _Options:
-    readers: _Readers
+    readers: Readers
     keep_going: bool
     success_only: bool
     domain: str
+    rule: Rule | None
+    tools: list[dict[str, Any]]
+
+
+def _import_file(
+    file: SourceFile, keep: Callable[[Trace], None], known: Known, report: ImportReport, options: _Options
+) -> None:
+    try:
+        for row in options.readers.rows(file):
+            for number, chat in enumerate(options.readers.read(row, report.formats), start=1):
+                report.traces_read += 1
+                if chat is None:
+                    report.dropped_traces["left_out_by_format"] += 1
+                    continue
+                source = _source(file, row) | ({"part": number} if number > 1 else {})
+                try:
+                    if isinstance(chat, InputError):
+                        raise chat
+                    _import_row(chat, source, keep, known, report, options)
+                except InputError as error:
+                    if not options.keep_going:
+                        raise _with_place(error, file.shown, row) from error
+                    _drop(error, chat, report)
+    except InputError as error:  # of the file as a whole: inside an archive it has another path
+        place = {"line": error.line, "field": error.field, "hint": error.hint}
+        raise InputError(error.problem, path=file.shown, **place) from error
+
+
+def _source(file: SourceFile, row: SourceRow) -> dict[str, Any]:
+    place = {"line": row.line} if row.line else {"index": row.index} if row.index else {}
+    return {"file": file.shown.name, **place}
+
+
+def _drop(error: InputError, chat: ChatRow | InputError, report: ImportReport) -> None:
+    """Count what cannot be used, its turns too where its messages were read."""
+    reason = error.reason if isinstance(error, RowRefused) else "malformed_field"
+    turns = 0 if isinstance(chat, InputError) else count_turns(chat)
+    report.dropped_traces[reason] += 1
+    report.turns_read += turns
+    report.dropped_turns += Counter({reason: turns})
 
 
 def _import_row(
-    row: SourceRow,
-    path: Path,
+    chat: ChatRow,
+    source: dict[str, Any],
     keep: Callable[[Trace], None],
     known: Known,
     report: ImportReport,
     options: _Options,
 ) -> None:
-    chat = options.readers.read(row, report.formats)
-    if chat is None:
-        report.dropped_traces["left_out_by_format"] += 1
-        return
-    source = {"file": path.name} | ({"line": row.line} if row.line else {"index": row.index} if row.index else {})
-    built = assemble(chat, keep_going=options.keep_going, domain=options.domain, source=source)
+    if not chat.tools:
+        chat.tools = options.tools
+    built = assemble(chat, keep_going=options.keep_going, domain=options.domain, source=source, rule=options.rule)
     reason, content = _why_not(built, known, options.success_only)
     skipped = Counter(skipped_turns(built.trace).values()) if built.trace is not None else Counter[str]()
     candidates = built.turns - built.lost.total() - skipped.total()
@@ -221,6 +198,7 @@ def _import_row(
         reason = "no_candidate_turn"
     report.turns_read += built.turns
     report.merged_messages += built.merged_messages
+    report.cut_traces += Counter({built.cut: 1} if built.cut else {})
     report.ignored += chat.ignored
     report.dropped_turns += built.lost + skipped
     if reason is not None:
@@ -251,7 +229,7 @@ def _why_not(built: Assembled, known: Known, success_only: bool) -> tuple[str | 
 
 
 def _with_place(error: InputError, path: Path, row: SourceRow) -> InputError:
-    error = located(error, path=path, line=row.line, inside=row.index)
+    error = located(error, path=path, line=error.line or row.line, inside=row.index)
     advice = "or drop and count such rows with on_error='drop' (--on-error drop)"
     hint = f"{error.hint}, {advice}" if error.hint else advice.removeprefix("or ")
     return InputError(error.problem, path=error.path, line=error.line, field=error.field, hint=hint)

@@ -1,16 +1,28 @@
-"""The rows of a source file: JSON lines, or one JSON document (a list of rows, one row, or a tau2 result), whatever the
-file is called: a document over several lines is told by its first line, which is no whole value."""
+"""The rows of what a person names: a file of JSON lines or text, one JSON document, a folder or an archive of them.
+
+A document (a list of rows, one row, a tau2 result) is told by its name or by its first line, which is no whole value,
+and is read row by row (`traces.documents`).
+"""
 
 from __future__ import annotations
 
 import itertools
+import tarfile
+import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from turntree.core.errors import InputError
-from turntree.observe.jsonl import parse_json, read_lines
+from turntree.observe.jsonl import decode, parse_json, read_chunks, read_lines
+from turntree.traces.documents import document_info, document_rows
+
+NAMES = (".json", ".jsonl", ".traj", ".txt", ".ndjson")  # of the files that a folder or an archive is searched for
+_DOCUMENTS = (".json", ".traj")
+_ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz")
+_HEAD = 1 << 20  # bytes that are looked at to tell a document from lines
 
 
 @dataclass(frozen=True)
@@ -21,31 +33,123 @@ class SourceRow:
     line: int | None = None
     index: str | None = None
     environment_info: dict[str, Any] | None = None  # of the tau2 document that the row comes from
+    format: str | None = None  # where the file told it: of a session, whose rows come as one
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of rows. `shown` names it to people; `info` is that of a tau2 result of which it is one simulation."""
+
+    path: Path
+    shown: Path
+    info: dict[str, Any] | None = None
+
+
+def source_files(path: str | Path, ignored: Counter[str]) -> Iterator[SourceFile]:
+    """A file itself; of a folder, and of a tar archive, the files inside, in the order of their names. Files of other
+    names are counted in `ignored`. Raises `InputError` where there is none."""
+    path = Path(path)
+    if path.is_dir():
+        names = sorted(file for file in path.rglob("*") if file.is_file())
+        found = [SourceFile(file, file, _result_info(file, path)) for file in names if _wanted(file, ignored)]
+        yield from found
+        if not found:
+            raise InputError(f"holds no file named {', '.join(NAMES)}", path=path, hint="name the files themselves")
+    elif path.name.endswith(_ARCHIVES):
+        yield from _members(path, ignored)
+    else:
+        yield SourceFile(path, path)
 
 
 def source_rows(path: str | Path) -> Iterator[SourceRow]:
-    """Every row of a file. A damaged line is a row with an error; a damaged document raises `InputError`."""
+    """Every row of a file. What is damaged is a row with an error."""
     path = Path(path)
-    name = path.name.removesuffix(".gz").removesuffix(".xz")
-    lines = read_lines(path)
-    first = list(itertools.islice(lines, 2))
-    if _is_document(first, named_so=name.endswith(".json")):
-        text = b"".join(text for _, text in itertools.chain(first, lines))
-        yield from _document(parse_json(text, path), path)
+    if not _is_document(path):
+        for number, text in read_lines(path):
+            yield _line(number, text)
         return
-    for number, text in itertools.chain(first, lines):
-        yield _line(number, text)
+    for (index, value), info in document_rows(path):
+        try:
+            environment = _environment(info)
+        except InputError as error:  # without it, no row has its prompt
+            yield SourceRow(error, index=index)
+            continue
+        yield SourceRow(value if isinstance(value, InputError) else _object(value), None, index, environment)
 
 
-def _is_document(first: list[tuple[int, bytes]], *, named_so: bool) -> bool:
-    """Whether a file that begins with these lines is one JSON document: a .json file, unless it holds JSON lines after
-    all (more than one, and the first is a whole object), and a file whose first line only opens a bracket."""
-    if not first or (len(first) < 2 and not named_so):
-        return False
-    if not named_so:
-        return first[0][1].strip() in (b"{", b"[", b"[{")
+def text_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a text file that are not blank, with their numbers from 1."""
+    for number, line in read_lines(path):
+        yield number, decode(line, path, number).rstrip("\r\n")
+
+
+def is_text(path: Path) -> bool:
+    """Whether a file begins like no JSON does: it holds text."""
+    return next(read_chunks(path, 1 << 12), b"").lstrip(b"\xef\xbb\xbf \t\r\n")[:1] not in (b"{", b"[", b"")
+
+
+def _members(path: Path, ignored: Counter[str]) -> Iterator[SourceFile]:
+    """One member at a time, as a file of its own in a folder that is removed."""
     try:
-        return len(first) < 2 or not isinstance(parse_json(first[0][1]), dict)
+        with tarfile.open(path) as archive, tempfile.TemporaryDirectory() as folder:
+            members = sorted((m for m in archive.getmembers() if m.isfile()), key=lambda member: member.name)
+            for member in members:
+                if not _wanted(Path(member.name), ignored):
+                    continue
+                file = Path(folder) / Path(member.name).name
+                content = archive.extractfile(member)
+                with file.open("wb") as target:
+                    while content and (chunk := content.read(_HEAD)):
+                        target.write(chunk)
+                yield SourceFile(file, path / member.name)
+                file.unlink()
+    except FileNotFoundError as error:
+        raise InputError("does not exist", path=path, hint="check the path") from error
+    except (tarfile.TarError, EOFError) as error:
+        raise InputError(f"is no readable tar archive ({error})", path=path, hint="copy it again") from error
+
+
+def _wanted(file: Path, ignored: Counter[str]) -> bool:
+    name = file.name.removesuffix(".gz").removesuffix(".xz")
+    if name.startswith(".") or not name.endswith(NAMES):
+        ignored[f"files named *{Path(name).suffix or name}"] += 1
+        return False
+    return True
+
+
+def _result_info(file: Path, folder: Path) -> dict[str, Any] | None:
+    """tau2 writes a result also as a folder: `results.json` with the `info`, and one file a simulation."""
+    result = file.parent.parent / "results.json"
+    if file.parent.name != "simulations" or not result.is_relative_to(folder) or not result.is_file():
+        return None
+    return _environment(document_info(result))
+
+
+def _environment(info: Any) -> dict[str, Any] | None:
+    """The `environment_info` of a tau2 document's `info`, and which of the benchmark's agents spoke."""
+    if info is None:
+        return None
+    whole = cast("dict[str, Any]", info) if isinstance(info, dict) else {}
+    environment = whole.get("environment_info") or {}
+    if not isinstance(environment, dict):
+        raise InputError(f"is {type(environment).__name__}, not an object", field="info.environment_info")
+    agent: Any = whole.get("agent_info")
+    spoke: Any = cast("dict[str, Any]", agent).get("implementation") if isinstance(agent, dict) else None
+    return cast("dict[str, Any]", environment) | ({"agent": spoke} if spoke else {})
+
+
+def _is_document(path: Path) -> bool:
+    """Whether a file is one JSON document: one named so, unless it holds JSON lines after all (more than one, and the
+    first is a whole object), and a file whose first line only opens a bracket."""
+    name = path.name.removesuffix(".gz").removesuffix(".xz")
+    head = b"".join(itertools.islice(read_chunks(path, _HEAD), 2)).removeprefix(b"\xef\xbb\xbf").lstrip()
+    first, several, rest = head.partition(b"\n")
+    if not name.endswith(_DOCUMENTS):
+        return bool(several and rest.strip()) and first.strip() in (b"{", b"[", b"[{")
+    if not several or not rest.strip():
+        return bool(head)
+    try:
+        return not isinstance(parse_json(first), dict)
     except InputError:
         return True
 
@@ -56,26 +160,6 @@ def _line(number: int, text: bytes) -> SourceRow:
     except InputError as error:
         return SourceRow(error, line=number)
     return SourceRow(_object(value), line=number)
-
-
-def _document(value: Any, path: Path) -> Iterator[SourceRow]:
-    if isinstance(value, list):
-        for i, row in enumerate(cast("list[Any]", value)):
-            yield SourceRow(_object(row), index=f"[{i}]")
-        return
-    document = _object(value)
-    if isinstance(document, InputError):
-        raise InputError("is neither an object nor a list", path=path, hint="write JSON lines, one trace a line")
-    simulations = document.get("simulations")
-    if not isinstance(simulations, list):
-        yield SourceRow(document)
-        return
-    info: Any = document.get("info") or {}
-    environment = info.get("environment_info") if isinstance(info, dict) else None
-    if not isinstance(environment, dict | None):
-        raise InputError(f"is {type(environment).__name__}, not an object", path=path, field="info.environment_info")
-    for i, row in enumerate(cast("list[Any]", simulations)):
-        yield SourceRow(_object(row), index=f"simulations[{i}]", environment_info=cast(Any, environment))
 
 
 def _object(value: Any) -> dict[str, Any] | InputError:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import Any, Literal, cast
 
 from turntree.core.errors import InputError
-from turntree.traces.formats.row import ChatRow, RowRefused, chat_tools, list_of, outcome, text_of
+from turntree.traces.formats.row import (
+    ChatRow,
+    RowRefused,
+    call_of,
+    chat_tools,
+    count_unknown,
+    list_of,
+    outcome,
+    text_of,
+    told_by,
+)
 from turntree.traces.schema import MESSAGE_KEYS, check_keys
 
 UnknownKeys = Literal["stop", "keep"]
@@ -13,7 +23,7 @@ UnknownKeys = Literal["stop", "keep"]
 ID_KEYS = ("id", "trajectory_id", "uuid")
 GROUP_KEYS = ("group", "task_id", "instance_id")
 ROW_KEYS = frozenset(
-    {"messages", "tools", *ID_KEYS, *GROUP_KEYS, "success", "resolved", "reward", "domain", "split"}
+    {"messages", "tools", "functions", *ID_KEYS, *GROUP_KEYS, "success", "resolved", "reward", "domain", "split"}
     | {"environment", "meta"}
 )
 MESSAGE_KEYS_READ = (MESSAGE_KEYS - {"cut"}) | {"weight"}  # weight 0: OpenAI's mark for "do not train on this turn"
@@ -21,6 +31,11 @@ MESSAGE_KEYS_IGNORED = frozenset({"reasoning_content", "reasoning", "thinking", 
 _KEEP = "import with unknown_keys='keep' (--unknown-keys keep) to carry it in meta.extra"
 
 
+def _why_not(row: dict[str, Any]) -> str:
+    return "" if isinstance(row.get("messages"), list | str) else "no 'messages'"
+
+
+@told_by(_why_not, general=True)
 def read_chat_row(row: dict[str, Any], *, unknown_keys: UnknownKeys = "stop") -> ChatRow:
     """Raises `RowRefused` for a missing `messages`, a wrong type or (unless kept) an unknown key."""
     extra = {key: value for key, value in row.items() if key not in ROW_KEYS and value is not None}
@@ -42,7 +57,9 @@ def read_chat_row(row: dict[str, Any], *, unknown_keys: UnknownKeys = "stop") ->
         environment=_object(row, "environment"),
         meta=meta,
     )
-    chat.tools = chat_tools(list_of(row, "tools", "a list of tool declarations"), chat.ignored)
+    count_unknown(extra, (), "", chat.ignored)
+    functions = [{"type": "function", "function": one} for one in list_of(row, "functions", "a list of functions")]
+    chat.tools = chat_tools([*functions, *list_of(row, "tools", "a list of tool declarations")], chat.ignored)
     chat.messages = [_known_part(m, f"messages[{i}].", unknown_keys, chat) for i, m in enumerate(chat.messages)]
     return chat
 
@@ -51,14 +68,23 @@ def _known_part(message: Any, inside: str, unknown_keys: UnknownKeys, chat: Chat
     """The message without the fields that a trace has no place for; those are counted."""
     if not isinstance(message, dict):
         return message  # refused, with its place, when messages are parsed
-    row = {key: value for key, value in cast("dict[str, Any]", message).items() if value is not None}
-    if "function_call" in row:
-        problem, hint = "is the old form of an action", "write tool_calls: [{function: {name, arguments}}]"
-        raise RowRefused("malformed_field", problem, field=f"{inside}function_call", hint=hint)
+    row = _today({key: value for key, value in cast("dict[str, Any]", message).items() if value is not None})
     if unknown_keys == "stop":
         _refuse_unknown(row, MESSAGE_KEYS_READ | MESSAGE_KEYS_IGNORED, inside)
-    chat.ignored.update(f"messages[].{key}" for key in row if key not in MESSAGE_KEYS_READ)
+    count_unknown(row, MESSAGE_KEYS_READ | MESSAGE_KEYS_IGNORED, "messages[].", chat.ignored)
+    chat.ignored.update(f"messages[].{key}" for key in row if key in MESSAGE_KEYS_IGNORED)
     return {key: value for key, value in row.items() if key in MESSAGE_KEYS_READ}
+
+
+def _today(row: dict[str, Any]) -> dict[str, Any]:
+    """A message of the old form (`function_call`, role "function") as one of today's."""
+    if isinstance(row.get("function_call"), dict):
+        call = cast("dict[str, Any]", row.pop("function_call"))
+        if call.get("name"):  # some data sets write an empty one for "none"
+            row["tool_calls"] = [call_of(call["name"], call.get("arguments")), *(row.get("tool_calls") or [])]
+    if row.get("role") == "function":
+        row["role"] = "tool"
+    return row
 
 
 def _refuse_unknown(row: dict[str, Any], known: frozenset[str], inside: str = "") -> None:

@@ -4,26 +4,56 @@ A rollout row holds `responses_create_params.input` and `response.output`; toget
 holds `expected_action` (or, for a Terminus harness, the text `expected_answer`): then that is the demonstration, its
 last turn and its only one, whatever a policy sampled into `response`, and `reward` (which judged that sample) says
 nothing about it.
+
+Some agents get their task without `input`: then the prompt is what `metadata` says it is, after the system prompt of
+the agent's configuration (`instance_config.agent_kwargs.system_prompt`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, cast
 
-from turntree.traces.formats.row import ChatRow, RowRefused, chat_tools, list_of, outcome, text_of
+from turntree.core.errors import InputError
+from turntree.traces.formats.row import (
+    BrokenMessage,
+    ChatRow,
+    call_of,
+    chat_tools,
+    count_unknown,
+    list_of,
+    needs,
+    object_of,
+    outcome,
+    text_of,
+    told_by,
+    words,
+)
 
+PROMPTS = ("problem_statement", "prompt", "instruction", "instructions", "task_description", "question")
+_ROW_KEYS = words(
+    "responses_create_params response reward success resolved uuid trajectory_id instance_id domain environment_name "
+    "expected_action expected_answer metadata agent_ref category pass_rate pass_rate_total instance_config "
+    "_ng_task_index _ng_rollout_index"
+)
+_ITEM_KEYS = words(
+    "type id status role content name arguments call_id output summary encrypted_content phase "
+    # for training without tokenizing again
+    "prompt_token_ids generation_token_ids generation_log_probs routed_experts"
+)
 _META_KEYS = ("_ng_task_index", "_ng_rollout_index", "instance_id", "category", "pass_rate", "pass_rate_total")
 
 
+@told_by(lambda row: needs(row, responses_create_params=dict))
 def read_responses_row(row: dict[str, Any]) -> ChatRow:
-    """Raises `RowRefused` naming the field for items that are no messages, calls, outputs or reasoning."""
-    request = _object(row, "responses_create_params")
+    """Items that are no messages, calls, outputs or reasoning are broken messages. Raises `RowRefused`."""
+    request = object_of(row, "responses_create_params")
     action = _expected_action(row)
     pivot = action is not None
     if action is not None:
         items = _expected_items(action)
     else:
-        items = list_of(_object(row, "response"), "output", "a list of Responses items")
+        items = list_of(object_of(row, "response"), "output", "a list of Responses items")
     meta = {key: row[key] for key in _META_KEYS if row.get(key) is not None}
     success = None if pivot else outcome(row, meta)
     chat = ChatRow(
@@ -36,10 +66,27 @@ def read_responses_row(row: dict[str, Any]) -> ChatRow:
         only_last_turn=pivot,
     )
     chat.tools = chat_tools(list_of(request, "tools", "a list of tool declarations"), chat.ignored)
-    chat.messages = [
-        message for item in [*_input_items(request), *items] if (message := _message(item, chat)) is not None
-    ]
+    asked = _input_items(request)
+    if not any(isinstance(item, dict) and item.get("role") in ("user", "system", "developer") for item in asked):
+        asked = [*_prompt_elsewhere(row, request, chat), *asked]
+    chat.messages = [message for item in [*asked, *items] if (message := read_item(item, chat.ignored)) is not None]
+    count_unknown(row, _ROW_KEYS, "", chat.ignored)
     return chat
+
+
+def _prompt_elsewhere(row: dict[str, Any], request: dict[str, Any], chat: ChatRow) -> list[dict[str, Any]]:
+    """The task of a row without input, as `metadata` has it; nothing where it has none."""
+    for place, metadata in (
+        ("responses_create_params.metadata", object_of(request, "metadata")),
+        ("metadata", object_of(row, "metadata")),
+    ):
+        key = next((key for key in PROMPTS if isinstance(metadata.get(key), str) and metadata[key].strip()), None)
+        if key is not None:
+            chat.meta["prompt_from"] = f"{place}.{key}"
+            system = object_of(object_of(row, "instance_config"), "agent_kwargs").get("system_prompt")
+            spoken = [{"role": "system", "content": system}] if isinstance(system, str) and system else []
+            return [*spoken, {"role": "user", "content": metadata[key]}]
+    return []
 
 
 def _input_items(request: dict[str, Any]) -> list[Any]:
@@ -53,8 +100,8 @@ def _input_items(request: dict[str, Any]) -> list[Any]:
 
 def _expected_action(row: dict[str, Any]) -> dict[str, Any] | None:
     if row.get("expected_action") is not None:
-        return _object(row, "expected_action")
-    if row.get("expected_answer") is not None and "harness" in _object(row, "metadata"):
+        return object_of(row, "expected_action")
+    if row.get("expected_answer") is not None and "harness" in object_of(row, "metadata"):
         return {"type": "message", "content": row["expected_answer"]}
     return None
 
@@ -67,33 +114,30 @@ def _expected_items(action: dict[str, Any]) -> list[Any]:
     return [action]
 
 
-def _message(item: Any, chat: ChatRow) -> dict[str, Any] | None:
-    """One item as a chat message; consecutive assistant items become one turn later, in the importer."""
+def read_item(item: Any, ignored: Counter[str]) -> Any:
+    """One item as a chat message, None for what a trace has no place for (counted); consecutive assistant items become
+    one turn later, in the importer."""
     row = cast("dict[str, Any]", item) if isinstance(item, dict) else {}
     kind = row.get("type") or ("message" if "role" in row else None)
+    count_unknown(row, _ITEM_KEYS, "items[].", ignored)
     if kind == "message":
         return {"role": row.get("role"), "content": row.get("content")}
     if kind == "function_call":
-        call = {"id": row.get("call_id"), "function": {k: row[k] for k in ("name", "arguments") if k in row}}
+        call = call_of(row.get("name"), row.get("arguments"), row.get("call_id"))
         return {"role": "assistant", "content": "", "tool_calls": [call]}
-    if kind == "function_call_output":
+    if kind == "custom_tool_call":  # a tool that takes free text
+        call = call_of(row.get("name"), {"input": row.get("input", "")}, row.get("call_id"))
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+    if kind == "local_shell_call":
+        call = call_of("local_shell", row.get("action"), row.get("call_id") or row.get("id"))
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+    if kind in ("function_call_output", "custom_tool_call_output", "local_shell_call_output"):
         return {"role": "tool", "content": row.get("output"), "tool_call_id": row.get("call_id")}
     if kind == "reasoning":
-        chat.ignored["reasoning items"] += 1
+        ignored["reasoning items"] += 1
         return None
+    if isinstance(item, InputError):
+        return item
     what = f"of type {kind!r}" if kind is not None else "without type and role" if row else f"that is {item!r}"
-    raise RowRefused(
-        "malformed_field",
-        f"holds an item {what}",
-        field="responses_create_params.input, response.output",
-        hint="message, function_call, function_call_output and reasoning are read",
-    )
-
-
-def _object(row: dict[str, Any], key: str) -> dict[str, Any]:
-    value = row.get(key)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise RowRefused("malformed_field", f"is {type(value).__name__}, not an object", field=key)
-    return cast("dict[str, Any]", value)
+    hint = "message, function_call, function_call_output and reasoning are read"
+    return BrokenMessage(f"holds an item {what}", turn=str(kind).endswith("_call"), hint=hint)

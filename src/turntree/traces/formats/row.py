@@ -5,12 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Literal, TypeVar, cast
 
 from turntree.core.errors import InputError
 from turntree.observe.jsonl import parse_json
+
+F = TypeVar("F", bound=Callable[..., Any])
+Rule = Literal["turns", "tool_calls", "bash", "search"]
+
+# Marks that a format puts on raw messages, for what a message itself does not tell:
+ACT = (
+    "_act"  # of an assistant message: "tool", "bash" or "search", where the action is written in its text; "" for none
+)
+FAILED = "_failed"  # of a message that answers an action: whether the action failed
+RESPONSE = "_response"  # of an assistant message: the model's response that it is a piece of
+SKIP = "_skip"  # of an assistant message: why it must not become a candidate
 
 
 class RowRefused(InputError):
@@ -21,12 +32,22 @@ class RowRefused(InputError):
         self.reason = reason
 
 
+class BrokenMessage(InputError):
+    """Stands among the messages of a row where one could not be read. The trace ends before it, as before any other
+    malformed message; `turn` says whether it was a turn of the agent, to be counted."""
+
+    def __init__(self, problem: str, *, turn: bool = False, field: str | None = None, hint: str | None = None) -> None:
+        super().__init__(problem, field=field, hint=hint)
+        self.turn = turn
+
+
 @dataclass(kw_only=True)
 class ChatRow:
     """`messages` and `tools` in OpenAI chat form, unparsed; the rest as in `Trace`.
 
-    `only_last_turn` marks a row that demonstrates its last turn only (a pivot row): what precedes is history.
-    `ignored` counts fields of the source that a trace has no place for.
+    `rule` says which turns are candidates (`candidates.rule_reason`). `only_last_turn` marks a row that demonstrates
+    its last turn only (a pivot row): what precedes is history. `left_out` counts the agent's turns that are not among
+    `messages`, by reason. `ignored` counts fields of the source that a trace has no place for.
     """
 
     messages: list[Any]
@@ -38,8 +59,81 @@ class ChatRow:
     success: bool | None = None
     environment: dict[str, Any] | None = None
     meta: dict[str, Any] = field(default_factory=dict[str, Any])
+    rule: Rule = "turns"
     only_last_turn: bool = False
+    left_out: Counter[str] = field(default_factory=Counter[str])
     ignored: Counter[str] = field(default_factory=Counter[str])
+
+
+WhyNot = Callable[[dict[str, Any]], str]  # "" for what is of the format, else what speaks against it
+
+
+@dataclass(frozen=True)
+class Told:
+    """How `--format auto` tells a format: by a `row`, or by the first row of a `session`, which is a file whose rows
+    are one recording (its reader gets `{"events": rows}`, of a text file its lines). A `general` format is chosen only
+    where no other recognises the row."""
+
+    row: WhyNot | None = None
+    session: WhyNot | None = None
+    general: bool = False
+
+
+_TOLD = "turntree_told"
+
+
+def told_by(row: WhyNot | None = None, *, session: WhyNot | None = None, general: bool = False) -> Callable[[F], F]:
+    """Of a format's reader: how "auto" recognises it (`Told`). A format without it must be named."""
+
+    def mark(reader: F) -> F:
+        setattr(reader, _TOLD, Told(row, session, general))
+        return reader
+
+    return mark
+
+
+def told(reader: Any) -> Told | None:
+    """What `told_by` said of a reader."""
+    return getattr(reader, _TOLD, None)
+
+
+def needs(row: Mapping[str, Any], **kinds: type) -> str:
+    """ "" where the row has all these keys with values of these types, else the first that speaks against it."""
+    names = {list: "a list", dict: "an object", str: "text"}
+    for key, kind in kinds.items():
+        if key not in row:
+            return f"no '{key}'"
+        if not isinstance(row[key], kind):
+            return f"'{key}' is not {names[kind]}"
+    return ""
+
+
+def first_object(items: Any) -> dict[str, Any]:
+    """The first object of a list; {} where there is none."""
+    found = (item for item in cast("list[Any]", items) if isinstance(item, dict)) if isinstance(items, list) else ()
+    return cast("dict[str, Any]", next(iter(found), {}))
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text: how formats list the keys of their schemas."""
+    return frozenset(text.split())
+
+
+def count_unknown(row: Mapping[str, Any], known: Collection[str], inside: str, ignored: Counter[str]) -> None:
+    """Count the keys of a source object that its documented schema does not have, the same way in every format."""
+    for key, value in row.items():
+        if key not in known and value is not None:
+            ignored[f"unknown key {inside}{key}"] += 1
+
+
+def object_of(row: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """An object; absent and null are empty."""
+    value = row.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise RowRefused("malformed_field", f"is {type(value).__name__}, not an object", field=key)
+    return cast("dict[str, Any]", value)
 
 
 def outcome(row: Mapping[str, Any], meta: dict[str, Any]) -> bool | None:
@@ -98,6 +192,40 @@ def chat_tools(declarations: list[Any], ignored: Counter[str]) -> list[Any]:
             continue
         tools.append({"type": "function", "function": {key: flat[key] for key in flat if key != "type"}})
     return [tool for i, tool in enumerate(tools) if tool not in tools[:i]]
+
+
+def call_of(name: Any, arguments: Any, call_id: Any = None) -> dict[str, Any]:
+    """One tool call in chat form; what is absent stays absent, so that parsing refuses it with its field."""
+    function = {key: value for key, value in (("name", name), ("arguments", arguments)) if value is not None}
+    return {"type": "function", "id": call_id, "function": function}
+
+
+def one_turn_a_response(messages: list[Any]) -> list[Any]:
+    """The messages with the pieces of one response of the model put together, where results were logged between its
+    parallel calls."""
+    kept: list[Any] = []
+    first: dict[Any, dict[str, Any]] = {}
+    for message in messages:
+        response = message.get(RESPONSE) if isinstance(message, dict) else None
+        whole = isinstance(message, dict) and isinstance(message.get("content"), str | None)
+        if not isinstance(response, str) or not whole or response not in first:
+            kept.append(message)
+            if isinstance(response, str) and whole:
+                first[response] = message
+            continue
+        turn = first[response]
+        turn["content"] = "\n".join(one["content"] for one in (turn, message) if one.get("content"))
+        turn["tool_calls"] = [*(turn.get("tool_calls") or []), *(message.get("tool_calls") or [])]
+    return kept
+
+
+def text_in(content: Any) -> Any:
+    """The text of a message's content: text, or the text parts of a list (other parts are left to be refused)."""
+    if isinstance(content, list):
+        parts = cast("list[Any]", content)
+        if all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
+            return "".join(part["text"] for part in parts)
+    return content
 
 
 def fingerprint(value: Any) -> str:

@@ -1,0 +1,354 @@
+"""Trajectories written as events or steps, of which each is an action, what came of it, or something said.
+
+| format | the row, or the file |
+|---|---|
+| `openhands_events` | `history` of events in a row of an evaluation's output, or a file that is a list of them: of version 0 (`action` and `observation` with `args`), or of the agent SDK (`kind`) |
+| `atif` | one document, `schema_version` "ATIF-1.x", `steps` of `source` system, user and agent |
+| `opencode` | what `opencode export` prints: `info`, and `messages` of `{info, parts}` |
+
+Every non-error tool call is a candidate; in ATIF of a terminal agent, every bash action (PivotRL, appendix A.2).
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+from turntree.core.errors import InputError
+from turntree.observe.jsonl import parse_object
+from turntree.traces.formats.row import (
+    ACT,
+    FAILED,
+    RESPONSE,
+    BrokenMessage,
+    ChatRow,
+    RowRefused,
+    call_of,
+    chat_tools,
+    count_unknown,
+    first_object,
+    list_of,
+    object_of,
+    one_turn_a_response,
+    outcome,
+    text_in,
+    text_of,
+    told_by,
+    words,
+)
+from turntree.traces.formats.swe import answers
+
+# OpenHands
+
+_V0_SILENT = words("recall change_agent_state agent_state_changed null system initialize condensation")
+_V0_KEYS = words(
+    "id timestamp source message cause action args observation content extras success tool_call_metadata timeout "
+    "llm_metrics log status error error_code hidden security_risk"
+)
+_SDK_KEYS = words(
+    "id timestamp source kind llm_message activated_skills activated_microagents extended_content sender thought "
+    "reasoning_content thinking_blocks responses_reasoning_item action tool_name tool_call_id tool_call "
+    "llm_response_id security_risk summary critic_result observation action_id rejection_reason rejection_source error "
+    "system_prompt tools dynamic_context llm_metrics"
+)
+_OPENHANDS_ROW_KEYS = words(
+    "instance_id test_result instruction metadata history metrics error instance attempt resolved reward id "
+    "status_code conversation_stats events runtime_runs"
+)
+
+
+def _is_event(event: dict[str, Any]) -> str:
+    if "kind" in event and str(event["kind"]).endswith(("Event", "Observation", "Condensation")):
+        return ""
+    known = ("action" in event or "observation" in event) and "source" in event and ("id" in event or "args" in event)
+    return "" if known else "no event with 'kind', or with 'source' and 'action' or 'observation'"
+
+
+def _is_history(row: dict[str, Any]) -> str:
+    history = row.get("history")
+    if not isinstance(history, list):
+        return "no 'history' of events"
+    first = cast("list[Any]", history)[0] if history else None
+    pair = cast("list[Any]", first)[0] if isinstance(first, list) and first else first
+    return _is_event(cast("dict[str, Any]", pair)) if isinstance(pair, dict) else "'history' holds no events"
+
+
+@told_by(_is_history, session=_is_event)
+def read_openhands_events(row: dict[str, Any]) -> ChatRow:
+    """The events of one conversation, of either version."""
+    meta = {key: row[key] for key in ("instance_id",) if row.get(key) is not None}
+    report = object_of(object_of(row, "test_result"), "report") or row
+    chat = ChatRow(
+        messages=[],
+        group=text_of(row, ("instance_id",)),
+        success=outcome({key: report.get(key) for key in ("resolved",)} | {"reward": row.get("reward")}, meta),
+        domain="software engineering",
+        meta=meta,
+        rule="tool_calls",
+    )
+    count_unknown(row, _OPENHANDS_ROW_KEYS, "", chat.ignored)
+    events = list_of(row, "events" if "events" in row else "history", "a list of events")
+    if any(isinstance(event, list) for event in events):  # old evaluations wrote pairs of action and observation
+        events = [one for event in events for one in (event if isinstance(event, list) else [event])]
+    for event in events:
+        if not isinstance(event, dict):
+            chat.messages.append(event)  # refused, with its place, when messages are parsed
+        elif "kind" in event:
+            chat.messages += _sdk_event(cast("dict[str, Any]", event), chat)
+        else:
+            chat.messages += _v0_event(cast("dict[str, Any]", event), chat)
+    chat.messages = one_turn_a_response(chat.messages)
+    instruction = row.get("instruction")
+    if isinstance(instruction, str) and not any(isinstance(m, dict) and m.get("role") == "user" for m in chat.messages):
+        chat.messages.insert(0, {"role": "user", "content": instruction})
+    return chat
+
+
+def _v0_event(event: dict[str, Any], chat: ChatRow) -> list[Any]:
+    count_unknown(event, _V0_KEYS, "events[].", chat.ignored)
+    args = event.get("args") if isinstance(event.get("args"), dict) else {}
+    args = cast("dict[str, Any]", args)
+    action, observation = event.get("action"), event.get("observation")
+    told: Any = event.get("tool_call_metadata")
+    call_id = told.get("tool_call_id") if isinstance(told, dict) else None
+    if action == "system":
+        chat.tools = chat_tools(list_of(args, "tools", "a list of tool declarations"), chat.ignored)
+        return [{"role": "system", "content": args.get("content")}]
+    if action == "message":
+        role = "user" if event.get("source") == "user" else "assistant"
+        return [{"role": role, "content": args.get("content") or event.get("message")}]
+    if action is not None and action not in _V0_SILENT and event.get("source") != "environment":
+        if event.get("source") == "user":
+            chat.ignored[f"events[] of action {action!r} by the user"] += 1
+            return []
+        name, arguments = _v0_call(str(action), args, told)
+        call = call_of(name, arguments, call_id)
+        response = cast("dict[str, Any]", told["model_response"]).get("id") if _has_response(told) else None
+        turn = {"role": "assistant", "content": args.get("thought") or "", "tool_calls": [call]}
+        return [turn | {RESPONSE: response}]
+    if observation is not None and observation not in _V0_SILENT:
+        extras = event.get("extras") if isinstance(event.get("extras"), dict) else {}
+        code = cast("dict[str, Any]", extras).get("exit_code")
+        failed = observation == "error" or event.get("error") is True or (isinstance(code, int) and code > 0)
+        content = event.get("content") or event.get("message")
+        return [{"role": "tool", "content": content, "tool_call_id": call_id, FAILED: failed}]
+    chat.ignored[f"events[] of {action or observation or 'no'} kind"] += 1
+    return []
+
+
+def _has_response(told: Any) -> bool:
+    return isinstance(told, dict) and isinstance(cast("dict[str, Any]", told).get("model_response"), dict)
+
+
+def _v0_call(action: str, args: dict[str, Any], told: Any) -> tuple[Any, Any]:
+    """The call as the model made it, where the event still has it; else the action with its arguments."""
+    try:
+        message = told["model_response"]["choices"][0]["message"]
+        for call in message["tool_calls"]:
+            if call["id"] == told.get("tool_call_id"):
+                return call["function"]["name"], call["function"]["arguments"]
+    except (KeyError, TypeError, IndexError):
+        pass
+    name = told.get("function_name") if isinstance(told, dict) else None
+    return name or action, {key: value for key, value in args.items() if key != "thought" and value is not None}
+
+
+def _sdk_event(event: dict[str, Any], chat: ChatRow) -> list[Any]:
+    count_unknown(event, _SDK_KEYS, "events[].", chat.ignored)
+    kind, call_id = str(event["kind"]), event.get("tool_call_id")
+    if kind == "SystemPromptEvent":
+        tools = [tool.get("tool_spec", tool) if isinstance(tool, dict) else tool for tool in event.get("tools") or []]
+        chat.tools = [tool for tool in tools if isinstance(tool, dict) and "function" in tool]
+        prompt = event.get("system_prompt")
+        return [{"role": "system", "content": prompt.get("text") if isinstance(prompt, dict) else text_in(prompt)}]
+    if kind == "MessageEvent":
+        said = object_of(event, "llm_message")
+        role = said.get("role") or ("assistant" if event.get("source") == "agent" else "user")
+        return [{"role": role, "content": text_in(said.get("content"))}]
+    if kind == "ActionEvent":
+        call = event.get("tool_call") if isinstance(event.get("tool_call"), dict) else {}
+        call = cast("dict[str, Any]", call)
+        function = call.get("function") if isinstance(call.get("function"), dict) else call
+        arguments = cast("dict[str, Any]", function).get("arguments")
+        if arguments is None and isinstance(event.get("action"), dict):
+            arguments = {key: value for key, value in event["action"].items() if key != "kind" and value is not None}
+        name = event.get("tool_name") or cast("dict[str, Any]", function).get("name")
+        content = text_in(event.get("thought") or "")
+        turn = {"role": "assistant", "content": content, "tool_calls": [call_of(name, arguments, call_id)]}
+        return [turn | {RESPONSE: event.get("llm_response_id")}]
+    if kind in ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation"):
+        seen = event.get("observation") if isinstance(event.get("observation"), dict) else {}
+        seen = cast("dict[str, Any]", seen)
+        content = next((seen[k] for k in ("content", "output") if seen.get(k) is not None), None)
+        content = content if content is not None else event.get("error") or event.get("rejection_reason")
+        failed = kind != "ObservationEvent" or bool(seen.get("is_error") or seen.get("error"))
+        return [{"role": "tool", "content": text_in(content), "tool_call_id": call_id, FAILED: failed}]
+    chat.ignored[f"events[] of kind {kind}"] += 1
+    return []
+
+
+# ATIF
+
+_ATIF_KEYS = words(
+    "schema_version session_id trajectory_id agent steps notes final_metrics extra continued_trajectory_ref "
+    "subagent_trajectories reward"
+)
+_STEP_KEYS = words(
+    "step_id timestamp source model_name reasoning_effort message reasoning_content tool_calls observation metrics "
+    "extra is_copied_context llm_call_count"
+)
+_TERMINALS = ("terminus", "mini-swe", "terminal")
+
+
+def _is_atif(row: dict[str, Any]) -> str:
+    version = str(row.get("schema_version", ""))
+    return "" if version.startswith("ATIF") and "steps" in row else "no 'schema_version' ATIF beside 'steps'"
+
+
+@told_by(_is_atif)
+def read_atif(row: dict[str, Any]) -> ChatRow:
+    """A trajectory in the Agent Trajectory Interchange Format, 1.0 to 1.7. Its outcome lies in another file."""
+    version = str(row.get("schema_version", ""))
+    if not version.startswith("ATIF-v1."):
+        hint = "versions 1.x are read"
+        raise RowRefused("malformed_field", f"is {version!r}", field="schema_version", hint=hint)
+    agent = object_of(row, "agent")
+    name = str(agent.get("name", ""))
+    chat = ChatRow(
+        messages=[],
+        id=text_of(row, ("trajectory_id", "session_id")),
+        success=outcome(row | {"reward": row.get("reward")}, {}),
+        meta={"agent": name},
+        rule="bash" if name.startswith(_TERMINALS) else "tool_calls",
+    )
+    chat.tools = chat_tools(list_of(agent, "tool_definitions", "a list of tool declarations"), chat.ignored)
+    count_unknown(row, _ATIF_KEYS, "", chat.ignored)
+    for step in list_of(row, "steps", "a list of steps"):
+        chat.messages += _step(cast("dict[str, Any]", step), chat) if isinstance(step, dict) else [step]
+    return chat
+
+
+def _step(step: dict[str, Any], chat: ChatRow) -> list[Any]:
+    count_unknown(step, _STEP_KEYS, "steps[].", chat.ignored)
+    source, content = step.get("source"), text_in(step.get("message"))
+    if step.get("reasoning_content"):
+        chat.ignored["steps[].reasoning_content"] += 1
+    results = list_of(object_of(step, "observation"), "results", "a list of results")
+    if source in ("system", "user"):
+        screens = [{"role": "user", "content": text_in(one.get("content"))} for one in results if isinstance(one, dict)]
+        return [{"role": source, "content": content}, *screens]
+    if source != "agent":
+        return [BrokenMessage(f"holds a step of source {source!r}", field="steps", hint="system, user or agent")]
+    calls = list_of(step, "tool_calls", "a list of tool calls")
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if not calls:  # raw content: the action is in the text, and the screen is what the user shows
+        message |= acts_in(content)
+        return [
+            message,
+            *({"role": "user", "content": text_in(r.get("content"))} for r in results if isinstance(r, dict)),
+        ]
+    if not all(isinstance(call, dict) for call in calls):
+        return [BrokenMessage("holds a call that is no object", turn=True, field="tool_calls")]
+    message["tool_calls"] = [call_of(c.get("function_name"), c.get("arguments"), c.get("tool_call_id")) for c in calls]
+    return [message, *_atif_answers(calls, results)]
+
+
+def _atif_answers(calls: list[Any], results: list[Any]) -> list[Any]:
+    """The results by their calls; a screen of no call answers all that are left."""
+    left = [call.get("tool_call_id") for call in calls]
+    messages: list[Any] = []
+    for result in results:
+        source = result.get("source_call_id") if isinstance(result, dict) else None
+        if not isinstance(result, dict):
+            messages.append(result)
+        elif source is not None or not left:
+            left = [one for one in left if one != source]
+            messages.append({"role": "tool", "content": text_in(result.get("content")), "tool_call_id": source})
+        else:
+            messages += answers(left, text_in(result.get("content")))
+            left = []
+    return messages
+
+
+def acts_in(content: Any) -> dict[str, Any]:
+    """The mark of a Terminus turn, whose text is a JSON object with `commands`: it acts where there is a command."""
+    text = str(content).rpartition("</think>")[2]
+    start, end = text.find("{"), text.rfind("}")
+    try:
+        answer = parse_object(text[start : end + 1])
+    except InputError:
+        return {ACT: "bash" if "<keystrokes" in text else ""}
+    return {ACT: "bash" if answer.get("commands") else ""}
+
+
+# OpenCode
+
+_PART_KEYS = words(
+    "id sessionID messageID type text synthetic ignored time metadata callID tool state mime filename url source "
+    "reason snapshot cost tokens hash files name attempt error prompt description agent auto overflow"
+)
+
+
+def _is_opencode(row: dict[str, Any]) -> str:
+    first = first_object(row.get("messages"))
+    return (
+        "" if "info" in row and "info" in first and "parts" in first else "no 'info' beside messages of {info, parts}"
+    )
+
+
+@told_by(_is_opencode)
+def read_opencode(row: dict[str, Any]) -> ChatRow:
+    """An exported OpenCode session. It holds no system prompt and no tool schemas."""
+    info = object_of(row, "info")
+    chat = ChatRow(
+        messages=[],
+        id=text_of(info, ("id",)),
+        group=text_of(info, ("parentID", "id")),
+        domain="software engineering",
+        meta={key: info[key] for key in ("title", "version") if info.get(key) is not None},
+        rule="tool_calls",
+    )
+    count_unknown(row, ("info", "messages"), "", chat.ignored)
+    for raw in list_of(row, "messages", "a list of {info, parts}"):
+        if not isinstance(raw, dict) or not isinstance(raw.get("info"), dict) or not isinstance(raw.get("parts"), list):
+            chat.messages.append(BrokenMessage("holds an item that is not {info, parts}", field="messages"))
+            continue
+        chat.messages += _opencode_message(raw["info"].get("role"), raw["parts"], chat)
+    return chat
+
+
+def _opencode_message(role: Any, parts: list[Any], chat: ChatRow) -> list[Any]:
+    """A message; of the agent, one turn for each model call, which "step-start" begins, with the results behind it."""
+    found: list[Any] = []
+    turn: dict[str, Any] = {"role": role, "content": "", "tool_calls": []}
+    results: list[dict[str, Any]] = []
+
+    def close() -> None:
+        if turn["content"] or turn["tool_calls"] or role != "assistant":
+            found.extend([{k: v for k, v in turn.items() if v or k != "tool_calls"}, *results])
+        turn.update(content="", tool_calls=[])
+        results.clear()
+
+    for part in parts:
+        if not isinstance(part, dict):
+            return [*found, BrokenMessage("holds a part that is no object", turn=role == "assistant", field="parts")]
+        kind = part.get("type")
+        count_unknown(part, _PART_KEYS, "parts[].", chat.ignored)
+        if kind == "text" and isinstance(part.get("text"), str):
+            turn["content"] = "\n".join(text for text in (turn["content"], part["text"]) if text)
+        elif kind == "tool":
+            state = part.get("state") if isinstance(part.get("state"), dict) else {}
+            state = cast("dict[str, Any]", state)
+            turn["tool_calls"].append(call_of(part.get("tool"), state.get("input"), part.get("callID")))
+            if state.get("status") in ("completed", "error"):
+                failed = state["status"] == "error"
+                output = state.get("error" if failed else "output")
+                output = output if isinstance(output, str | None) else json.dumps(output)
+                results.append({"role": "tool", "content": output, "tool_call_id": part.get("callID"), FAILED: failed})
+        elif kind == "step-start":
+            if role == "assistant":
+                close()
+        else:
+            chat.ignored[f"parts[] of type {kind}"] += 1
+    close()
+    return found

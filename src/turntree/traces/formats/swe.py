@@ -1,0 +1,156 @@
+"""Trajectories of software-engineering agents whose messages are chat messages already, under other names.
+
+| format | the row |
+|---|---|
+| `sweagent` | a `.traj` file: `history` of messages that also name their `agent`, `message_type`, `action`, `tool_call_ids`; or a row of a data set whose `trajectory` has roles system, user and ai with `text` |
+| `openhands` | `trajectory` of chat messages, with `tools`, `resolved`, `exit_status` |
+| `swe_gym` | `messages` beside `test_result`, `run_id`, `model_patch`, `patch` or `traj_id` |
+
+Every non-error tool call is a candidate (PivotRL, appendix A.2). In text-only trajectories the action is part of the
+message, and the observation a message of the user.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, cast
+
+from turntree.traces.formats.row import (
+    ACT,
+    SKIP,
+    ChatRow,
+    chat_tools,
+    count_unknown,
+    fingerprint,
+    first_object,
+    list_of,
+    needs,
+    outcome,
+    text_in,
+    text_of,
+    told_by,
+    words,
+)
+
+DEMONSTRATION = "demonstration_in_prompt"
+_KNOWN = words(
+    "role content name tool_calls tool_call_id tool_call_ids agent message_type thought action is_demo thinking_blocks "
+    "reasoning_content cache_control tags text system_prompt mask cutoff_date"
+)
+_ROLES = {"ai": "assistant", "developer": "system"}
+_TRAJ_KEYS = words(
+    "environment history trajectory info replay_config instance_id model_name target exit_status generated_text "
+    "eval_logs resolved reward"
+)
+_ROW_KEYS = words(
+    "trajectory messages trajectory_id traj_id run_id instance_id repo tools model_patch patch exit_status resolved "
+    "reward test_result gen_tests_correct pred_passes_gen_tests model name"
+)
+_PATCHES = ("test_result", "run_id", "model_patch", "patch", "traj_id")
+
+
+def _is_traj(row: dict[str, Any]) -> str:
+    if isinstance(row.get("history"), list):
+        first = first_object(row["history"])
+        known = "role" in first and ("agent" in first or "message_type" in first)
+        return "" if known else "'history' has no messages with 'role' and 'agent'"
+    first = first_object(row.get("trajectory"))
+    if "role" in first and ("text" in first or "system_prompt" in first):
+        return ""
+    return "neither 'history' nor a 'trajectory' of messages with 'text'"
+
+
+@told_by(_is_traj)
+def read_traj(row: dict[str, Any]) -> ChatRow:
+    """A SWE-agent trajectory. Demonstrations that stood in its prompt stay in the history and are no candidates."""
+    key = "history" if "history" in row else "trajectory"
+    chat = _read(row, key)
+    info: Any = row.get("info")
+    if isinstance(info, dict) and "exit_status" in info:
+        chat.meta["exit_status"] = cast("dict[str, Any]", info)["exit_status"]
+    count_unknown(row, _TRAJ_KEYS, "", chat.ignored)
+    if "resolved" not in row and row.get("target") is not None:
+        chat.success = outcome({"resolved": row["target"]}, chat.meta)
+    if chat.group is None:  # the issue: variants of one task differ in their system prompts
+        task = next((m for m in chat.messages if isinstance(m, dict) and m.get("role") == "user"), None)
+        chat.group = fingerprint(task.get("content")) if task else None
+    return chat
+
+
+def _is_openhands(row: dict[str, Any]) -> str:
+    problem = needs(row, trajectory=list)
+    first = first_object(row.get("trajectory"))
+    return problem or ("" if "role" in first and "content" in first else "'trajectory' has no chat messages")
+
+
+@told_by(_is_openhands)
+def read_openhands(row: dict[str, Any]) -> ChatRow:
+    """OpenHands trajectories in chat form."""
+    chat = _read(row, "trajectory")
+    count_unknown(row, _ROW_KEYS, "", chat.ignored)
+    return chat
+
+
+def _is_swe_gym(row: dict[str, Any]) -> str:
+    known = isinstance(row.get("messages"), list | str) and any(key in row for key in _PATCHES)
+    return "" if known else f"no 'messages' beside one of {', '.join(_PATCHES)}"
+
+
+@told_by(_is_swe_gym)
+def read_swe_gym(row: dict[str, Any]) -> ChatRow:
+    """SWE-Gym's and SWE-smith's rows: chat messages, and what the tests said of the patch."""
+    chat = _read(row, "messages")
+    count_unknown(row, _ROW_KEYS, "", chat.ignored)
+    for message in chat.messages:
+        if isinstance(message, dict) and message.get("role") == "tool" and isinstance(message.get("content"), str):
+            message["content"] = message["content"].removeprefix("OBSERVATION:\n")
+    return chat
+
+
+def _read(row: dict[str, Any], key: str) -> ChatRow:
+    meta = {k: row[k] for k in ("instance_id", "repo", "exit_status") if row.get(k) is not None}
+    chat = ChatRow(
+        messages=[],
+        id=text_of(row, ("trajectory_id", "traj_id")),
+        group=text_of(row, ("instance_id",)),
+        success=outcome(row, meta),
+        domain="software engineering",
+        meta=meta,
+        rule="tool_calls",
+    )
+    chat.tools = chat_tools(list_of(row, "tools", "a list of tool declarations"), chat.ignored)
+    messages = list_of(row, key, "a list of messages")
+    chat.messages = [message for raw in messages for message in _messages(raw, chat.ignored)]
+    return chat
+
+
+def _messages(raw: Any, ignored: Counter[str]) -> list[Any]:
+    """One message in chat form; one for each call where one observation answers several."""
+    if not isinstance(raw, dict):
+        return [raw]  # refused, with its place, when messages are parsed
+    row = cast("dict[str, Any]", raw)
+    count_unknown(row, _KNOWN, "messages[].", ignored)
+    role = _ROLES.get(str(row.get("role")), row.get("role"))
+    content = row.get("content") if row.get("content") is not None else row.get("text")
+    if role == "system" and not content:
+        content = row.get("system_prompt")
+    message: dict[str, Any] = {"role": role, "content": text_in(content)}
+    if role == "tool":
+        ids = row.get("tool_call_ids") or [row.get("tool_call_id")]
+        return answers(ids if isinstance(ids, list) else [ids], message["content"])
+    if role == "assistant":
+        calls = row.get("tool_calls")
+        if calls:
+            message["tool_calls"] = calls
+        else:
+            acts = row["action"] if "action" in row else "```" in str(content) or "<function=" in str(content)
+            message[ACT] = "bash" if acts else ""
+        if row.get("is_demo"):
+            message[SKIP] = DEMONSTRATION
+    return [message]
+
+
+def answers(ids: list[Any], content: Any, **marks: Any) -> list[dict[str, Any]]:
+    """The results of calls that one text answers: the last call's is the text, those of the others are empty."""
+    texts = [*([""] * (len(ids) - 1)), content]
+    return [{"role": "tool", "content": c, "tool_call_id": i, **marks} for i, c in zip(ids, texts, strict=True)]
