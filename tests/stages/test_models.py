@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from chat_templates import TEXT_ONLY, tokenizer_of
 from tiny_models import tiny_model, tiny_tokenizer
+from turntree.cli.main import cli
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
@@ -74,6 +75,15 @@ def merge_wide(folder: Path) -> dict[str, torch.Tensor]:
     from turntree.engines.checkpoint import merged
 
     return merged(folder).state_dict()
+
+
+def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, folder = an_adapter(tmp_path)
+    command = ["models", "merge", "--adapter", str(folder), "--out", str(tmp_path / "merged"), "--json", "-"]
+    cli.main(args=command, standalone_mode=False)
+    told = json.loads(capsys.readouterr().out)
+    assert told["model"] == str(tmp_path / "merged") and told["base"] == str(tmp_path / "base")
+    assert told["pushed"] is None and load_model(told["model"])
 
 
 def test_what_is_not_to_be_merged_or_replaced_is_refused_in_one_line(tmp_path: Path) -> None:
