@@ -37,7 +37,7 @@ class ChatRenderer:
         self._tokenizer = tokenizer
         self._template = SegmentedTemplate(tokenizer)
         self._tool_format: ToolFormat = tool_format or detect_format(str(tokenizer.chat_template))
-        self._segments = _Recent(_REMEMBERED_TOKENS)
+        self._segments = Recent(_REMEMBERED_TOKENS)
         eos = cast("int | None", tokenizer.eos_token_id)
         self._stop_ids = frozenset(self._template.stops.values()) | ({eos} if eos is not None else frozenset())
 
@@ -55,7 +55,7 @@ class ChatRenderer:
         token at its end, one before its end, or tool calls that `parse` does not find again."""
         if message.role != "assistant":
             raise InputError(f"a message of role {message.role!r} is no completion", field="role")
-        return self._segments.get(("said", _key(message)), lambda: self._say(message))
+        return self._segments.get(("said", key_of(message)), lambda: self._say(message))
 
     def extend(
         self, messages: Sequence[Message], new: Sequence[Message], tools: Tools = (), *, stopped: bool = True
@@ -86,11 +86,11 @@ class ChatRenderer:
         return givens if first else [self._head(run, tools), *givens]
 
     def _head(self, run: Sequence[Message], tools: Tools) -> Ids:
-        key = ("head", tuple(map(_key, run)), json.dumps(list(tools)) if tools else "")
+        key = ("head", tuple(map(key_of, run)), json.dumps(list(tools)) if tools else "")
         return self._segments.get(key, lambda: self._encode(self._template.head(run, tools)))
 
     def _follow(self, part: Round) -> Ids:
-        key = ("follow", _key(part.turn) if part.tied else None, tuple(map(_key, part.run)))
+        key = ("follow", key_of(part.turn) if part.tied else None, tuple(map(key_of, part.run)))
         return self._segments.get(key, lambda: self._encode(self._template.follow(part)))
 
     def _interleave(self, givens: Sequence[Ids], turns: Sequence[Message]) -> Ids:
@@ -128,7 +128,7 @@ class ChatRenderer:
         return tuple(self._tokenizer.encode(whole_characters(text), add_special_tokens=False))
 
 
-class _Recent:
+class Recent:
     """Remembers the segments used last, up to a number of tokens in all."""
 
     def __init__(self, max_tokens: int) -> None:
@@ -146,10 +146,10 @@ class _Recent:
         return ids
 
 
-def _key(message: Message) -> Hashable:
+def key_of(message: Message) -> Hashable:
     """Two messages with the same key render alike (arguments are mappings, which do not hash)."""
     calls = tuple((call.name, json.dumps(call.arguments), call.id) for call in message.tool_calls)
-    return message.role, message.content, calls, message.tool_call_id, message.name
+    return message.role, message.content, message.reasoning, calls, message.tool_call_id, message.name
 
 
 def _calls(message: Message) -> list[object]:

@@ -12,10 +12,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
-from turntree.core.protocols import StreamingEngine
+from turntree.core.protocols import Renderer, StreamingEngine
 from turntree.engines.checkpoint import load_model, load_tokenizer, policy_hash, template_hash, tokenizer_hash
 from turntree.engines.endpoint import EndpointConfig, EndpointEngine
-from turntree.renderers.template import ChatRenderer
+from turntree.renderers.choice import renderer_of
 from turntree.stages.config import HF, Device
 from turntree.training.attention import set_tree_attention
 from turntree.training.forward import set_checkpointing
@@ -33,7 +33,7 @@ class Weights:
     source: str
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    renderer: ChatRenderer
+    renderer: Renderer
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Speaker:
     as far as they are known, its tokenizer and its chat template."""
 
     engine: StreamingEngine
-    renderer: ChatRenderer
+    renderer: Renderer
     identity: dict[str, str]
 
     def forget(self) -> None:
@@ -83,7 +83,7 @@ def open_speaker(model: str, endpoint: EndpointConfig | None, device: Device) ->
         hint = "leave --endpoint out, or the engine"
         raise ConfigError("samples in place of the server at --endpoint", field="device.engine", hint=hint)
     tokenizer = load_tokenizer(endpoint.tokenizer)
-    renderer = ChatRenderer(tokenizer)
+    renderer = renderer_of(tokenizer, Path(endpoint.tokenizer))
     with EndpointEngine(endpoint, model, tokenizer, renderer.stop_ids) as engine:
         yield Speaker(engine, renderer, identity_of(engine.identity, tokenizer))
 
@@ -104,7 +104,7 @@ def load_policy(source: str, device: Device) -> Policy:
     weights = policy_hash(model)
     if device.lora is not None:
         add_adapter(model, device.lora)
-    loaded = Weights(source, model, tokenizer, ChatRenderer(tokenizer))
+    loaded = Weights(source, model, tokenizer, renderer_of(tokenizer, folder))
     engine = _engine(device.engine, loaded)
     set_tree_attention(model, device.attention)
     if device.gradient_checkpointing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, cast
 
 from turntree.core.errors import InputError
+from turntree.core.messages import REASONING_KEYS
 from turntree.traces.formats.row import ChatRow, RowRefused, chat_tools, list_of, outcome, text_of
 from turntree.traces.schema import MESSAGE_KEYS, check_keys
 
@@ -16,8 +17,9 @@ ROW_KEYS = frozenset(
     {"messages", "tools", *ID_KEYS, *GROUP_KEYS, "success", "resolved", "reward", "domain", "split"}
     | {"environment", "meta"}
 )
-MESSAGE_KEYS_READ = (MESSAGE_KEYS - {"cut"}) | {"weight"}  # weight 0: OpenAI's mark for "do not train on this turn"
-MESSAGE_KEYS_IGNORED = frozenset({"reasoning_content", "reasoning", "thinking", "refusal", "annotations", "audio"})
+# weight 0: OpenAI's mark for "do not train on this turn"
+MESSAGE_KEYS_READ = (MESSAGE_KEYS - {"cut"}) | {"weight", *REASONING_KEYS}
+MESSAGE_KEYS_IGNORED = frozenset({"refusal", "annotations", "audio"})
 _KEEP = "import with unknown_keys='keep' (--unknown-keys keep) to carry it in meta.extra"
 
 
@@ -57,8 +59,10 @@ def _known_part(message: Any, inside: str, unknown_keys: UnknownKeys, chat: Chat
         raise RowRefused("malformed_field", problem, field=f"{inside}function_call", hint=hint)
     if unknown_keys == "stop":
         _refuse_unknown(row, MESSAGE_KEYS_READ | MESSAGE_KEYS_IGNORED, inside)
-    chat.ignored.update(f"messages[].{key}" for key in row if key not in MESSAGE_KEYS_READ)
-    return {key: value for key, value in row.items() if key in MESSAGE_KEYS_READ}
+    unread = {key for key in row if key not in MESSAGE_KEYS_READ}
+    unread |= {key for key in REASONING_KEYS if not isinstance(row.get(key, ""), str)}  # signed blocks of an API
+    chat.ignored.update(f"messages[].{key}" for key in unread)
+    return {key: value for key, value in row.items() if key not in unread}
 
 
 def _refuse_unknown(row: dict[str, Any], known: frozenset[str], inside: str = "") -> None:
