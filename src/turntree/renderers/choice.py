@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -14,7 +15,7 @@ from turntree.core.protocols import Renderer
 from turntree.renderers.bounds import at_most
 from turntree.renderers.families import FAMILIES, FamilyRenderer, family, has_option
 from turntree.renderers.probes import ASK, CALL, RESULT, SAY, TOOL
-from turntree.renderers.segments import NO_CLOCK
+from turntree.renderers.segments import NO_CLOCK, Tools
 from turntree.renderers.template import ChatRenderer
 
 if TYPE_CHECKING:
@@ -71,13 +72,13 @@ def choose(tokenizer: PreTrainedTokenizerBase, folder: Path | None = None) -> Ch
     names.sort(key=lambda name: model_type not in FAMILIES[name].model_types)
     if not names:
         return Choice(TEMPLATE, "no family of the package `renderers` has these special tokens")
-    try:
-        family_fits = _fits(tokenizer, names) if isinstance(tokenizer.chat_template, str) else None
-    except _NotInstalled as missing:
-        return Choice(TEMPLATE, f"the families {', '.join(names)} were not tried: {missing}")
-    if family_fits is None:
+    if not isinstance(tokenizer.chat_template, str):
         return _without_template(names, model_type)
-    return family_fits
+    try:
+        has_option(names[0], "name")
+    except InputError as missing:
+        return Choice(TEMPLATE, f"the families {', '.join(names)} were not tried: {missing}")
+    return _fits(tokenizer, names)
 
 
 @dataclass(frozen=True)
@@ -105,14 +106,11 @@ class _Fit:
         return Choice(f"family:{self.name}", why, self.options)
 
 
-class _NotInstalled(Exception):
-    pass
-
-
 def _fits(tokenizer: PreTrainedTokenizerBase, names: list[str]) -> Choice:
     """The first family that writes as the template does, else the nearest that is near enough, else the template."""
     with at_most(_MOST_STEPS):
-        wanted = {key: _written(tokenizer, *probe) for key, probe in {**_HEADS, **_TURNS}.items()}
+        probes = {**_HEADS, **_TURNS}.items()
+        wanted = {key: written(tokenizer, messages, [TOOL] if tools else ()) for key, (messages, tools) in probes}
     fits: list[_Fit] = []
     for name, options, renderer in _candidates(tokenizer, names):
         fit = _Fit(name, options, tuple(key for key in wanted if not _alike(renderer, key, wanted[key])))
@@ -136,11 +134,8 @@ def _candidates(
         if has_option(name, "enable_thinking"):
             given += [{"enable_thinking": True}, {"enable_thinking": False}]
         for options in given:
-            try:
+            with contextlib.suppress(InputError):
                 yield name, options, family(tokenizer, name, **options)
-            except InputError as error:
-                if isinstance(error.__cause__, ImportError):
-                    raise _NotInstalled(str(error)) from error
 
 
 def _alike(renderer: FamilyRenderer, key: str, wanted: str | None) -> bool:
@@ -153,9 +148,12 @@ def _alike(renderer: FamilyRenderer, key: str, wanted: str | None) -> bool:
         return key not in _HEADS
 
 
-def _written(tokenizer: PreTrainedTokenizerBase, messages: list[Message], tools: bool) -> str | None:
-    """By the folder's template, with a fixed date; None where it cannot. Some want arguments as JSON text."""
-    source = cast(str, tokenizer.chat_template)
+def written(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Tools = ()) -> str | None:
+    """A conversation by the folder's own template, with a fixed date and the opening of the next turn; None where it
+    cannot be written or there is no template. Some templates want arguments as JSON text."""
+    source = tokenizer.chat_template
+    if not isinstance(source, str):
+        return None
     for as_text in (False, True):
         chats = [message.to_chat() for message in messages]
         for call in (call for chat in chats for call in chat.get("tool_calls", ()) if as_text):
@@ -163,7 +161,7 @@ def _written(tokenizer: PreTrainedTokenizerBase, messages: list[Message], tools:
         try:
             text = tokenizer.apply_chat_template(
                 chats,
-                tools=[TOOL] if tools else None,
+                tools=list(tools) or None,
                 chat_template=NO_CLOCK + source if "strftime_now" in source else source,
                 add_generation_prompt=True,
                 tokenize=False,

@@ -41,7 +41,7 @@ class Kind:
             late_system=any(message.role == "system" for message in messages[1:]),
             tools=bool(tools),
             calls=any(message.tool_calls or message.role == "tool" for message in messages),
-            thinking=any("</think>" in m.content or m.reasoning for m in messages if m.role == "assistant"),
+            thinking=any("</think>" in message.content for message in messages if message.role == "assistant"),
         )
 
     def conversation(self) -> tuple[list[Message], list[dict[str, Any]]]:

@@ -193,6 +193,18 @@ class SegmentedTemplate:
         return self._until_stop(SAY)
 
     @functools.cached_property
+    def thought(self) -> tuple[str, str] | None:
+        """What stands before and after a turn's reasoning, which a template takes from `reasoning_content`; None where
+        it has no place for one."""
+        thinking = replace(SAY, reasoning="Hm, which?")
+        try:
+            before, found, rest = self._after_ask(thinking).partition(thinking.reasoning)
+        except InputError:
+            return None
+        after, said, _ = rest.partition(SAY.content)
+        return (before.strip(), after.strip()) if found and said and after.strip() else None
+
+    @functools.cached_property
     def _renders_calls(self) -> bool:
         return self._after_ask(CALL) != self._after_ask(replace(CALL, tool_calls=()))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from turntree.core.errors import InputError
@@ -67,17 +68,30 @@ class ChatRenderer:
         ids = self._interleave(self._givens([*messages, *new], tools, first=turns), [part.turn for part in rounds])
         return ids if stopped else (self._closing(messages[-1]), *ids)
 
-    def parse(self, token_ids: Sequence[int]) -> Message:
+    def parse(self, token_ids: Sequence[int], tools: Tools = ()) -> Message:
         ids = list(token_ids)
         if ids and ids[-1] in self._stop_ids:
             ids.pop()
         text = cast(str, self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-        return parse_message(text.removeprefix(self._template.lead), self._tool_format)
+        reasoning, said = self._thought(text)
+        return replace(parse_message(said.removeprefix(self._template.lead), self._tool_format), reasoning=reasoning)
 
     # segments
 
+    def _thought(self, text: str) -> tuple[str, str]:
+        """The reasoning that a sampled text begins with, and what is said after it."""
+        if self._template.thought is None:
+            return "", text
+        opened, closed = self._template.thought
+        if not text.lstrip().startswith(opened) or closed not in text:
+            return "", text
+        reasoning, _, said = text.lstrip().removeprefix(opened).partition(closed)
+        return reasoning.strip("\n"), said.lstrip("\n")
+
     def _givens(self, messages: Sequence[Message], tools: Tools, first: int = 0) -> list[Ids]:
-        """Token ids of head, follow, follow, ... from number `first` on."""
+        """Token ids of head, follow, follow, ... from number `first` on. What was thought is none of their business:
+        a template that drops earlier thoughts would rewrite sampled tokens, so these stay, and it is asked without."""
+        messages = [replace(message, reasoning="") if message.reasoning else message for message in messages]
         if not self._template.is_local(messages, tools):
             texts = self._template.cut(messages, tools)[first:]
             return [self._segments.get(("text", text), lambda text=text: self._encode(text)) for text in texts]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from turntree.core.completion import Completion
 from turntree.core.cost import Cost
 from turntree.core.labels import Rewards
+from turntree.core.messages import Message
 from turntree.core.protocols import Engine, Environment, Observation, Renderer
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
@@ -16,12 +17,14 @@ from turntree.rollouts.live import (
     Ending,
     EpisodeConfig,
     LiveRollout,
+    RendererFault,
     answer_tokens,
     ending_of,
     has_room,
     no_room,
     sampled_turn,
     start_rollout,
+    task_tokens,
 )
 
 __all__ = ["EpisodeConfig", "grow"]
@@ -52,7 +55,13 @@ def grow(
     live: list[_Played] = []
     config = replace(config, max_context=min(config.max_context, engine.max_context))
     for tree, environment, found in zip(trees, environments, verdicts, strict=True):
-        planted = _plant(tree, environment, renderer, group_size)
+        try:
+            planted = _plant(tree, environment, renderer, group_size)
+        except RendererFault as fault:
+            root = tree.add(None, NodeKind.PROMPT, ()).id
+            tree.stop(root, fault.ending.stop)
+            found[root] = fault.ending.verdict
+            continue
         root = tree.roots[0]
         if has_room(tree[root].token_ids, config):
             live += planted
@@ -87,7 +96,7 @@ class _Played:
 
 def _plant(tree: RolloutTree, environment: Environment, renderer: Renderer, group_size: int) -> list[_Played]:
     task = Observation(environment.reset(), done=False)
-    prompt_ids = renderer.prompt(task.messages, environment.tools)
+    prompt_ids = task_tokens(renderer, task, environment.tools)
     root = tree.add(None, NodeKind.PROMPT, prompt_ids, messages=task.messages).id
     return [
         _Played(start_rollout(tree, root, (sample,), task, prompt_ids), environment.fork())
@@ -98,7 +107,11 @@ def _plant(tree: RolloutTree, environment: Environment, renderer: Renderer, grou
 def _advance(played: _Played, completion: Completion, renderer: Renderer, config: EpisodeConfig) -> Ending | None:
     """Append the completion, step the environment; how the rollout ended, None if it goes on."""
     rollout, environment = played.rollout, played.environment
-    action = sampled_turn(renderer, completion.token_ids, completion)
+    try:
+        action = sampled_turn(renderer, completion.token_ids, completion, environment.tools)
+    except RendererFault as fault:
+        rollout.say(completion, Message("assistant"))  # what was sampled is paid for and stays
+        return fault.ending
     rollout.say(completion, action)
     started = time.perf_counter()
     try:
@@ -106,5 +119,9 @@ def _advance(played: _Played, completion: Completion, renderer: Renderer, config
     except Exception as error:  # a bad rollout is data: the boundary to foreign code
         return Ending(StopReason.ENVIRONMENT_ERROR, Verdict(None, f"{type(error).__name__}: {error}"))
     cost = Cost(tool_calls=1, environment_seconds=time.perf_counter() - started)
-    rollout.hear(observation, answer_tokens(rollout, observation, environment, renderer), cost)
+    try:
+        rollout.hear(observation, answer_tokens(rollout, observation, environment, renderer), cost)
+    except RendererFault as fault:
+        rollout.hear(observation, (), cost)
+        return fault.ending
     return ending_of(rollout, environment, config)

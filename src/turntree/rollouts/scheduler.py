@@ -44,11 +44,13 @@ from turntree.rollouts.live import (
     Ending,
     EpisodeConfig,
     LiveRollout,
+    RendererFault,
     answer_tokens,
     ending_of,
     has_room,
     no_room,
     sampled_turn,
+    task_tokens,
 )
 from turntree.rollouts.rewards import RewardSum
 
@@ -398,7 +400,11 @@ class _Run:
 
     def _speak(self, place: _Place, rollout: LiveRollout, completion: Completion) -> None:
         """Append a turn, fork where the brancher says so, and do what the turn says."""
-        action = sampled_turn(self._renderer, rollout.said(completion), completion)
+        try:
+            action = sampled_turn(self._renderer, rollout.said(completion), completion, place.group.task.tools)
+        except RendererFault as fault:
+            rollout.say(completion, Message("assistant"))  # what was sampled is paid for and stays
+            return self._end(place, fault.ending)
         decision = self._decide(place.group, rollout, completion)
         shared = decision.shared if decision is not None and decision.branches > 1 else 0
         rollout.say(completion, action, shared=shared)
@@ -445,8 +451,11 @@ class _Run:
         """Begin the rollout that was told its task; all rollouts of a group must be told the same."""
         group, episodes = place.group, self._config.episodes
         if group.told is None:
+            try:
+                group.prompt_ids = task_tokens(self._renderer, told, group.task.tools)
+            except RendererFault as fault:
+                return self._end(place, fault.ending)
             group.told = told
-            group.prompt_ids = self._renderer.prompt(told.messages, group.task.tools)
         if group.told != told:
             why = "reset told two rollouts of the group different tasks"
             self._end(place, Ending(StopReason.ENVIRONMENT_ERROR, Verdict(None, why)))
@@ -459,7 +468,10 @@ class _Run:
 
     def _extend(self, place: _Place, rollout: LiveRollout, observation: Observation) -> None:
         group = place.group
-        added = answer_tokens(rollout, observation, group.task, self._renderer)
+        try:
+            added = answer_tokens(rollout, observation, group.task, self._renderer)
+        except RendererFault as fault:
+            return self._end(place, fault.ending)
         rollout.hear(observation, added, group.settle(place.key))
         self._touched[group] = None
         ending = ending_of(rollout, group.task, self._config.episodes, self._scheduler.rewards)
