@@ -25,6 +25,8 @@ from turntree.training.online import OnlineConfig, Parts, train_online
 from turntree.verifiers.strict import StrictMatch
 
 TOKENIZER = tiny_tokenizer()
+NO_ROLE = InputError("no such role", field="messages")
+TASKS = [Corridor("t", 2), Corridor("u", 2)]
 EPISODES = EpisodeConfig(max_turns=4, sampling=Sampling(max_tokens=16))
 
 
@@ -65,12 +67,16 @@ def stops(tree: RolloutTree) -> Counter[str]:
     return Counter(str(tree.stop_reason(leaf)) for leaf in tree.leaves())
 
 
+def lost(tree: RolloutTree) -> int:
+    return stops(tree)["renderer_error"]
+
+
 GROWERS: dict[str, Callable[[Failing], list[Any]]] = {
-    "waves": lambda renderer: grow([Corridor("t", 2)], engine(), renderer, EPISODES, group_size=4, seed=0),
+    "waves": lambda renderer: grow(TASKS, engine(), renderer, EPISODES, group_size=4, seed=0),
     "scheduler": lambda renderer: [
         (group.tree, group.rewards)
         for group in Scheduler(engine(), renderer, SchedulerConfig(episodes=EPISODES, group_size=4)).run(
-            [Corridor("t", 2)], seed=0
+            TASKS, seed=0
         )
     ],
 }
@@ -81,12 +87,12 @@ GROWERS: dict[str, Callable[[Failing], list[Any]]] = {
 def test_the_rollout_is_censored_with_its_reason_and_its_siblings_are_not(
     grower: Callable[[Failing], list[Any]], verb: str
 ) -> None:
-    ((tree, rewards),) = grower(Failing(verb, lambda call: call == 2))
-    ((calm, _),) = grower(Failing(verb, lambda call: False))
+    (tree, rewards), *_ = sorted(grower(Failing(verb, lambda call: call == 2)), key=lambda grown: -lost(grown[0]))
+    calm = next(calm for calm, _ in grower(Failing(verb, lambda call: False)) if calm.task_id == tree.task_id)
     assert stops(tree)["renderer_error"] == 1 and len(tree.leaves()) == 4
-    (lost,) = [leaf for leaf in tree.leaves() if tree.stop_reason(leaf) is StopReason.RENDERER_ERROR]
-    assert rewards.of(lost) is None
-    assert rewards.verdicts[lost].reason == "KeyError: \"the template's own\""
+    (leaf,) = [leaf for leaf in tree.leaves() if tree.stop_reason(leaf) is StopReason.RENDERER_ERROR]
+    assert rewards.of(leaf) is None
+    assert rewards.verdicts[leaf].reason == "KeyError: \"the template's own\""
     assert len(rewards.scored()) == 3
     sampled = [node.token_ids for node in tree if node.kind is NodeKind.COMPLETION and node.turn == 1]
     assert sampled == [n.token_ids for n in calm if n.kind is NodeKind.COMPLETION and n.turn == 1], "paid for, and kept"
@@ -94,10 +100,16 @@ def test_the_rollout_is_censored_with_its_reason_and_its_siblings_are_not(
 
 @pytest.mark.parametrize("grower", GROWERS.values(), ids=GROWERS.keys())
 def test_a_task_that_cannot_be_rendered_is_a_censored_group(grower: Callable[[Failing], list[Any]]) -> None:
-    ((tree, rewards),) = grower(Failing("prompt", lambda call: True, InputError("no such role", field="messages")))
+    (_, _), (tree, rewards) = grower(Failing("prompt", lambda call: call > 1, NO_ROLE))
     assert set(stops(tree)) == {"renderer_error"}
     assert not rewards.scored()
     assert {verdict.reason for verdict in rewards.verdicts.values()} == {"field 'messages': no such role"}
+
+
+@pytest.mark.parametrize("grower", GROWERS.values(), ids=GROWERS.keys())
+def test_a_run_whose_first_task_cannot_be_rendered_ends_in_one_line(grower: Callable[[Failing], list[Any]]) -> None:
+    with pytest.raises(InputError, match=r"no such role; see turntree check model"):
+        grower(Failing("prompt", lambda call: True, NO_ROLE))
 
 
 def test_a_local_rollout_that_cannot_be_read_has_no_reward() -> None:
@@ -129,7 +141,7 @@ def train(renderer: Failing) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("verb", ["parse", "extend", "prompt"])
 def test_online_training_goes_on_and_counts_what_was_lost(verb: str) -> None:
-    rows = train(Failing(verb, lambda call: call % 5 == 2))
+    rows = train(Failing(verb, lambda call: call % 3 == 2))
     counted = sum((Counter(row["stops"]) for row in rows if row["step"]), Counter())
     assert counted.total() == 2 * 2 * 4
     assert 0 < counted["renderer_error"] < counted.total()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from turntree.core.completion import Completion
 from turntree.core.cost import Cost
+from turntree.core.errors import InputError
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message
 from turntree.core.protocols import Engine, Environment, Observation, Renderer
@@ -53,11 +54,13 @@ def grow(
     verdicts: list[dict[int, Verdict]] = [{} for _ in trees]
     place = {id(tree): index for index, tree in enumerate(trees)}
     live: list[_Played] = []
+    refused: list[RendererFault] = []
     config = replace(config, max_context=min(config.max_context, engine.max_context))
     for tree, environment, found in zip(trees, environments, verdicts, strict=True):
         try:
             planted = _plant(tree, environment, renderer, group_size)
         except RendererFault as fault:
+            refused.append(fault)
             root = tree.add(None, NodeKind.PROMPT, ()).id
             tree.stop(root, fault.ending.stop)
             found[root] = fault.ending.verdict
@@ -69,6 +72,8 @@ def grow(
             ending = no_room(config, environment, Observation(tree[root].messages, done=False))
             tree.stop(root, ending.stop)
             found[root] = ending.verdict
+    if refused and len(refused) == len(trees):  # nothing works: the model and the tasks do not fit
+        raise InputError(str(refused[0]), hint="see turntree check model") from refused[0]
     while live:
         completions = engine.generate([played.rollout.request(config, seed) for played in live])
         survivors: list[_Played] = []

@@ -24,7 +24,7 @@ from typing import Literal, TypeVar
 from turntree.core import seeds
 from turntree.core.completion import Completion, Finished
 from turntree.core.cost import Cost
-from turntree.core.errors import ConfigError
+from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import (
     BranchDecision,
@@ -175,6 +175,7 @@ class Scheduler:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.engine, self.renderer, self.gate, self.brancher, self.clock = engine, renderer, gate, brancher, clock
+        self.rendered = False  # whether a task ever was
         self.rewards = rewards
         self.pool: EnvironmentPool = pool if pool is not None else InlinePool()
         max_context = min(config.episodes.max_context, engine.max_context)
@@ -454,7 +455,10 @@ class _Run:
             try:
                 group.prompt_ids = task_tokens(self._renderer, told, group.task.tools)
             except RendererFault as fault:
+                if not self._scheduler.rendered:  # nothing has worked yet: the model and the tasks do not fit
+                    raise InputError(str(fault), hint="see turntree check model") from fault
                 return self._end(place, fault.ending)
+            self._scheduler.rendered = True
             group.told = told
         if group.told != told:
             why = "reset told two rollouts of the group different tasks"

@@ -228,7 +228,8 @@ def write_profile(
     if not tally.candidates:
         log.remove()
         counted = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
-        hint = "raise --max-tokens"
+        unrendered = any(reason.startswith("renderer_error") for reason in reasons)
+        hint = "see turntree check model" if unrendered else "raise --max-tokens"
         raise InputError(f"holds no state that fits ({counted})", path=header["config"]["traces"], hint=hint)
     if not tally.scored:
         log.remove()
