@@ -183,7 +183,7 @@ class ByteRenderer:
     ) -> tuple[int, ...]:
         return self.prompt(new)
 
-    def parse(self, token_ids: Sequence[int]) -> Message:
+    def parse(self, token_ids: Sequence[int], tools: Sequence[Any] = ()) -> Message:
         return parse_message(bytes(token_ids).rstrip(b"\0").decode(errors="replace"), "hermes")
 
 

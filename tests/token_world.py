@@ -138,7 +138,7 @@ class TokenRenderer:
     ) -> tuple[int, ...]:
         return (TOLD,)
 
-    def parse(self, token_ids: Sequence[int]) -> Message:
+    def parse(self, token_ids: Sequence[int], tools: Any = ()) -> Message:
         return Message("assistant", " ".join(map(str, token_ids)))
 
 

@@ -26,7 +26,7 @@ class Digits:
 
     stop_ids = frozenset({STOP})
 
-    def parse(self, token_ids):
+    def parse(self, token_ids, tools=()):
         if token_ids[0] == 7:
             return Message("assistant", "7", (ToolCall("say", {"b": "\ud800", "a": [1]}),))
         return Message("assistant", "".join(map(str, token_ids[:-1])))

@@ -216,11 +216,17 @@ class TestRows:
         [trace], _ = import_chat([file(row({"role": "developer", "content": "rules"}, USER, HELLO))])
         assert trace.messages[0].role == "system"
 
-    def test_reasoning_has_no_place_in_a_trace_and_is_counted(self, file: Any) -> None:
-        path = file(row(USER, {**HELLO, "reasoning_content": "hm", "refusal": None}))
-        [trace], report = import_chat([path])
+    @pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+    def test_reasoning_is_kept_apart_from_the_content(self, file: Any, key: str) -> None:
+        [trace], report = import_chat([file(row(USER, {**HELLO, key: "hm", "refusal": None}))])
+        assert trace.messages[1] == Message.from_chat({**HELLO, "reasoning_content": "hm"})
+        assert trace.messages[1].reasoning == "hm"
+        assert not report.ignored
+
+    def test_reasoning_that_is_no_text_is_counted(self, file: Any) -> None:
+        [trace], report = import_chat([file(row(USER, {**HELLO, "thinking": {"signature": "x"}}))])
         assert trace.messages[1].to_chat() == HELLO
-        assert report.ignored == {"messages[].reasoning_content": 1}
+        assert report.ignored == {"messages[].thinking": 1}
 
     def test_unknown_keys_are_kept_on_request(self, file: Any) -> None:
         path = file(row(USER, {**HELLO, "score": 2}, licence="MIT", empty=None))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from turntree.cli.common import finish
+from turntree.cli.common import finish, json_option
 from turntree.cli.options import StageCommand
 
 if TYPE_CHECKING:
@@ -64,3 +66,53 @@ def environment(config: CheckConfig, json_path: str | None) -> None:
     finish(result, json_path, lines)
     if grave:
         sys.exit(1)
+
+
+@check.command("model", short_help="Which renderer serves a model; what would be refused?")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--renderer", "named", metavar="NAME", help="template or family:NAME, in place of the automatic choice.")
+@json_option
+def model(folder: Path, named: str | None, json_path: str | None) -> None:
+    """Say which renderer serves the model in FOLDER and why, show a tool loop of three turns, and try every law on it.
+
+    Only the tokenizer, the chat template and config.json are read, no weights. The exit code is 1 where not even a talk
+    without tools works.
+
+    Example: turntree check model models/my-model
+    """
+    from turntree.engines.checkpoint import load_tokenizer
+    from turntree.renderers.choice import TEMPLATE, Choice, choose
+    from turntree.renderers.examine import LOOP, LOOPS, TALK, examine, shown
+
+    tokenizer = load_tokenizer(folder)
+    choice = choose(tokenizer, folder) if named is None else Choice(named, "named by --renderer")
+    renderer = choice.build(tokenizer)
+    findings = examine(renderer, tokenizer)
+    loop = LOOP if any(found.case == LOOP and found.works for found in findings) else TALK
+    lines = [f"{choice.name}{_options(choice.options)}: {choice.why}", "", shown(renderer, tokenizer, LOOPS[loop]), ""]
+    lines += [f"{'works  ' if found.works else 'refused'}  {found.case}{_reason(found.said)}" for found in findings]
+    refused = [found for found in findings if not found.works]
+    if refused:
+        lines.append("A rollout that would need one of these is censored with this reason; the run goes on.")
+        if choice.name == TEMPLATE:
+            lines.append(
+                "What to do: name the form of calls (renderer.tool_format), edit the template, or try a family"
+            )
+            lines.append("of the package `renderers` (pip install 'turntree[renderers]', --renderer family:NAME).")
+    result: dict[str, Any] = {
+        "renderer": choice.name,
+        "options": choice.options,
+        "why": choice.why,
+        "findings": [asdict(found) for found in findings],
+    }
+    finish(result, json_path, lines)
+    if any(found.case == TALK for found in refused):
+        sys.exit(1)
+
+
+def _options(options: Mapping[str, Any]) -> str:
+    return "".join(f" {key}={value}" for key, value in options.items())
+
+
+def _reason(said: str) -> str:
+    return f": {said}" if said else ""

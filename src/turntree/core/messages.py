@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 from turntree.core.errors import InputError
 
 Role = Literal["system", "user", "assistant", "tool"]
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")  # what chat templates and servers call it
 ROLES: tuple[str, ...] = ("system", "user", "assistant", "tool")
 
 
@@ -23,7 +24,8 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Message:
-    """One chat message. `cut`: of a sampled turn, the token limit ended it and not the policy."""
+    """One chat message. `reasoning` is what an assistant thought before it spoke, where its model keeps that apart.
+    `cut`: of a sampled turn, the token limit ended it and not the policy."""
 
     role: Role
     content: str = ""
@@ -31,10 +33,13 @@ class Message:
     tool_call_id: str | None = None
     name: str | None = None
     cut: bool = False
+    reasoning: str = ""
 
     def to_chat(self) -> dict[str, Any]:
         """The mapping that chat templates and JSONL files use; absent fields are left out."""
         chat: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.reasoning:
+            chat["reasoning_content"] = self.reasoning
         if self.tool_calls:
             chat["tool_calls"] = [
                 {
@@ -71,6 +76,7 @@ class Message:
             tool_call_id=row.get("tool_call_id"),
             name=row.get("name"),
             cut=row.get("cut") is True,
+            reasoning=_reasoning(row),
         )
 
 
@@ -88,6 +94,16 @@ def _text(content: Any) -> str:
             parts.append(cast("dict[str, str]", part)["text"])
         return "".join(parts)
     raise InputError("is neither text nor null", field="content")
+
+
+def _reasoning(row: dict[str, Any]) -> str:
+    key = next((key for key in REASONING_KEYS if row.get(key)), None)
+    if key is None:
+        return ""
+    try:
+        return _text(row[key])
+    except InputError as error:
+        raise InputError(error.problem, field=key, hint=error.hint) from error
 
 
 def _tool_call(call: Any) -> ToolCall:

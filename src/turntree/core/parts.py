@@ -66,7 +66,7 @@ KINDS: dict[str, Kind] = {
     "branchers": Kind("brancher", ("vocabulary", "seed")),
     "estimators": Kind("estimator", ("normalizer", "per_rollout"), plain=True),
     "engines": Kind("engine", ("policy",)),
-    "renderers": Kind("renderer", ("tokenizer",)),
+    "renderers": Kind("renderer", ("tokenizer", "folder")),
     "trace_formats": Kind("trace format", plain=True),
     "log_formats": Kind("log format", plain=True),
     "loggers": Kind("logger", ("run",)),

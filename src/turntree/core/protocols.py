@@ -71,7 +71,10 @@ class StreamingEngine(Engine, Protocol):
 
 
 class Renderer(Protocol):
-    """Messages to tokens and back, incrementally: sampled tokens are never tokenised again."""
+    """Messages to tokens and back, incrementally: sampled tokens are never tokenised again.
+
+    A renderer may refuse messages that it cannot write with `InputError`. What it raises in a run censors the rollout.
+    """
 
     @property
     def stop_ids(self) -> frozenset[int]: ...
@@ -96,8 +99,9 @@ class Renderer(Protocol):
         arrive, ending where the assistant speaks again. `stopped` says that the stop token was sampled."""
         ...
 
-    def parse(self, token_ids: Sequence[int]) -> Message:
-        """The assistant message in sampled tokens (never fails: text that is no valid tool call stays text)."""
+    def parse(self, token_ids: Sequence[int], tools: Sequence[dict[str, Any]] = ()) -> Message:
+        """The assistant message in sampled tokens; text that is no valid tool call stays text. `tools` are those of the
+        prompt: where a family writes arguments without quotes, their schema says whether `true` is a text."""
         ...
 
 

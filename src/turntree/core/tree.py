@@ -38,6 +38,7 @@ class StopReason(StrEnum):
     CANCELLED = "cancelled"
     ENVIRONMENT_ERROR = "environment_error"
     ENGINE_ERROR = "engine_error"
+    RENDERER_ERROR = "renderer_error"  # a chat template or a parser failed on this rollout's messages
 
     @property
     def censors(self) -> bool:
@@ -45,7 +46,8 @@ class StopReason(StrEnum):
         return self in _CENSORING
 
 
-_CENSORING = frozenset({StopReason.GATED, StopReason.CANCELLED, StopReason.ENVIRONMENT_ERROR, StopReason.ENGINE_ERROR})
+_FAULTS = (StopReason.ENVIRONMENT_ERROR, StopReason.ENGINE_ERROR, StopReason.RENDERER_ERROR)
+_CENSORING = frozenset({StopReason.GATED, StopReason.CANCELLED, *_FAULTS})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from turntree.core.completion import Finished, GenerationRequest, Sampling
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import TurntreeError
 from turntree.core.messages import Message
 from turntree.core.protocols import Engine, Renderer, StreamingEngine, TurnState
-from turntree.rollouts.live import sampled_turn
+from turntree.rollouts.live import RendererFault, sampled_turn
 from turntree.rollouts.local import Prompted, local_request
 
 _AN_OUTAGE = 8  # so many requests that all fail are no chance; fewer may be one state that the engine refuses
@@ -95,8 +95,8 @@ class Sampler:
         ]
         fresh = iter(self._answer(missing) if missing else ())
         return [
-            [known[number] if number in known else self._read(next(fresh)) for number in numbers]
-            for (_, numbers), known in zip(wanted, held, strict=True)
+            [known[number] if number in known else self._read(next(fresh), item.state.tools) for number in numbers]
+            for (item, numbers), known in zip(wanted, held, strict=True)
         ]
 
     def _held(self, state: TurnState) -> dict[int, Sample]:
@@ -105,8 +105,11 @@ class Sampler:
         samples = enumerate(self._store.samples(state))
         return {number: sample for number, sample in samples if sample.action is not None}
 
-    def _read(self, finished: Finished) -> Sample:
+    def _read(self, finished: Finished, tools: Sequence[dict[str, Any]]) -> Sample:
         completion = finished.completion
         if completion is None:
             return Sample(None, fault=finished.fault or "")
-        return Sample(sampled_turn(self._renderer, completion.token_ids, completion), completion.cost)
+        try:
+            return Sample(sampled_turn(self._renderer, completion.token_ids, completion, tools), completion.cost)
+        except RendererFault as fault:
+            return Sample(None, completion.cost, str(fault))

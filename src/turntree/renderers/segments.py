@@ -32,7 +32,7 @@ Tools = Sequence[dict[str, Any]]
 _MOST_STEPS = 2_000_000  # of the renders of made-up conversations, a second; a template takes some hundred a message
 
 # Some templates write today's date into the system message; the tokens of a run must not depend on the day.
-_NO_CLOCK = """{%- macro strftime_now(format) -%}
+NO_CLOCK = """{%- macro strftime_now(format) -%}
 {{- format | replace('%Y', '2025') | replace('%B', 'January') | replace('%b', 'Jan') | replace('%A', 'Wednesday')
     | replace('%a', 'Wed') | replace('%y', '25') | replace('%m', '01') | replace('%d', '01') | replace('%H', '12')
     | replace('%M', '00') | replace('%S', '00') -}}
@@ -58,7 +58,7 @@ class SegmentedTemplate:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         source = tokenizer.chat_template
-        self._source = _NO_CLOCK + source if isinstance(source, str) and "strftime_now" in source else None
+        self._source = NO_CLOCK + source if isinstance(source, str) and "strftime_now" in source else None
         self._special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._local: dict[Kind, bool] = {}
         with at_most(_MOST_STEPS):
@@ -191,6 +191,18 @@ class SegmentedTemplate:
     @functools.cached_property
     def _until_probe_stop(self) -> str:
         return self._until_stop(SAY)
+
+    @functools.cached_property
+    def thought(self) -> tuple[str, str] | None:
+        """What stands before and after a turn's reasoning, which a template takes from `reasoning_content`; None where
+        it has no place for one."""
+        thinking = replace(SAY, reasoning="Hm, which?")
+        try:
+            before, found, rest = self._after_ask(thinking).partition(thinking.reasoning)
+        except InputError:
+            return None
+        after, said, _ = rest.partition(SAY.content)
+        return (before.strip(), after.strip()) if found and said and after.strip() else None
 
     @functools.cached_property
     def _renders_calls(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from turntree.core.errors import InputError
@@ -48,7 +48,7 @@ class ChatRenderer:
         self._tokenizer = tokenizer
         self._template = SegmentedTemplate(tokenizer)
         self._tool_format: ToolFormat = tool_format or detect_format(str(tokenizer.chat_template))
-        self._segments = _Recent(_REMEMBERED_TOKENS)
+        self._segments = Recent(_REMEMBERED_TOKENS)
         eos = cast("int | None", tokenizer.eos_token_id)
         self._stop_ids = frozenset(self._template.stops.values()) | ({eos} if eos is not None else frozenset())
 
@@ -66,7 +66,7 @@ class ChatRenderer:
         token at its end, one before its end, or tool calls that `parse` does not find again."""
         if message.role != "assistant":
             raise InputError(f"a message of role {message.role!r} is no completion", field="role")
-        return self._segments.get(("said", _key(message)), lambda: self._say(message))
+        return self._segments.get(("said", key_of(message)), lambda: self._say(message))
 
     def extend(
         self, messages: Sequence[Message], new: Sequence[Message], tools: Tools = (), *, stopped: bool = True
@@ -78,17 +78,30 @@ class ChatRenderer:
         ids = self._interleave(self._givens([*messages, *new], tools, first=turns), [part.turn for part in rounds])
         return ids if stopped else (self._closing(messages[-1]), *ids)
 
-    def parse(self, token_ids: Sequence[int]) -> Message:
+    def parse(self, token_ids: Sequence[int], tools: Tools = ()) -> Message:
         ids = list(token_ids)
         if ids and ids[-1] in self._stop_ids:
             ids.pop()
         text = cast(str, self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-        return parse_message(text.removeprefix(self._template.lead), self._tool_format)
+        reasoning, said = self._thought(text)
+        return replace(parse_message(said.removeprefix(self._template.lead), self._tool_format), reasoning=reasoning)
 
     # segments
 
+    def _thought(self, text: str) -> tuple[str, str]:
+        """The reasoning that a sampled text begins with, and what is said after it."""
+        if self._template.thought is None:
+            return "", text
+        opened, closed = self._template.thought
+        if not text.lstrip().startswith(opened) or closed not in text:
+            return "", text
+        reasoning, _, said = text.lstrip().removeprefix(opened).partition(closed)
+        return reasoning.strip("\n"), said.lstrip("\n")
+
     def _givens(self, messages: Sequence[Message], tools: Tools, first: int = 0) -> list[Ids]:
-        """Token ids of head, follow, follow, ... from number `first` on."""
+        """Token ids of head, follow, follow, ... from number `first` on. What was thought is none of their business:
+        a template that drops earlier thoughts would rewrite sampled tokens, so these stay, and it is asked without."""
+        messages = [replace(message, reasoning="") if message.reasoning else message for message in messages]
         if not self._template.is_local(messages, tools):
             texts = self._template.cut(messages, tools)[first:]
             return [self._segments.get(("text", text), lambda text=text: self._encode(text)) for text in texts]
@@ -97,11 +110,11 @@ class ChatRenderer:
         return givens if first else [self._head(run, tools), *givens]
 
     def _head(self, run: Sequence[Message], tools: Tools) -> Ids:
-        key = ("head", tuple(map(_key, run)), json.dumps(list(tools)) if tools else "")
+        key = ("head", tuple(map(key_of, run)), json.dumps(list(tools)) if tools else "")
         return self._segments.get(key, lambda: self._encode(self._template.head(run, tools)))
 
     def _follow(self, part: Round) -> Ids:
-        key = ("follow", _key(part.turn) if part.tied else None, tuple(map(_key, part.run)))
+        key = ("follow", key_of(part.turn) if part.tied else None, tuple(map(key_of, part.run)))
         return self._segments.get(key, lambda: self._encode(self._template.follow(part)))
 
     def _interleave(self, givens: Sequence[Ids], turns: Sequence[Message]) -> Ids:
@@ -140,7 +153,7 @@ class ChatRenderer:
         return tuple(self._tokenizer.encode(whole_characters(text), add_special_tokens=False))
 
 
-class _Recent:
+class Recent:
     """Remembers the segments used last, up to a number of tokens in all."""
 
     def __init__(self, max_tokens: int) -> None:
@@ -158,10 +171,10 @@ class _Recent:
         return ids
 
 
-def _key(message: Message) -> Hashable:
+def key_of(message: Message) -> Hashable:
     """Two messages with the same key render alike (arguments are mappings, which do not hash)."""
     calls = tuple((call.name, json.dumps(call.arguments), call.id) for call in message.tool_calls)
-    return message.role, message.content, calls, message.tool_call_id, message.name
+    return message.role, message.content, message.reasoning, calls, message.tool_call_id, message.name
 
 
 def _calls(message: Message) -> list[object]:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from typing import Any, Literal, NoReturn, cast
 
 from turntree.core.messages import Message, ToolCall
 
-ToolFormat = Literal["hermes", "json", "none"]
+ToolFormat = Literal["hermes", "json", "pythonic", "none"]
 """hermes: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, several for parallel calls (Qwen, Hermes).
-json: the whole turn is one object {"name": ..., "arguments" or "parameters": {...}} (Llama 3). none: text only."""
+json: the whole turn is one object {"name": ..., "arguments" or "parameters": {...}} (Llama 3).
+pythonic: `<|tool_call_start|>[name(key='value'), ...]<|tool_call_end|>` (LFM2). none: text only."""
 
+_JSON_NAMES = {"null": None, "true": True, "false": False}
 _BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 def detect_format(template: str) -> ToolFormat:
     """The format that a chat template (its source text) renders."""
+    if "<|tool_call_start|>" in template:
+        return "pythonic"
     if "<tool_call>" in template:
         return "hermes"
     return "json" if "tool_calls" in template else "none"
@@ -29,6 +34,8 @@ def parse_message(text: str, tool_format: ToolFormat) -> Message:
     """
     if tool_format == "hermes":
         return _parse_hermes(text)
+    if tool_format == "pythonic":
+        return _parse_pythonic(text)
     if tool_format == "json":
         call = _parse_call(text)
         return Message("assistant", text) if call is None else Message("assistant", "", (call,))
@@ -43,6 +50,56 @@ def _parse_hermes(text: str) -> Message:
         return Message("assistant", text)
     content = "\n".join(part for part in around if part.strip())
     return Message("assistant", content, tuple(cast("list[ToolCall]", calls)))
+
+
+def _parse_pythonic(text: str) -> Message:
+    before, opened, rest = text.partition("<|tool_call_start|>")
+    inside, closed, after = rest.rpartition("<|tool_call_end|>")
+    calls = _python_calls(inside) if opened and closed else None
+    if not calls or "<|tool_call_start|>" in inside:
+        return Message("assistant", text)
+    content = "\n".join(part for part in (before, after) if part.strip())
+    return Message("assistant", content, tuple(calls))
+
+
+def _python_calls(text: str) -> list[ToolCall] | None:
+    """The calls in a list of calls with literal keyword arguments; None for anything else. Nothing is evaluated."""
+    try:
+        tree = ast.parse(text.strip().replace("\n", "\\n"), mode="eval").body  # texts may hold raw line breaks
+        if not isinstance(tree, ast.List):
+            return None
+        calls = [_python_call(node) for node in tree.elts]
+        json.dumps([call.arguments for call in calls], ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    return calls
+
+
+def _python_call(node: ast.expr) -> ToolCall:
+    if not isinstance(node, ast.Call) or node.args:
+        raise ValueError("a call has a name and keyword arguments")
+    arguments = {keyword.arg: _literal(keyword.value) for keyword in node.keywords if keyword.arg is not None}
+    if len(arguments) != len(node.keywords):
+        raise ValueError("** is no argument")
+    return ToolCall(ast.unparse(node.func), arguments)
+
+
+def _literal(node: ast.expr) -> Any:
+    """A literal of Python, or of JSON: null, true and false are names to Python."""
+    if isinstance(node, ast.Name) and node.id in _JSON_NAMES:
+        return _JSON_NAMES[node.id]
+    if isinstance(node, ast.List):
+        return [_literal(each) for each in node.elts]
+    if isinstance(node, ast.Dict):
+        pairs = zip(node.keys, node.values, strict=True)
+        return {_key(key): _literal(value) for key, value in pairs}
+    return ast.literal_eval(node)
+
+
+def _key(node: ast.expr | None) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    raise ValueError("a key of an object is a text")
 
 
 def _parse_call(text: str) -> ToolCall | None:

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 
 from turntree.core.completion import Completion
 from turntree.core.cost import Cost
+from turntree.core.errors import InputError
 from turntree.core.labels import Rewards
+from turntree.core.messages import Message
 from turntree.core.protocols import Engine, Environment, Observation, Renderer
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
@@ -16,6 +18,7 @@ from turntree.rollouts.live import (
     Ending,
     EpisodeConfig,
     LiveRollout,
+    RendererFault,
     answer_tokens,
     cut_ending,
     ending_of,
@@ -23,6 +26,7 @@ from turntree.rollouts.live import (
     no_room,
     played_turn,
     start_rollout,
+    task_tokens,
 )
 
 __all__ = ["EpisodeConfig", "grow"]
@@ -51,9 +55,17 @@ def grow(
     verdicts: list[dict[int, Verdict]] = [{} for _ in trees]
     place = {id(tree): index for index, tree in enumerate(trees)}
     live: list[_Played] = []
+    refused: list[RendererFault] = []
     config = replace(config, max_context=min(config.max_context, engine.max_context))
     for tree, environment, found in zip(trees, environments, verdicts, strict=True):
-        planted = _plant(tree, environment, renderer, group_size)
+        try:
+            planted = _plant(tree, environment, renderer, group_size)
+        except RendererFault as fault:
+            refused.append(fault)
+            root = tree.add(None, NodeKind.PROMPT, ()).id
+            tree.stop(root, fault.ending.stop)
+            found[root] = fault.ending.verdict
+            continue
         root = tree.roots[0]
         if has_room(tree[root].token_ids, config):
             live += planted
@@ -61,6 +73,8 @@ def grow(
             ending = no_room(config, environment, Observation(tree[root].messages, done=False))
             tree.stop(root, ending.stop)
             found[root] = ending.verdict
+    if refused and len(refused) == len(trees):  # nothing works: the model and the tasks do not fit
+        raise InputError(str(refused[0]), hint="see turntree check model") from refused[0]
     while live:
         completions = engine.generate([played.rollout.request(config, seed) for played in live])
         survivors: list[_Played] = []
@@ -88,7 +102,7 @@ class _Played:
 
 def _plant(tree: RolloutTree, environment: Environment, renderer: Renderer, group_size: int) -> list[_Played]:
     task = Observation(environment.reset(), done=False)
-    prompt_ids = renderer.prompt(task.messages, environment.tools)
+    prompt_ids = task_tokens(renderer, task, environment.tools)
     root = tree.add(None, NodeKind.PROMPT, prompt_ids, messages=task.messages).id
     return [
         _Played(start_rollout(tree, root, (sample,), task, prompt_ids), environment.fork())
@@ -100,7 +114,11 @@ def _advance(played: _Played, completion: Completion, renderer: Renderer, config
     """Append the completion, step the environment (unless the turn was cut); how the rollout ended, None if it goes
     on."""
     rollout, environment = played.rollout, played.environment
-    action = played_turn(renderer, completion.token_ids, completion, config)
+    try:
+        action = played_turn(renderer, completion.token_ids, completion, config, environment.tools)
+    except RendererFault as fault:
+        rollout.say(completion, Message("assistant"))  # what was sampled is paid for and stays
+        return fault.ending
     rollout.say(completion, action)
     if config.fails(action):
         return cut_ending(rollout, environment, config)
@@ -110,5 +128,9 @@ def _advance(played: _Played, completion: Completion, renderer: Renderer, config
     except Exception as error:  # a bad rollout is data: the boundary to foreign code
         return Ending(StopReason.ENVIRONMENT_ERROR, Verdict(None, f"{type(error).__name__}: {error}"))
     cost = Cost(tool_calls=1, environment_seconds=time.perf_counter() - started)
-    rollout.hear(observation, answer_tokens(rollout, observation, environment, renderer), cost)
+    try:
+        rollout.hear(observation, answer_tokens(rollout, observation, environment, renderer), cost)
+    except RendererFault as fault:
+        rollout.hear(observation, (), cost)
+        return fault.ending
     return ending_of(rollout, environment, config)

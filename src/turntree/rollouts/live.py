@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from turntree.core import seeds
 from turntree.core.completion import Completion, GenerationRequest, Sampling
 from turntree.core.cost import Cost
+from turntree.core.errors import TurntreeError
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation, Renderer
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
@@ -180,23 +181,57 @@ def start_rollout(
     return rollout
 
 
-def sampled_turn(renderer: Renderer, token_ids: Sequence[int], completion: Completion) -> Message:
-    """The assistant message in a sampled turn, which ends with `completion` and says whether that was cut."""
-    return replace(renderer.parse(token_ids), cut=completion.finish == "length")
+class RendererFault(TurntreeError):
+    """A chat template or a parser failed on the messages of one rollout, which is censored for it."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error) if isinstance(error, TurntreeError) else f"{type(error).__name__}: {error}")
+
+    @property
+    def ending(self) -> Ending:
+        return Ending(StopReason.RENDERER_ERROR, Verdict(None, str(self)))
 
 
-def played_turn(renderer: Renderer, token_ids: Sequence[int], completion: Completion, config: EpisodeConfig) -> Message:
+def task_tokens(renderer: Renderer, task: Observation, tools: Sequence[dict[str, Any]]) -> tuple[int, ...]:
+    """The prompt of a task. Raises `RendererFault`."""
+    try:
+        return renderer.prompt(task.messages, tools)
+    except Exception as error:  # a bad rollout is data: the boundary to foreign templates and parsers
+        raise RendererFault(error) from error
+
+
+def sampled_turn(
+    renderer: Renderer, token_ids: Sequence[int], completion: Completion, tools: Sequence[dict[str, Any]] = ()
+) -> Message:
+    """The assistant message in a sampled turn, which ends with `completion` and says whether that was cut. Raises
+    `RendererFault`."""
+    try:
+        return replace(renderer.parse(token_ids, tools), cut=completion.finish == "length")
+    except Exception as error:
+        raise RendererFault(error) from error
+
+
+def played_turn(
+    renderer: Renderer,
+    token_ids: Sequence[int],
+    completion: Completion,
+    config: EpisodeConfig,
+    tools: Sequence[dict[str, Any]] = (),
+) -> Message:
     """The same in an episode. A cut turn that its environment is to judge has no tool calls: the policy did not finish
     the turn, so they must not be executed."""
-    action = sampled_turn(renderer, token_ids, completion)
+    action = sampled_turn(renderer, token_ids, completion, tools)
     return replace(action, tool_calls=()) if action.cut and not config.fails(action) else action
 
 
 def answer_tokens(
     rollout: LiveRollout, observation: Observation, environment: Environment, renderer: Renderer
 ) -> tuple[int, ...]:
-    """The tokens that `observation` adds to what the engine has seen."""
-    return renderer.extend(rollout.messages, observation.messages, environment.tools, stopped=rollout.stopped)
+    """The tokens that `observation` adds to what the engine has seen. Raises `RendererFault`."""
+    try:
+        return renderer.extend(rollout.messages, observation.messages, environment.tools, stopped=rollout.stopped)
+    except Exception as error:
+        raise RendererFault(error) from error
 
 
 def ending_of(

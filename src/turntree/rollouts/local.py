@@ -12,7 +12,7 @@ from turntree.core.messages import Message
 from turntree.core.protocols import Engine, Renderer, TurnState, TurnVerifier
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
-from turntree.rollouts.live import CutTurns, sampled_turn
+from turntree.rollouts.live import CutTurns, RendererFault, sampled_turn
 from turntree.verifiers.strict import action_kind
 
 
@@ -63,9 +63,12 @@ def sample_local(
         root = tree.add(None, NodeKind.PROMPT, item.prompt_ids, messages=item.state.history)
         for _ in range(group_size):
             completion = next(completions)
-            action = sampled_turn(renderer, completion.token_ids, completion)
-            leaf = tree.add_completion(root.id, completion, action)
-            tree.stop(leaf.id, StopReason.MAX_TOKENS if action.cut else StopReason.COMPLETED)
+            try:
+                action = sampled_turn(renderer, completion.token_ids, completion, item.state.tools)
+                stop = StopReason.MAX_TOKENS if action.cut else StopReason.COMPLETED
+            except RendererFault as fault:
+                action, stop = Message("assistant", str(fault)), StopReason.RENDERER_ERROR
+            tree.stop(tree.add_completion(root.id, completion, action).id, stop)
         trees.append(tree)
     return trees
 
@@ -95,6 +98,9 @@ def score_local(
     for leaf in tree.leaves():
         action = tree[leaf].message
         assert action is not None
+        if tree.stop_reason(leaf) is StopReason.RENDERER_ERROR:
+            verdicts[leaf] = Verdict(None, action.content)
+            continue
         key = repr((action.content, action.tool_calls, action.cut))  # arguments are unhashable mappings
         if key not in seen:
             seen[key] = judge_turn(verifier, state, action, cut_turns=cut_turns)

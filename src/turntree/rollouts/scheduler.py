@@ -24,7 +24,7 @@ from typing import Literal, TypeVar
 from turntree.core import seeds
 from turntree.core.completion import Completion, Finished
 from turntree.core.cost import Cost
-from turntree.core.errors import ConfigError
+from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import (
     BranchDecision,
@@ -44,12 +44,14 @@ from turntree.rollouts.live import (
     Ending,
     EpisodeConfig,
     LiveRollout,
+    RendererFault,
     answer_tokens,
     cut_ending,
     ending_of,
     has_room,
     no_room,
     played_turn,
+    task_tokens,
 )
 from turntree.rollouts.rewards import RewardSum
 
@@ -179,6 +181,7 @@ class Scheduler:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.engine, self.renderer, self.gate, self.brancher, self.clock = engine, renderer, gate, brancher, clock
+        self.rendered = False  # whether a task ever was
         self.rewards = rewards
         self.pool: EnvironmentPool = pool if pool is not None else InlinePool()
         max_context = min(config.episodes.max_context, engine.max_context)
@@ -405,7 +408,11 @@ class _Run:
     def _speak(self, place: _Place, rollout: LiveRollout, completion: Completion) -> None:
         """Append a turn, fork where the brancher says so, and do what the turn says, unless it was cut."""
         group, episodes = place.group, self._config.episodes
-        action = played_turn(self._renderer, rollout.said(completion), completion, episodes)
+        try:
+            action = played_turn(self._renderer, rollout.said(completion), completion, episodes, group.task.tools)
+        except RendererFault as fault:  # what was sampled is paid for and stays
+            rollout.say(replace(completion, cost=completion.cost + group.settle(place.key)), Message("assistant"))
+            return self._end(place, fault.ending)
         fails = episodes.fails(action)
         if fails:  # no answer will follow that could carry it
             completion = replace(completion, cost=completion.cost + group.settle(place.key))
@@ -458,8 +465,14 @@ class _Run:
         """Begin the rollout that was told its task; all rollouts of a group must be told the same."""
         group, episodes = place.group, self._config.episodes
         if group.told is None:
+            try:
+                group.prompt_ids = task_tokens(self._renderer, told, group.task.tools)
+            except RendererFault as fault:
+                if not self._scheduler.rendered:  # nothing has worked yet: the model and the tasks do not fit
+                    raise InputError(str(fault), hint="see turntree check model") from fault
+                return self._end(place, fault.ending)
+            self._scheduler.rendered = True
             group.told = told
-            group.prompt_ids = self._renderer.prompt(told.messages, group.task.tools)
         if group.told != told:
             why = "reset told two rollouts of the group different tasks"
             self._end(place, Ending(StopReason.ENVIRONMENT_ERROR, Verdict(None, why)))
@@ -472,7 +485,10 @@ class _Run:
 
     def _extend(self, place: _Place, rollout: LiveRollout, observation: Observation) -> None:
         group = place.group
-        added = answer_tokens(rollout, observation, group.task, self._renderer)
+        try:
+            added = answer_tokens(rollout, observation, group.task, self._renderer)
+        except RendererFault as fault:
+            return self._end(place, fault.ending)
         rollout.hear(observation, added, group.settle(place.key))
         self._touched[group] = None
         ending = ending_of(rollout, group.task, self._config.episodes, self._scheduler.rewards)

@@ -24,7 +24,7 @@ from turntree.training.config import CheckpointConfig, LoRAConfig, OnlineConfig,
 
 HF = Part("hf")  # the engine in this process
 _FILTERS = [name for name in vars(Filter) if not name.startswith("_")]
-TEMPLATE = Part("auto")  # the renderer through the model's own chat template
+AUTO = Part("auto")  # the renderer that the model's folder asks for
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,9 @@ class Device:
     """Train a fresh adapter instead of the weights."""
     engine: Part = HF
     """What samples: hf (in this process), or module:object of your own."""
-    renderer: Part = TEMPLATE
-    """Messages to tokens and back: auto (the model's chat template), or module:object of your own."""
+    renderer: Part = AUTO
+    """Messages to tokens and back: auto (what the folder asks for), template, family:NAME, or module:object of your
+    own."""
 
     def __post_init__(self) -> None:
         if self.threads is not None and self.threads < 1:

@@ -18,7 +18,7 @@ from turntree.core.protocols import Renderer, StreamingEngine
 from turntree.engines.checkpoint import load_model, load_tokenizer, policy_hash, template_hash, tokenizer_hash
 from turntree.engines.endpoint import EndpointConfig, EndpointEngine
 from turntree.engines.hub import folder_of
-from turntree.stages.config import HF, TEMPLATE, Device
+from turntree.stages.config import AUTO, HF, Device
 from turntree.stages.threads import set_threads
 from turntree.training.attention import set_tree_attention
 from turntree.training.forward import set_checkpointing
@@ -85,8 +85,9 @@ def open_speaker(model: str, endpoint: EndpointConfig | None, device: Device) ->
     if device.engine.name != HF.name:
         hint = "leave --endpoint out, or the engine"
         raise ConfigError("samples in place of the server at --endpoint", field="device.engine", hint=hint)
-    tokenizer = load_tokenizer(folder_of(endpoint.tokenizer))
-    renderer = _renderer(device.renderer, tokenizer)
+    folder = folder_of(endpoint.tokenizer)
+    tokenizer = load_tokenizer(folder)
+    renderer = _renderer(device.renderer, tokenizer, folder)
     with EndpointEngine(endpoint, model, tokenizer, renderer.stop_ids) as engine:
         yield Speaker(engine, renderer, identity_of(engine.identity, tokenizer, device.renderer))
 
@@ -107,7 +108,7 @@ def load_policy(source: str, device: Device) -> Policy:
     weights = policy_hash(model)
     if device.lora is not None:
         add_adapter(model, device.lora)
-    loaded = Weights(source, model, tokenizer, _renderer(device.renderer, tokenizer))
+    loaded = Weights(source, model, tokenizer, _renderer(device.renderer, tokenizer, folder))
     engine = _engine(device.engine, loaded)
     set_tree_attention(model, device.attention)
     if device.gradient_checkpointing:
@@ -122,8 +123,8 @@ def _engine(part: Part, policy: Weights) -> StreamingEngine:
     return _checked(parts.build("engines", part, policy=policy), part, StreamingEngine, (*_VERBS, *_FIGURES))
 
 
-def _renderer(part: Part, tokenizer: PreTrainedTokenizerBase) -> Renderer:
-    return _checked(parts.build("renderers", part, tokenizer=tokenizer), part, Renderer, _RENDERS)
+def _renderer(part: Part, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Renderer:
+    return _checked(parts.build("renderers", part, tokenizer=tokenizer, folder=folder), part, Renderer, _RENDERS)
 
 
 def _checked(built: Any, part: Part, protocol: type, names: Sequence[str]) -> Any:
@@ -135,7 +136,7 @@ def _checked(built: Any, part: Part, protocol: type, names: Sequence[str]) -> An
     return built
 
 
-def identity_of(weights: str, tokenizer: PreTrainedTokenizerBase, renderer: Part = TEMPLATE) -> dict[str, str]:
+def identity_of(weights: str, tokenizer: PreTrainedTokenizerBase, renderer: Part = AUTO) -> dict[str, str]:
     """By the names under which artifacts record them (`observe.artifacts.POLICY`); `weights` is their name."""
     return {
         "policy_hash": weights,
@@ -148,6 +149,6 @@ def identity_of(weights: str, tokenizer: PreTrainedTokenizerBase, renderer: Part
 def _named(renderer: Part) -> str:
     """The renderer with its code and the options that are not left to the template. Its name alone for ours, which
     belongs to the chat template."""
-    code = "" if renderer.name == TEMPLATE.name else f" {parts.identity('renderers', renderer)}"
+    code = "" if renderer.name == AUTO.name else f" {parts.identity('renderers', renderer)}"
     options = {name: value for name, value in renderer.options.items() if value is not None}
     return f"{renderer.name}{code}{f' {json.dumps(options, sort_keys=True)}' if options else ''}"

@@ -40,6 +40,7 @@ from turntree.verifiers.strict import StrictMatch
 
 T = TypeVar("T")
 
+_REASON = 160  # characters of what a chat template says
 Wave = dict[str, Any]  # of a profile {"rows", "skipped": reasons with counts, "timing": seconds}
 
 
@@ -144,11 +145,15 @@ def _that_fit(
     fitting: list[Prompted] = []
     skipped = Counter[str]()
     for state in states:
-        if len(policy.renderer.completion(state.demonstration)) > longest:
-            skipped["demonstration_above_max_tokens"] += 1
+        try:
+            said = policy.renderer.completion(state.demonstration)
+            prompt = policy.renderer.prompt(state.history, state.tools)
+        except Exception as error:  # a template may raise anything; other candidates may still be rendered
+            skipped[f"renderer_error: {str(error)[:_REASON]}"] += 1
             continue
-        prompt = policy.renderer.prompt(state.history, state.tools)
-        if len(prompt) + longest > policy.engine.max_context:
+        if len(said) > longest:
+            skipped["demonstration_above_max_tokens"] += 1
+        elif len(prompt) + longest > policy.engine.max_context:
             skipped["prompt_above_context"] += 1
         else:
             fitting.append(Prompted(state, prompt))
@@ -223,7 +228,8 @@ def write_profile(
     if not tally.candidates:
         log.remove()
         counted = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
-        hint = "raise --max-tokens"
+        unrendered = any(reason.startswith("renderer_error") for reason in reasons)
+        hint = "see turntree check model" if unrendered else "raise --max-tokens"
         raise InputError(f"holds no state that fits ({counted})", path=header["config"]["traces"], hint=hint)
     if not tally.scored:
         log.remove()

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
+from turntree.core.protocols import Renderer
 from turntree.engines.checkpoint import save_model
 from turntree.observe import loggers
 from turntree.observe.files import file_hash
-from turntree.observe.run import RunDirectory, open_run, progress
+from turntree.observe.run import RunDirectory, notice, open_run, progress
 from turntree.stages.config import SFTStageConfig
 from turntree.stages.policy import Policy, load_policy
-from turntree.traces.schema import read_traces
+from turntree.traces.schema import Trace, read_traces
 from turntree.training.checkpoints import extent, resume
 from turntree.training.sft import Example, example, train_sft
 
@@ -26,7 +28,7 @@ def run_sft(config: SFTStageConfig, out: Path, *, overwrite: bool = False) -> di
     if not found:
         raise InputError(f"holds no trace in split {config.split!r}", path=config.traces, hint="choose another split")
     policy = load_policy(config.model, config.device)
-    examples = [row for row in (example(trace, policy.renderer) for trace in found) if any(row.loss_mask)]
+    examples = _examples(found, policy.renderer)
     if not examples:
         raise InputError("holds no turn to learn from", path=config.traces, hint="see skip_turns in docs/traces.md")
     inputs = {**policy.identity, "traces_hash": file_hash(Path(config.traces))}
@@ -42,6 +44,24 @@ def run_sft(config: SFTStageConfig, out: Path, *, overwrite: bool = False) -> di
         "steps": last["step"],
         "loss": last["loss"],
     }
+
+
+def _examples(traces: Sequence[Trace], renderer: Renderer) -> list[Example]:
+    """The traces that hold a turn to learn from. One that the renderer refuses is left out; all of them are an error."""
+    examples: list[Example] = []
+    refused: list[InputError] = []
+    for trace in traces:
+        try:
+            row = example(trace, renderer)
+        except InputError as error:
+            refused.append(error)
+            continue
+        examples += [row] if any(row.loss_mask) else []
+    if refused:
+        if not examples:
+            raise refused[0]
+        notice(f"{len(refused)} of {len(traces)} traces cannot be rendered and are left out; the first: {refused[0]}")
+    return examples
 
 
 def _train(run: RunDirectory, policy: Policy, examples: list[Example], config: SFTStageConfig) -> None:

@@ -193,6 +193,7 @@ def _parse(turn: _Turn) -> Message:
         role="assistant",
         content="\n".join(message.content for message in parsed if message.content),
         tool_calls=tuple(call for message in parsed for call in message.tool_calls),
+        reasoning="\n".join(message.reasoning for message in parsed if message.reasoning),
     )
 
 

@@ -22,7 +22,7 @@ TRACE_SCHEMA = "turntree.trace/1"
 Split = Literal["train", "dev", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 
-MESSAGE_KEYS = frozenset({"role", "content", "tool_calls", "tool_call_id", "name", "cut"})
+MESSAGE_KEYS = frozenset({"role", "content", "tool_calls", "tool_call_id", "name", "cut", "reasoning_content"})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, cast
 
 from turntree.core.errors import InputError
+from turntree.core.messages import REASONING_KEYS
 from turntree.traces.formats.row import (
     ChatRow,
     RowRefused,
@@ -26,8 +27,9 @@ ROW_KEYS = frozenset(
     {"messages", "tools", "functions", *ID_KEYS, *GROUP_KEYS, "success", "resolved", "reward", "domain", "split"}
     | {"environment", "meta"}
 )
-MESSAGE_KEYS_READ = (MESSAGE_KEYS - {"cut"}) | {"weight"}  # weight 0: OpenAI's mark for "do not train on this turn"
-MESSAGE_KEYS_IGNORED = frozenset({"reasoning_content", "reasoning", "thinking", "refusal", "annotations", "audio"})
+# weight 0: OpenAI's mark for "do not train on this turn"
+MESSAGE_KEYS_READ = (MESSAGE_KEYS - {"cut"}) | {"weight", *REASONING_KEYS}
+MESSAGE_KEYS_IGNORED = frozenset({"refusal", "annotations", "audio"})
 _KEEP = "import with unknown_keys='keep' (--unknown-keys keep) to carry it in meta.extra"
 
 
@@ -72,8 +74,10 @@ def _known_part(message: Any, inside: str, unknown_keys: UnknownKeys, chat: Chat
     if unknown_keys == "stop":
         _refuse_unknown(row, MESSAGE_KEYS_READ | MESSAGE_KEYS_IGNORED, inside)
     count_unknown(row, MESSAGE_KEYS_READ | MESSAGE_KEYS_IGNORED, "messages[].", chat.ignored)
-    chat.ignored.update(f"messages[].{key}" for key in row if key in MESSAGE_KEYS_IGNORED)
-    return {key: value for key, value in row.items() if key in MESSAGE_KEYS_READ}
+    unread = {key for key in row if key in MESSAGE_KEYS_IGNORED}
+    unread |= {key for key in REASONING_KEYS if not isinstance(row.get(key, ""), str)}  # signed blocks of an API
+    chat.ignored.update(f"messages[].{key}" for key in unread)
+    return {key: value for key, value in row.items() if key in MESSAGE_KEYS_READ and key not in unread}
 
 
 def _today(row: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,200 @@
+"""Which renderer serves a model: decided by what the folder holds and how its template writes, never by a name."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from turntree.core.errors import InputError
+from turntree.core.messages import Message, ToolCall
+from turntree.core.parts import described_by
+from turntree.core.protocols import Renderer
+from turntree.renderers.bounds import at_most
+from turntree.renderers.families import FAMILIES, FamilyRenderer, family, has_option
+from turntree.renderers.probes import ASK, CALL, RESULT, SAY, TOOL
+from turntree.renderers.segments import NO_CLOCK, Tools
+from turntree.renderers.template import ChatRenderer, Options
+from turntree.renderers.tool_calls import ToolFormat
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TEMPLATE = "template"
+
+_MOST_STEPS = 2_000_000  # of the folder's template over all probes
+_MOST_DIFFERENCES = 2
+_BRIEF = Message("system", "Be brief.")
+_BESIDE = replace(
+    CALL, content="I look.", tool_calls=(*CALL.tool_calls, ToolCall("look", {"at": "sky", "deep": True}, "call00002"))
+)
+_SKY = replace(RESULT, content="A sky.", tool_call_id="call00002")
+_HEADS = {
+    "a question": ([ASK], False),
+    "a system message": ([_BRIEF, ASK], False),
+    "tools": ([_BRIEF, ASK], True),
+}
+_LOOP = "a tool loop"
+_TURNS = {
+    _LOOP: ([_BRIEF, ASK, CALL, RESULT], True),
+    "a talk": ([ASK, SAY, ASK], False),
+    "two calls in a turn": ([_BRIEF, ASK, _BESIDE, RESULT, _SKY], True),
+    "a thought before a call": ([_BRIEF, ASK, replace(CALL, reasoning="A map, then."), RESULT], True),
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """`name` is `template` or `family:NAME`, as `--renderer` takes it; `options` are those that the choice found."""
+
+    name: str
+    why: str
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def build(self, tokenizer: PreTrainedTokenizerBase) -> Renderer:
+        kind, _, argument = self.name.partition(":")
+        return family(tokenizer, argument, **self.options) if kind == "family" else ChatRenderer(tokenizer)
+
+
+@described_by(Options)
+def renderer_of(
+    tokenizer: PreTrainedTokenizerBase, folder: Path | None = None, *, tool_format: ToolFormat | None = None
+) -> Renderer:
+    """The renderer `auto`: the one that `choose` finds, or the model's template where the form of its tool calls is
+    given. Raises `InputError` where none serves the model."""
+    if tool_format is not None:
+        return ChatRenderer(tokenizer, tool_format=tool_format)
+    return choose(tokenizer, folder).build(tokenizer)
+
+
+def choose(tokenizer: PreTrainedTokenizerBase, folder: Path | None = None) -> Choice:
+    """A family is chosen where its tokens are in the vocabulary and made-up conversations look as the folder's own
+    template writes them; where there is no template, by the model type in config.json. Everything else is left to the
+    template renderer, which says itself what it cannot do."""
+    vocabulary = tokenizer.get_vocab()
+    model_type = _model_type(folder)
+    names = [name for name, of in FAMILIES.items() if all(mark in vocabulary for mark in of.marks)]
+    names.sort(key=lambda name: model_type not in FAMILIES[name].model_types)
+    if not names:
+        return Choice(TEMPLATE, "no family of the package `renderers` has these special tokens")
+    if not isinstance(tokenizer.chat_template, str):
+        return _without_template(names, model_type)
+    try:
+        has_option(names[0], "name")
+    except InputError as missing:
+        return Choice(TEMPLATE, f"the families {', '.join(names)} were not tried: {missing}")
+    return _fits(tokenizer, names)
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """How a family's writing differs from the template's; both are asked for the same made-up conversations."""
+
+    name: str
+    options: dict[str, Any]
+    differences: tuple[str, ...]
+
+    @property
+    def enough(self) -> bool:
+        """The prompt must be the template's to the letter. Later turns may differ in details that say the same; where
+        the tokens belong to this family alone, it knows better than the template how to go on."""
+        if FAMILIES[self.name].alone:
+            return next(iter(_HEADS)) not in self.differences
+        if any(name in _HEADS for name in self.differences):
+            return False
+        return _LOOP not in self.differences and len(self.differences) <= _MOST_DIFFERENCES
+
+    def choice(self) -> Choice:
+        why = f"{len(_HEADS) + len(_TURNS)} made-up conversations look as the folder's template writes them"
+        if self.differences:
+            why = f"its prompts look as the folder's template writes them; different: {', '.join(self.differences)}"
+        return Choice(f"family:{self.name}", why, self.options)
+
+
+def _fits(tokenizer: PreTrainedTokenizerBase, names: list[str]) -> Choice:
+    """The first family that writes as the template does, else the nearest that is near enough, else the template."""
+    with at_most(_MOST_STEPS):
+        probes = {**_HEADS, **_TURNS}.items()
+        wanted = {key: written(tokenizer, messages, [TOOL] if tools else ()) for key, (messages, tools) in probes}
+    fits: list[_Fit] = []
+    for name, options, renderer in _candidates(tokenizer, names):
+        fit = _Fit(name, options, tuple(key for key in wanted if not _alike(renderer, key, wanted[key])))
+        if not fit.differences:
+            return fit.choice()
+        fits.append(fit)
+    enough = [fit for fit in fits if fit.enough]
+    if enough:
+        return min(enough, key=lambda fit: len(fit.differences)).choice()
+    if not fits:
+        return Choice(TEMPLATE, f"the tokens of {', '.join(names)} are there, but none of these can be built")
+    near = min(fits, key=lambda fit: len(fit.differences))
+    return Choice(TEMPLATE, f"the nearest family, {near.name}, writes otherwise: {', '.join(near.differences)}")
+
+
+def _candidates(
+    tokenizer: PreTrainedTokenizerBase, names: list[str]
+) -> Iterator[tuple[str, dict[str, Any], FamilyRenderer]]:
+    for name in names:
+        given: list[dict[str, Any]] = [{}]
+        if has_option(name, "enable_thinking"):
+            given += [{"enable_thinking": True}, {"enable_thinking": False}]
+        for options in given:
+            with contextlib.suppress(InputError):
+                yield name, options, family(tokenizer, name, **options)
+
+
+def _alike(renderer: FamilyRenderer, key: str, wanted: str | None) -> bool:
+    """Whether the family writes this probe as the template does; what one of both cannot write is no difference, for
+    the template renderer could not serve it either, and the family says so when it is asked."""
+    messages, tools = {**_HEADS, **_TURNS}[key]
+    try:
+        return wanted is None or renderer.written(messages, [TOOL] if tools else []) == wanted
+    except InputError:
+        return key not in _HEADS
+
+
+def written(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Tools = ()) -> str | None:
+    """A conversation by the folder's own template, with a fixed date and the opening of the next turn; None where it
+    cannot be written or there is no template. Some templates want arguments as JSON text."""
+    source = tokenizer.chat_template
+    if not isinstance(source, str):
+        return None
+    for as_text in (False, True):
+        chats = [message.to_chat() for message in messages]
+        for call in (call for chat in chats for call in chat.get("tool_calls", ()) if as_text):
+            call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+        try:
+            text = tokenizer.apply_chat_template(
+                chats,
+                tools=list(tools) or None,
+                chat_template=NO_CLOCK + source if "strftime_now" in source else source,
+                add_generation_prompt=True,
+                tokenize=False,
+            )
+            return cast(str, text)
+        except InputError:
+            raise
+        except Exception:  # the boundary to foreign code: a template may raise anything
+            continue
+    return None
+
+
+def _without_template(names: list[str], model_type: str | None) -> Choice:
+    first = names[0]
+    if model_type in FAMILIES[first].model_types:
+        return Choice(f"family:{first}", f"the folder has no chat template and model type {model_type!r}")
+    if FAMILIES[first].alone:
+        return Choice(f"family:{first}", "the folder has no chat template, and its special tokens are of this family")
+    return Choice(TEMPLATE, f"the folder has no chat template; the tokens of {', '.join(names)} are there: name one")
+
+
+def _model_type(folder: Path | None) -> str | None:
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8")) if folder is not None else {}
+    except (OSError, ValueError):
+        return None
+    kind = config.get("model_type") if isinstance(config, dict) else None
+    return kind if isinstance(kind, str) else None

@@ -1,0 +1,473 @@
+"""Model families whose chat form no message-local template can hold: the renderers of the package `renderers`.
+
+That package writes messages as token ids, reads sampled ids and bridges to the next turn for some thirty families.
+`FamilyRenderer` puts one of its renderers behind `core.protocols.Renderer`, as `segments` does with a template:
+
+    prompt = head(R0) completion(A1) follow(A1, R1) completion(A2) follow(A2, R2) ...
+
+What follows a turn is asked of the package's bridge, so a sampled token is never tokenised again, and what was thought
+stays in the context: a model whose own template drops earlier thoughts sees them. `choice` says which family a model
+folder is of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from turntree.core.errors import ConfigError, InputError
+from turntree.core.messages import Message, ToolCall
+from turntree.core.parts import described_by
+from turntree.renderers import harmony
+from turntree.renderers.probes import ASK, CALL, RESULT, SAY, TOOL
+from turntree.renderers.rounds import Round, split
+from turntree.renderers.segments import Tools, whole_characters
+from turntree.renderers.template import Recent, key_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Ids = tuple[int, ...]
+
+_REMEMBERED_TOKENS = 2**20
+_THINKING = replace(SAY, reasoning="Hm, left.")
+_OPEN_THOUGHT = "<think>\n"
+_TOOLS = "You may call these functions:"
+
+
+@dataclass(frozen=True)
+class Family:
+    """How to make one renderer of the package. `options` fix what would depend on the day or drop thoughts;
+    `model_types` are those of config.json; `marks` are tokens that every vocabulary of the family has. `alone`: no
+    other family has these marks, so they decide even where the folder's template differs in details."""
+
+    marks: tuple[str, ...]
+    model_types: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    alone: bool = False
+
+
+Retention = Literal["tool_cycle", "all"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is chosen of a family; which family has which option, its error says."""
+
+    enable_thinking: bool | None = None
+    """Whether a turn begins with a thought (default: as the family has it)."""
+    reasoning_effort: str | None = None
+    """How much is thought: low, medium, high (default: as the family has it)."""
+    thinking_retention: Retention | None = None
+    """Which earlier thoughts stay in the context: all (default), or those of the running tool loop (tool_cycle)."""
+
+
+_CHATML = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</think>")
+_GLM = ("[gMASK]", "<|observation|>", "<tool_call>", "<arg_key>")
+_DEEPSEEK = ("<｜User｜>", "<｜tool▁calls▁begin｜>")
+_KIMI = ("<|im_middle|>", "<|tool_calls_section_begin|>")
+_LAGUNA = ("<assistant>", "</assistant>", "<tool_call>", "〈|EOS|〉")
+FAMILIES = {
+    "qwen3": Family(_CHATML, ("qwen3", "qwen3_moe")),
+    "qwen3.5": Family(_CHATML, ("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")),
+    "qwen3.6": Family(_CHATML),
+    "qwen3.8": Family(_CHATML),
+    "qwen3-vl": Family(_CHATML, ("qwen3_vl", "qwen3_vl_moe")),
+    "prime-qwen3": Family(_CHATML),
+    "nemotron-3": Family(_CHATML, ("nemotron_h",)),
+    "nemotron-3-ultra": Family(_CHATML),
+    "nemotron-3.5": Family(_CHATML),
+    "glm-4.5": Family(_GLM, ("glm4_moe",)),
+    "glm-5": Family(_GLM, ("glm4_moe_lite", "glm_moe_dsa")),
+    "glm-5.1": Family(_GLM),
+    "glm-5.3": Family(_GLM),
+    "gpt-oss": Family(
+        ("<|channel|>", "<|call|>", "<|return|>"),
+        ("gpt_oss",),
+        {"auto_drop_analysis": False, "conversation_start_date": "2025-01-01"},
+        alone=True,
+    ),
+    "deepseek-v3": Family(_DEEPSEEK, ("deepseek_v3",), alone=True),
+    "deepseek-r1": Family(_DEEPSEEK, alone=True),
+    "deepseek-v4": Family(("<｜User｜>", "｜DSML｜"), ("deepseek_v4",)),
+    "llama-3": Family(("<|start_header_id|>", "<|eom_id|>"), ("llama",), {"date_string": "01 Jan 2025"}),
+    "gemma4": Family(("<|turn>", "<|tool_call>", "<|channel>"), ("gemma4", "gemma4_text")),
+    "kimi-k2": Family(_KIMI, ("kimi_k2",)),
+    "kimi-k2.5": Family(_KIMI, ("kimi_k25",)),
+    "minimax-m2": Family(("]~b]", "<minimax:tool_call>"), ("minimax_m2",)),
+    "laguna-xs.2": Family(_LAGUNA, ("laguna",)),
+    "laguna-m.1": Family(_LAGUNA),
+    "laguna-xs-2.1": Family(_LAGUNA),
+    "laguna-s-2.1": Family(_LAGUNA),
+    "inkling": Family(("<|message_model|>", "<|content_model_end_sampling|>"), ("inkling",)),
+    "hy3": Family(("<｜hy_Assistant:opensource｜>",), ("hy_v3", "hunyuan_v3")),
+}
+
+
+@described_by(Options)
+def family(
+    tokenizer: PreTrainedTokenizerBase,
+    argument: str = "",
+    *,
+    enable_thinking: bool | None = None,
+    reasoning_effort: str | None = None,
+    thinking_retention: Retention | None = None,
+    **more: Any,
+) -> FamilyRenderer:
+    """The renderer `family:NAME`: that of the package for the model family NAME, whatever the folder says.
+
+    The options are those of the package's configuration for the family (`more`: any other of them, from Python only).
+    Raises `ConfigError` for an unknown family or option, and `InputError` where the package or a token that the family
+    needs is missing.
+    """
+    named = Options(enable_thinking, reasoning_effort, thinking_retention)
+    options = {key: value for key, value in vars(named).items() if value is not None} | more
+    if argument not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        raise ConfigError(f"{argument!r} is no model family", field="renderer", hint=f"family:NAME with one of {known}")
+    return FamilyRenderer(tokenizer, argument, _source(tokenizer, argument, options))
+
+
+def has_option(name: str, option: str) -> bool:
+    return option in _config(name).model_fields
+
+
+def _config(name: str) -> Any:
+    """The package's configuration class of a family."""
+    kinds = [kind for kind in vars(_package("renderers.configs")).values() if hasattr(kind, "model_fields")]
+    return next(kind for kind in kinds if getattr(kind.model_fields.get("name"), "default", None) == name)
+
+
+def _source(tokenizer: PreTrainedTokenizerBase, name: str, options: dict[str, Any]) -> Any:
+    """A renderer of the package, which never sees the tokenizer's name: it would go by that."""
+    base, config = _package("renderers.base"), _config(name)
+    given = {"thinking_retention": "all", **FAMILIES[name].options, **options}
+    unknown = sorted(set(given) - set(config.model_fields))
+    if unknown:
+        hint = f"the family has {', '.join(sorted(set(config.model_fields) - {'name'}))}"
+        raise ConfigError(f"{name} has no option {unknown[0]!r}", field=f"renderer.{unknown[0]}", hint=hint)
+    try:
+        settings = config(**given)
+        with harmony.vocabulary(tokenizer) if name == "gpt-oss" else contextlib.nullcontext():
+            return base.create_renderer(tokenizer, settings)
+    except Exception as error:  # the boundary to foreign code
+        problem = f"the tokenizer cannot be that of {name} ({_first_line(error)})"
+        raise InputError(problem, field="renderer", hint="choose another family, or none") from error
+
+
+def _package(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        hint = "pip install 'turntree[renderers]'"
+        raise InputError(f"needs the package `renderers` ({error})", field="renderer", hint=hint) from error
+
+
+class FamilyRenderer:
+    """`core.protocols.Renderer` over a renderer of the package; keeps the law of `template.ChatRenderer`.
+
+    `thinks`: the family has a place for reasoning, elsewhere it is left out. `tools_as_text`: it has no place for
+    tools, so they are written into the system message. Raises `InputError` for messages that the family cannot write or
+    would not read again.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, name: str, source: Any) -> None:
+        self.name = name
+        self._tokenizer, self._source = tokenizer, source
+        self._segments = Recent(_REMEMBERED_TOKENS)
+        self._stop_ids = frozenset(cast("list[int]", source.get_stop_token_ids()))
+        # The package opens gpt-oss's first channel for the policy; the model's template leaves the choice to it.
+        self._opened = self._encode("<|channel|>analysis<|message|>") if name == "gpt-oss" else ()
+        self._unread = self._encode("<|start|>assistant") if name == "gpt-oss" else ()
+        self._ask = self._opening([ASK], ())
+        self.tools_as_text = self._opening([ASK], [TOOL]) == self._ask
+        self.thinks = True
+        self.thinks = self._can_think()
+        self.completion(SAY)  # raises here for a family that cannot be sampled turn by turn
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        return self._stop_ids
+
+    def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> Ids:
+        run, rounds = split(messages)
+        if not run:
+            raise InputError("the conversation starts with the assistant", field="messages", hint="begin with a task")
+        key = ("head", tuple(map(key_of, run)), json.dumps(list(tools)) if tools else "")
+        return self._interleave(self._segments.get(key, lambda: self.whole(run, tools)), rounds)
+
+    def completion(self, message: Message) -> Ids:
+        """Raises `InputError` where what the family writes is not what a policy can say in one turn: a stop token
+        before its end, or calls or thoughts that `parse` does not find again."""
+        if message.role != "assistant":
+            raise InputError(f"a message of role {message.role!r} is no completion", field="role")
+        return self._segments.get(("said", key_of(message)), lambda: self._say(message))
+
+    def extend(
+        self, messages: Sequence[Message], new: Sequence[Message], tools: Tools = (), *, stopped: bool = True
+    ) -> Ids:
+        if not messages or messages[-1].role != "assistant":
+            raise InputError("the last message before an extension is not the assistant's", field="messages")
+        run, rounds = split(new)
+        return self._interleave(self._follow(messages[-1], run, stopped=stopped), rounds)
+
+    def parse(self, token_ids: Sequence[int], tools: Tools = ()) -> Message:
+        """`tools` decide between "true" and true where the family writes arguments without quotes."""
+        ids = [*self._unread, *token_ids]
+        found = self._source.parse_response(ids, tools=_plain(tools) or None, prompt_ids=list(self._ask))
+        calls = [_call(call, tools) for call in found.tool_calls]
+        if any(call is None for call in calls):  # half of a turn's calls must not be executed
+            text = self._decode([id for id in token_ids if id not in self._stop_ids])
+            return Message("assistant", text)
+        reasoning = found.reasoning_content or ""
+        return Message("assistant", found.content, tuple(cast("list[ToolCall]", calls)), reasoning=reasoning)
+
+    def whole(self, messages: Sequence[Message], tools: Tools = ()) -> Ids:
+        """What the family writes of a conversation at once, where it keeps or drops earlier thoughts as it is used to.
+        Sampling turn by turn sees `prompt`."""
+        if not tools or not self.tools_as_text:
+            return self._opening(messages, tools)
+        said = "\n".join([_TOOLS, *(json.dumps(tool, ensure_ascii=False) for tool in tools)])
+        if messages[0].role == "system":
+            return self._opening([replace(messages[0], content=f"{messages[0].content}\n\n{said}"), *messages[1:]])
+        return self._opening([Message("system", said), *messages])
+
+    def written(self, messages: Sequence[Message], tools: Tools = ()) -> str:
+        """The text of a conversation and the opening of the next turn, in the family's own form."""
+        return self._decode(self._opening(messages, tools))
+
+    # segments
+
+    def _interleave(self, first: Ids, rounds: Sequence[Round]) -> Ids:
+        ids = list(first)
+        for part in rounds:
+            ids += self.completion(part.turn)
+            ids += self._follow(part.turn, part.run)
+        return tuple(ids)
+
+    def _follow(self, turn: Message, run: Sequence[Message], *, stopped: bool = True) -> Ids:
+        """What comes after a turn when a run of messages arrives: a function of these alone. A turn that was cut is
+        closed first, and its thought where it was cut inside of one."""
+        thinking = self.thinks and not stopped and not turn.tool_calls and turn.reasoning and not turn.content
+        turn = replace(turn, content="", reasoning="", cut=False) if turn.tool_calls else _THINKING if thinking else SAY
+        if not stopped and not thinking:
+            return self.completion(turn)[-1], *self._follow(turn, run)
+        key = ("follow", key_of(turn), tuple(map(key_of, run)), stopped)
+        return self._segments.get(key, lambda: self._bridge(turn, run))
+
+    def _bridge(self, turn: Message, run: Sequence[Message]) -> Ids:
+        said = self.completion(turn)
+        said = self._until_thought(said) if turn is _THINKING else said
+        before = [*self._ask, *said]
+        chats = self._chats([turn, *run])[1:]
+        bridged = self._source.bridge_to_next_turn(list(self._ask), list(said), chats)
+        if bridged is not None and bridged.token_ids[: len(before)] == before:
+            return self._unopened(tuple(bridged.token_ids[len(before) :]))
+        whole = self._decode(self._opening([ASK, turn, *run]))
+        for end in (len(said), len(said) - 1):  # without the stop token where that opens another's turn
+            text = self._decode([*self._ask, *said[:end]])
+            if whole.startswith(text):
+                return self._encode(whole[len(text) :])
+        if not run:
+            return self._ask[len(self._render([ASK])) :]
+        roles = " ".join(message.role for message in run)
+        hint = f"after a turn {'with' if turn.tool_calls else 'without'} calls"
+        raise InputError(f"{self.name} cannot go on with messages of roles {roles}", field="messages", hint=hint)
+
+    def _until_thought(self, said: Ids) -> Ids:
+        text = _THINKING.reasoning
+        return next(said[:end] for end in range(1, len(said) + 1) if text in self._decode(said[:end]))
+
+    def _say(self, message: Message) -> Ids:
+        if not self.thinks:
+            message = replace(message, reasoning="")
+        ids = self._spoken(message)
+        ends = [place for place, id in enumerate(ids) if id in self._stop_ids]
+        if not ends:
+            ids = (*ids, self._marker(bool(message.tool_calls)))
+        elif self._decode(ids[ends[0] + 1 :]).strip():
+            said = self._decode(ids[ends[0] + 1 :])[:40]
+            problem = (
+                f"{self.name} writes a stop token inside of this turn, before {said!r}: no policy goes on after it"
+            )
+            raise InputError(problem, field="tool_calls" if len(message.tool_calls) > 1 else "content")
+        else:
+            ids = ids[: ends[0] + 1]
+        self._check_read(message, ids)
+        return ids
+
+    def _spoken(self, message: Message) -> Ids:
+        """What is written after the generation prompt. Token by token where the prompt's tokens are a prefix, else text
+        by text: in `<think>\\n\\n</think>` a prompt that ends with `<think>\\n` has taken half of a token."""
+        ids = self._render([ASK, message])
+        if ids[: len(self._ask)] == self._ask:
+            return ids[len(self._ask) :]
+        whole, prompt = self._decode(ids), self._decode(self._ask)
+        if not whole.startswith(prompt) and not message.reasoning:
+            thought = replace(message, reasoning=_THINKING.reasoning)  # the prompt has opened a thought: say none
+            whole = self._decode(self._render([ASK, thought])).replace(_THINKING.reasoning, "", 1)
+        if not whole.startswith(prompt) and prompt.endswith(_OPEN_THOUGHT):  # R1 never writes what was thought
+            answer = whole.removeprefix(prompt.removesuffix(_OPEN_THOUGHT))
+            whole = f"{prompt}{message.reasoning}\n</think>\n\n{answer}"
+        if not whole.startswith(prompt):
+            problem = f"{self.name} does not write this turn after its generation prompt {prompt[-40:]!r}"
+            raise InputError(problem, field="messages", hint="turn thinking on or off as the messages have it")
+        return self._encode(whole[len(prompt) :])
+
+    def _marker(self, calls: bool) -> int:
+        """The stop token of a family whose turns end with the opening of the next one (GLM)."""
+        turn, answer = (CALL, RESULT) if calls else (SAY, ASK)
+        before, after = self._render([ASK, turn]), self._render([ASK, turn, answer])
+        same = next((at for at, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(before))
+        marker = next((id for id in after[same:] if id in self._stop_ids), None)
+        if marker is None:
+            raise InputError(f"{self.name} does not end an assistant turn", field="messages")
+        return marker
+
+    def _check_read(self, message: Message, ids: Ids) -> None:
+        read = self.parse(ids, _declared(message))
+        for field_name, said, found in (
+            ("tool_calls", _calls(message), _calls(read)),
+            ("reasoning_content", message.reasoning.strip(), read.reasoning.strip()),
+            ("content", message.content.strip(), read.content.strip()),
+        ):
+            if said != found:
+                problem = f"{self.name} would read {found!r:.80} where the message has {said!r:.80}"
+                raise InputError(problem, field=field_name, hint="no policy can say this in the form of its family")
+
+    def _can_think(self) -> bool:
+        try:
+            return self._until_thought(self.completion(_THINKING)) != ()
+        except (InputError, StopIteration):
+            return False
+
+    # the package
+
+    def _opening(self, messages: Sequence[Message], tools: Tools = ()) -> Ids:
+        return self._unopened(self._render(messages, tools, generation_prompt=True))
+
+    def _unopened(self, ids: Ids) -> Ids:
+        return ids[: -len(self._opened)] if self._opened and ids[-len(self._opened) :] == self._opened else ids
+
+    def _render(self, messages: Sequence[Message], tools: Tools = (), *, generation_prompt: bool = False) -> Ids:
+        try:
+            ids = self._source.render_ids(
+                self._chats(messages), tools=list(tools) or None, add_generation_prompt=generation_prompt
+            )
+        except Exception as error:  # the boundary to foreign code
+            roles = " ".join(message.role for message in messages)
+            problem = f"{self.name} cannot write these messages ({_first_line(error)})"
+            raise InputError(problem, field="messages", hint=f"their roles are: {roles}") from error
+        return tuple(ids)
+
+    def _chats(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        chats = _chats(messages)
+        if self.name.startswith("kimi"):
+            _number_calls(chats)
+        return chats
+
+    def _encode(self, text: str) -> Ids:
+        return tuple(self._tokenizer.encode(whole_characters(text), add_special_tokens=False))
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        text = self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return cast(str, text)
+
+
+def _chats(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """As the package takes them. A result names its function where a call before it does (gpt-oss writes it)."""
+    names: dict[str | None, str] = {}
+    chats: list[dict[str, Any]] = []
+    unanswered: list[str] = []
+    for message in messages:
+        chat = replace(message, content=whole_characters(message.content), cut=False).to_chat()
+        if message.tool_calls:
+            names |= {call.id: call.name for call in message.tool_calls if call.id is not None}
+            unanswered = [call.name for call in message.tool_calls]
+        if message.role == "tool":
+            by_place = unanswered.pop(0) if unanswered else None
+            name = message.name or names.get(message.tool_call_id) or by_place
+            chat |= {"name": name} if name else {}
+        chats.append(chat)
+    return chats
+
+
+def _number_calls(chats: list[dict[str, Any]]) -> None:
+    """Kimi writes no names but ids of the form `functions.NAME:NUMBER`; those of others are renamed."""
+    renamed: dict[Any, str] = {}
+    for chat in chats:
+        for number, call in enumerate(chat.get("tool_calls", ())):
+            old, name = call.get("id"), call["function"]["name"]
+            if not str(old).startswith(f"functions.{name}:"):
+                call["id"] = f"functions.{name}:{number}"
+            renamed[old] = call["id"]
+        if chat["role"] == "tool" and chat.get("tool_call_id") in renamed:
+            chat["tool_call_id"] = renamed[chat["tool_call_id"]]
+
+
+def _plain(tools: Tools) -> list[dict[str, Any]]:
+    """Declarations without the wrapper that chat APIs put around them."""
+    return [tool.get("function", tool) for tool in tools]
+
+
+def _call(found: Any, tools: Tools) -> ToolCall | None:
+    """A call that the package read, unless it is broken."""
+    if not isinstance(found.name, str):
+        return None
+    arguments = found.arguments
+    if found.status.value == "invalid_json" and isinstance(arguments, dict):
+        arguments = _spelled_in_python(arguments, found.name, tools)
+    elif found.status.value != "ok":
+        return None
+    try:
+        if isinstance(arguments, str):
+            arguments = json.loads(arguments)
+        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        return None
+    return ToolCall(found.name, arguments, found.id) if isinstance(arguments, dict) else None
+
+
+def _spelled_in_python(arguments: dict[str, Any], name: str, tools: Tools) -> dict[str, Any] | None:
+    """Qwen3.5's template writes True, False and None where its parser reads JSON only."""
+    declared: dict[str, Any] = {}
+    for tool in _plain(tools):
+        if tool.get("name") == name:
+            declared = (tool.get("parameters") or {}).get("properties") or {}
+    read = dict(arguments)
+    for key, value in arguments.items():
+        kind = declared.get(key, {}).get("type", "string")
+        if isinstance(value, str) and kind != "string":
+            if value not in _PYTHON:
+                return None
+            read[key] = _PYTHON[value]
+    return read
+
+
+def _calls(message: Message) -> list[str]:
+    """Comparable as JSON: in Python, 1 equals true."""
+    return [f"{call.name} {json.dumps(call.arguments, sort_keys=True)}" for call in message.tool_calls]
+
+
+_PYTHON = {"True": True, "False": False, "None": None}
+_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+
+
+def _declared(message: Message) -> list[dict[str, Any]]:
+    """Tools for which these calls are right."""
+    found: dict[str, dict[str, Any]] = {}
+    for call in message.tool_calls:
+        types = {key: {"type": _TYPES.get(type(value), "null")} for key, value in call.arguments.items()}
+        found.setdefault(call.name, {}).update(types)
+    return [
+        {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": types}}}
+        for name, types in found.items()
+    ]
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".split("\n", 1)[0][:200]

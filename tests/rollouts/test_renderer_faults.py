@@ -1,0 +1,153 @@
+"""A chat template or a parser that fails in the middle of a run costs the rollout that it failed on, never the run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from fault_drill import Corridor
+from tiny_models import tiny_model, tiny_tokenizer
+from turntree.core.completion import Sampling
+from turntree.core.errors import InputError
+from turntree.core.messages import Message
+from turntree.core.protocols import TurnState
+from turntree.core.tree import NodeKind, RolloutTree, StopReason
+from turntree.engines.hf import HFEngine
+from turntree.engines.scripted import ScriptedEngine
+from turntree.renderers.template import ChatRenderer
+from turntree.rollouts.episodes import EpisodeConfig, grow
+from turntree.rollouts.local import Prompted, sample_local, score_local
+from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
+from turntree.training.online import OnlineConfig, Parts, train_online
+from turntree.verifiers.strict import StrictMatch
+
+TOKENIZER = tiny_tokenizer()
+NO_ROLE = InputError("no such role", field="messages")
+TASKS = [Corridor("t", 2), Corridor("u", 2)]
+EPISODES = EpisodeConfig(max_turns=4, sampling=Sampling(max_tokens=16))
+
+
+class Failing(ChatRenderer):
+    """Raises at the calls of one verb whose number `when` holds for."""
+
+    def __init__(self, verb: str, when: Callable[[int], bool], error: Exception | None = None) -> None:
+        super().__init__(TOKENIZER)
+        self.verb, self.when, self.calls = verb, when, 0
+        self.error = error or KeyError("the template's own")
+
+    def _meet(self, verb: str) -> None:
+        if verb == self.verb:
+            self.calls += 1
+            if self.when(self.calls):
+                raise self.error
+
+    def prompt(self, messages: Any, tools: Any = ()) -> tuple[int, ...]:
+        self._meet("prompt")
+        return super().prompt(messages, tools)
+
+    def extend(self, messages: Any, new: Any, tools: Any = (), *, stopped: bool = True) -> tuple[int, ...]:
+        self._meet("extend")
+        return super().extend(messages, new, tools, stopped=stopped)
+
+    def parse(self, token_ids: Sequence[int], tools: Any = ()) -> Message:
+        self._meet("parse")
+        return super().parse(token_ids, tools)
+
+
+def engine() -> ScriptedEngine:
+    words = [ChatRenderer(TOKENIZER).completion(Message("assistant", word)) for word in ("left", "right", "on")]
+    stops = ChatRenderer(TOKENIZER).stop_ids
+    return ScriptedEngine(lambda prompt, seed: words[seed % 3], stops, vocab_size=len(TOKENIZER))
+
+
+def stops(tree: RolloutTree) -> Counter[str]:
+    return Counter(str(tree.stop_reason(leaf)) for leaf in tree.leaves())
+
+
+def lost(tree: RolloutTree) -> int:
+    return stops(tree)["renderer_error"]
+
+
+GROWERS: dict[str, Callable[[Failing], list[Any]]] = {
+    "waves": lambda renderer: grow(TASKS, engine(), renderer, EPISODES, group_size=4, seed=0),
+    "scheduler": lambda renderer: [
+        (group.tree, group.rewards)
+        for group in Scheduler(engine(), renderer, SchedulerConfig(episodes=EPISODES, group_size=4)).run(TASKS, seed=0)
+    ],
+}
+
+
+@pytest.mark.parametrize("grower", GROWERS.values(), ids=GROWERS.keys())
+@pytest.mark.parametrize("verb", ["parse", "extend"])
+def test_the_rollout_is_censored_with_its_reason_and_its_siblings_are_not(
+    grower: Callable[[Failing], list[Any]], verb: str
+) -> None:
+    (tree, rewards), *_ = sorted(grower(Failing(verb, lambda call: call == 2)), key=lambda grown: -lost(grown[0]))
+    calm = next(calm for calm, _ in grower(Failing(verb, lambda call: False)) if calm.task_id == tree.task_id)
+    assert stops(tree)["renderer_error"] == 1 and len(tree.leaves()) == 4
+    (leaf,) = [leaf for leaf in tree.leaves() if tree.stop_reason(leaf) is StopReason.RENDERER_ERROR]
+    assert rewards.of(leaf) is None
+    assert rewards.verdicts[leaf].reason == 'KeyError: "the template\'s own"'
+    assert len(rewards.scored()) == 3
+    sampled = [node.token_ids for node in tree if node.kind is NodeKind.COMPLETION and node.turn == 1]
+    assert sampled == [n.token_ids for n in calm if n.kind is NodeKind.COMPLETION and n.turn == 1], "paid for, and kept"
+
+
+@pytest.mark.parametrize("grower", GROWERS.values(), ids=GROWERS.keys())
+def test_a_task_that_cannot_be_rendered_is_a_censored_group(grower: Callable[[Failing], list[Any]]) -> None:
+    (_, _), (tree, rewards) = grower(Failing("prompt", lambda call: call > 1, NO_ROLE))
+    assert set(stops(tree)) == {"renderer_error"}
+    assert not rewards.scored()
+    assert {verdict.reason for verdict in rewards.verdicts.values()} == {"field 'messages': no such role"}
+
+
+@pytest.mark.parametrize("grower", GROWERS.values(), ids=GROWERS.keys())
+def test_a_run_whose_first_task_cannot_be_rendered_ends_in_one_line(grower: Callable[[Failing], list[Any]]) -> None:
+    with pytest.raises(InputError, match=r"no such role; see turntree check model"):
+        grower(Failing("prompt", lambda call: True, NO_ROLE))
+
+
+def test_a_local_rollout_that_cannot_be_read_has_no_reward() -> None:
+    state = TurnState("t", 0, (Message("user", "go"),), Message("assistant", "left"))
+    renderer = Failing("parse", lambda call: call == 1)
+    prompted = Prompted(state, renderer.prompt(state.history))
+    (tree,) = sample_local([prompted], engine(), renderer, Sampling(max_tokens=8), 3, 0)
+    rewards = score_local(tree, state, StrictMatch())
+    assert stops(tree) == {"renderer_error": 1, "completed": 2}
+    assert [rewards.of(leaf) is None for leaf in tree.leaves()] == [True, False, False]
+
+
+class Even(Corridor):
+    """Succeeds where the answer has an even number of letters: a random policy gives mixed groups."""
+
+    def step(self, action: Message) -> Any:
+        told = super().step(action)
+        return type(told)(told.messages, done=told.done, success=len(action.content) % 2 == 0 if told.done else None)
+
+
+def train(renderer: Failing) -> list[dict[str, Any]]:
+    model, reference, rows = tiny_model(seed=1), tiny_model(seed=1).requires_grad_(False), []
+    tasks = [Even(f"task {number}", 2) for number in range(4)]
+    run = Parts(model, reference, HFEngine(model, renderer.stop_ids), renderer, tasks)
+    rollouts = SchedulerConfig(episodes=EPISODES, group_size=4)
+    train_online(run, OnlineConfig(iterations=2, groups=2, rollouts=rollouts), log=rows.append)
+    return rows
+
+
+@pytest.mark.parametrize("verb", ["parse", "extend", "prompt"])
+def test_online_training_goes_on_and_counts_what_was_lost(verb: str) -> None:
+    rows = train(Failing(verb, lambda call: call % 3 == 2))
+    counted = sum((Counter(row["stops"]) for row in rows if row["step"]), Counter())
+    assert counted.total() == 2 * 2 * 4
+    assert 0 < counted["renderer_error"] < counted.total()
+
+
+def test_an_iteration_in_which_everything_is_censored_learns_nothing_and_the_run_ends() -> None:
+    rows = train(Failing("parse", lambda call: True))
+    trained = [row for row in rows if row["step"]]
+    assert [row["stops"] for row in trained] == [{"renderer_error": 8}] * 2
+    assert [row["groups_censored"] for row in trained] == [2, 2]
+    assert all("loss" not in row or row["loss"] is None for row in trained)
