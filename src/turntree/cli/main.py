@@ -14,7 +14,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import click
 
 from turntree import __version__
-from turntree.cli import audit, check, config, experiment, gate, index, online, pipeline, results, traces
+from turntree.cli import audit, check, config, experiment, gate, index, online, pipeline, results, traces, verifier
 from turntree.core import parts
 from turntree.core.errors import TurntreeError
 
@@ -42,6 +42,7 @@ cli.add_command(gate.gate)
 cli.add_command(audit.audit)
 cli.add_command(index.index)
 cli.add_command(check.check)
+cli.add_command(verifier.verifier)
 cli.add_command(results.report)
 cli.add_command(results.quickstart)
 cli.add_command(config.config)

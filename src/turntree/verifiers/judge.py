@@ -81,6 +81,7 @@ class LlmJudge:
         self._model, self._votes, self._temperature, self._context = model, votes, temperature, context
         self._answer_tokens, self._most = answer_tokens, (max_requests, max_tokens)
         self._client = _client(url, timeout, retries)
+        self.concurrency = concurrency  # verdicts worth asking for at the same time
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="turntree-judge")
         self._lock = threading.Lock()
         self._cache = _Cache(Path(cache)) if cache else None

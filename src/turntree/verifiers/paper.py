@@ -60,6 +60,11 @@ class Paper:
         options += [f"messages={messages}"] if messages != "any" else []
         self.name = "+".join(["paper/1", *options, *([f"then={self._then.name}"] if self._then else [])])
 
+    @property
+    def concurrency(self) -> int:
+        """How many verdicts are worth asking for at the same time: those of `then`."""
+        return getattr(self._then, "concurrency", 1)
+
     def close(self) -> None:
         close = getattr(self._then, "close", None)
         if callable(close):

@@ -118,6 +118,11 @@ class Recommended:
         options += [f"wider_view={wider_view:g}"] if wider_view != 2.0 else []
         self.name = "+".join(["recommended/1", *options, *([f"then={self._then.name}"] if self._then else [])])
 
+    @property
+    def concurrency(self) -> int:
+        """How many verdicts are worth asking for at the same time: those of `then`."""
+        return getattr(self._then, "concurrency", 1)
+
     def close(self) -> None:
         close = getattr(self._then, "close", None)
         if callable(close):
@@ -234,10 +239,7 @@ class Recommended:
         return calls_in(message, written=not state.tools)
 
     def _folder_of(self, state: TurnState) -> str | None:
-        for message in reversed(state.history):
-            if message.role in ("tool", "user") and (found := _FOLDER.findall(message.content)):
-                return next(filter(None, found[-1])).strip()
-        return self._folder
+        return folder_in(state.history) or self._folder
 
     def _kind(self, call: ToolCall) -> Kind:
         if call.name == TERMINUS:
@@ -318,6 +320,14 @@ class Recommended:
             if problem is not None:
                 return f"invalid arguments: {one.call.name!r}: {problem}"
         return None
+
+
+def folder_in(history: Sequence[Message]) -> str | None:
+    """Where the shell is after a history, as far as the harness says it (OpenHands, SWE-agent, Codex, a prompt)."""
+    for message in reversed(history):
+        if message.role in ("tool", "user") and (found := _FOLDER.findall(message.content)):
+            return next(filter(None, found[-1])).strip()
+    return None
 
 
 def query(text: str) -> str:
