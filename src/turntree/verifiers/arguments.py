@@ -32,9 +32,9 @@ _ENDLESS = ('"pattern":"', '"patternProperties":{', '"$ref":"', '"$dynamicRef":"
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _workers = Workers("arguments_worker.py")
 _NOTHING: dict[str, Any] = {}
-_PLAIN = frozenset(  # keywords that `_fits` decides, and those that decide nothing
-    "type properties required items enum additionalProperties default description title examples".split()
-)
+# keywords that `_fits` decides, and those that decide nothing
+_PLAIN = {"type", "properties", "required", "items", "enum", "additionalProperties"}
+_PLAIN |= {"default", "description", "title", "examples"}
 _known: dict[int, tuple[Any, ArgumentRules | BoundedRules]] = {}
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
-from turntree.verifiers.kinds import IDLE, kind_of
+from turntree.verifiers.kinds import idle_of, kind_of
 from turntree.verifiers.strict import StrictMatch
 
 Mutation = Callable[[TurnState], Message | None]
@@ -181,7 +181,7 @@ def dropped_argument(state: TurnState) -> Message | None:
     calls = state.demonstration.tool_calls
     if not calls or not calls[0].arguments:
         return None
-    idle = IDLE[kind_of(calls[0])]
+    idle = idle_of(calls[0], kind_of(calls[0]))
     first = min(calls[0].arguments, key=lambda name: (name in idle, name))
     arguments = {key: value for key, value in calls[0].arguments.items() if key != first}
     return _with_first_call(state, dataclasses.replace(calls[0], arguments=arguments))

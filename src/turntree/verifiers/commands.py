@@ -42,126 +42,279 @@ _GREP = Command(
     flags="rRniIlLvwxcohHsqEFPGzZaUT",
     values="eABCmf",
     long={
-        "--recursive": "r", "--line-number": "n", "--ignore-case": "i", "--files-with-matches": "l",
-        "--invert-match": "v", "--word-regexp": "w", "--count": "c", "--extended-regexp": "E", "--fixed-strings": "F",
-        "--perl-regexp": "P", "--only-matching": "o", "--no-filename": "h", "--with-filename": "H", "--quiet": "q",
-        "--color": "color", "--colour": "color",
+        "--recursive": "r",
+        "--line-number": "n",
+        "--ignore-case": "i",
+        "--files-with-matches": "l",
+        "--invert-match": "v",
+        "--word-regexp": "w",
+        "--count": "c",
+        "--extended-regexp": "E",
+        "--fixed-strings": "F",
+        "--perl-regexp": "P",
+        "--only-matching": "o",
+        "--no-filename": "h",
+        "--with-filename": "H",
+        "--quiet": "q",
+        "--color": "color",
+        "--colour": "color",
     },
     long_values={
-        "--include": "include", "--exclude": "exclude", "--exclude-dir": "exclude-dir", "--after-context": "A",
-        "--before-context": "B", "--context": "C", "--max-count": "m", "--regexp": "e", "--file": "f",
+        "--include": "include",
+        "--exclude": "exclude",
+        "--exclude-dir": "exclude-dir",
+        "--after-context": "A",
+        "--before-context": "B",
+        "--context": "C",
+        "--max-count": "m",
+        "--regexp": "e",
+        "--file": "f",
     },
-    idle=frozenset({"color"}), ordered="EFPGhHrR", lead=1, lead_given_by="ef", paths=True,
-)  # fmt: skip
+    idle=frozenset({"color"}),
+    ordered="EFPGhHrR",
+    lead=1,
+    lead_given_by="ef",
+    paths=True,
+)
 _PIP_LONG = {
-    "--upgrade": "U", "--quiet": "q", "--verbose": "v", "--yes": "y", "--user": "user", "--no-deps": "no-deps",
-    "--pre": "pre", "--force-reinstall": "force-reinstall", "--no-cache-dir": "no-cache-dir", "--no-input": "no-input",
-    "--disable-pip-version-check": "disable-pip-version-check", "--break-system-packages": "break-system-packages",
-}  # fmt: skip
+    "--upgrade": "U",
+    "--quiet": "q",
+    "--verbose": "v",
+    "--yes": "y",
+    "--user": "user",
+    "--no-deps": "no-deps",
+    "--pre": "pre",
+    "--force-reinstall": "force-reinstall",
+    "--no-cache-dir": "no-cache-dir",
+    "--no-input": "no-input",
+    "--disable-pip-version-check": "disable-pip-version-check",
+    "--break-system-packages": "break-system-packages",
+}
 _PIP = Command(
     idle=frozenset({"q", "v", "disable-pip-version-check", "no-input"}),
     subcommands={
         "install": Command(
-            flags="qvU", values="re", long=_PIP_LONG, idle=frozenset({"q", "v", "no-input", "disable-pip-version-check"}),
-            long_values={"--requirement": "r", "--editable": "e", "--index-url": "i", "--target": "t"}, lead=0,
+            flags="qvU",
+            values="re",
+            long=_PIP_LONG,
+            idle=frozenset({"q", "v", "no-input", "disable-pip-version-check"}),
+            long_values={"--requirement": "r", "--editable": "e", "--index-url": "i", "--target": "t"},
+            lead=0,
         ),
         "uninstall": Command(
-            flags="qvy", values="r", long=_PIP_LONG, idle=frozenset({"q", "v", "no-input", "disable-pip-version-check"}),
-            long_values={"--requirement": "r"}, lead=0,
+            flags="qvy",
+            values="r",
+            long=_PIP_LONG,
+            idle=frozenset({"q", "v", "no-input", "disable-pip-version-check"}),
+            long_values={"--requirement": "r"},
+            lead=0,
         ),
         "list": Command(long={"--outdated": "o"}, flags="o", lead=0),
         "show": Command(flags="f", long={"--files": "f"}, lead=0),
         "freeze": Command(lead=0),
     },
-)  # fmt: skip
+)
 _PYTEST = Command(
-    flags="vqsxl", values="kmpnocr",
+    flags="vqsxl",
+    values="kmpnocr",
     long={
-        "--verbose": "v", "--quiet": "q", "--exitfirst": "x", "--showlocals": "l", "--no-header": "no-header",
-        "--no-summary": "no-summary", "--lf": "lf", "--last-failed": "lf", "--ff": "ff", "--failed-first": "ff",
-        "--collect-only": "co", "--co": "co", "--disable-warnings": "disable-warnings", "--full-trace": "full-trace",
+        "--verbose": "v",
+        "--quiet": "q",
+        "--exitfirst": "x",
+        "--showlocals": "l",
+        "--no-header": "no-header",
+        "--no-summary": "no-summary",
+        "--lf": "lf",
+        "--last-failed": "lf",
+        "--ff": "ff",
+        "--failed-first": "ff",
+        "--collect-only": "co",
+        "--co": "co",
+        "--disable-warnings": "disable-warnings",
+        "--full-trace": "full-trace",
     },
     long_values={
-        "--tb": "tb", "--color": "color", "--capture": "capture", "--maxfail": "maxfail", "--ignore": "ignore",
-        "--deselect": "deselect", "--timeout": "timeout", "--durations": "durations", "--rootdir": "rootdir",
+        "--tb": "tb",
+        "--color": "color",
+        "--capture": "capture",
+        "--maxfail": "maxfail",
+        "--ignore": "ignore",
+        "--deselect": "deselect",
+        "--timeout": "timeout",
+        "--durations": "durations",
+        "--rootdir": "rootdir",
     },
     # what is told, and how soon a failing run ends; which tests run is compared
     idle=frozenset(
-        {"v", "q", "s", "x", "l", "r", "tb", "color", "capture", "maxfail", "no-header", "no-summary", "durations",
-         "disable-warnings", "full-trace"}
+        {
+            "v",
+            "q",
+            "s",
+            "x",
+            "l",
+            "r",
+            "tb",
+            "color",
+            "capture",
+            "maxfail",
+            "no-header",
+            "no-summary",
+            "durations",
+            "disable-warnings",
+            "full-trace",
+        }
     ),
-    lead=0, paths=True,
-)  # fmt: skip
+    lead=0,
+    paths=True,
+)
 _LIST = Command(
-    flags="laAhrtRSdF1ionsCxXU", long={**_LONG_LS, "--color": "color", "--directory": "d"}, long_values={"--sort": "sort"},
-    idle=frozenset({"color", "F"}), ordered="tSXUlC1xn", lead=0, paths=True,
-)  # fmt: skip
+    flags="laAhrtRSdF1ionsCxXU",
+    long={**_LONG_LS, "--color": "color", "--directory": "d"},
+    long_values={"--sort": "sort"},
+    idle=frozenset({"color", "F"}),
+    ordered="tSXUlC1xn",
+    lead=0,
+    paths=True,
+)
 _GIT = Command(
-    long={"--no-pager": "no-pager"}, idle=frozenset({"no-pager"}), values="C",
+    long={"--no-pager": "no-pager"},
+    idle=frozenset({"no-pager"}),
+    values="C",
     subcommands={
-        "status": Command(flags="sb", long={"--short": "s", "--branch": "b", "--porcelain": "porcelain"}, lead=0, paths=True),
+        "status": Command(
+            flags="sb", long={"--short": "s", "--branch": "b", "--porcelain": "porcelain"}, lead=0, paths=True
+        ),
         "diff": Command(
-            flags="w", lead=None, ordered="",
-            long={"--stat": "stat", "--cached": "cached", "--staged": "cached", "--name-only": "name-only",
-                  "--no-color": "color", "--color": "color", "--name-status": "name-status"},
+            flags="w",
+            lead=None,
+            ordered="",
+            long={
+                "--stat": "stat",
+                "--cached": "cached",
+                "--staged": "cached",
+                "--name-only": "name-only",
+                "--no-color": "color",
+                "--color": "color",
+                "--name-status": "name-status",
+            },
             idle=frozenset({"color"}),
         ),
         "log": Command(
-            flags="p", values="n", number="n", lead=None,
+            flags="p",
+            values="n",
+            number="n",
+            lead=None,
             long={"--oneline": "oneline", "--stat": "stat", "--all": "all", "--graph": "graph", "--patch": "p"},
             long_values={"--max-count": "n", "--author": "author", "--since": "since", "--grep": "grep"},
         ),
         "add": Command(flags="Aup", long={"--all": "A", "--update": "u", "--patch": "p"}, lead=0, paths=True),
-        "rm": Command(flags="rfq", long={"--cached": "cached", "--force": "f", "--quiet": "q"},
-                      idle=frozenset({"q"}), lead=0, paths=True),
+        "rm": Command(
+            flags="rfq",
+            long={"--cached": "cached", "--force": "f", "--quiet": "q"},
+            idle=frozenset({"q"}),
+            lead=0,
+            paths=True,
+        ),
         "commit": Command(
-            flags="aqnvs", values="mF", idle=frozenset({"q", "v"}),
-            long={"--all": "a", "--amend": "amend", "--no-verify": "n", "--allow-empty": "allow-empty", "--quiet": "q",
-                  "--no-edit": "no-edit", "--signoff": "s"},
-            long_values={"--message": "m", "--file": "F", "--author": "author"}, lead=0, paths=True,
+            flags="aqnvs",
+            values="mF",
+            idle=frozenset({"q", "v"}),
+            long={
+                "--all": "a",
+                "--amend": "amend",
+                "--no-verify": "n",
+                "--allow-empty": "allow-empty",
+                "--quiet": "q",
+                "--no-edit": "no-edit",
+                "--signoff": "s",
+            },
+            long_values={"--message": "m", "--file": "F", "--author": "author"},
+            lead=0,
+            paths=True,
         ),
         "show": Command(flags="", long={"--stat": "stat", "--name-only": "name-only"}, lead=None),
         "branch": Command(flags="avrdD", long={"--all": "a", "--delete": "d"}, lead=None, ordered="dD"),
     },
-)  # fmt: skip
+)
 _APT = Command(
-    flags="yq", long={"--yes": "y", "--quiet": "q", "--no-install-recommends": "no-install-recommends"},
+    flags="yq",
+    long={"--yes": "y", "--quiet": "q", "--no-install-recommends": "no-install-recommends"},
     idle=frozenset({"q"}),
     subcommands={
         name: Command(
-            flags="yq", long={"--yes": "y", "--quiet": "q", "--no-install-recommends": "no-install-recommends"},
-            idle=frozenset({"q"}), lead=0,
+            flags="yq",
+            long={"--yes": "y", "--quiet": "q", "--no-install-recommends": "no-install-recommends"},
+            idle=frozenset({"q"}),
+            lead=0,
         )
         for name in ("install", "remove", "purge", "update", "upgrade", "autoremove")
     },
-)  # fmt: skip
+)
 
 COMMANDS: Mapping[str, Command] = {
     "ls": _LIST,
     "cat": Command(flags="nbAsvETe", long={"--number": "n"}, paths=True),
-    "head": Command(flags="qvz", values="nc", long_values={"--lines": "n", "--bytes": "c"}, ordered="nc", number="n", paths=True),
+    "head": Command(
+        flags="qvz", values="nc", long_values={"--lines": "n", "--bytes": "c"}, ordered="nc", number="n", paths=True
+    ),
     "tail": Command(
-        flags="fFqvz", values="ncs", long={"--follow": "f"}, long_values={"--lines": "n", "--bytes": "c"},
-        ordered="ncfF", number="n", paths=True,
+        flags="fFqvz",
+        values="ncs",
+        long={"--follow": "f"},
+        long_values={"--lines": "n", "--bytes": "c"},
+        ordered="ncfF",
+        number="n",
+        paths=True,
     ),
     "grep": _GREP,
     "egrep": _GREP,
     "fgrep": _GREP,
-    "rm": Command(flags="rRfivdI", long={"--recursive": "r", "--force": "f", "--verbose": "v"}, idle=frozenset({"v"}),
-                  ordered="fiI", lead=0, paths=True),
-    "rmdir": Command(flags="pv", long={"--parents": "p", "--verbose": "v"}, idle=frozenset({"v"}), lead=0, paths=True, folder=True),
-    "mkdir": Command(flags="pv", values="m", long={"--parents": "p", "--verbose": "v"}, long_values={"--mode": "m"},
-                     idle=frozenset({"v"}), lead=0, paths=True, folder=True),
+    "rm": Command(
+        flags="rRfivdI",
+        long={"--recursive": "r", "--force": "f", "--verbose": "v"},
+        idle=frozenset({"v"}),
+        ordered="fiI",
+        lead=0,
+        paths=True,
+    ),
+    "rmdir": Command(
+        flags="pv", long={"--parents": "p", "--verbose": "v"}, idle=frozenset({"v"}), lead=0, paths=True, folder=True
+    ),
+    "mkdir": Command(
+        flags="pv",
+        values="m",
+        long={"--parents": "p", "--verbose": "v"},
+        long_values={"--mode": "m"},
+        idle=frozenset({"v"}),
+        lead=0,
+        paths=True,
+        folder=True,
+    ),
     "touch": Command(flags="acm", values="dtr", lead=0, paths=True),
-    "cp": Command(flags="rRafipvnuLPdHT", long={"--recursive": "r", "--force": "f", "--archive": "a", "--verbose": "v"},
-                  idle=frozenset({"v"}), ordered="rRafindLPH", paths=True),
-    "mv": Command(flags="fivnuT", long={"--force": "f", "--verbose": "v"}, idle=frozenset({"v"}), ordered="fin", paths=True),
+    "cp": Command(
+        flags="rRafipvnuLPdHT",
+        long={"--recursive": "r", "--force": "f", "--archive": "a", "--verbose": "v"},
+        idle=frozenset({"v"}),
+        ordered="rRafindLPH",
+        paths=True,
+    ),
+    "mv": Command(
+        flags="fivnuT", long={"--force": "f", "--verbose": "v"}, idle=frozenset({"v"}), ordered="fin", paths=True
+    ),
     "ln": Command(flags="sfnvrT", long={"--symbolic": "s", "--force": "f"}, idle=frozenset({"v"})),
     "wc": Command(flags="lwcmL", long={"--lines": "l", "--words": "w", "--bytes": "c"}, lead=0, paths=True),
-    "sort": Command(flags="nrufbdghMRsVz", values="kto", long={"--reverse": "r", "--unique": "u", "--numeric-sort": "n"},
-                    ordered="k", lead=0, paths=True),
+    "sort": Command(
+        flags="nrufbdghMRsVz",
+        values="kto",
+        long={"--reverse": "r", "--unique": "u", "--numeric-sort": "n"},
+        ordered="k",
+        lead=0,
+        paths=True,
+    ),
     "uniq": Command(flags="cduiz", long={"--count": "c"}),
-    "diff": Command(flags="urNqwbBia", values="U", long={"--unified": "u", "--recursive": "r", "--brief": "q"}, paths=True),
+    "diff": Command(
+        flags="urNqwbBia", values="U", long={"--unified": "u", "--recursive": "r", "--brief": "q"}, paths=True
+    ),
     "chmod": Command(flags="Rvf", long={"--recursive": "R"}, idle=frozenset({"v"}), lead=1, paths=True),
     "chown": Command(flags="Rvf", long={"--recursive": "R"}, idle=frozenset({"v"}), lead=1, paths=True),
     "cd": Command(paths=True, folder=True),
@@ -169,8 +322,15 @@ COMMANDS: Mapping[str, Command] = {
     "which": Command(flags="a", lead=0),
     "file": Command(flags="bi", lead=0, paths=True),
     "stat": Command(flags="L", values="c", lead=0, paths=True),
-    "du": Command(flags="shacxm", values="d", long={"--summarize": "s", "--human-readable": "h"}, long_values={"--max-depth": "d"},
-                  ordered="shacm", lead=0, paths=True),
+    "du": Command(
+        flags="shacxm",
+        values="d",
+        long={"--summarize": "s", "--human-readable": "h"},
+        long_values={"--max-depth": "d"},
+        ordered="shacm",
+        lead=0,
+        paths=True,
+    ),
     "df": Command(flags="hTai", long={"--human-readable": "h"}, lead=0, paths=True),
     "tree": Command(flags="adfl", values="LIP", lead=0, paths=True),
     "pytest": _PYTEST,
@@ -180,12 +340,16 @@ COMMANDS: Mapping[str, Command] = {
     "git": _GIT,
     "apt-get": _APT,
     "apt": _APT,
-    "npm": Command(subcommands={
-        "install": Command(flags="DgES", long={"--save-dev": "D", "--global": "g", "--save-exact": "E", "--save": "S"}, lead=0),
-        "uninstall": Command(flags="DgS", long={"--save-dev": "D", "--global": "g", "--save": "S"}, lead=0),
-        "test": Command(lead=0),
-    }),
-}  # fmt: skip
+    "npm": Command(
+        subcommands={
+            "install": Command(
+                flags="DgES", long={"--save-dev": "D", "--global": "g", "--save-exact": "E", "--save": "S"}, lead=0
+            ),
+            "uninstall": Command(flags="DgS", long={"--save-dev": "D", "--global": "g", "--save": "S"}, lead=0),
+            "test": Command(lead=0),
+        }
+    ),
+}
 
 
 def meaning(words: Sequence[Word], folder: str | None) -> tuple[Any, ...]:
@@ -257,8 +421,11 @@ def _expanded(command: Command, word: Word, options: list[tuple[str, Word]]) -> 
     if not equals or name not in command.long_values:
         return False
     # an option's value that no file is called by: GNU tools get it as it is written
-    options.append((command.long_values[name], value + "".join(part[1] for part in word[1:]))
-                   if all(part[0] in "tg" for part in word) else (command.long_values[name], (value, *word[1:])))
+    options.append(
+        (command.long_values[name], value + "".join(part[1] for part in word[1:]))
+        if all(part[0] in "tg" for part in word)
+        else (command.long_values[name], (value, *word[1:]))
+    )
     return True
 
 
@@ -305,8 +472,11 @@ def path(word: Word, folder: str | None, *, is_folder: bool = False) -> Word:
     if not isinstance(word, str):
         first = word[0]
         if folder and (first[0] == "g" or (first[0] == "t" and not first[1].startswith("/"))):
-            return (("t", folder.rstrip("/") + "/"), *word)if first[0] == "g" else (
-                ("t", posixpath.join(folder, first[1].removeprefix("./"))), *word[1:])
+            return (
+                (("t", folder.rstrip("/") + "/"), *word)
+                if first[0] == "g"
+                else (("t", posixpath.join(folder, first[1].removeprefix("./"))), *word[1:])
+            )
         return word
     if not word or word == "-" or "://" in word:
         return word

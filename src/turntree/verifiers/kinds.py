@@ -20,9 +20,9 @@ _NAMES: Mapping[Kind, str] = {
     " bashcommand runcmd console",
     "edit": "strreplaceeditor strreplacebasededittool edit editfile write writefile createfile strreplace texteditor"
     " fileeditor multiedit applypatch replace replaceinfile insert create savefile searchreplace strreplaceedit",
-    "read": "read readfile view viewfile cat open_file openfile showfile fileread catfile",
+    "read": "read readfile view viewfile cat openfile showfile fileread catfile",
     "search": "search websearch googlesearch searchweb tavilysearch browsersearch bingsearch searchquery internetsearch"
-    " searchengine query_search querysearch wikipediasearch searchwikipedia",
+    " searchengine querysearch wikipediasearch searchwikipedia",
     "open": "webfetch fetch openurl browse visit gotourl goto fetchurl openpage webbrowse visitpage",
     "finish": "finish submit done completetask taskcomplete exit attemptcompletion markcomplete",
     "think": "think",
@@ -40,7 +40,7 @@ IDLE: Mapping[Kind, frozenset[str]] = {
     "read": _TALK,
     "search": _TALK | _PATIENCE | {"reason"},
     "open": _TALK | _PATIENCE | {"reason"},
-    "finish": _TALK | {"message"},
+    "finish": _TALK,
     "think": frozenset({"thought", "thinking", "text"}),
     "other": frozenset(),
 }
@@ -59,9 +59,20 @@ def kind_of(call: ToolCall, more: Mapping[str, Kind] | None = None) -> Kind:
     kind = (more or {}).get(call.name)
     if kind is None:
         kind = _KIND_OF.get(call.name.lower().replace("_", "").replace("-", "").replace(".", ""), "other")
+    if kind in _NEEDS and of_any(call.arguments, _NEEDS[kind]) is None:
+        return "other"
     if kind == "edit" and call.arguments.get("command") == "view":
         return "read"
     return kind
+
+
+# what a tool of a kind must be told: an `insert` without a path inserts something else
+_NEEDS: Mapping[Kind, tuple[str, ...]] = {"shell": COMMAND, "edit": PATH, "read": PATH, "search": QUERY, "open": URL}
+
+
+def idle_of(call: ToolCall, kind: Kind) -> frozenset[str]:
+    """The arguments of a call that do not act. What OpenHands' `finish` says is for nobody but the user."""
+    return IDLE[kind] | {"message"} if kind == "finish" and call.name == "finish" else IDLE[kind]
 
 
 def of_any(arguments: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str, Any] | None:
@@ -97,7 +108,7 @@ def lines_of(arguments: Mapping[str, Any]) -> tuple[int, int | None] | None:
         return None
     if not (_whole(first) and _whole(last)):
         return None
-    return int(first), (None if last == -1 else int(last))
+    return int(cast(int, first)), (None if last == -1 else int(cast(int, last)))
 
 
 RANGE = frozenset({"view_range", "offset", "limit", "start_line", "end_line"})

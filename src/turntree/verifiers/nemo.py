@@ -30,10 +30,9 @@ _FLOAT = 1e-6
 
 
 class Nemo:
-    """`domain` chooses the server and its threshold, which `similarity` replaces (terminal and swe_pivot: what counts as
-    similar enough). `counting` is how parallel calls are paid: "ignore" is the released default, under which calls
-    beside the demonstrated ones cost nothing; the other modes let `allow_subset` and `allow_superset` through.
-    """
+    """`domain` chooses the server and its threshold, which `similarity` replaces (in terminal and swe_pivot what counts
+    as similar enough). `counting` is how parallel calls are paid: "ignore" is the released default, under which calls
+    beside the demonstrated ones cost nothing; the other modes let `allow_subset` and `allow_superset` through."""
 
     def __init__(
         self,
@@ -79,7 +78,7 @@ class Nemo:
             return 0.0, "a message instead of a call"
         wanted, found = len(shown.tool_calls), len(action.tool_calls)
         counts = self._counting != "ignore" and not wanted == found == 1
-        if counts and (found < wanted and not self._subset or found > wanted and not self._superset):
+        if counts and ((found < wanted and not self._subset) or (found > wanted and not self._superset)):
             return 0.0, "another number of calls"
         pairs = most_pairs(shown.tool_calls, action.tool_calls, self._same_call)
         needed = min(wanted, found) if counts and self._subset else wanted

@@ -35,6 +35,7 @@ from turntree.verifiers.kinds import (
     URL,
     Kind,
     command_text,
+    idle_of,
     kind_of,
     lines_of,
     of_any,
@@ -286,14 +287,14 @@ class Recommended:
         self, call: ToolCall, kind: Kind, folder: str | None, *, leave: frozenset[str] = frozenset()
     ) -> tuple[Any, ...]:
         """The acting arguments in a fixed form, without those of `leave`."""
-        idle = self._idle.get(call.name, IDLE[kind])
+        idle = self._idle.get(call.name, idle_of(call, kind))
         found: list[tuple[str, Any]] = []
+        if kind == "think":  # any thought will do, none will not
+            found.append(("thinks", any(str(call.arguments.get(name, "")).strip() for name in idle)))
         for name, value in sorted(call.arguments.items()):
             if name in leave:
                 continue
             if name in idle:
-                if kind == "think" and not str(value).strip():  # no thought at all
-                    found.append((name, "empty"))
                 continue
             if name in FOLDER and isinstance(value, str):
                 value = path(value, folder, is_folder=True)

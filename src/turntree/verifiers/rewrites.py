@@ -16,7 +16,7 @@ from typing import Any, cast
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
 from turntree.verifiers.commands import COMMANDS
-from turntree.verifiers.kinds import COMMAND, IDLE, PATH, kind_of, of_any
+from turntree.verifiers.kinds import COMMAND, PATH, idle_of, kind_of, of_any
 from turntree.verifiers.recommended import folder_in
 from turntree.verifiers.shell import Script
 from turntree.verifiers.texts import said, terminus_in
@@ -82,7 +82,7 @@ def _file(state: TurnState) -> _Place | None:
 
 def acting(call: ToolCall) -> list[str]:
     """The arguments that act, by name."""
-    return sorted(name for name in call.arguments if name not in IDLE[kind_of(call)])
+    return sorted(name for name in call.arguments if name not in idle_of(call, kind_of(call)))
 
 
 # copies that do another thing
@@ -182,9 +182,11 @@ def key_order(state: TurnState) -> Message | None:
     """Arguments the other way round."""
     return _first(
         state,
-        lambda call: dataclasses.replace(call, arguments=dict(reversed(call.arguments.items())))
-        if len(call.arguments) > 1
-        else None,
+        lambda call: (
+            dataclasses.replace(call, arguments=dict(reversed(call.arguments.items())))
+            if len(call.arguments) > 1
+            else None
+        ),
     )
 
 
@@ -208,7 +210,9 @@ def talk(state: TurnState) -> Message | None:
     """Another free text where the tool of the first call has one that does not act."""
 
     def change(call: ToolCall) -> ToolCall | None:
-        said = {"description", "explanation", "justification", "thought", "security_risk"} & IDLE[kind_of(call)]
+        said = {"description", "explanation", "justification", "thought", "security_risk"} & idle_of(
+            call, kind_of(call)
+        )
         name = next((name for name in sorted(said & call.arguments.keys())), None)
         value = None if name is None else call.arguments[name]
         return _with(call, name, f"{value} (said otherwise)") if name and isinstance(value, str) and value else None

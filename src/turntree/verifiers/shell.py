@@ -23,12 +23,28 @@ if TYPE_CHECKING:
 
 Canonical = Any  # nested tuples of texts
 
-_ASSIGNMENT_IDLE = frozenset({"PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PAGER", "GIT_PAGER"})
+_ASSIGNMENT_IDLE = frozenset({"PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"})
 _SEPARATORS = frozenset({";", "\n"})
 _GLOB = frozenset("*?[]{}")
-HARMLESS = frozenset(  # read only, whatever their options (without redirections to files)
-    "ls cat head tail grep egrep fgrep rg pwd wc which file stat du df tree echo cd whoami uname date env printenv".split()
-)
+# read only, whatever their options (without redirections to files)
+HARMLESS = {
+    "ls",
+    "cat",
+    "head",
+    "tail",
+    "grep",
+    "egrep",
+    "fgrep",
+    "rg",
+    "pwd",
+    "wc",
+    "which",
+    "file",
+    "stat",
+    "du",
+    "df",
+}
+HARMLESS |= {"tree", "echo", "whoami", "uname", "printenv"}
 _LONGEST = 100_000  # characters; a longer script is compared as text
 _DESTROYS = re.compile(
     r"(?<![\w.-])(rm|rmdir|shred|unlink|mkfs(\.\w+)?|dd|truncate|wipefs|fdisk|kill|pkill|killall|shutdown|reboot|poweroff"
@@ -50,7 +66,7 @@ class Script:
     @property
     def only_reads(self) -> bool:
         """Whether it surely changes nothing, so that its place among other calls does not matter."""
-        return self.parsed and not self.destroys and "cd" not in self.runs and HARMLESS.issuperset(self.runs)
+        return self.parsed and not self.destroys and HARMLESS.issuperset(self.runs)
 
     @staticmethod
     @functools.lru_cache(maxsize=8192)
@@ -83,6 +99,7 @@ class _Reader:
 
     def __init__(self, folder: str | None) -> None:
         self.folder = folder
+        self.captured = False  # whether stdout leads elsewhere than to the terminal
         self.destroys: set[Canonical] = set()
         self.runs: list[str] = []
 
@@ -99,11 +116,18 @@ class _Reader:
                 found.append(("&", found.pop()))
                 continue
             said = self.statement(child)
-            if said is not None:
+            if not isinstance(said, _Nothing):
                 found.append(said)
         return found
 
-    def statement(self, node: Node, *, piped: bool = False) -> Canonical | None:
+    def inside(self, node: Node, *, captured: bool) -> tuple[Canonical, ...]:
+        """The statements of a block. `captured`: what they print leads elsewhere."""
+        before, self.captured = self.captured, self.captured or captured
+        found = tuple(self.steps_within(node))
+        self.captured = before
+        return found
+
+    def statement(self, node: Node, *, piped: bool = False) -> Canonical:
         kind = node.type
         if kind == "command":
             return self.command(node, [], piped)
@@ -116,12 +140,15 @@ class _Reader:
         if kind in ("subshell", "compound_statement", "command_substitution", "process_substitution", "do_group"):
             outside = self.folder
             children = [child.type for child in node.children]
-            inside = tuple(self.steps_within(node))
-            self.folder = outside if kind != "compound_statement" else self.folder
+            inside = self.inside(node, captured=piped or kind.endswith("substitution"))
+            self.folder = outside if kind != "compound_statement" or piped else self.folder
             return kind, children[0], inside
         if kind == "variable_assignment":
             return "set", self.assignment(node)
-        return self.generic(node)
+        before, self.captured = self.captured, self.captured or piped
+        said = self.generic(node)
+        self.captured = before
+        return said
 
     def steps_within(self, node: Node) -> list[Canonical]:
         """Of a block, without its brackets."""
@@ -131,25 +158,32 @@ class _Reader:
                 found.append(("&", found.pop()))
             elif child.is_named and child.type != "comment":
                 said = self.statement(child)
-                if said is not None:
+                if not isinstance(said, _Nothing):
                     found.append(said)
         return found
 
-    def chain(self, node: Node) -> Canonical | None:
-        """`a && b || c`, flat: both operators bind alike, from the left."""
+    def chain(self, node: Node) -> Canonical:
+        """`a && b || c`, flat: both operators bind alike, from the left. A step that does nothing and succeeds is left
+        out where `&&` stands on both sides of it."""
         flat: list[Canonical] = []
         self._flatten(node, flat)
-        steps = [one for one in flat if one is not None]
-        while steps and isinstance(steps[0], _Operator):  # what stood before it did nothing
-            steps.pop(0)
-        cleaned: list[Canonical] = []
-        for one in steps:
-            if isinstance(one, _Operator) and cleaned and isinstance(cleaned[-1], _Operator):
-                continue
-            cleaned.append(one)
-        if not cleaned:
-            return None
-        return cleaned[0] if len(cleaned) == 1 else ("chain", *cleaned)
+        if any(isinstance(one, tuple) and one[:1] == ("run",) and one[2][:1] == ("cd",) for one in flat[2:]):
+            self.folder = None  # whether it went there depends on what came before
+        steps: list[Canonical] = []
+        for k, one in enumerate(flat):
+            if isinstance(one, _Nothing):
+                after = flat[k + 1] if k + 1 < len(flat) else "&&"
+                if after == "&&" and (not steps or steps[-1] == "&&"):
+                    continue
+                one = one.said
+            if isinstance(one, _Operator) and (not steps or isinstance(steps[-1], _Operator)):
+                continue  # of a step that was left out
+            steps.append(one)
+        while steps and isinstance(steps[-1], _Operator):
+            steps.pop()
+        if not steps:
+            return flat[0]
+        return steps[0] if len(steps) == 1 else ("chain", *steps)
 
     def _flatten(self, node: Node, into: list[Canonical]) -> None:
         if node.type != "list":
@@ -167,7 +201,9 @@ class _Reader:
         stages = [child for child in node.children if child.is_named and child.type != "comment"]
         joints = [child.type for child in node.children if not child.is_named and child.type in ("|", "|&")]
         found: list[Canonical] = []
+        outside = self.folder
         for place, stage in enumerate(stages):
+            self.folder = outside  # every stage is a shell of its own
             end = place == len(stages) - 1
             both = not end and joints[place] == "|&"
             more = last if end else [("2", ">&", "1")] if both else []
@@ -177,12 +213,13 @@ class _Reader:
             elif stage.type == "redirected_statement":
                 found.append(self.redirected(stage, goes_on, more))
             else:
-                found.append(self._with(self.statement(stage, piped=goes_on), more, goes_on))
-        return "pipe", *found
+                found.append(self._with(self.statement(stage, piped=goes_on or bool(more)), more, goes_on))
+        self.folder = outside
+        return "pipe", *(_unwrapped(one) for one in found)
 
     # redirections
 
-    def redirected(self, node: Node, piped: bool, outer: list[Canonical] | None = None) -> Canonical | None:
+    def redirected(self, node: Node, piped: bool, outer: list[Canonical] | None = None) -> Canonical:
         body = node.child_by_field_name("body")
         steps = self.chain(body) if body is not None and body.type == "list" else None  # it may go to another folder
         redirects = [self.redirect(child) for child in node.children if body is None or child.id != body.id]
@@ -197,12 +234,14 @@ class _Reader:
             if isinstance(steps, tuple) and steps[0] == "chain" and isinstance(steps[-1], tuple):
                 return (*steps[:-1], self._with(steps[-1], redirects, piped))
             return self._with(steps, redirects, piped)
-        return self._with(self.statement(body, piped=piped), redirects, piped)
+        return self._with(self.statement(body, piped=piped or bool(redirects)), redirects, piped)
 
     def _with(self, said: Canonical, redirects: list[Canonical], piped: bool) -> Canonical:
+        piped = piped or self.captured
         kept = _told(redirects, piped)
         if not kept:
             return said
+        said = _unwrapped(said)
         if isinstance(said, tuple) and said and said[0] == "run":
             return (*said[:3], _told([*said[3], *redirects], piped))
         return "redirected", said, kept
@@ -232,7 +271,7 @@ class _Reader:
 
     # commands
 
-    def command(self, node: Node, redirects: list[Canonical], piped: bool) -> Canonical | None:
+    def command(self, node: Node, redirects: list[Canonical], piped: bool) -> Canonical:
         words: list[Canonical] = []
         settings: list[Canonical] = []
         own: list[Canonical] = []
@@ -246,7 +285,7 @@ class _Reader:
                 words.append(self.word(child.children[0]))
             else:
                 words.append(self.word(child))
-        kept = _told([*own, *redirects], piped)
+        kept = _told([*own, *redirects], piped or self.captured)
         acting = tuple(one for one in settings if one[0] not in _ASSIGNMENT_IDLE)
         if not words:
             return "run", acting, (), kept
@@ -255,11 +294,16 @@ class _Reader:
             return self.step(words)
         said: Canonical = ("run", acting, meaning(words, self.folder), kept)
         self.runs.append(name if isinstance(name, str) else "?")
-        if name == "tee" or _DESTROYS.search(_text(node)) or any(one[1] in (">", ">>") and one[2] != "/dev/null" for one in kept if len(one) == 3):
+        self.captured = self.captured or name == "exec"  # it may have sent the output of all that follows elsewhere
+        if (
+            name == "tee"
+            or _DESTROYS.search(_text(node))
+            or any(one[1] in (">", ">>") and one[2] != "/dev/null" for one in kept if len(one) == 3)
+        ):
             self.destroys.add(said)
         return said
 
-    def step(self, words: list[Canonical]) -> Canonical | None:
+    def step(self, words: list[Canonical]) -> Canonical:
         """`cd`: into the folder where one is, it does nothing."""
         said = meaning(words, self.folder)
         self.runs.append("cd")
@@ -270,7 +314,7 @@ class _Reader:
             return "run", (), said, ()
         if self.folder is not None and posixpath.normpath(where) == posixpath.normpath(self.folder):
             self.runs.pop()
-            return None
+            return _Nothing(("run", (), said, ()))
         self.folder = where
         return "run", (), said, ()
 
@@ -317,7 +361,7 @@ class _Reader:
         elif kind in ("command_substitution", "process_substitution"):
             outside = self.folder
             opening = node.children[0].type
-            inside = tuple(self.steps_within(node))
+            inside = self.inside(node, captured=True)
             self.folder = outside
             into.append(("$(", quoted, "$(" if opening == "`" else opening, inside))
         elif node.child_count == 0:
@@ -343,6 +387,8 @@ class _Reader:
     def generic(self, node: Node) -> Canonical:
         if node.child_count == 0:
             return _text(node)
+        if node.type == "c_style_for_statement":
+            return self.opaque(node)
         found: list[Canonical] = [node.type]
         for child in node.children:
             if child.type in _SEPARATORS or child.type == "comment":
@@ -352,7 +398,7 @@ class _Reader:
             elif child.type in ("word", "string", "raw_string", "concatenation", "number", "simple_expansion"):
                 found.append(("word", self.word(child)))
             else:
-                found.append(self.statement(child))
+                found.append(_unwrapped(self.statement(child)))
         self.folder = None  # a loop or a condition may have gone elsewhere
         return tuple(found)
 
@@ -365,6 +411,17 @@ class _Reader:
 
 class _Operator(str):
     """`&&` or `||` between commands."""
+
+
+@dataclass(frozen=True)
+class _Nothing:
+    """A step that does nothing and succeeds, and how it is said."""
+
+    said: Canonical
+
+
+def _unwrapped(said: Canonical) -> Canonical:
+    return said.said if isinstance(said, _Nothing) else said
 
 
 def _text(node: Node) -> str:

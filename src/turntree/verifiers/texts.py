@@ -35,8 +35,8 @@ def plain(text: str) -> str:
 
 def calls_in(message: Message, *, written: bool = True) -> tuple[ToolCall, ...] | None:
     """The calls of a message: declared ones, or those that its text writes in one of the known forms. None where it
-    acts in none of them. A Terminus answer is one call `terminus`, without the texts that do not act. `written`: text may
-    act; where tools are declared, a fenced command is something that a message shows."""
+    acts in none of them. A Terminus answer is one call `terminus`, without the texts that do not act. `written`:
+    text may act; where tools are declared, a fenced command is something that a message shows."""
     if message.tool_calls:
         return message.tool_calls
     text = said(message)
