@@ -113,7 +113,9 @@ class LlmJudge:
         return _decided(answers[: self._votes], answers[self._votes :], kind)
 
     def _prompt(self, state: TurnState, first: str, second: str) -> str:
-        history = json.dumps([m.to_chat() for m in state.history[-self._context :]], ensure_ascii=False)
+        history = json.dumps(
+            [m.to_chat() for m in state.history[max(0, len(state.history) - self._context) :]], ensure_ascii=False
+        )
         tools = ", ".join(str(tool.get("function", {}).get("name")) for tool in state.tools) or "none"
         return PROMPT.format(history=history, tools=tools, first=first, second=second)
 

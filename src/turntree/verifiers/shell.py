@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Canonical = Any  # nested tuples of texts
 
 _ASSIGNMENT_IDLE = frozenset({"PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"})
+_REDIRECTS = frozenset({"file_redirect", "herestring_redirect", "heredoc_redirect"})
 _SEPARATORS = frozenset({";", "\n"})
 _GLOB = frozenset("*?[]{}")
 # read only, whatever their options (without redirections to files)
@@ -45,6 +46,7 @@ HARMLESS = {
     "df",
 }
 HARMLESS |= {"tree", "echo", "whoami", "uname", "printenv"}
+_MISREAD = re.compile(r"\\(?:[ \t]|\Z)")  # an escaped space outside quotes is lost by the grammar
 _LONGEST = 100_000  # characters; a longer script is compared as text
 _DESTROYS = re.compile(
     r"(?<![\w.-])(rm|rmdir|shred|unlink|mkfs(\.\w+)?|dd|truncate|wipefs|fdisk|kill|pkill|killall|shutdown|reboot|poweroff"
@@ -73,12 +75,14 @@ class Script:
     def of(text: str, folder: str | None = None) -> Script:
         """`folder`: where the script starts, if that is known."""
         text = text.replace("\r\n", "\n")
-        root = None if len(text) > _LONGEST else _parser().parse(text.encode(errors="surrogatepass")).root_node
+        unsure = len(text) > _LONGEST or _MISREAD.search(text) is not None
+        root = None if unsure else _parser().parse(text.encode(errors="surrogatepass")).root_node
         if root is not None and not root.has_error:
             reader = _Reader(folder)
-            with contextlib.suppress(RecursionError):  # nested too deeply to be read
+            with contextlib.suppress(RecursionError, _Unsure):  # nested too deeply to be read, or misread
                 return Script(tuple(reader.steps(root)), frozenset(reader.destroys), tuple(reader.runs), True)
-        stripped = text.strip()
+        stripped = text.strip("\n")
+        stripped = text if stripped.endswith("\\") else stripped
         destroys = frozenset({("text", stripped)}) if _DESTROYS.search(stripped) else frozenset[Canonical]()
         return Script(("text", stripped), destroys, (), False)
 
@@ -108,8 +112,11 @@ class _Reader:
     def steps(self, node: Node) -> list[Canonical]:
         """The statements of a program or block. A step into the folder that one is in does nothing."""
         found: list[Canonical] = []
+        end = -1
         for child in node.children:
-            kind = child.type
+            kind, glued, end = child.type, child.start_byte == end, child.end_byte
+            if kind == "comment" and glued:
+                raise _Unsure  # `a#b` is a word
             if kind in _SEPARATORS or kind == "comment":
                 continue
             if kind == "&":
@@ -275,11 +282,15 @@ class _Reader:
         words: list[Canonical] = []
         settings: list[Canonical] = []
         own: list[Canonical] = []
+        end = -1
         for child in node.children:
             kind = child.type
+            if child.start_byte == end and kind not in _REDIRECTS:
+                raise _Unsure  # one word, which the grammar took for two
+            end = child.end_byte
             if kind == "variable_assignment":
                 settings.append(self.assignment(child))
-            elif kind in ("file_redirect", "herestring_redirect", "heredoc_redirect"):
+            elif kind in _REDIRECTS:
                 own.append(self.redirect(child))
             elif kind == "command_name":
                 words.append(self.word(child.children[0]))
@@ -407,6 +418,10 @@ class _Reader:
         if _DESTROYS.search(text):
             self.destroys.add(("text", text))
         return node.type, text
+
+
+class _Unsure(Exception):
+    """The grammar reads something else than the shell does."""
 
 
 class _Operator(str):
