@@ -6,6 +6,7 @@ arguments act and are compared as they are declared. A verifier's option `kinds`
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections.abc import Mapping
 from typing import Any, Literal, cast
@@ -56,14 +57,21 @@ WHOLE = ("file_text", "content", "contents", "text")
 def kind_of(call: ToolCall, more: Mapping[str, Kind] | None = None) -> Kind:
     """The kind of a call. The editor whose `command` is "view" reads; a tool that is called like a shell and takes no
     command is another tool."""
-    kind = (more or {}).get(call.name)
+    kind = more.get(call.name) if more else None
     if kind is None:
-        kind = _KIND_OF.get(call.name.lower().replace("_", "").replace("-", "").replace(".", ""), "other")
+        kind = _known_kind(call.name)
+    if kind == "other":
+        return kind
     if kind in _NEEDS and of_any(call.arguments, _NEEDS[kind]) is None:
         return "other"
     if kind == "edit" and call.arguments.get("command") == "view":
         return "read"
     return kind
+
+
+@functools.lru_cache(maxsize=4096)
+def _known_kind(name: str) -> Kind:
+    return _KIND_OF.get(name.lower().replace("_", "").replace("-", "").replace(".", ""), "other")
 
 
 # what a tool of a kind must be told: an `insert` without a path inserts something else

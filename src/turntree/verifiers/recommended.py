@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from turntree.core import parts
@@ -55,8 +55,7 @@ _FOLDER = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """A call, read. `key` is equal for calls that do the same; `acts` is False where it surely changes nothing, so that
     its place among the others does not matter."""
 
@@ -156,14 +155,16 @@ class Recommended:
             return 0.0, "a message instead of a call" if action.content.strip() else "an empty message", False
         if len(calls) != len(gold.calls):
             return 0.0, "more calls" if len(calls) > len(gold.calls) else "fewer calls", False
-        if Counter(call.name for call in calls) != gold.names:
+        if len(calls) == 1:
+            if calls[0].name != gold.calls[0].call.name:
+                return 0.0, "another tool", False
+        elif Counter(call.name for call in calls) != gold.names:
             return 0.0, "another tool", False
         found = [self._read(call, state.tools, gold.folder) for call in calls]
         if not self._matched(gold, found):
-            destroys = [frozenset().union(*(one.destroys for one in side)) for side in (gold.calls, found)]
-            if destroys[0] != destroys[1]:
+            if _destroyed(gold.calls) != _destroyed(found):
                 return 0.0, "another destructive command", False
-            if _differs_for_sure(gold.calls, found):
+            if _claims(gold.calls) != _claims(found):
                 return 0.0, "another claim to be done", False
             problem = self._invalid(found, state.tools)
             return (0.0, problem, False) if problem is not None else (0.0, "other arguments", True)
@@ -185,6 +186,8 @@ class Recommended:
     def _matched(self, gold: _Gold, found: Sequence[Reading]) -> bool:
         """Whether every demonstrated call is made once; calls that act keep their order."""
         assert gold.calls is not None
+        if len(found) == 1:
+            return self._same(gold, gold.calls[0], found[0])
         acting = [[one for one in side if one.acts] for side in (gold.calls, found)]
         if len(acting[0]) == len(acting[1]) > 1:
             if not all(self._same(gold, a, b) for a, b in zip(*acting, strict=True)):
@@ -353,10 +356,13 @@ def _by_value(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _differs_for_sure(shown: Sequence[Reading], tried: Sequence[Reading]) -> bool:
-    """Whether one side claims to be done and the other does not: nothing makes these equal."""
-    done = [[one.call.arguments.get("done") for one in side if one.call.name == TERMINUS] for side in (shown, tried)]
-    return done[0] != done[1]
+def _destroyed(calls: Sequence[Reading]) -> set[Any]:
+    return {command for one in calls if one.destroys for command in one.destroys}
+
+
+def _claims(calls: Sequence[Reading]) -> list[Any]:
+    """Whether a Terminus answer claims to be done: nothing makes a claim and none equal."""
+    return [one.call.arguments.get("done") for one in calls if one.call.name == TERMINUS]
 
 
 def _line(error: Exception) -> str:
