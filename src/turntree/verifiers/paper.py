@@ -23,7 +23,7 @@ from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
 from turntree.verifiers.kinds import COMMAND, QUERY, URL, command_text, kind_of, of_any
-from turntree.verifiers.recommended import query, url
+from turntree.verifiers.recommended import invalid, query, url
 from turntree.verifiers.strict import action_kind
 from turntree.verifiers.texts import TERMINUS, calls_in, said
 from turntree.verifiers.tool_call import ToolCallMatch
@@ -95,8 +95,11 @@ class Paper:
         kind = action_kind(action)
         if domain == "terminal" and _done(shown) and not _done(tried):
             return Verdict(0.0, "does not claim to be done", kind)
+        problem = invalid(tried, state.tools)
+        if problem is not None:
+            return Verdict(0.0, problem, kind)
         texts = [[_text(call) for call in calls] for calls in (shown, tried)]
-        if None in texts[1]:
+        if texts[0].count(None) != texts[1].count(None):
             return Verdict(0.0, "a call without its command or query", kind)
         one, other = ("\n".join(text or "" for text in side) for side in texts)
         measured = _words(one, other) if domain == "search" else Indel.normalized_similarity(one, other)
@@ -110,11 +113,11 @@ class Paper:
 
 def _domain_of(calls: tuple[ToolCall, ...]) -> str:
     kinds = {"shell" if call.name == TERMINUS else kind_of(call) for call in calls}
-    if "other" in kinds:
-        return "conversation"
     if kinds & {"search", "open"}:
         return "search"
-    return "swe" if kinds & {"edit", "read"} else "terminal"
+    if kinds & {"edit", "read"}:
+        return "swe"
+    return "terminal" if "shell" in kinds else "conversation"
 
 
 def _done(calls: tuple[ToolCall, ...]) -> bool:

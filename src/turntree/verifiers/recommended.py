@@ -59,7 +59,6 @@ class Reading(NamedTuple):
     """A call, read. `key` is equal for calls that do the same; `acts` is False where it surely changes nothing, so that
     its place among the others does not matter."""
 
-    given: ToolCall
     call: ToolCall  # with normalised arguments
     kind: Kind
     key: Any
@@ -166,9 +165,9 @@ class Recommended:
                 return 0.0, "another destructive command", False
             if _claims(gold.calls) != _claims(found):
                 return 0.0, "another claim to be done", False
-            problem = self._invalid(found, state.tools)
+            problem = invalid(calls, state.tools)
             return (0.0, problem, False) if problem is not None else (0.0, "other arguments", True)
-        problem = self._invalid(found, state.tools)
+        problem = invalid(calls, state.tools)
         return (0.0, problem, False) if problem is not None else (1.0, "does the same", False)
 
     def _message(self, shown: Message, action: Message) -> tuple[float | None, str, bool]:
@@ -231,7 +230,7 @@ class Recommended:
             return _Gold(None, Counter(), Counter(), None, None)
         folder = self._folder_of(state)
         read = tuple(self._read(call, state.tools, folder) for call in calls)
-        problem = self._invalid(read, state.tools)
+        problem = invalid(calls, state.tools)
         if problem is not None:
             raise Unjudgeable(problem)
         files = Files.of(state.history, self._kinds) if any(one.kind == "edit" for one in read) else None
@@ -257,24 +256,24 @@ class Recommended:
             arguments = rules_of(known[call.name]["function"].get("parameters")).normal(call.arguments, _PLAIN)
         else:
             arguments = call.arguments if known else _by_value(call.arguments)
-        given, call = call, ToolCall(call.name, arguments)
+        call = ToolCall(call.name, arguments)
         kind = self._kind(call)
         if kind == "other":
             idle = self._idle.get(call.name)
             acting = {k: v for k, v in arguments.items() if k not in idle} if idle else arguments
-            return Reading(given, call, kind, (call.name, canonical_json(acting)), False, frozenset())
+            return Reading(call, kind, (call.name, canonical_json(acting)), False, frozenset())
         if kind == "shell":
-            return self._shell(given, call, folder)
+            return self._shell(call, folder)
         key = (call.name, self._fields(call, kind, folder))
-        return Reading(given, call, kind, key, kind == "edit", frozenset())
+        return Reading(call, kind, key, kind == "edit", frozenset())
 
-    def _shell(self, given: ToolCall, call: ToolCall, folder: str | None) -> Reading:
+    def _shell(self, call: ToolCall, folder: str | None) -> Reading:
         arguments = call.arguments
         if call.name == TERMINUS:
             keys: str = arguments["keys"]
             script = Script.of(keys, folder)
             key = (call.name, script.meaning, not keys or keys.endswith("\n"), arguments["done"])
-            return Reading(given, call, "shell", key, True, script.destroys)
+            return Reading(call, "shell", key, True, script.destroys)
         command = of_any(arguments, COMMAND)
         text = None if command is None else command_text(command[1])
         where = of_any(arguments, FOLDER)
@@ -284,7 +283,7 @@ class Recommended:
         rest = self._fields(call, "shell", folder, leave=leave)
         empty = text is None or not text.strip()
         key = (call.name, None if empty else script.meaning, rest)
-        return Reading(given, call, "shell", key, not script.only_reads, script.destroys)
+        return Reading(call, "shell", key, not script.only_reads, script.destroys)
 
     def _fields(
         self, call: ToolCall, kind: Kind, folder: str | None, *, leave: frozenset[str] = frozenset()
@@ -312,18 +311,19 @@ class Recommended:
             found.append((name, value if isinstance(value, str) else canonical_json(value)))
         return tuple(found)
 
-    def _invalid(self, found: Sequence[Reading], tools: tuple[dict[str, Any], ...]) -> str | None:
-        """What breaks a declaration; None where no tools are declared."""
-        known = declared(tools)
-        for one in found:
-            if not known or one.call.name == TERMINUS:
-                continue
-            if one.call.name not in known:
-                return f"{one.call.name!r} is not declared"
-            problem = rules_of(known[one.call.name]["function"].get("parameters")).problem(one.given.arguments)
-            if problem is not None:
-                return f"invalid arguments: {one.call.name!r}: {problem}"
-        return None
+
+def invalid(calls: Sequence[ToolCall], tools: tuple[dict[str, Any], ...]) -> str | None:
+    """What breaks a declaration; None where no tools are declared. Raises `SchemaUnusable`."""
+    known = declared(tools)
+    for call in calls:
+        if not known or call.name == TERMINUS:
+            continue
+        if call.name not in known:
+            return f"{call.name!r} is not declared"
+        problem = rules_of(known[call.name]["function"].get("parameters")).problem(call.arguments)
+        if problem is not None:
+            return f"invalid arguments: {call.name!r}: {problem}"
+    return None
 
 
 def folder_in(history: Sequence[Message]) -> str | None:
