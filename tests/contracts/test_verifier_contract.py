@@ -19,6 +19,8 @@ from turntree.domains.household.environment import HouseholdEnvironment, build_g
 from turntree.domains.household.experts import shortest_plan
 from turntree.domains.household.verifier import HouseholdVerifier
 from turntree.verifiers.audit import MUTATIONS, audit_verifier
+from turntree.verifiers.paper import Paper
+from turntree.verifiers.recommended import Recommended
 from turntree.verifiers.strict import StrictMatch
 from turntree.verifiers.tool_call import ToolCallMatch
 from turntree.verifiers.user import UserVerifier
@@ -72,6 +74,10 @@ CASES = [
     Case("strict on commands", StrictMatch, household_turns),
     Case("tool_call", ToolCallMatch, tool_turns),
     Case("tool_call, any message", lambda: ToolCallMatch(messages="any", ignore_case=True), tool_turns),
+    Case("recommended", Recommended, tool_turns),
+    Case("recommended, any message", lambda: Recommended(messages="any", domain="conversation"), tool_turns),
+    Case("recommended on commands", Recommended, household_turns),
+    Case("paper", lambda: Paper(domain="conversation"), tool_turns),
     Case("household", HouseholdVerifier, household_turns),
     Case("user", lambda: UserVerifier("mine:same_text@0", same_text), household_turns),
 ]

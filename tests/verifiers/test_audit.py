@@ -58,5 +58,6 @@ def test_a_verifier_that_cannot_tell_holds_nothing_and_says_why() -> None:
     assert not audit.gold_holds
     assert audit.gold.reasons == {"no network": 2}
     assert audit.to_json()["gold"] == {
-        "accepted": 0, "partial": 0, "refused": 0, "unjudged": 2, "reasons": {"no network": 2}, "acceptance": None
+        "accepted": 0, "partial": 0, "refused": 0, "unjudged": 2, "judged": 0, "acceptance": None,
+        "reasons": {"no network": 2},
     }  # fmt: skip

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from turntree.core.errors import ConfigError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
 from turntree.core.verdict import Verdict
+from turntree.verifiers.arguments import Folding, rules_here
 from turntree.verifiers.tool_call import ToolCallMatch
 
 
@@ -323,3 +326,49 @@ class TestLaws:
     def test_meaning_the_same_is_symmetric(self, one: Any, other: Any, properties: dict[str, Any]) -> None:
         forth, back = reward(one, other, properties), reward(other, one, properties)
         assert (forth == 1.0) == (back == 1.0)
+
+
+plain_schemas = st.recursive(
+    st.sampled_from(
+        [
+            {},
+            {"type": "integer"},
+            {"type": ["number", "null"]},
+            {"type": "boolean"},
+            {"enum": ["a", "b"]},
+            {"default": 1},
+        ]
+    ),
+    lambda inner: st.fixed_dictionaries(
+        {"type": st.sampled_from(["object", "array", "string"])},
+        optional={
+            "properties": st.dictionaries(st.sampled_from("xyz"), inner, max_size=2),
+            "required": st.lists(st.sampled_from("xyz"), max_size=2, unique=True),
+            "items": inner,
+            "additionalProperties": st.booleans() | inner,
+        },
+    ),
+    max_leaves=5,
+)
+
+
+class TestFastPath:
+    """Plain schemas are decided without jsonschema: the verdict and the canonical form must be the same."""
+
+    @settings(max_examples=300, deadline=None)
+    @given(plain_schemas, values)
+    def test_it_says_what_jsonschema_says(self, schema: dict[str, Any], value: Any) -> None:
+        rules = rules_here(json.dumps(schema))
+        valid = jsonschema.Draft202012Validator(schema).is_valid(value)
+        assert (rules.problem(value) is None) == valid
+        slow = rules_here(json.dumps(schema))
+        slow._plain = False
+        if valid:
+            assert rules.canonical(value, Folding(True)) == slow.canonical(value, Folding(True))
+
+    def test_a_declaration_is_read_once_and_its_demonstration_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        declared = (tool("f", {"x": {"type": "integer"}}),)
+        state, verifier = TurnState("t", 0, (), act(ToolCall("f", {"x": 1})), declared), ToolCallMatch()
+        assert verifier.judge(state, act(ToolCall("f", {"x": 1.0}))).reward == 1.0
+        monkeypatch.setattr("turntree.verifiers.arguments._rules", None)
+        assert verifier.judge(state, act(ToolCall("f", {"x": 2}))).reward == 0.0

@@ -16,7 +16,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import click
 
 from turntree import __version__
-from turntree.cli import audit, check, config, experiment, gate, index, models, online, pipeline, results, traces
+from turntree.cli import audit, check, config, experiment, gate, index, models, online, pipeline, results, traces, verifier
 from turntree.core import parts
 from turntree.core.errors import TurntreeError
 
@@ -45,6 +45,7 @@ cli.add_command(audit.audit)
 cli.add_command(index.index)
 cli.add_command(models.models)
 cli.add_command(check.check)
+cli.add_command(verifier.verifier)
 cli.add_command(results.report)
 cli.add_command(results.quickstart)
 cli.add_command(config.config)

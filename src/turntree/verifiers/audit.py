@@ -1,7 +1,8 @@
 """Does a verifier hold what it must before it pays for anything? Gold scores 1; broken copies of gold are counted.
 
 Run it before profiling: a verifier that refuses its own demonstrations makes every turn look hard, and one that
-accepts emptied or multiplied calls will be found out by the policy (both happened in published set-ups).
+accepts emptied or multiplied calls will be found out by the policy (both happened in published set-ups). Equivalent
+rewrites of gold (`rewrites`) show the other fault: how much that does the same is refused.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
+from turntree.verifiers.kinds import idle_of, kind_of
+from turntree.verifiers.strict import StrictMatch
 
 Mutation = Callable[[TurnState], Message | None]
 """A broken copy of the demonstration, or None where it does not apply."""
@@ -52,45 +55,109 @@ class Tally:
 
 
 @dataclass(frozen=True)
+class Offender:
+    """A verdict that should have been another one."""
+
+    state: str
+    copy: str  # "gold", or the name of the mutation or rewrite
+    reward: float
+    reason: str
+    demonstration: Message
+    action: Message
+
+    def to_json(self) -> dict[str, Any]:
+        row = {"state": self.state, "copy": self.copy, "reward": self.reward, "reason": self.reason}
+        return row | {"demonstration": self.demonstration.to_chat(), "action": self.action.to_chat()}
+
+
+@dataclass(frozen=True)
 class VerifierAudit:
-    """`gold`: demonstrations judged against themselves; `mutations`: name of the mutation -> what became of it."""
+    """`gold`: demonstrations judged against themselves; `mutations`: name of the mutation -> what became of it;
+    `rewrites`: the same of copies that do the same. `strict_refused` counts those rewrites that the verifier accepts
+    and exact matching does not. `paid` and `refused` are the first wrong verdicts of every kind."""
 
     verifier: str
     states: int
     gold: Tally
     mutations: Mapping[str, Tally]
+    rewrites: Mapping[str, Tally] = field(default_factory=dict[str, Tally])
+    strict_refused: int = 0
+    paid: tuple[Offender, ...] = ()
+    refused: tuple[Offender, ...] = ()
 
     @property
     def gold_holds(self) -> bool:
         """Whether every demonstration that could be judged scores 1, and at least one could."""
         return self.gold.judged > 0 and self.gold.accepted == self.gold.judged
 
+    @property
+    def holds(self) -> bool:
+        """Whether gold is worth 1, no broken copy anything, and every rewrite that was judged 1."""
+        broken = any(tally.accepted or tally.partial for tally in self.mutations.values())
+        return self.gold_holds and not broken and not any(t.refused or t.partial for t in self.rewrites.values())
+
+    @property
+    def miss_rate(self) -> float | None:
+        """Of the rewrites that the verifier accepts, the share that exact matching refuses (PivotRL, section 2)."""
+        accepted = sum(tally.accepted for tally in self.rewrites.values())
+        return self.strict_refused / accepted if accepted else None
+
     def to_json(self) -> dict[str, Any]:
         def row(tally: Tally) -> dict[str, Any]:
-            return vars(tally) | {"reasons": dict(tally.reasons), "acceptance": tally.acceptance}
+            counts = vars(tally) | {"judged": tally.judged, "acceptance": tally.acceptance}
+            return counts | {"reasons": dict(tally.reasons)}
 
         return {
             "verifier": self.verifier,
             "states": self.states,
             "gold": row(self.gold),
             "mutations": {name: row(tally) for name, tally in self.mutations.items()},
+            "rewrites": {name: row(tally) for name, tally in self.rewrites.items()},
+            "strict_miss_rate": self.miss_rate,
+            "holds": self.holds,
+            "paid": [offender.to_json() for offender in self.paid],
+            "refused": [offender.to_json() for offender in self.refused],
         }
 
 
 def audit_verifier(
-    verifier: TurnVerifier, states: Iterable[TurnState], mutations: Mapping[str, Mutation] | None = None
+    verifier: TurnVerifier,
+    states: Iterable[TurnState],
+    mutations: Mapping[str, Mutation] | None = None,
+    rewrites: Mapping[str, Mutation] | None = None,
+    *,
+    worst: int = 5,
 ) -> VerifierAudit:
-    """Judge every demonstration and its mutations (default: `MUTATIONS`). Deterministic, no sampling."""
-    mutations = MUTATIONS if mutations is None else mutations
-    gold, tallies, count = Tally(), {name: Tally() for name in mutations}, 0
+    """Judge every demonstration, its mutations (default: `MUTATIONS`) and its equivalent `rewrites` (default: none).
+    Keeps up to `worst` wrong verdicts of every kind. Deterministic, no sampling."""
+    mutations, rewrites = MUTATIONS if mutations is None else mutations, rewrites or {}
+    gold, broken = Tally(), {name: Tally() for name in mutations}
+    same, strict, strict_refused, count = {name: Tally() for name in rewrites}, StrictMatch(), 0, 0
+    kept: dict[str, list[Offender]] = {}
+
+    def judged(state: TurnState, name: str, action: Message, tally: Tally, right: float) -> float | None:
+        verdict = verifier.judge(state, action)
+        tally.add(verdict)
+        found = kept.setdefault(name, [])
+        if verdict.reward is not None and verdict.reward != right and len(found) < worst:
+            found.append(Offender(state.id, name, verdict.reward, verdict.reason, state.demonstration, action))
+        return verdict.reward
+
     for state in states:
         count += 1
-        gold.add(verifier.judge(state, state.demonstration))
+        if judged(state, "gold", state.demonstration, gold, 1.0) is None:
+            continue  # nothing can be said of its copies
         for name, mutate in mutations.items():
             action = mutate(state)
             if action is not None:
-                tallies[name].add(verifier.judge(state, action))
-    return VerifierAudit(verifier.name, count, gold, tallies)
+                judged(state, name, action, broken[name], 0.0)
+        for name, rewrite in rewrites.items():
+            action = rewrite(state)
+            if action is not None and judged(state, name, action, same[name], 1.0) == 1.0:
+                strict_refused += strict.judge(state, action).reward == 0.0
+    paid = tuple(one for name in mutations for one in kept.get(name, ()))
+    refused = tuple(one for name in ("gold", *rewrites) for one in kept.get(name, ()))
+    return VerifierAudit(verifier.name, count, gold, broken, same, strict_refused, paid, refused)
 
 
 def empty_message(_: TurnState) -> Message | None:
@@ -110,11 +177,12 @@ def premature_message(state: TurnState) -> Message | None:
 
 
 def dropped_argument(state: TurnState) -> Message | None:
-    """The first call without its first argument (equivalent where that argument was the declared default)."""
+    """The first call without its first acting argument (equivalent where that was the declared default)."""
     calls = state.demonstration.tool_calls
     if not calls or not calls[0].arguments:
         return None
-    first = min(calls[0].arguments)
+    idle = idle_of(calls[0], kind_of(calls[0]))
+    first = min(calls[0].arguments, key=lambda name: (name in idle, name))
     arguments = {key: value for key, value in calls[0].arguments.items() if key != first}
     return _with_first_call(state, dataclasses.replace(calls[0], arguments=arguments))
 

@@ -11,16 +11,19 @@ from turntree.core.protocols import TurnState
 from turntree.core.verdict import Verdict
 
 MESSAGE_KIND = "message"
+_encoded = json.JSONEncoder(sort_keys=True, ensure_ascii=True, separators=(",", ":")).encode
 
 
 def action_kind(action: Message) -> str:
     """What an action does, for quotas and drift tracking: the tools it calls, or "message"."""
+    if len(action.tool_calls) == 1:
+        return action.tool_calls[0].name
     return "+".join(sorted({call.name for call in action.tool_calls})) or MESSAGE_KIND
 
 
 def canonical_json(value: Any) -> str:
     """JSON text that is equal for equal JSON values: keys sorted, nothing else changed (1, 1.0 and true differ)."""
-    return json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return _encoded(value)
 
 
 @dataclass(frozen=True)

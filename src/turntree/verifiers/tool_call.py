@@ -8,8 +8,9 @@ cannot judge anything and gives no reward at all.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
 
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message, ToolCall
@@ -18,9 +19,27 @@ from turntree.core.verdict import Verdict
 from turntree.verifiers.arguments import Folding, SchemaUnusable, rules_of
 from turntree.verifiers.strict import action_kind, canonical_json
 
+T = TypeVar("T")
 
-class _Unjudgeable(Exception):
+
+class Unjudgeable(Exception):
     """The demonstration itself cannot be compared with."""
+
+
+class Remembered(Generic[T]):
+    """What was made of the last few states: a state is judged once for every sample."""
+
+    def __init__(self, count: int = 512) -> None:
+        self._count = count
+        self._known: dict[int, tuple[TurnState, T]] = {}
+
+    def of(self, state: TurnState, make: Callable[[], T]) -> T:
+        known = self._known.get(id(state))
+        if known is None or known[0] is not state:
+            if len(self._known) >= self._count:
+                self._known.clear()
+            known = self._known[id(state)] = (state, make())
+        return known[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +58,9 @@ class ToolCallMatch:
     messages: Literal["exact", "any"] = "exact"
     ignore_case: bool = False
     ignore_whitespace: bool = False
+    _expected: Remembered[Counter[tuple[str, str]]] = field(
+        default_factory=lambda: Remembered(), init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if self.messages not in ("exact", "any"):
@@ -60,12 +82,12 @@ class ToolCallMatch:
             if not state.demonstration.tool_calls:
                 return self._judge_message(state.demonstration, action, kind)
             return self._judge_calls(state, action, kind)
-        except _Unjudgeable as problem:
+        except Unjudgeable as problem:
             return Verdict(None, f"unjudgeable demonstration: {problem}", kind)
 
     def _judge_message(self, expected: Message, action: Message, kind: str) -> Verdict:
         if not expected.content.strip():
-            raise _Unjudgeable("it is empty")
+            raise Unjudgeable("it is empty")
         if action.tool_calls:
             return Verdict(0.0, "a call instead of a message", kind)
         if not action.content.strip():
@@ -76,11 +98,11 @@ class ToolCallMatch:
         return Verdict(1.0, "the same text", kind) if same else Verdict(0.0, "other text", kind)
 
     def _judge_calls(self, state: TurnState, action: Message, kind: str) -> Verdict:
-        tools = _declared(state.tools)
+        tools = declared(state.tools)
         try:
-            expected = Counter(self._canonical(call, tools) for call in state.demonstration.tool_calls)
+            expected = self._expected.of(state, lambda: self._canonicals(state.demonstration, tools))
         except (SchemaUnusable, ValueError, RecursionError) as error:
-            raise _Unjudgeable(str(error)) from error
+            raise Unjudgeable(str(error)) from error
         if not action.tool_calls:
             return Verdict(0.0, "a message instead of a call", kind)
         if len(action.tool_calls) != expected.total():
@@ -89,12 +111,15 @@ class ToolCallMatch:
         if Counter(call.name for call in action.tool_calls) != names:
             return Verdict(0.0, "another tool", kind)
         try:
-            found = Counter(self._canonical(call, tools) for call in action.tool_calls)
+            found = self._canonicals(action, tools)
         except SchemaUnusable as error:  # shown by this value only, as an alternative of the schema was tried
             return Verdict(None, f"unjudgeable action: {error}", kind)
         except (ValueError, RecursionError) as error:
             return Verdict(0.0, f"invalid arguments: {error}", kind)
         return Verdict(1.0, "the same calls", kind) if found == expected else Verdict(0.0, "other arguments", kind)
+
+    def _canonicals(self, message: Message, tools: dict[str, dict[str, Any]]) -> Counter[tuple[str, str]]:
+        return Counter(self._canonical(call, tools) for call in message.tool_calls)
 
     def _canonical(self, call: ToolCall, tools: dict[str, dict[str, Any]]) -> tuple[str, str]:
         """Raises ValueError for a call that breaks its declaration, `SchemaUnusable` for a declaration that is none."""
@@ -109,14 +134,27 @@ class ToolCallMatch:
         return call.name, rules.canonical(call.arguments, self._folding)
 
 
+def declared(tools: tuple[dict[str, Any], ...]) -> dict[str, dict[str, Any]]:
+    """The declared tools by name. Raises `Unjudgeable` where one has no name, or two share one."""
+    found = _declarations.get(id(tools))
+    if found is None or found[0] is not tools:
+        if len(_declarations) >= 1024:
+            _declarations.clear()
+        found = _declarations[id(tools)] = (tools, _declared(tools))
+    return found[1]
+
+
+_declarations: dict[int, tuple[Any, dict[str, dict[str, Any]]]] = {}
+
+
 def _declared(tools: tuple[dict[str, Any], ...]) -> dict[str, dict[str, Any]]:
     declared: dict[str, dict[str, Any]] = {}
     for tool in tools:
         function: Any = tool.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise _Unjudgeable("its state declares a tool without a name")
+            raise Unjudgeable("its state declares a tool without a name")
         if declared.setdefault(function["name"], tool) != tool:
-            raise _Unjudgeable(f"its state declares {function['name']!r} in two ways")
+            raise Unjudgeable(f"its state declares {function['name']!r} in two ways")
     return declared
 
 

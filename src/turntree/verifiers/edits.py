@@ -1,0 +1,108 @@
+"""Edits by the file that they leave behind.
+
+What a file holds is known where the history wrote it; of files that it only showed, parts are known. Two edits of a
+known file are equal when both apply and leave the same text. Of a file that is known in part, an edit equals the
+demonstrated one when it only shows more of the text around it, and that text was seen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from turntree.core.messages import Message, ToolCall
+from turntree.verifiers.kinds import COMMAND, NEW, OLD, PATH, WHOLE, Kind, command_text, kind_of, of_any
+from turntree.verifiers.shell import Script
+
+_NUMBERED = re.compile(r"^ *\d+(?:\t|→|\| ?|: )(.*)$", re.MULTILINE)
+_FAILED = re.compile(r"\s*(error|traceback|exception|no replacement|invalid|failed)", re.IGNORECASE)
+
+
+@dataclass
+class Files:
+    """What a history says about files: `whole` texts by path, and `seen` parts of others."""
+
+    whole: dict[str, str] = field(default_factory=dict[str, str])
+    seen: dict[str, list[str]] = field(default_factory=dict[str, "list[str]"])
+
+    @classmethod
+    def of(cls, history: Sequence[Message], kinds: Mapping[str, Kind]) -> Files:
+        files = cls()
+        answers = {message.tool_call_id: message.content for message in history if message.role == "tool"}
+        for message in history:
+            for call in message.tool_calls:
+                answer = answers.get(call.id) if call.id is not None else None
+                files._take(call, answer, kinds)
+        return files
+
+    def _take(self, call: ToolCall, answer: str | None, kinds: Mapping[str, Kind]) -> None:
+        kind = kind_of(call, kinds)
+        if kind == "shell":
+            command = of_any(call.arguments, COMMAND)
+            text = None if command is None else command_text(command[1])
+            if text is None or not Script.of(text).only_reads:  # it may have changed any file
+                self.whole.clear()
+                self.seen.clear()
+            return
+        place = of_any(call.arguments, PATH)
+        if place is None or not isinstance(place[1], str) or kind not in ("edit", "read"):
+            return
+        name = place[1]
+        if kind == "read":
+            lines = _NUMBERED.findall(answer or "")
+            self.seen.setdefault(name, []).append("\n".join(lines) if lines else answer or "")
+            return
+        failed = answer is None or _FAILED.match(answer) is not None
+        result = None if failed else self.after(call)
+        self.whole.pop(name, None)
+        self.seen.pop(name, None)
+        if result is not None:
+            self.whole[name] = result
+
+    def after(self, call: ToolCall) -> str | None:
+        """The file after an edit; None where that is not known, or the edit does not apply."""
+        arguments = call.arguments
+        place, whole, change = of_any(arguments, PATH), of_any(arguments, WHOLE), replacement(arguments)
+        if place is None:
+            return None
+        if change is None:
+            creates = arguments.get("command", "create") in ("create", "write")
+            return whole[1] if creates and whole is not None and isinstance(whole[1], str) else None
+        before = self.whole.get(place[1])
+        if before is None or not change[0]:
+            return None
+        found = before.count(change[0])
+        if found != 1 and not (found > 1 and _everywhere(arguments)):
+            return None
+        return before.replace(*change)
+
+
+def replacement(arguments: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The text that an edit takes away and the one that it puts there."""
+    old = of_any(arguments, OLD)
+    if old is None or not isinstance(old[1], str):
+        return None
+    new = of_any(arguments, NEW)
+    return (old[1], new[1] if new is not None and isinstance(new[1], str) else "")
+
+
+def same_result(shown: ToolCall, tried: ToolCall, files: Files) -> bool:
+    """Whether both edits (of the same file) leave the same text, as far as that is known."""
+    left, right = files.after(shown), files.after(tried)
+    if left is not None or right is not None:
+        return left == right
+    one, other = replacement(shown.arguments), replacement(tried.arguments)
+    place = of_any(shown.arguments, PATH)
+    if one is None or other is None or place is None or _everywhere(shown.arguments) or _everywhere(tried.arguments):
+        return False
+    at = other[0].find(one[0])
+    if not one[0] or at < 0:
+        return False
+    before, after = other[0][:at], other[0][at + len(one[0]) :]
+    return other[1] == before + one[1] + after and any(other[0] in text for text in files.seen.get(place[1], ()))
+
+
+def _everywhere(arguments: Mapping[str, Any]) -> bool:
+    return arguments.get("replace_all") is True or arguments.get("replaceAll") is True

@@ -1,0 +1,144 @@
+"""The verifier `paper`: the local rewards that the PivotRL paper states for its four domains (appendix A.2).
+
+- swe: "matches tool-call names only".
+- terminal: "output-schema validation, normalized string similarity, and equivalence-based LLM-as-judge scoring".
+- conversation: functional comparison of the calls; of messages the released code wants that there is one.
+- search: the same kind of browsing step. The paper gives no rule; the query must share words with the demonstrated one.
+
+The paper gives no threshold: `similarity` is that of the released configurations. `then` names the judge; without one
+a terminal command that is not similar enough is worth 0, and so is a query.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Literal, get_args
+
+from rapidfuzz.distance import Indel
+
+from turntree.core import parts
+from turntree.core.config import Part
+from turntree.core.errors import ConfigError
+from turntree.core.messages import Message, ToolCall
+from turntree.core.protocols import TurnState, TurnVerifier
+from turntree.core.verdict import Verdict
+from turntree.verifiers.kinds import COMMAND, QUERY, URL, command_text, kind_of, of_any
+from turntree.verifiers.recommended import invalid, query, url
+from turntree.verifiers.strict import action_kind
+from turntree.verifiers.texts import TERMINUS, calls_in, said
+from turntree.verifiers.tool_call import ToolCallMatch
+
+Domain = Literal["auto", "conversation", "swe", "terminal", "search"]
+_THRESHOLDS = {"terminal": 0.9, "search": 0.3}
+
+
+class Paper:
+    """`domain` "auto": terminal for shell commands and Terminus answers, search for search tools, swe for editors and
+    readers, conversation for everything else; decided by the demonstration. `messages`: what a message is worth that
+    is not the demonstrated one ("any": 1 unless it is blank; "judge": what `then` says)."""
+
+    def __init__(
+        self,
+        environment: Part | None = None,
+        *,
+        domain: Domain = "auto",
+        similarity: float | None = None,
+        messages: Literal["any", "exact", "judge"] = "any",
+        then: Part | None = None,
+    ) -> None:
+        if domain not in get_args(Domain):
+            raise ConfigError(f"is {domain!r}", field="domain", hint=f"use one of {', '.join(get_args(Domain))}")
+        if messages == "judge" and then is None:
+            raise ConfigError("needs a judge", field="messages", hint="name it: --set verifier.then.name=judge")
+        self._domain, self._similarity, self._messages = domain, similarity, messages
+        self._calls = ToolCallMatch(messages="any" if messages == "any" else "exact")
+        self._then: TurnVerifier | None = None
+        if then is not None:
+            self._then = parts.build("verifiers", then, environment=environment)
+        options = [f"domain={domain}"] if domain != "auto" else []
+        options += [f"similarity={similarity:g}"] if similarity is not None else []
+        options += [f"messages={messages}"] if messages != "any" else []
+        self.name = "+".join(["paper/1", *options, *([f"then={self._then.name}"] if self._then else [])])
+
+    @property
+    def concurrency(self) -> int:
+        """How many verdicts are worth asking for at the same time: those of `then`."""
+        return getattr(self._then, "concurrency", 1)
+
+    def close(self) -> None:
+        close = getattr(self._then, "close", None)
+        if callable(close):
+            close()
+
+    def judge(self, state: TurnState, action: Message) -> Verdict:
+        kind = action_kind(action)
+        shown, tried = (calls_in(one, written=not state.tools) for one in (state.demonstration, action))
+        if shown is None:
+            verdict = self._calls.judge(state, action)
+            is_open = self._messages == "judge" and verdict.reward == 0 and said(action) and not action.tool_calls
+            return self._then.judge(state, action) if is_open and self._then is not None else verdict
+        domain = self._domain if self._domain != "auto" else _domain_of(shown)
+        if domain == "conversation":
+            return self._calls.judge(state, action)
+        if tried is None:
+            return Verdict(0.0, "a message instead of a call", kind)
+        names = [Counter(call.name for call in calls) for calls in (shown, tried)]
+        if names[0] != names[1]:
+            return Verdict(0.0, "another tool", kind)
+        if domain == "swe":
+            return Verdict(1.0, "the same tool", kind)
+        return self._alike(state, action, shown, tried, domain)
+
+    def _alike(
+        self, state: TurnState, action: Message, shown: tuple[ToolCall, ...], tried: tuple[ToolCall, ...], domain: str
+    ) -> Verdict:
+        kind = action_kind(action)
+        if domain == "terminal" and _done(shown) and not _done(tried):
+            return Verdict(0.0, "does not claim to be done", kind)
+        problem = invalid(tried, state.tools)
+        if problem is not None:
+            return Verdict(0.0, problem, kind)
+        texts = [[_text(call) for call in calls] for calls in (shown, tried)]
+        if texts[0].count(None) != texts[1].count(None):
+            return Verdict(0.0, "a call without its command or query", kind)
+        one, other = ("\n".join(text or "" for text in side) for side in texts)
+        measured = _words(one, other) if domain == "search" else Indel.normalized_similarity(one, other)
+        least = _THRESHOLDS[domain] if self._similarity is None else self._similarity
+        if measured >= least:
+            return Verdict(1.0, f"similarity {measured:.3f}", kind)
+        if self._then is not None:
+            return self._then.judge(state, action)
+        return Verdict(0.0, f"similarity {measured:.3f}", kind)
+
+
+def _domain_of(calls: tuple[ToolCall, ...]) -> str:
+    kinds = {"shell" if call.name == TERMINUS else kind_of(call) for call in calls}
+    if kinds & {"search", "open"}:
+        return "search"
+    if kinds & {"edit", "read"}:
+        return "swe"
+    return "terminal" if "shell" in kinds else "conversation"
+
+
+def _done(calls: tuple[ToolCall, ...]) -> bool:
+    return any(call.arguments.get("done") is True for call in calls if call.name == TERMINUS)
+
+
+def _text(call: ToolCall) -> str | None:
+    """What of a call is compared as text; None where it has none of the arguments that say it."""
+    if call.name == TERMINUS:
+        return call.arguments["keys"].strip()
+    found = of_any(call.arguments, COMMAND)
+    if found is not None:
+        return (command_text(found[1]) or "").strip()
+    asked, place = of_any(call.arguments, QUERY), of_any(call.arguments, URL)
+    if asked is not None:
+        return query(str(asked[1]))
+    return None if place is None else url(str(place[1]))
+
+
+def _words(one: str, other: str) -> float:
+    """Common words over all words (Jaccard, by bags); 1 for equal texts."""
+    bags = [Counter(text.split()) for text in (one, other)]
+    union = (bags[0] | bags[1]).total()
+    return (bags[0] & bags[1]).total() / union if union else 1.0

@@ -1,0 +1,369 @@
+"""The verifier `recommended`: does the action do what the demonstrated one does? It fails closed.
+
+A call is judged by what acts in it: arguments under their declared schema, shell commands by their parsed words, edits
+by the file that they leave, reading by the lines, searches by the query. Equal reward needs every demonstrated call
+once and no other. What rules refuse for sure (another tool, a call too many, broken arguments, a claim to be done
+where the demonstration acts, another destructive command) stays 0. What they leave open (other words of a message,
+another command of the same tool) is 0 too, unless `then` names a verifier that decides it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+from urllib.parse import urlsplit
+
+from turntree.core import parts
+from turntree.core.config import Part
+from turntree.core.errors import ConfigError
+from turntree.core.messages import Message, ToolCall
+from turntree.core.protocols import TurnState, TurnVerifier
+from turntree.core.verdict import Verdict
+from turntree.verifiers.arguments import Folding, SchemaUnusable, rules_of
+from turntree.verifiers.commands import path
+from turntree.verifiers.edits import Files, same_result
+from turntree.verifiers.kinds import (
+    COMMAND,
+    FOLDER,
+    IDLE,
+    PATH,
+    QUERY,
+    RANGE,
+    URL,
+    Kind,
+    command_text,
+    idle_of,
+    kind_of,
+    lines_of,
+    of_any,
+)
+from turntree.verifiers.matching import perfect_matching
+from turntree.verifiers.shell import Script
+from turntree.verifiers.strict import action_kind, canonical_json
+from turntree.verifiers.texts import TERMINUS, calls_in, plain, said
+from turntree.verifiers.tool_call import Remembered, Unjudgeable, declared
+
+Domain = Literal["auto", "conversation", "swe", "terminal", "search"]
+_PLAIN = Folding()
+_FOLDER = re.compile(
+    r"\[Current working directory: ([^\]\n]+)\]|\(Current directory: ([^)\n]+)\)|<cwd>([^<\n]+)</cwd>"
+    r"|^\w+@[\w.-]+:(/[^\s#$]*)[#$]",
+    re.MULTILINE,
+)
+
+
+class Reading(NamedTuple):
+    """A call, read. `key` is equal for calls that do the same; `acts` is False where it surely changes nothing, so that
+    its place among the others does not matter."""
+
+    call: ToolCall  # with normalised arguments
+    kind: Kind
+    key: Any
+    acts: bool
+    destroys: frozenset[Any]
+
+
+@dataclass(frozen=True)
+class _Gold:
+    """What is needed of a demonstration to judge many actions. `calls` is None for a message."""
+
+    calls: tuple[Reading, ...] | None
+    keys: Counter[Any]
+    names: Counter[str]
+    files: Files | None
+    folder: str | None
+
+
+class Recommended:
+    """1 iff the action does what the demonstrated one does, as far as rules can tell (docs/design/reward.md).
+
+    `messages`: what a message is worth that is not the demonstrated one but for case and spacing: "exact" 0, "any" 1
+    (unless it is blank), "unjudged" none. `then` judges what the rules leave open: `judge`, `executed`, or your own.
+    `kinds` says of what kind a tool is, by its name (shell, edit, read, search, open, finish, think, other), `idle`
+    which of its arguments do not act. `folder` is where shell commands start, where the history does not say it.
+    A reading call may ask for up to `wider_view` times the demonstrated lines. `domain`: with "conversation" every tool
+    is of kind "other"; the others differ in nothing.
+    """
+
+    def __init__(
+        self,
+        environment: Part | None = None,
+        *,
+        domain: Domain = "auto",
+        messages: Literal["exact", "any", "unjudged"] = "exact",
+        then: Part | None = None,
+        kinds: dict[str, str] | None = None,
+        idle: dict[str, tuple[str, ...]] | None = None,
+        folder: str = "",
+        wider_view: float = 2.0,
+    ) -> None:
+        known = set(IDLE)
+        for tool, kind in (kinds or {}).items():
+            if kind not in known:
+                raise ConfigError(f"is {kind!r}", field=f"kinds.{tool}", hint=f"use one of {', '.join(sorted(known))}")
+        self._domain, self._messages, self._folder, self._wider = domain, messages, folder or None, wider_view
+        self._kinds: Mapping[str, Kind] = dict(kinds or {})  # pyright: ignore[reportAttributeAccessIssue]
+        self._idle = {tool: frozenset(names) for tool, names in (idle or {}).items()}
+        self._then: TurnVerifier | None = None
+        if then is not None:
+            self._then = parts.build("verifiers", then, environment=environment)
+        self._gold: Remembered[_Gold] = Remembered()
+        told = {"domain": domain, "messages": messages, "kinds": kinds, "idle": idle, "folder": folder}
+        usual = {"domain": "auto", "messages": "exact", "kinds": None, "idle": None, "folder": ""}
+        options = [f"{key}={canonical_json(value)}" for key, value in told.items() if value and value != usual[key]]
+        options += [f"wider_view={wider_view:g}"] if wider_view != 2.0 else []
+        self.name = "+".join(["recommended/1", *options, *([f"then={self._then.name}"] if self._then else [])])
+
+    @property
+    def concurrency(self) -> int:
+        """How many verdicts are worth asking for at the same time: those of `then`."""
+        return getattr(self._then, "concurrency", 1)
+
+    def close(self) -> None:
+        close = getattr(self._then, "close", None)
+        if callable(close):
+            close()
+
+    def judge(self, state: TurnState, action: Message) -> Verdict:
+        kind = action_kind(action)
+        try:
+            gold = self._gold.of(state, lambda: self._read_gold(state))
+        except (SchemaUnusable, Unjudgeable, ValueError, RecursionError) as error:
+            return Verdict(None, f"unjudgeable demonstration: {_line(error)}", kind)
+        try:
+            reward, reason, is_open = self._compared(state, gold, action)
+        except SchemaUnusable as error:
+            return Verdict(None, f"unjudgeable action: {_line(error)}", kind)
+        except (ValueError, RecursionError) as error:
+            return Verdict(0.0, f"invalid arguments: {_line(error)}", kind)
+        if is_open and self._then is not None:
+            return self._then.judge(state, action)
+        return Verdict(reward, reason, kind)
+
+    # comparing
+
+    def _compared(self, state: TurnState, gold: _Gold, action: Message) -> tuple[float | None, str, bool]:
+        """Reward, reason, and whether rules leave it open."""
+        if gold.calls is None:
+            return self._message(state.demonstration, action)
+        calls = self._calls(action, state)
+        if calls is None:
+            return 0.0, "a message instead of a call" if action.content.strip() else "an empty message", False
+        if len(calls) != len(gold.calls):
+            return 0.0, "more calls" if len(calls) > len(gold.calls) else "fewer calls", False
+        if len(calls) == 1:
+            if calls[0].name != gold.calls[0].call.name:
+                return 0.0, "another tool", False
+        elif Counter(call.name for call in calls) != gold.names:
+            return 0.0, "another tool", False
+        found = [self._read(call, state.tools, gold.folder) for call in calls]
+        if not self._matched(gold, found):
+            if _destroyed(gold.calls) != _destroyed(found):
+                return 0.0, "another destructive command", False
+            if _claims(gold.calls) != _claims(found):
+                return 0.0, "another claim to be done", False
+            problem = invalid(calls, state.tools)
+            return (0.0, problem, False) if problem is not None else (0.0, "other arguments", True)
+        problem = invalid(calls, state.tools)
+        return (0.0, problem, False) if problem is not None else (1.0, "does the same", False)
+
+    def _message(self, shown: Message, action: Message) -> tuple[float | None, str, bool]:
+        if action.tool_calls:
+            return 0.0, "a call instead of a message", False
+        text = said(action)
+        if not text:
+            return 0.0, "an empty message", False
+        if plain(text) == plain(said(shown)):
+            return 1.0, "the same text", False
+        if self._messages == "any":
+            return 1.0, "a message", False
+        return (None, "other text, not judged", True) if self._messages == "unjudged" else (0.0, "other text", True)
+
+    def _matched(self, gold: _Gold, found: Sequence[Reading]) -> bool:
+        """Whether every demonstrated call is made once; calls that act keep their order."""
+        assert gold.calls is not None
+        if len(found) == 1:
+            return self._same(gold, gold.calls[0], found[0])
+        acting = [[one for one in side if one.acts] for side in (gold.calls, found)]
+        if len(acting[0]) == len(acting[1]) > 1:
+            if not all(self._same(gold, a, b) for a, b in zip(*acting, strict=True)):
+                return False
+            rest = [[one for one in side if not one.acts] for side in (gold.calls, found)]
+            return perfect_matching(rest[0], rest[1], lambda a, b: self._same(gold, a, b))
+        if Counter(one.key for one in found) == gold.keys:
+            return True
+        return perfect_matching(gold.calls, found, lambda a, b: self._same(gold, a, b))
+
+    def _same(self, gold: _Gold, shown: Reading, tried: Reading) -> bool:
+        if shown.key == tried.key:
+            return True
+        if shown.call.name != tried.call.name or shown.kind != tried.kind:
+            return False
+        if shown.kind == "read":
+            return self._shows_it(shown, tried, gold.folder)
+        if shown.kind != "edit" or gold.files is None:
+            return False
+        places = [of_any(one.call.arguments, PATH) for one in (shown, tried)]
+        where = [None if place is None else path(place[1], gold.folder) for place in places]
+        return None not in where and where[0] == where[1] and same_result(shown.call, tried.call, gold.files)
+
+    def _shows_it(self, shown: Reading, tried: Reading, folder: str | None) -> bool:
+        """Whether the tried call reads at least the lines that the demonstrated one reads, and not many more."""
+        rests = [(one.call.name, self._fields(one.call, one.kind, folder, leave=RANGE)) for one in (shown, tried)]
+        wanted, asked = lines_of(shown.call.arguments), lines_of(tried.call.arguments)
+        if rests[0] != rests[1] or wanted is None or asked is None or wanted[1] is None or asked[1] is None:
+            return False
+        covers = asked[0] <= wanted[0] and asked[1] >= wanted[1]
+        return covers and asked[1] - asked[0] + 1 <= self._wider * (wanted[1] - wanted[0] + 1)
+
+    # reading
+
+    def _read_gold(self, state: TurnState) -> _Gold:
+        shown = state.demonstration
+        calls = self._calls(shown, state)
+        if calls is None:
+            if not said(shown):
+                raise Unjudgeable("it is empty")
+            return _Gold(None, Counter(), Counter(), None, None)
+        folder = self._folder_of(state)
+        read = tuple(self._read(call, state.tools, folder) for call in calls)
+        problem = invalid(calls, state.tools)
+        if problem is not None:
+            raise Unjudgeable(problem)
+        files = Files.of(state.history, self._kinds) if any(one.kind == "edit" for one in read) else None
+        return _Gold(read, Counter(one.key for one in read), Counter(call.name for call in calls), files, folder)
+
+    def _calls(self, message: Message, state: TurnState) -> tuple[ToolCall, ...] | None:
+        if self._domain == "conversation":
+            return message.tool_calls or None
+        return calls_in(message, written=not state.tools)
+
+    def _folder_of(self, state: TurnState) -> str | None:
+        return folder_in(state.history) or self._folder
+
+    def _kind(self, call: ToolCall) -> Kind:
+        if call.name == TERMINUS:
+            return "shell"
+        return self._kinds.get(call.name, "other") if self._domain == "conversation" else kind_of(call, self._kinds)
+
+    def _read(self, call: ToolCall, tools: tuple[dict[str, Any], ...], folder: str | None) -> Reading:
+        """Raises `SchemaUnusable` for a declaration that is none, ValueError for a call that cannot be read."""
+        known = declared(tools)
+        if known and call.name in known:
+            arguments = rules_of(known[call.name]["function"].get("parameters")).normal(call.arguments, _PLAIN)
+        else:
+            arguments = call.arguments if known else _by_value(call.arguments)
+        call = ToolCall(call.name, arguments)
+        kind = self._kind(call)
+        if kind == "other":
+            idle = self._idle.get(call.name)
+            acting = {k: v for k, v in arguments.items() if k not in idle} if idle else arguments
+            return Reading(call, kind, (call.name, canonical_json(acting)), False, frozenset())
+        if kind == "shell":
+            return self._shell(call, folder)
+        key = (call.name, self._fields(call, kind, folder))
+        return Reading(call, kind, key, kind == "edit", frozenset())
+
+    def _shell(self, call: ToolCall, folder: str | None) -> Reading:
+        arguments = call.arguments
+        if call.name == TERMINUS:
+            keys: str = arguments["keys"]
+            script = Script.of(keys, folder)
+            key = (call.name, script.meaning, not keys or keys.endswith("\n"), arguments["done"])
+            return Reading(call, "shell", key, True, script.destroys)
+        command = of_any(arguments, COMMAND)
+        text = None if command is None else command_text(command[1])
+        where = of_any(arguments, FOLDER)
+        start = where[1] if where is not None and isinstance(where[1], str) else folder
+        script = Script.of(text or "", start)
+        leave = frozenset({command[0] if command is not None and text is not None else ""})
+        rest = self._fields(call, "shell", folder, leave=leave)
+        empty = text is None or not text.strip()
+        key = (call.name, None if empty else script.meaning, rest)
+        return Reading(call, "shell", key, not script.only_reads, script.destroys)
+
+    def _fields(
+        self, call: ToolCall, kind: Kind, folder: str | None, *, leave: frozenset[str] = frozenset()
+    ) -> tuple[Any, ...]:
+        """The acting arguments in a fixed form, without those of `leave`."""
+        idle = self._idle.get(call.name, idle_of(call, kind))
+        found: list[tuple[str, Any]] = []
+        if kind == "think":  # any thought will do, none will not
+            found.append(("thinks", any(str(call.arguments.get(name, "")).strip() for name in idle)))
+        for name, value in sorted(call.arguments.items()):
+            if name in leave:
+                continue
+            if name in idle:
+                continue
+            if name in FOLDER and isinstance(value, str):
+                value = path(value, folder, is_folder=True)
+                if value == (folder and path(folder, None, is_folder=True)):
+                    continue
+            elif name in PATH and isinstance(value, str) and kind in ("edit", "read"):
+                value = path(value, folder)
+            elif name in QUERY and kind == "search" and isinstance(value, str):
+                value = query(value)
+            elif name in URL and kind == "open" and isinstance(value, str):
+                value = url(value)
+            found.append((name, value if isinstance(value, str) else canonical_json(value)))
+        return tuple(found)
+
+
+def invalid(calls: Sequence[ToolCall], tools: tuple[dict[str, Any], ...]) -> str | None:
+    """What breaks a declaration; None where no tools are declared. Raises `SchemaUnusable`."""
+    known = declared(tools)
+    for call in calls:
+        if not known or call.name == TERMINUS:
+            continue
+        if call.name not in known:
+            return f"{call.name!r} is not declared"
+        problem = rules_of(known[call.name]["function"].get("parameters")).problem(call.arguments)
+        if problem is not None:
+            return f"invalid arguments: {call.name!r}: {problem}"
+    return None
+
+
+def folder_in(history: Sequence[Message]) -> str | None:
+    """Where the shell is after a history, as far as the harness says it (OpenHands, SWE-agent, Codex, a prompt)."""
+    for message in reversed(history):
+        if message.role in ("tool", "user") and (found := _FOLDER.findall(message.content)):
+            return next(filter(None, found[-1])).strip()
+    return None
+
+
+def query(text: str) -> str:
+    """A search query without case, spacing and the punctuation that ends words; quotes and operators stay."""
+    return " ".join(stripped for word in plain(text).split() if (stripped := word.rstrip(".,;!?")))
+
+
+def url(text: str) -> str:
+    """An address without what a server does not see, or does not tell apart."""
+    found = urlsplit(text.strip())
+    where = found.path.rstrip("/")
+    asked = f"?{found.query}" if found.query else ""
+    return f"{found.scheme.lower()}://{found.netloc.lower()}{where}{asked}" if found.netloc else text.strip()
+
+
+def _by_value(value: Any) -> Any:
+    """JSON numbers by value, where no schema says what they are."""
+    if isinstance(value, dict):
+        return {key: _by_value(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_by_value(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _destroyed(calls: Sequence[Reading]) -> set[Any]:
+    return {command for one in calls if one.destroys for command in one.destroys}
+
+
+def _claims(calls: Sequence[Reading]) -> list[Any]:
+    """Whether a Terminus answer claims to be done: nothing makes a claim and none equal."""
+    return [one.call.arguments.get("done") for one in calls if one.call.name == TERMINUS]
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

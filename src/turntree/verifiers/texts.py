@@ -1,0 +1,85 @@
+"""Actions that are written as text: the JSON of a Terminus agent, one fenced command, one ReAct action."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Collection
+from typing import Any, cast
+
+from turntree.core.messages import Message, ToolCall
+
+THOUGHT = "</think>"
+_SHELL_FENCE = re.compile(r"^```(?:bash|sh|shell|mswea_bash_command)[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
+_REACT = re.compile(r"^Action(?: \d+)?:[ \t]*([A-Za-z_]\w*)\[(.*)\][ \t]*$", re.MULTILINE)
+TERMINUS = "terminus"
+# of Terminus 1 and 2: the texts that do not act, the claim to be done, what a command needs and what it may have
+_FORMS: tuple[tuple[tuple[str, str], str, bool, dict[str, tuple[type, ...]]], ...] = (
+    (("state_analysis", "explanation"), "is_task_complete", True,
+     {"keystrokes": (str,), "is_blocking": (bool,), "timeout_sec": (int, float)}),
+    (("analysis", "plan"), "task_complete", False, {"duration": (int, float), "keystrokes": (str,)}),
+)  # fmt: skip
+
+
+def said(message: Message) -> str:
+    """The text after the thinking."""
+    return message.content.rpartition(THOUGHT)[2].strip()
+
+
+def plain(text: str) -> str:
+    """Text without case, spacing and typographic variants."""
+    text = unicodedata.normalize("NFKC", text).translate({0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"'})
+    return " ".join(text.casefold().split())
+
+
+def calls_in(message: Message, *, written: bool = True) -> tuple[ToolCall, ...] | None:
+    """The calls of a message: declared ones, or those that its text writes in one of the known forms. None where it
+    acts in none of them. A Terminus answer is one call `terminus`, without the texts that do not act. `written`:
+    text may act; where tools are declared, a fenced command is something that a message shows."""
+    if message.tool_calls:
+        return message.tool_calls
+    text = said(message)
+    terminus = terminus_in(text)
+    if terminus is not None:
+        return (ToolCall(TERMINUS, terminus),)
+    if not written:
+        return None
+    fenced, react = _SHELL_FENCE.findall(text), _REACT.findall(text)
+    if len(fenced) == 1:
+        return (ToolCall("bash", {"command": fenced[0]}),)
+    if len(react) == 1:
+        return (ToolCall(react[0][0].lower(), {"query": react[0][1]}),)
+    return None
+
+
+def terminus_in(text: str) -> dict[str, Any] | None:
+    """`{"keys": all keystrokes, "done": whether it claims to be done}` of a valid answer of a Terminus agent (1 or 2);
+    None for anything else. A fence around the JSON is taken off, as the agent does."""
+    fence = re.fullmatch(r"```(?:json)?\s*\n(.*)\n```", text, re.DOTALL)
+    try:
+        row = json.loads(fence[1] if fence else text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict):
+        return None
+    answer = cast("dict[str, Any]", row)
+    for texts, flag, strict, keys in _FORMS:
+        if all(isinstance(answer.get(name), str) for name in texts):
+            fits = answer.keys() <= {*texts, flag, "commands"} and isinstance(answer.get(flag, strict and None), bool)
+            if not fits or not isinstance(answer.get("commands"), list):
+                return None
+            needed = keys.keys() if strict else {"keystrokes"}
+            if not all(_is_command(command, keys, needed) for command in answer["commands"]):
+                return None
+            return {"keys": "".join(c["keystrokes"] for c in answer["commands"]), "done": answer.get(flag, False)}
+    return None
+
+
+def _is_command(value: Any, keys: dict[str, tuple[type, ...]], needed: Collection[str]) -> bool:
+    if not isinstance(value, dict) or not set(needed) <= value.keys() <= keys.keys():
+        return False
+    return all(
+        isinstance(item, keys[key]) and isinstance(item, bool) == (keys[key] == (bool,))
+        for key, item in cast("dict[str, Any]", value).items()
+    )

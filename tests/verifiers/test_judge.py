@@ -1,0 +1,152 @@
+"""The judge: symmetric, both orders, abstention censors, nothing is paid for twice."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from completions_server import Server, serve
+from turntree.core.config import Part
+from turntree.core.errors import ConfigError, InputError
+from turntree.core.messages import Message
+from turntree.core.protocols import TurnState
+from turntree.core.verdict import Verdict
+from turntree.verifiers.judge import LlmJudge, agreement, read_verdict
+from turntree.verifiers.recommended import Recommended
+
+STATE = TurnState("t", 0, (Message("user", "Where is it?"),), Message("assistant", "On the desk."))
+OTHER = Message("assistant", "It lies on the desk.")
+
+
+def chat(text: str) -> dict[str, Any]:
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 90, "completion_tokens": 10, "total_tokens": 100}
+    return {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice], "usage": usage}
+
+
+def verdict(server: Server, action: Message = OTHER, **options: Any) -> Verdict:
+    judge = LlmJudge(url=server.url, model="m", **{"retries": 0, **options})
+    try:
+        return judge.judge(STATE, action)
+    finally:
+        judge.close()
+
+
+def by_order(first: str, second: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """What it says where the demonstration is action 1, and where it is action 2."""
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        prompt = request["messages"][0]["content"]
+        return chat(first if prompt.index("On the desk.") < prompt.index("It lies") else second)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "reward"),
+    [
+        ("VERDICT: SAME", "Well.\n**VERDICT: SAME**\n", 1.0),
+        ("VERDICT: DIFFERENT", "VERDICT: DIFFERENT", 0.0),
+        ("VERDICT: SAME", "VERDICT: DIFFERENT", None),
+        ("VERDICT: SAME", "VERDICT: UNSURE", None),
+        ("VERDICT: SAME", "I think that they are the same.", None),
+        ("VERDICT: SAME\nor VERDICT: DIFFERENT, who knows", "VERDICT: SAME", None),
+    ],
+)
+def test_both_orders_must_say_it_and_everything_else_abstains(first: str, second: str, reward: float | None) -> None:
+    with serve(by_order(first, second)) as server:
+        assert verdict(server).reward == reward
+        assert len(server.asked) == 2
+
+
+def test_the_demonstration_itself_and_silence_are_not_asked_about() -> None:
+    with serve(lambda request: 500) as server:
+        assert verdict(server, STATE.demonstration).reward == 1.0
+        assert verdict(server, Message("assistant", " ")).reward == 0.0
+        assert server.asked == []
+
+
+def test_votes_are_counted_per_order_and_asked_for_at_once() -> None:
+    two = threading.Barrier(2, timeout=20)
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        two.wait()  # for another request that is under way
+        return chat("VERDICT: DIFFERENT" if request["seed"] == 0 else "VERDICT: SAME")
+
+    with serve(answer) as server:
+        assert verdict(server, votes=3, temperature=0.7).reward == 1.0
+        assert verdict(server, votes=2, temperature=0.7).reward is None  # one each
+        assert len(server.asked) == 10
+    with pytest.raises(ConfigError, match="votes are equal at temperature 0"):
+        LlmJudge(url="http://localhost", model="m", votes=3)
+
+
+def test_a_server_that_fails_gives_no_reward_and_is_asked_again() -> None:
+    tries: list[int] = []
+
+    def once_busy(request: dict[str, Any]) -> dict[str, Any] | int:
+        tries.append(1)
+        return 500 if len(tries) == 1 else chat("VERDICT: SAME")
+
+    with serve(once_busy) as server:
+        assert verdict(server, retries=2, concurrency=1).reward == 1.0
+        assert len(tries) == 3
+    with serve(lambda request: 400) as server:
+        failed = verdict(server)
+        assert failed.reward is None and "the judge failed: BadRequestError" in failed.reason
+
+
+def test_answers_are_kept_on_disk_and_failures_are_not(tmp_path: Path) -> None:
+    path = str(tmp_path / "judge.sqlite")
+    with serve(lambda request: 400) as server:
+        assert verdict(server, cache=path).reward is None
+    with serve(lambda request: chat("VERDICT: SAME")) as server:
+        assert verdict(server, cache=path).reward == verdict(server, cache=path).reward == 1.0
+        assert len(server.asked) == 2
+        assert verdict(server, cache=path, context=0).reward == 1.0  # another question
+        assert len(server.asked) == 4
+    (tmp_path / "no.sqlite").write_text("not a database, and long enough to be seen as none" * 10)
+    with pytest.raises(InputError, match="is no cache of a judge"):
+        LlmJudge(url="http://localhost", model="m", cache=str(tmp_path / "no.sqlite"))
+
+
+@pytest.mark.parametrize("cap", [{"max_requests": 2}, {"max_tokens": 150}])
+def test_what_the_budget_does_not_cover_is_not_judged(cap: dict[str, int]) -> None:
+    with serve(lambda request: chat("VERDICT: SAME")) as server:
+        judge = LlmJudge(url=server.url, model="m", retries=0, concurrency=1, **cap)
+        assert judge.judge(STATE, OTHER).reward == 1.0
+        spent = judge.judge(STATE, Message("assistant", "There."))
+        judge.close()
+    assert (spent.reward, spent.reason) == (None, "the judge's budget is spent")
+    assert len(server.asked) == 2
+
+
+def test_rules_ask_it_for_what_they_leave_open_only() -> None:
+    with serve(lambda request: chat("VERDICT: SAME")) as server:
+        then = Part("turntree.verifiers.judge:LlmJudge", {"url": server.url, "model": "m", "retries": 0})
+        rules = Recommended(then=then)
+        assert rules.judge(STATE, OTHER).reward == 1.0
+        assert len(server.asked) == 2
+        assert rules.judge(STATE, Message("assistant")).reward == 0.0
+        assert rules.judge(STATE, STATE.demonstration).reward == 1.0
+        assert len(server.asked) == 2
+        rules.close()
+
+
+def test_the_verdict_is_the_last_line_after_the_thinking() -> None:
+    assert read_verdict("<think>\nVERDICT: SAME\n</think>\nVERDICT: DIFFERENT") == "different"
+    assert read_verdict("VERDICT: SAME\nbecause") is None
+    assert read_verdict("") is None
+
+
+def test_agreement_counts_what_was_judged_and_says_how_much_was_chance() -> None:
+    found = agreement([1, 1, 0, 0, None, 1], [1, 0, 0, 1, 1, None])
+    assert (found["labelled"], found["judged"], found["abstained"]) == (5, 4, 1)
+    assert (found["accuracy"], found["kappa"]) == (0.5, 0.0)
+    assert agreement([1, 0], [1, 0])["kappa"] == 1.0
+    assert agreement([1, 1], [1, 1])["kappa"] is None
+    assert agreement([None], [1])["accuracy"] is None

@@ -1,0 +1,266 @@
+"""`recommended`: what does the same is paid, what does not is not, and every leak of published verifiers is closed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tree_sitter_bash")
+
+from turntree.core.errors import ConfigError
+from turntree.core.messages import Message, ToolCall
+from turntree.core.protocols import TurnState
+from turntree.verifiers.nemo import Nemo
+from turntree.verifiers.paper import Paper
+from turntree.verifiers.recommended import Recommended
+
+
+def act(*calls: ToolCall, text: str = "") -> Message:
+    return Message("assistant", text, calls)
+
+
+def bash(command: Any, name: str = "execute_bash", **more: Any) -> Message:
+    return act(ToolCall(name, {"command": command, **more}))
+
+
+def call(name: str, **arguments: Any) -> Message:
+    return act(ToolCall(name, arguments))
+
+
+def terminus(*keys: str, done: bool = False) -> Message:
+    commands = [{"keystrokes": k, "duration": 1.0} for k in keys]
+    return act(text=json.dumps({"analysis": "a", "plan": "p", "commands": commands, "task_complete": done}))
+
+
+def reward(gold: Message, tried: Message, *tools: Any, history: tuple[Message, ...] = (), **options: Any) -> Any:
+    return Recommended(**options).judge(TurnState("t", 0, history, gold, tools), tried).reward
+
+
+SAME = {
+    "a trailing newline": (bash("ls"), bash("ls\n")),
+    "another timeout": (bash("ls", timeout=5), bash("ls", timeout="10")),
+    "a free-text description": (bash("ls"), bash("ls", description="list files")),
+    "verbosity": (bash("pytest -v tests/a.py"), bash("pytest -xvs tests/a.py")),
+    "the order of paths": (bash("pytest a.py b.py"), bash("pytest b.py a.py")),
+    "a shell's argument list": (bash(["bash", "-lc", "ls -la"], "shell"), bash(["bash", "-lc", "ls -al"], "shell")),
+    "numbers by value": (call("f", x=1, y="a b"), call("f", y="a b", x=1.0)),
+    "case of a message": (act(text="Hello there"), act(text="hello  there")),
+    "a wider view": (
+        call("str_replace_editor", command="view", path="/a/b.py", view_range=[10, 20]),
+        call("str_replace_editor", command="view", path="/a/b.py", view_range=[8, 24]),
+    ),
+    "a query's case and question mark": (call("web_search", query="Who is X?"), call("web_search", query="who is x")),
+    "keystrokes cut otherwise": (terminus("cd a\n", "ls\n"), terminus("cd a\nls\n")),
+    "a Terminus answer in a fence": (terminus("ls\n"), act(text="```json\n" + terminus("ls\n").content + "\n```")),
+    "a command in a fence": (act(text="so\n\n```bash\nls -la\n```"), act(text="or\n\n```bash\nls -al\n```")),
+    "a ReAct action": (act(text="Thought: a\nAction: Search[Milhouse]"), act(text="Action 1: search[milhouse]")),
+    "reading calls in another order": (
+        act(*bash("ls").tool_calls, *bash("cat a").tool_calls), act(*bash("cat a").tool_calls, *bash("ls").tool_calls),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_what_does_the_same_is_paid(name: str) -> None:
+    gold, tried = SAME[name]
+    assert reward(gold, tried) == reward(tried, tried) == 1.0
+
+
+# the leaks of docs/results/verifiers.md: what the released servers pay for them is `nemo`'s reward under that domain
+LEAKS: dict[str, tuple[str, float, Message, Message]] = {
+    "any message for a message": ("tau2", 1.0, act(text="Your refund is on its way."), act(text="No.")),
+    "an empty message": ("tau2", 1.0, act(text="Your refund is on its way."), act()),
+    "a negated sentence": (
+        "tau2", 1.0,
+        call("note", text="cancel the order and refund the card"), call("note", text="do not cancel the order"),
+    ),
+    "any words at threshold 0": ("swe", 1.0, bash("pytest tests/a.py"), bash("rm -rf /")),
+    "calls beside the right one": (
+        "tau2", 1.0, call("get", id="1"), act(ToolCall("get", {"id": "1"}), ToolCall("get", {"id": "2"})),
+    ),
+    "true for 1": ("tau2", 1.0, call("f", x=1), call("f", x=True)),
+    "claiming to be done early": ("terminal", 1.0, terminus("ls\n"), terminus("ls\n", done=True)),
+    "uninstall for install": (
+        "terminal", 1.0, terminus("pip install -r requirements.txt\n"), terminus("pip uninstall -r requirements.txt\n"),
+    ),
+    "another output file": (
+        "terminal", 1.0, terminus("python train.py > output_a\n"), terminus("python train.py > output_b\n"),
+    ),
+    "a shell call without a command": ("swe_pivot", 1.0, bash("pytest tests/a.py"), call("execute_bash")),
+    "arguments that are not JSON": (
+        "swe_pivot", 1.0, bash("pytest tests/a.py"), call("execute_bash", **{"(arguments that are not JSON)": "{"}),
+    ),
+    "an edit without its command": (
+        "swe_pivot", 1.0,
+        call("str_replace_editor", command="str_replace", path="/a/b.py", old_str="x", new_str="y"),
+        call("str_replace_editor", path="/a/b.py", old_str="x", new_str="y"),
+    ),
+    "any pattern on the same path": (
+        "swe_pivot", 1.0, call("grep", pattern="def main", path="src"), call("grep", pattern="zzz", path="src"),
+    ),
+}  # fmt: skip
+
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results" / "verifiers.md"
+
+
+def table() -> str:
+    """The leaks as they stand in docs/results/verifiers.md."""
+    rows = ["| what is tried | server | released | `recommended` | `recommended` says |", "|---|---|---|---|---|"]
+    for name, (domain, _, gold, tried) in LEAKS.items():
+        state = TurnState("t", 0, (), gold)
+        verdict = Recommended().judge(state, tried)
+        released = Nemo(domain=domain).judge(state, tried).reward  # type: ignore[arg-type]
+        rows.append(f"| {name} | {domain} | {released:g} | {verdict.reward:g} | {verdict.reason} |")
+    return "\n".join(rows)
+
+
+def test_the_page_of_results_shows_what_is_paid_now() -> None:
+    assert table() in RESULTS.read_text(), f"paste this:\n{table()}"
+
+
+@pytest.mark.parametrize("name", LEAKS)
+def test_a_leak_of_the_released_servers_is_not_paid_and_nemo_says_what_they_pay(name: str) -> None:
+    domain, released, gold, tried = LEAKS[name]
+    state = TurnState("t", 0, (), gold)
+    assert reward(gold, tried) == 0.0
+    assert Nemo(domain=domain).judge(state, tried).reward == released  # type: ignore[arg-type]
+    assert reward(gold, gold) == 1.0
+
+
+class TestMatching:
+    def test_one_call_cannot_be_spent_on_two_and_is_spent_on_the_right_one(self) -> None:
+        def views(*spans: tuple[int, int]) -> Message:
+            return act(*(ToolCall("view", {"path": "a", "view_range": list(span)}) for span in spans))
+
+        gold = views((10, 20), (12, 18))
+        assert reward(gold, views((12, 20), (10, 20))) == 1.0  # greedy pairing gives (10, 20) to the second
+        assert reward(gold, views((12, 18), (12, 18))) == 0.0
+
+    def test_acting_calls_keep_their_order(self) -> None:
+        one, other = bash("make").tool_calls, bash("make test").tool_calls
+        assert reward(act(*one, *other), act(*other, *one)) == 0.0
+        assert reward(act(*one, *other), act(*one, *other)) == 1.0
+
+
+class TestDone:
+    @pytest.mark.parametrize(
+        ("gold", "tried"),
+        [
+            (bash("ls"), call("finish", message="done")),
+            (call("finish", message="done"), bash("ls")),
+            (terminus("ls\n", done=True), terminus("ls\n")),
+            (terminus("ls\n"), terminus("ls\n", done=True)),
+            (bash("ls"), act(text="The task is done.")),
+        ],
+    )
+    def test_being_done_is_checked_in_both_directions(self, gold: Message, tried: Message) -> None:
+        assert reward(gold, tried) == 0.0
+
+
+class TestEdits:
+    WRITE = ToolCall("create_file", {"path": "/a.py", "content": "x = 1\ny = 1\n"}, "1")
+    KNOWN = (Message("user", "go"), act(WRITE), Message("tool", "File created", (), "1"))
+
+    def edit(self, old: str, new: str) -> Message:
+        return call("edit", path="/a.py", old_string=old, new_string=new)
+
+    def test_edits_of_a_known_file_are_compared_by_what_they_leave(self) -> None:
+        gold = self.edit("x = 1", "x = 2")
+        assert reward(gold, self.edit("x = 1\ny", "x = 2\ny"), history=self.KNOWN) == 1.0
+        assert reward(gold, self.edit("= 1\ny = 1", "= 2\ny = 1"), history=self.KNOWN) == 1.0
+        assert reward(gold, self.edit("= 1", "= 2"), history=self.KNOWN) == 0.0  # stands twice: it does not apply
+        assert reward(gold, self.edit("x = 1", "x = 3"), history=self.KNOWN) == 0.0
+
+    def test_a_shell_command_may_have_changed_it(self) -> None:
+        ran = (
+            *self.KNOWN,
+            act(ToolCall("bash", {"command": "sed -i s/x/z/ /a.py"}, "2")),
+            Message("tool", "", (), "2"),
+        )
+        assert reward(self.edit("x = 1", "x = 2"), self.edit("x = 1\ny", "x = 2\ny"), history=ran) == 0.0
+
+    def test_more_context_counts_where_it_was_seen(self) -> None:
+        seen = (
+            act(ToolCall("view", {"path": "/a.py"}, "1")),
+            Message("tool", "     1\tx = 1\n     2\ty = 1\n", (), "1"),
+        )
+        gold, wider = self.edit("x = 1", "x = 2"), self.edit("x = 1\ny", "x = 2\ny")
+        assert reward(gold, wider, history=seen) == 1.0
+        assert reward(gold, self.edit("x = 1\nz", "x = 2\nz"), history=seen) == 0.0
+        assert reward(gold, wider) == 0.0  # nothing is known
+
+
+class TestDeclarations:
+    SHELL = {  # noqa: RUF012
+        "type": "function",
+        "function": {
+            "name": "bash",
+            "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"],
+                           "additionalProperties": False},
+        },
+    }  # fmt: skip
+
+    def test_what_breaks_the_declaration_is_not_paid_even_if_it_would_not_act(self) -> None:
+        assert reward(bash("ls", "bash"), bash("ls ", "bash"), self.SHELL) == 1.0
+        assert reward(bash("ls", "bash"), bash("ls", "bash", description="x"), self.SHELL) == 0.0
+        assert reward(bash("ls", "bash"), call("bash"), self.SHELL) == 0.0
+
+    def test_a_demonstration_that_breaks_it_judges_nothing(self) -> None:
+        assert reward(bash("ls", "sh"), bash("ls", "sh"), self.SHELL) is None
+
+    def test_a_description_acts_where_no_shell_is_called(self) -> None:
+        assert reward(call("create_issue", description="a"), call("create_issue", description="b")) == 0.0
+        assert reward(call("create", title="t", description="a"), call("create", title="t", description="b")) == 0.0
+
+    def test_the_folder_that_the_harness_says_is_where_paths_begin(self) -> None:
+        said = (Message("tool", "ok\n[Current working directory: /repo]"),)
+        assert reward(bash("cat src/a.py"), bash("cat /repo/src/a.py"), history=said) == 1.0
+        assert reward(bash("cat src/a.py"), bash("cat /repo/src/a.py")) == 0.0
+        assert reward(bash("cat a"), bash("cat /w/a"), folder="/w") == 1.0
+
+
+class TestOptions:
+    def test_messages_are_exact_anything_or_not_judged(self) -> None:
+        gold, other = act(text="Your refund is on its way."), act(text="Refunded.")
+        assert [reward(gold, other, messages=m) for m in ("exact", "any", "unjudged")] == [0.0, 1.0, None]
+        assert [reward(gold, act(), messages=m) for m in ("exact", "any", "unjudged")] == [0.0, 0.0, 0.0]
+
+    def test_kinds_and_idle_arguments_can_be_declared(self) -> None:
+        gold, tried = call("run", line="ls -la", command="ls -la"), call("run", line="x", command="ls -al")
+        assert reward(gold, tried) == 0.0
+        assert reward(gold, tried, kinds={"run": "shell"}, idle={"run": ("line",)}) == 1.0
+        with pytest.raises(ConfigError, match="use one of"):
+            Recommended(kinds={"run": "shel"})
+
+    def test_in_conversations_every_tool_is_what_it_declares(self) -> None:
+        gold, tried = call("search", query="A b"), call("search", query="a  b")
+        assert (reward(gold, tried), reward(gold, tried, domain="conversation")) == (1.0, 0.0)
+
+
+class TestPaper:
+    def paper(self, gold: Message, tried: Message, **options: Any) -> float | None:
+        return Paper(**options).judge(TurnState("t", 0, (), gold), tried).reward
+
+    def test_swe_matches_names_only(self) -> None:
+        edit = call("str_replace_editor", command="create", path="/a", file_text="x")
+        assert self.paper(edit, call("str_replace_editor", command="undo_edit", path="/b")) == 1.0
+        assert self.paper(edit, bash("ls")) == 0.0
+        assert self.paper(bash("ls"), bash("rm -rf /"), domain="swe") == 1.0
+
+    def test_terminal_takes_similar_commands(self) -> None:
+        assert self.paper(bash("python train.py --seed 1"), bash("python train.py --seed 2")) == 1.0
+        assert self.paper(bash("ls"), bash("make")) == 0.0
+
+    def test_conversation_compares_calls_and_takes_any_message(self) -> None:
+        assert self.paper(call("book", id=1), call("book", id=2)) == 0.0
+        assert self.paper(act(text="Hello"), act(text="Hi")) == 1.0
+        assert self.paper(act(text="Hello"), act()) == 0.0
+
+    def test_search_takes_a_query_of_common_words(self) -> None:
+        gold = call("search", query="population of Berlin 2020")
+        assert self.paper(gold, call("search", query="Berlin population 2020")) == 1.0
+        assert self.paper(gold, call("search", query="capital of France")) == 0.0

@@ -1,0 +1,198 @@
+"""Scripts are equal exactly when they do the same, as far as words can tell; in doubt they are not."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("tree_sitter_bash")
+
+from turntree.verifiers.shell import Script
+
+
+def same(one: str, other: str, folder: str | None = None) -> bool:
+    return Script.of(one, folder).meaning == Script.of(other, folder).meaning
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("ls -la", "ls -l -a\n"),
+        ("pytest -v tests/a.py", "pytest -xvs tests/a.py"),
+        ("pytest a b", "pytest b a"),
+        ("cat 'a.py'", "cat ./a.py"),
+        ("grep -rn foo src", "grep foo src --recursive --line-number"),
+        ("grep --include='*.py' -r x .", "grep -r --include=*.py x ."),
+        ("tail -20 f", "tail -n 20 f"),
+        ("rm -rf a", "rm -f -r a"),
+        ("pip3 install -U x", "pip install --upgrade x"),
+        ("git add a b", "git add b a"),
+        ("make 2>&1", "make"),
+        ("make &> f", "make > f 2>&1"),
+        ("a |& b", "a 2>&1 | b"),
+        ("a 2>e >o", "a >o 2>e"),
+        ("> a echo hi", "echo hi > a"),
+        ("a; b", "a\nb  # then b"),
+        ("a && \\\n b", "a && b"),
+        ("a && b | c > f", "a && b | c >f"),
+        ("echo `ls`", "echo $(ls)"),
+        ("echo ${x}", "echo $x"),
+        ("bash -c 'a b'", 'bash -c "a b"'),
+        ("for i in a b; do\n echo $i\ndone", "for i in a b; do echo $i; done"),
+    ],
+)
+def test_what_does_the_same_is_the_same(one: str, other: str) -> None:
+    assert same(one, other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("pip install x", "pip uninstall x"),
+        ("cat a", "cat b"),
+        ("cat a b", "cat b a"),
+        ("cp a b", "cp b a"),
+        ("grep a b", "grep b a"),
+        ("rm -f -i a", "rm -i -f a"),
+        ("python x.py > output_a", "python x.py > output_b"),
+        ("a > f", "a >> f"),
+        ("a > f 2>&1", "a 2>&1 > f"),
+        ("a 2>&1 | tail", "a | tail"),
+        ("x=$(a 2>&1)", "x=$(a)"),
+        ("(a 2>&1) | b", "(a) | b"),
+        ("{ a 2>&1; } > f", "{ a; } > f"),
+        ("while a; do b 2>&1; done | c", "while a; do b; done | c"),
+        ("echo *", "echo '*'"),
+        ("echo ~", "echo '~'"),
+        ("echo $x", 'echo "$x"'),
+        ("echo '$x'", 'echo "$x"'),
+        ("a\\ b", "a b"),
+        ("./run", "run"),
+        ("a && b", "a; b"),
+        ("a && b", "a || b"),
+        ("a &", "a"),
+        ("! a", "a"),
+        ("X=1 a", "a"),
+        ("PAGER=x git log", "git log"),
+        ("(cd a; ls)", "cd a; ls"),
+        ("if a; then b; else c; fi", "if a; then b; fi; c"),
+        ("[ -f a ]", "[ -d a ]"),
+        ("cat <<E\na\nE", "cat <<E\nb\nE"),
+        ("cat <<E\n$a\nE", "cat <<'E'\n$a\nE"),
+        ("echo $((1+2))", "echo $((1-2))"),
+        ("ls; rm -rf /", "ls"),
+        ("echo 'unfinished", "echo unfinished"),
+    ],
+)
+def test_what_does_another_thing_is_another_script(one: str, other: str) -> None:
+    assert not same(one, other)
+
+
+class TestFolders:
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            ("cd /repo && pytest a", "pytest a"),
+            ("pytest tests/a.py", "pytest /repo/tests/a.py"),
+            ("cd /repo && ls tests/*.py", "ls /repo/tests/*.py"),
+            ("cd sub && ls", "cd /repo/sub/ && ls"),
+            ("a && cd /repo && b", "a && b"),
+        ],
+    )
+    def test_a_path_is_that_of_the_folder_where_the_shell_is(self, one: str, other: str) -> None:
+        assert same(one, other, "/repo")
+
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            ("cd /repo && ls", "cd /other && ls"),
+            ("cd /repo || rm -rf x", "rm -rf x"),  # a step that succeeds keeps what is behind || from running
+            ("a || cd /repo && b", "a || b"),
+            ("pytest /repo/../a", "pytest /a"),  # /repo may be a link
+            ("cat a", "cat /a"),
+        ],
+    )
+    def test_a_step_that_matters_stays(self, one: str, other: str) -> None:
+        assert not same(one, other, "/repo")
+
+
+def test_commands_that_destroy_are_named_and_reading_is_known() -> None:
+    assert not Script.of("ls -la | grep x 2>/dev/null").destroys
+    assert Script.of("ls -la | grep x").only_reads
+    for text in ("rm a", "sudo rm a", "bash -c 'rm a'", "echo x > a", "git reset --hard", "find . -delete", "rm 'a"):
+        assert Script.of(text).destroys, text
+        assert not Script.of(text).only_reads, text
+
+
+plain = st.text("ab-=.,/ $*'\"~{}", max_size=5)  # a backslash before a space is compared as text
+
+
+def spelled(word: str, how: int) -> str:
+    """A word in one of three spellings that bash reads as the same text."""
+    if how == 0:
+        return "'" + word.replace("'", "'\\''") + "'"
+    if how == 1:
+        return '"' + "".join(f"\\{c}" if c in '"$`\\' else c for c in word) + '"'
+    return spelled(word, 0) if not word or " " in word else "".join(f"\\{c}" for c in word)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(st.tuples(plain, st.integers(0, 2), st.integers(0, 2)), max_size=3), min_size=1, max_size=8))
+def test_spellings_of_a_word_are_one_word_and_bash_agrees(commands: list[list[tuple[str, int, int]]]) -> None:
+    pairs = [[" ".join(["printf", *(spelled(w, hows[k]) for w, *hows in words)]) for k in (0, 1)] for words in commands]
+    assert all(same(*pair) for pair in pairs)
+    apart = [" ".join(["printf '<%s>'", *(spelled(w, how) for w, how, _ in words)]) for words in commands]
+    printed = subprocess.run(["bash", "-c", "\necho\n".join(apart)], capture_output=True, text=True, check=True).stdout
+    said = ["".join(f"<{w}>" for w, *_ in words) or "<>" for words in commands]
+    assert printed == "\n".join(said)  # the spellings mean what this test believes
+
+
+def test_scripts_that_count_as_the_same_print_the_same(tmp_path: Path) -> None:
+    """Random texts after a harmless command, in a folder with files that patterns match."""
+    draw = random.Random(1)
+    pieces = [
+        "a",
+        "x",
+        "'",
+        '"',
+        "\\",
+        " ",
+        "-",
+        "=",
+        "~",
+        "*",
+        "{",
+        ",",
+        "}",
+        "#",
+        "\t",
+        "é",
+        "$x",
+        "|cat",
+        "`",
+        "!",
+        "]",
+    ]
+    for name in ("xa", "x-", "a"):
+        (tmp_path / name).touch()
+    groups: dict[object, list[str]] = {}
+    for _ in range(3000):
+        text = "printf '<%s>' x" + "".join(draw.choices(pieces, k=draw.randint(0, 6)))
+        groups.setdefault(Script.of(text).meaning, []).append(text)
+    equal = [sorted(set(texts))[:4] for texts in groups.values() if len(set(texts)) > 1]
+    assert len(equal) > 30
+    for texts in equal:
+        said = {subprocess.run(["bash", "-c", t], capture_output=True, cwd=tmp_path, check=False).stdout for t in texts}
+        assert len(said) == 1, texts
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text("ab'\"\\$(){}<>|&;# \n*=~-", max_size=25), st.text("ab'\"\\$(){}<>|&;# \n*=~-", max_size=25))
+def test_any_text_is_read_and_equals_itself(one: str, other: str) -> None:
+    assert same(one, one)
+    assert same(one, other) == same(other, one)
