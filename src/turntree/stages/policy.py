@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,8 @@ def open_speaker(model: str, endpoint: EndpointConfig | None, device: Device) ->
     if device.engine.name != HF.name:
         hint = "leave --endpoint out, or the engine"
         raise ConfigError("samples in place of the server at --endpoint", field="device.engine", hint=hint)
-    tokenizer = load_tokenizer(folder_of(endpoint.tokenizer))
+    endpoint = dataclasses.replace(endpoint, tokenizer=str(folder_of(endpoint.tokenizer)))
+    tokenizer = load_tokenizer(endpoint.tokenizer)
     renderer = ChatRenderer(tokenizer)
     with EndpointEngine(endpoint, model, tokenizer, renderer.stop_ids) as engine:
         yield Speaker(engine, renderer, identity_of(engine.identity, tokenizer))
