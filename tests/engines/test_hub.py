@@ -12,8 +12,9 @@ from huggingface_hub import constants, errors
 from tiny_models import save_tiny_checkpoint
 from turntree.core.errors import InputError
 from turntree.engines.checkpoint import load_model, load_tokenizer, merged, policy_hash, save_model
+from turntree.engines.endpoint import EndpointConfig
 from turntree.engines.hub import folder_of, push
-from turntree.stages.policy import Device, load_policy
+from turntree.stages.policy import Device, load_policy, open_speaker
 from turntree.training.lora import LoRAConfig, add_adapter
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -46,6 +47,14 @@ def test_an_adapter_finds_its_base_by_its_name_on_the_hub(cache: Path, tmp_path:
     (folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "someone/tiny"}))
     assert policy_hash(load_model(folder)) == policy_hash(model)
     assert merged(folder).num_parameters() == load_model(cache).num_parameters()
+
+
+def test_the_tokenizer_of_a_server_s_model_is_found_there_too(cache: Path) -> None:
+    """With its context, which the folder tells."""
+    endpoint = EndpointConfig(url="http://localhost:1/v1", tokenizer="someone/tiny")
+    with open_speaker("served", endpoint, Device()) as speaker:
+        assert speaker.engine.max_context == 4096
+        assert speaker.renderer.stop_ids == load_policy("someone/tiny", Device()).renderer.stop_ids
 
 
 def test_offline_an_unknown_model_is_one_line(cache: Path) -> None:

@@ -227,3 +227,22 @@ def test_the_exported_model_has_the_type_that_it_was_loaded_in(tmp_path: Path) -
     assert {value.dtype for value in load_file(folder / "model.safetensors").values()} == {torch.bfloat16}
     assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
     assert policy_hash(load_model(folder, dtype="auto")) == policy_hash(model)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_the_masters_lie_there_and_go_on_bit_for_bit(tmp_path: Path) -> None:
+    model = tiny_model(dtype=torch.bfloat16).to("cuda")
+    engine = HFEngine(model, RENDERER.stop_ids)
+    taught = learner(model, engine, optimizer=OptimizerConfig(learning_rate=1e-3))
+    metrics, _ = taught.learn(*sampled(engine))
+    assert metrics["ratio_max"] == pytest.approx(1.0, abs=1e-4)
+    held = taught.optimizer.tensors()
+    assert {held[key].device.type for key in held if key.endswith((".master", ".exp_avg"))} == {"cuda"}
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig())
+    checkpoints.save(1, model, taught.optimizer, {})
+    again = tiny_model(dtype=torch.bfloat16, seed=1).to("cuda")
+    its_optimizer = build_optimizer(again, OptimizerConfig(learning_rate=1e-3))
+    checkpoints.restore(again, its_optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True))
+    assert all(torch.equal(value, held[key]) for key, value in its_optimizer.tensors().items())

@@ -16,7 +16,20 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import click
 
 from turntree import __version__
-from turntree.cli import audit, check, config, experiment, gate, index, models, online, pipeline, results, traces, verifier
+from turntree.cli import (
+    audit,
+    check,
+    config,
+    experiment,
+    gate,
+    index,
+    models,
+    online,
+    pipeline,
+    results,
+    traces,
+    verifier,
+)
 from turntree.core import parts
 from turntree.core.errors import TurntreeError
 

@@ -43,7 +43,7 @@ class EndpointConfig:
     url: str
     """Sample from this server of --model, such as vLLM: the base of its API (http://host:8000/v1)."""
     tokenizer: str
-    """With --endpoint: a folder with the tokenizer of the served model."""
+    """With --endpoint: the tokenizer of the served model, a folder or a name on the Hub."""
     max_context: int = 0
     """Longest prompt plus completion, in tokens (0: what the tokenizer's folder says)."""
     concurrency: int = 32

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -86,6 +87,7 @@ def open_speaker(model: str, endpoint: EndpointConfig | None, device: Device) ->
         hint = "leave --endpoint out, or the engine"
         raise ConfigError("samples in place of the server at --endpoint", field="device.engine", hint=hint)
     folder = folder_of(endpoint.tokenizer)
+    endpoint = dataclasses.replace(endpoint, tokenizer=str(folder))
     tokenizer = load_tokenizer(folder)
     renderer = _renderer(device.renderer, tokenizer, folder)
     with EndpointEngine(endpoint, model, tokenizer, renderer.stop_ids) as engine:
