@@ -12,7 +12,11 @@ from typing import Annotated, Any, Literal
 from turntree.core.config import Between, Part
 from turntree.core.errors import InputError
 from turntree.observe.files import write_json
-from turntree.traces.chat import AUTO, ImportReport, stream_chat
+from turntree.observe.jsonl import parse_json, read_text
+from turntree.observe.run import progress
+from turntree.traces.chat import ImportReport, stream_chat
+from turntree.traces.formats.row import chat_tools
+from turntree.traces.readers import AUTO
 from turntree.traces.schema import Split, Trace, write_traces
 from turntree.traces.splits import assign_splits
 
@@ -25,13 +29,17 @@ class ImportConfig:
     """`turntree traces import`."""
 
     format: Part = _BY_KEYS
-    """auto, chat, responses, tau2, or module:function of your own; its options are format.KEY."""
+    """auto, a registered format (docs/traces.md), or module:function of your own; its options are format.KEY."""
     on_error: Literal["stop", "drop"] = "stop"
     """What a row that cannot be read does."""
     unknown_keys: Literal["stop", "keep"] = "stop"
     """Keys of a row that the format does not know: an error, or kept in the trace's meta."""
     success_only: bool = False
     """Keep only the traces that their source calls a success."""
+    candidates: Literal["auto", "turns", "tool_calls", "bash", "search"] = "auto"
+    """Which turns become candidates: all, calls without error, bash actions, search steps; auto is the format's rule."""
+    tools: str = ""
+    """A JSON file of tool declarations, for traces that record none."""
     dev: Annotated[float, Between(0, 1)] = 0.1
     """Share of traces held out for development."""
     seed: int = 0
@@ -41,10 +49,12 @@ class ImportConfig:
 def import_traces(files: list[Path], out: Path, config: ImportConfig) -> dict[str, Any]:
     """Import, split by trajectory, write `out` and its report `OUT.report.json`. Raises `InputError` with the counts
     by reason, and writes nothing, where no trace is kept, or none in a split that has a share."""
-    with tempfile.TemporaryFile() as spool:  # traces may be more than the memory holds, and the header counts them
+    bar = progress((), "traces imported")
+    with bar, tempfile.TemporaryFile() as spool:  # traces may exceed the memory, and the header counts them
         keys: list[Key] = []
 
         def keep(trace: Trace) -> None:
+            bar.update()
             keys.append((trace.id, trace.group, trace.split))
             spool.write(json.dumps(trace.to_json()).encode() + b"\n")
 
@@ -54,6 +64,8 @@ def import_traces(files: list[Path], out: Path, config: ImportConfig) -> dict[st
             on_error=config.on_error,
             unknown_keys=config.unknown_keys,
             success_only=config.success_only,
+            candidates=config.candidates,
+            tools=_tools(config.tools),
         )
         counts, splits = _split(files, keys, report, config.dev, config.seed)
         spool.seek(0)
@@ -65,13 +77,40 @@ def import_traces(files: list[Path], out: Path, config: ImportConfig) -> dict[st
     return {"path": str(out), **counts}
 
 
+_REMEDIES = {
+    "unknown_format": "name the format with --format",
+    "not_a_json_object": "check that the files are JSON, JSON lines or a text of a known format",
+    "unknown_key": "keep such keys with --unknown-keys keep",
+    "not_successful": "import failures too: leave --success-only away",
+    "success_unknown": "the source does not say what succeeded: leave --success-only away",
+    "no_candidate_turn": "see dropped_turns for why; --set candidates=turns takes every turn",
+    "no_assistant_turn": "the files hold tasks, not episodes: record some with `turntree traces record`",
+}
+
+
+def _tools(file: str) -> list[dict[str, Any]]:
+    if not file:
+        return []
+    tools: Any = parse_json(read_text(file), file)
+    tools = tools.get("tools", tools) if isinstance(tools, dict) else tools
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise InputError(
+            "is no list of tool declarations", path=file, field="tools", hint="write [{type, function}, ...]"
+        )
+    return chat_tools(tools, Counter())
+
+
 def _split(
     files: list[Path], keys: list[Key], report: ImportReport, dev: float, seed: int
 ) -> tuple[dict[str, Any], list[Split]]:
     if not keys:
         reasons = ", ".join(f"{count} {reason}" for reason, count in report.dropped_traces.most_common())
+        turns = ", ".join(f"{count} {reason}" for reason, count in report.dropped_turns.most_common())
         problem = f"keeps none of {report.traces_read} traces ({reasons or 'the files are empty'})"
-        raise InputError(problem, path=files[0], hint="see what is dropped with --on-error stop; nothing was written")
+        problem += f" and none of {report.turns_read} turns ({turns})" if turns else ""
+        first = next((reason for reason, _ in report.dropped_traces.most_common() if reason in _REMEDIES), "")
+        remedy = _REMEDIES.get(first, "see what is dropped with --on-error stop")
+        raise InputError(problem, path=files[0], hint=f"{remedy}; nothing was written")
     splits = assign_splits(keys, seed, {"train": 1 - dev, "dev": dev})
     sizes = Counter(splits)
     if not sizes["train"] and dev < 1:
