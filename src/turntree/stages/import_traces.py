@@ -37,7 +37,7 @@ class ImportConfig:
     success_only: bool = False
     """Keep only the traces that their source calls a success."""
     candidates: Literal["auto", "turns", "tool_calls", "bash", "search"] = "auto"
-    """Which turns become candidates: all, calls without error, bash actions, search steps; auto is the format's rule."""
+    """Which turns become candidates: all, calls without error, bash actions, search steps; auto: the format's rule."""
     tools: str = ""
     """A JSON file of tool declarations, for traces that record none."""
     dev: Annotated[float, Between(0, 1)] = 0.1
