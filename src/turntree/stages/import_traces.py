@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import io
 import json
-import tempfile
+import shutil
+import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from turntree.core.config import Between, Part
+from turntree.core import parts
+from turntree.core.config import Between, Part, to_value
 from turntree.core.errors import InputError
 from turntree.observe.files import write_json
 from turntree.observe.jsonl import parse_json, read_text
-from turntree.observe.run import progress
-from turntree.traces.chat import ImportReport, stream_chat
-from turntree.traces.formats.row import chat_tools
+from turntree.observe.run import notice, progress
+from turntree.traces.chat import Done, ImportReport, fingerprint_of, stream_chat
+from turntree.traces.formats.row import chat_tools, fingerprint
 from turntree.traces.readers import AUTO
 from turntree.traces.schema import Split, Trace, write_traces
 from turntree.traces.splits import assign_splits
 
 Key = tuple[str, str, Split | None]
 _BY_KEYS = Part(AUTO)
+SAVE_EVERY = 5.0  # seconds between two notes of how far an import is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +53,14 @@ class ImportConfig:
 
 def import_traces(files: list[Path], out: Path, config: ImportConfig) -> dict[str, Any]:
     """Import, split by trajectory, write `out` and its report `OUT.report.json`. Raises `InputError` with the counts
-    by reason, and writes nothing, where no trace is kept, or none in a split that has a share."""
-    bar = progress((), "traces imported")
-    with bar, tempfile.TemporaryFile() as spool:  # traces may exceed the memory, and the header counts them
-        keys: list[Key] = []
+    by reason, and writes nothing, where no trace is kept, or none in a split that has a share. An import that was
+    interrupted goes on when the same command is given again."""
+    tools = _tools(config.tools)
+    with _Spool(out, files, config) as spool, progress((), "traces imported", initial=len(spool.keys)) as bar:
 
         def keep(trace: Trace) -> None:
             bar.update()
-            keys.append((trace.id, trace.group, trace.split))
-            spool.write(json.dumps(trace.to_json()).encode() + b"\n")
+            spool.keep(trace)
 
         report = stream_chat(
             *(files, keep),
@@ -65,16 +69,84 @@ def import_traces(files: list[Path], out: Path, config: ImportConfig) -> dict[st
             unknown_keys=config.unknown_keys,
             success_only=config.success_only,
             candidates=config.candidates,
-            tools=_tools(config.tools),
+            tools=tools,
+            done=spool.done,
+            after_row=spool.after_row,
         )
-        counts, splits = _split(files, keys, report, config.dev, config.seed)
-        spool.seek(0)
-        traces = (
-            replace(Trace.from_json(json.loads(line)), split=one) for line, one in zip(spool, splits, strict=True)
-        )
+        counts, splits = _split(files, spool.keys, report, config.dev, config.seed)
+        traces = (replace(trace, split=one) for trace, one in zip(spool.traces(), splits, strict=True))
         write_traces(out, traces, {"made_by": "import", "sources": [str(file) for file in files], "report": counts})
     write_json(out.with_name(out.name + ".report.json"), counts)
     return {"path": str(out), **counts}
+
+
+class _Spool:
+    """The traces kept so far, in a folder beside `out` (they may exceed the memory, and the header counts them), and
+    how far the sources were read. It stays only where the import is interrupted."""
+
+    def __init__(self, out: Path, files: list[Path], config: ImportConfig) -> None:
+        self._folder = out.with_name(f".{out.name}.import")
+        self._rows, self._state = self._folder / "traces.jsonl", self._folder / "state.json"
+        self._identity = _identity(files, config)
+        self._saved = time.monotonic()
+        self.keys: list[Key] = []
+        self.done = Done(0, ImportReport(), {})
+
+    def __enter__(self) -> _Spool:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        state = self._read_state()
+        self._file = self._rows.open("r+b" if state else "w+b")
+        if state:
+            self._file.truncate(state["bytes"])
+            for trace in self.traces():
+                self.keys.append((trace.id, trace.group, trace.split))
+                self.done.known[trace.id] = fingerprint_of(trace), trace.meta.get("source")
+            self._file.seek(0, io.SEEK_END)
+            self.done = Done(state["rows"], ImportReport.from_json(state["report"]), self.done.known)
+            notice(f"going on with the import of {self._folder.name[1:-7]} after {state['rows']} rows")
+        return self
+
+    def keep(self, trace: Trace) -> None:
+        self.keys.append((trace.id, trace.group, trace.split))
+        self._file.write(json.dumps(trace.to_json()).encode() + b"\n")
+
+    def after_row(self, rows: int, report: ImportReport) -> None:
+        if time.monotonic() - self._saved < SAVE_EVERY:
+            return
+        self._file.flush()
+        state = {"identity": self._identity, "rows": rows, "bytes": self._file.tell(), "report": report.to_json()}
+        write_json(self._state, state)
+        self._saved = time.monotonic()
+
+    def traces(self) -> Iterator[Trace]:
+        self._file.seek(0)
+        for line in self._file:
+            yield Trace.from_json(json.loads(line))
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._file.close()
+        if kind is None or issubclass(kind, Exception):  # not an interrupt
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _read_state(self) -> dict[str, Any] | None:
+        """What the same import of the same files had done; None where there is no such."""
+        if not self._state.exists() or not self._rows.exists():
+            return None
+        state = json.loads(self._state.read_text())
+        return state if state["identity"] == self._identity and self._rows.stat().st_size >= state["bytes"] else None
+
+
+def _identity(files: list[Path], config: ImportConfig) -> str:
+    """Of what is imported and how: an interrupted import goes on only where both are as they were."""
+    found = [one for file in files for one in (sorted(file.rglob("*")) if file.is_dir() else [file]) if one.is_file()]
+    seen = [(str(one.resolve()), one.stat().st_size, one.stat().st_mtime_ns) for one in found]
+    return fingerprint(
+        [seen, to_value(config), parts.identity("trace_formats", config.format) if _named(config) else ""]
+    )
+
+
+def _named(config: ImportConfig) -> bool:
+    return config.format.name != AUTO
 
 
 _REMEDIES = {
