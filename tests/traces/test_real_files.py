@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import lzma
+import re
+import tarfile
 from pathlib import Path
 
 import pytest
 
+from turntree.core.errors import InputError
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.traces.candidates import candidates
 from turntree.traces.chat import import_chat
@@ -31,6 +36,18 @@ COUNTS = {  # file: (traces kept, traces read, turns kept, dropped turns)
     AGENTS.format("tau2__data__example_rollouts"): (5, 5, 25, {"canned_opening": 5}),
     "tau2/trajectories/taubench1_gpt-4o-airline.json.xz": (200, 200, 2454, {}),
     "tau2/trajectories/toolorchestra_retail.json.xz": (114, 114, 1027, {"canned_opening": 114}),
+    "tau2/trajectories/MockRetailDomainEnv-few_shot.jsonl.xz": (68, 69, 79, {"call_not_recorded": 864}),
+    "tau2/trajectories/MockAirlineDomainEnv-few_shot.jsonl.xz": (
+        19, 19, 45, {"call_not_recorded": 174, "result_without_call": 3},
+    ),
+    "swe_agent/demonstrations.tar.xz": (19, 19, 209, {}),
+    "hotpot_react/100_questions_5_trials.txt.xz": (140, 512, 389, {"not_a_search_step": 464, "in_dropped_trace": 1014}),
+    "intercode/trajectories/gpt-4_fs_1.json.xz": (60, 60, 401, {}),
+    "intercode/trajectories/gpt-4_fs_2.json.xz": (53, 53, 310, {}),
+    "intercode/trajectories/gpt-4_fs_3.json.xz": (60, 60, 334, {}),
+    "intercode/trajectories/gpt-4_fs_4.json.xz": (27, 27, 131, {}),
+    "intercode/trajectories/gpt-3.5_fs_3.json.xz": (60, 60, 366, {}),
+    "intercode/trajectories/gpt-3.5_fs_4.json.xz": (27, 27, 174, {"empty_turn": 1}),
 }  # fmt: skip
 
 
@@ -39,6 +56,27 @@ def test_every_turn_is_kept_or_counted(shared_data: Path, name: str) -> None:
     traces, report = import_chat([shared_data / name])
     assert report.adds_up
     assert (len(traces), report.traces_read, report.turns_kept, report.dropped_turns) == COUNTS[name]
+
+
+def test_turns_are_counted_as_an_independent_reader_counts_them(shared_data: Path) -> None:
+    with tarfile.open(shared_data / "swe_agent/demonstrations.tar.xz") as archive:
+        trajectories = [json.load(archive.extractfile(m)) for m in archive if m.name.endswith(".traj")]
+    assert sum(m["role"] == "assistant" for one in trajectories for m in one["history"]) == 209
+    for path in sorted((shared_data / "intercode/trajectories").iterdir()):
+        episodes = json.loads(lzma.decompress(path.read_bytes())).values()
+        _, report = import_chat([path])
+        assert report.turns_read == sum(len(one["turn_history"]["actions"]) for one in episodes)
+    react = shared_data / "hotpot_react/100_questions_5_trials.txt.xz"
+    text = lzma.decompress(react.read_bytes()).decode()
+    _, report = import_chat([react])
+    assert report.turns_read == len(re.findall(r"^Action \d+:", text, re.MULTILINE)) == 1867
+    assert report.traces_read == text.count("\nQuestion: ") == 512
+
+
+@pytest.mark.parametrize("name", ["intercode/nl2bash_fs_1", "agentbench_os/training", "bfcl/BFCL_v4_multi_turn_base"])
+def test_tasks_without_episodes_are_refused_saying_what_was_tried(shared_data: Path, name: str) -> None:
+    with pytest.raises(InputError, match=r"is of no known format \(keys: .*\). Tried agentbench: no .*; tau2: neither"):
+        import_chat([shared_data / f"{name}.json.xz"])
 
 
 def test_a_task_without_a_demonstration_is_refused_by_name(shared_data: Path) -> None:
@@ -66,7 +104,7 @@ def test_real_demonstrations_match_themselves_and_no_broken_copy(
     states: list[TurnState], verifier: TurnVerifier
 ) -> None:
     audit = audit_verifier(verifier, states)
-    assert (audit.gold.accepted, audit.states) == (3760, 3760)
+    assert (audit.gold.accepted, audit.states) == (6187, 6187)
     for name, tally in audit.mutations.items():
         assert (tally.accepted, tally.partial, tally.unjudged) == (0, 0, 0), name
         assert tally.refused > 1000, name

@@ -126,15 +126,16 @@ def record(config: Any, out: Path, overwrite: bool, json_path: str | None) -> No
         "--on-error": "on_error",
         "--unknown-keys": "unknown_keys",
         "--success-only": "success_only",
+        "--candidates": "candidates",
         "--dev": "dev",
         "--seed": "seed",
     },
-    short_help="Chat-format JSONL and other logs.",
+    short_help="Logs of agents, in any of the known formats.",
 )
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @out_option("The traces file to write (JSONL).")
 def import_(config: Any, files: tuple[Path, ...], out: Path, json_path: str | None) -> None:
-    """Import chat-format JSONL (`messages`, `tools`) or other logs; whatever is dropped is counted by reason.
+    """Import logs of agents: files, folders or archives, in any known format; what is dropped is counted by reason.
 
     \b
     Example: turntree traces import my_agent.jsonl --out runs/traces.jsonl

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import io
 import json
-import tempfile
+import shutil
+import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from turntree.core.config import Between, Part
+from turntree.core import parts
+from turntree.core.config import Between, Part, to_value
 from turntree.core.errors import InputError
 from turntree.observe.files import write_json
-from turntree.traces.chat import AUTO, ImportReport, stream_chat
+from turntree.observe.jsonl import parse_json, read_text
+from turntree.observe.run import notice, progress
+from turntree.traces.chat import Done, ImportReport, fingerprint_of, stream_chat
+from turntree.traces.formats.row import chat_tools, fingerprint
+from turntree.traces.readers import AUTO
 from turntree.traces.schema import Split, Trace, write_traces
 from turntree.traces.splits import assign_splits
 
 Key = tuple[str, str, Split | None]
 _BY_KEYS = Part(AUTO)
+SAVE_EVERY = 5.0  # seconds between two notes of how far an import is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +34,17 @@ class ImportConfig:
     """`turntree traces import`."""
 
     format: Part = _BY_KEYS
-    """auto, chat, responses, tau2, or module:function of your own; its options are format.KEY."""
+    """auto, a registered format (docs/traces.md), or module:function of your own; its options are format.KEY."""
     on_error: Literal["stop", "drop"] = "stop"
     """What a row that cannot be read does."""
     unknown_keys: Literal["stop", "keep"] = "stop"
     """Keys of a row that the format does not know: an error, or kept in the trace's meta."""
     success_only: bool = False
     """Keep only the traces that their source calls a success."""
+    candidates: Literal["auto", "turns", "tool_calls", "bash", "search"] = "auto"
+    """Which turns become candidates: all, calls without error, bash actions, search steps; auto: the format's rule."""
+    tools: str = ""
+    """A JSON file of tool declarations, for traces that record none."""
     dev: Annotated[float, Between(0, 1)] = 0.1
     """Share of traces held out for development."""
     seed: int = 0
@@ -40,13 +53,14 @@ class ImportConfig:
 
 def import_traces(files: list[Path], out: Path, config: ImportConfig) -> dict[str, Any]:
     """Import, split by trajectory, write `out` and its report `OUT.report.json`. Raises `InputError` with the counts
-    by reason, and writes nothing, where no trace is kept, or none in a split that has a share."""
-    with tempfile.TemporaryFile() as spool:  # traces may be more than the memory holds, and the header counts them
-        keys: list[Key] = []
+    by reason, and writes nothing, where no trace is kept, or none in a split that has a share. An import that was
+    interrupted goes on when the same command is given again."""
+    tools = _tools(config.tools)
+    with _Spool(out, files, config) as spool, progress((), "traces imported", initial=len(spool.keys)) as bar:
 
         def keep(trace: Trace) -> None:
-            keys.append((trace.id, trace.group, trace.split))
-            spool.write(json.dumps(trace.to_json()).encode() + b"\n")
+            bar.update()
+            spool.keep(trace)
 
         report = stream_chat(
             *(files, keep),
@@ -54,15 +68,108 @@ def import_traces(files: list[Path], out: Path, config: ImportConfig) -> dict[st
             on_error=config.on_error,
             unknown_keys=config.unknown_keys,
             success_only=config.success_only,
+            candidates=config.candidates,
+            tools=tools,
+            done=spool.done,
+            after_row=spool.after_row,
         )
-        counts, splits = _split(files, keys, report, config.dev, config.seed)
-        spool.seek(0)
-        traces = (
-            replace(Trace.from_json(json.loads(line)), split=one) for line, one in zip(spool, splits, strict=True)
-        )
+        counts, splits = _split(files, spool.keys, report, config.dev, config.seed)
+        traces = (replace(trace, split=one) for trace, one in zip(spool.traces(), splits, strict=True))
         write_traces(out, traces, {"made_by": "import", "sources": [str(file) for file in files], "report": counts})
     write_json(out.with_name(out.name + ".report.json"), counts)
     return {"path": str(out), **counts}
+
+
+class _Spool:
+    """The traces kept so far, in a folder beside `out` (they may exceed the memory, and the header counts them), and
+    how far the sources were read. It stays only where the import is interrupted."""
+
+    def __init__(self, out: Path, files: list[Path], config: ImportConfig) -> None:
+        self._folder = out.with_name(f".{out.name}.import")
+        self._rows, self._state = self._folder / "traces.jsonl", self._folder / "state.json"
+        self._identity = _identity(files, config)
+        self._saved = time.monotonic()
+        self.keys: list[Key] = []
+        self.done = Done(0, ImportReport(), {})
+
+    def __enter__(self) -> _Spool:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        state = self._read_state()
+        self._file = self._rows.open("r+b" if state else "w+b")
+        if state:
+            self._file.truncate(state["bytes"])
+            for trace in self.traces():
+                self.keys.append((trace.id, trace.group, trace.split))
+                self.done.known[trace.id] = fingerprint_of(trace), trace.meta.get("source")
+            self._file.seek(0, io.SEEK_END)
+            self.done = Done(state["rows"], ImportReport.from_json(state["report"]), self.done.known)
+            notice(f"going on with the import of {self._folder.name[1:-7]} after {state['rows']} rows")
+        return self
+
+    def keep(self, trace: Trace) -> None:
+        self.keys.append((trace.id, trace.group, trace.split))
+        self._file.write(json.dumps(trace.to_json()).encode() + b"\n")
+
+    def after_row(self, rows: int, report: ImportReport) -> None:
+        if time.monotonic() - self._saved < SAVE_EVERY:
+            return
+        self._file.flush()
+        state = {"identity": self._identity, "rows": rows, "bytes": self._file.tell(), "report": report.to_json()}
+        write_json(self._state, state)
+        self._saved = time.monotonic()
+
+    def traces(self) -> Iterator[Trace]:
+        self._file.seek(0)
+        for line in self._file:
+            yield Trace.from_json(json.loads(line))
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._file.close()
+        if kind is None or issubclass(kind, Exception):  # not an interrupt
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _read_state(self) -> dict[str, Any] | None:
+        """What the same import of the same files had done; None where there is no such."""
+        if not self._state.exists() or not self._rows.exists():
+            return None
+        state = json.loads(self._state.read_text())
+        return state if state["identity"] == self._identity and self._rows.stat().st_size >= state["bytes"] else None
+
+
+def _identity(files: list[Path], config: ImportConfig) -> str:
+    """Of what is imported and how: an interrupted import goes on only where both are as they were."""
+    found = [one for file in files for one in (sorted(file.rglob("*")) if file.is_dir() else [file]) if one.is_file()]
+    seen = [(str(one.resolve()), one.stat().st_size, one.stat().st_mtime_ns) for one in found]
+    return fingerprint(
+        [seen, to_value(config), parts.identity("trace_formats", config.format) if _named(config) else ""]
+    )
+
+
+def _named(config: ImportConfig) -> bool:
+    return config.format.name != AUTO
+
+
+_REMEDIES = {
+    "unknown_format": "name the format with --format",
+    "not_a_json_object": "check that the files are JSON, JSON lines or a text of a known format",
+    "unknown_key": "keep such keys with --unknown-keys keep",
+    "not_successful": "import failures too: leave --success-only away",
+    "success_unknown": "the source does not say what succeeded: leave --success-only away",
+    "no_candidate_turn": "see dropped_turns for why; --set candidates=turns takes every turn",
+    "no_assistant_turn": "the files hold tasks, not episodes: record some with `turntree traces record`",
+}
+
+
+def _tools(file: str) -> list[dict[str, Any]]:
+    if not file:
+        return []
+    tools: Any = parse_json(read_text(file), file)
+    tools = tools.get("tools", tools) if isinstance(tools, dict) else tools
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise InputError(
+            "is no list of tool declarations", path=file, field="tools", hint="write [{type, function}, ...]"
+        )
+    return chat_tools(tools, Counter())
 
 
 def _split(
@@ -70,8 +177,12 @@ def _split(
 ) -> tuple[dict[str, Any], list[Split]]:
     if not keys:
         reasons = ", ".join(f"{count} {reason}" for reason, count in report.dropped_traces.most_common())
+        turns = ", ".join(f"{count} {reason}" for reason, count in report.dropped_turns.most_common())
         problem = f"keeps none of {report.traces_read} traces ({reasons or 'the files are empty'})"
-        raise InputError(problem, path=files[0], hint="see what is dropped with --on-error stop; nothing was written")
+        problem += f" and none of {report.turns_read} turns ({turns})" if turns else ""
+        first = next((reason for reason, _ in report.dropped_traces.most_common() if reason in _REMEDIES), "")
+        remedy = _REMEDIES.get(first, "see what is dropped with --on-error stop")
+        raise InputError(problem, path=files[0], hint=f"{remedy}; nothing was written")
     splits = assign_splits(keys, seed, {"train": 1 - dev, "dev": dev})
     sizes = Counter(splits)
     if not sizes["train"] and dev < 1:

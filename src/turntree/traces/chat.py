@@ -8,8 +8,9 @@ candidates (`candidates.SkipReason`) never stop anything; they are counted, and 
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -57,6 +58,11 @@ class ImportReport:
 
     def to_json(self) -> dict[str, Any]:
         return {key: dict(sorted(v.items())) if isinstance(v, Counter) else v for key, v in vars(self).items()}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> ImportReport:
+        """Inverse of `to_json`."""
+        return cls(**{key: Counter(v) if isinstance(v, dict) else v for key, v in value.items()})
 
     def summary(self) -> str:
         """Two lines for people."""
@@ -107,6 +113,8 @@ def stream_chat(
     domain: str = "",
     candidates: CandidateRule = "auto",
     tools: Sequence[dict[str, Any]] = (),
+    done: Done | None = None,
+    after_row: Callable[[int, ImportReport], None] | None = None,
 ) -> ImportReport:
     """Read source files, folders and archives, and hand every trace to `keep`; only ids and fingerprints are
     remembered. Raises `InputError` naming file, line and field (see the policy above).
@@ -116,7 +124,8 @@ def stream_chat(
     chat rows in `meta["extra"]`; what other formats do not know is counted in `ignored`. `domain` is given to rows
     that name none, and `tools` (declarations in chat form) to rows that declare none. `candidates` is the rule by
     which turns become candidates ("auto": that of the format). Rows equal in id and content are kept once and
-    counted; one id with two contents is malformed.
+    counted; one id with two contents is malformed. `after_row` hears the number of rows read; an import that was
+    interrupted goes on from what it kept then (`done`).
     """
     kinds = (("on_error", on_error, OnError), ("unknown_keys", unknown_keys, UnknownKeys))
     for name, value, kind in (*kinds, ("candidates", candidates, CandidateRule)):
@@ -124,12 +133,32 @@ def stream_chat(
             raise ConfigError(f"is {value!r}", field=name, hint=f"use one of {', '.join(get_args(kind))}")
     rule = None if candidates == "auto" else candidates
     options = _Options(Readers(format, unknown_keys), on_error == "drop", success_only, domain, rule, list(tools))
-    report = ImportReport()
-    known: Known = {}
+    done = done or Done(0, ImportReport(), {})
+    report, rows = done.report, 0
     for path in paths:
-        for file in source_files(path, report.ignored):
-            _import_file(file, keep, known, report, options)
+        for file in source_files(path, report.ignored if rows >= done.rows else Counter()):
+            with _shown(file):
+                for row in options.readers.rows(file):
+                    rows += 1
+                    if rows > done.rows:
+                        _import_row(row, file, keep, done.known, report, options)
+                        if after_row is not None:
+                            after_row(rows, report)
     return report
+
+
+@dataclass(frozen=True)
+class Done:
+    """What an interrupted import had done: the rows that it had read, its report, and the traces that it had kept."""
+
+    rows: int
+    report: ImportReport
+    known: Known
+
+
+def fingerprint_of(trace: Trace) -> str:
+    """Equal for traces with equal messages and tools."""
+    return fingerprint([[message.to_chat() for message in trace.messages], trace.tools])
 
 
 @dataclass(frozen=True)
@@ -142,28 +171,38 @@ class _Options:
     tools: list[dict[str, Any]]
 
 
-def _import_file(
-    file: SourceFile, keep: Callable[[Trace], None], known: Known, report: ImportReport, options: _Options
-) -> None:
+@contextlib.contextmanager
+def _shown(file: SourceFile) -> Iterator[None]:
+    """Errors name the file as a person knows it: inside an archive it has another path."""
     try:
-        for row in options.readers.rows(file):
-            for number, chat in enumerate(options.readers.read(row, report.formats), start=1):
-                report.traces_read += 1
-                if chat is None:
-                    report.dropped_traces["left_out_by_format"] += 1
-                    continue
-                source = _source(file, row) | ({"part": number} if number > 1 else {})
-                try:
-                    if isinstance(chat, InputError):
-                        raise chat
-                    _import_row(chat, source, keep, known, report, options)
-                except InputError as error:
-                    if not options.keep_going:
-                        raise _with_place(error, file.shown, row) from error
-                    _drop(error, chat, report)
-    except InputError as error:  # of the file as a whole: inside an archive it has another path
+        yield
+    except InputError as error:
         place = {"line": error.line, "field": error.field, "hint": error.hint}
         raise InputError(error.problem, path=file.shown, **place) from error
+
+
+def _import_row(
+    row: SourceRow,
+    file: SourceFile,
+    keep: Callable[[Trace], None],
+    known: Known,
+    report: ImportReport,
+    options: _Options,
+) -> None:
+    for number, chat in enumerate(options.readers.read(row, report.formats), start=1):
+        report.traces_read += 1
+        if chat is None:
+            report.dropped_traces["left_out_by_format"] += 1
+            continue
+        source = _source(file, row) | ({"part": number} if number > 1 else {})
+        try:
+            if isinstance(chat, InputError):
+                raise chat
+            _import_chat(chat, source, keep, known, report, options)
+        except InputError as error:
+            if not options.keep_going:
+                raise _with_place(error, file.shown, row) from error
+            _drop(error, chat, report)
 
 
 def _source(file: SourceFile, row: SourceRow) -> dict[str, Any]:
@@ -180,7 +219,7 @@ def _drop(error: InputError, chat: ChatRow | InputError, report: ImportReport) -
     report.dropped_turns += Counter({reason: turns})
 
 
-def _import_row(
+def _import_chat(
     chat: ChatRow,
     source: dict[str, Any],
     keep: Callable[[Trace], None],
@@ -216,7 +255,7 @@ def _why_not(built: Assembled, known: Known, success_only: bool) -> tuple[str | 
     trace = built.trace
     if trace is None:
         return "no_candidate_turn", ""
-    content = fingerprint([[message.to_chat() for message in trace.messages], trace.tools])
+    content = fingerprint_of(trace)
     if success_only and trace.success is not True:
         return ("success_unknown" if trace.success is None else "not_successful"), content
     if trace.id in known:

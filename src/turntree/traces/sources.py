@@ -93,9 +93,7 @@ def _members(path: Path, ignored: Counter[str]) -> Iterator[SourceFile]:
     try:
         with tarfile.open(path) as archive, tempfile.TemporaryDirectory() as folder:
             members = sorted((m for m in archive.getmembers() if m.isfile()), key=lambda member: member.name)
-            for member in members:
-                if not _wanted(Path(member.name), ignored):
-                    continue
+            for member in [member for member in members if _wanted(Path(member.name), ignored)]:
                 file = Path(folder) / Path(member.name).name
                 content = archive.extractfile(member)
                 with file.open("wb") as target:

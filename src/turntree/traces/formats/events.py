@@ -109,6 +109,9 @@ def _v0_event(event: dict[str, Any], chat: ChatRow) -> list[Any]:
     args = event.get("args") if isinstance(event.get("args"), dict) else {}
     args = cast("dict[str, Any]", args)
     action, observation = event.get("action"), event.get("observation")
+    for key, value in (("action", action), ("observation", observation)):
+        if not isinstance(value, str | None):
+            return [BrokenMessage(f"is {type(value).__name__}, not text", turn=key == "action", field=f"events.{key}")]
     told: Any = event.get("tool_call_metadata")
     call_id = told.get("tool_call_id") if isinstance(told, dict) else None
     if action == "system":
@@ -157,8 +160,8 @@ def _sdk_event(event: dict[str, Any], chat: ChatRow) -> list[Any]:
     count_unknown(event, _SDK_KEYS, "events[].", chat.ignored)
     kind, call_id = str(event["kind"]), event.get("tool_call_id")
     if kind == "SystemPromptEvent":
-        tools = [tool.get("tool_spec", tool) if isinstance(tool, dict) else tool for tool in event.get("tools") or []]
-        chat.tools = [tool for tool in tools if isinstance(tool, dict) and "function" in tool]
+        specs = [tool.get("tool_spec", tool) for tool in list_of(event, "tools", "a list") if isinstance(tool, dict)]
+        chat.tools = [spec for spec in specs if isinstance(spec, dict) and "function" in spec]
         prompt = event.get("system_prompt")
         return [{"role": "system", "content": prompt.get("text") if isinstance(prompt, dict) else text_in(prompt)}]
     if kind == "MessageEvent":

@@ -77,7 +77,7 @@ def read_record(row: dict[str, Any]) -> ChatRow:
             if isinstance(raw, dict):
                 count_unknown(raw, {*MESSAGE_KEYS, "reasoning_content", "type"}, f"{part}[].", chat.ignored)
                 message = {key: value for key, value in raw.items() if key in MESSAGE_KEYS and key != "cut"}
-                if message.get("tool_calls"):
+                if isinstance(message.get("tool_calls"), list):
                     message["tool_calls"] = [_call(call) for call in message["tool_calls"]]
             chat.messages.append(message)
     if row.get("error"):

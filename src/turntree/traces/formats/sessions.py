@@ -144,7 +144,7 @@ def read_claude_code(row: dict[str, Any]) -> Iterator[ChatRow]:
         raw = cast("dict[str, Any]", line) if isinstance(line, dict) else {}
         session = session or text_of(raw, ("sessionId",))
         uuid, parent = raw.get("uuid"), raw.get("parentUuid")
-        side = raw.get("agentId") or (owner.get(str(parent)) or uuid if raw.get("isSidechain") else None)
+        side = raw.get("agentId") or (owner.get(str(parent)) or uuid) if raw.get("isSidechain") else None
         name = str(side or "")
         owner[str(uuid)] = name
         yield from threads.setdefault(name, _Thread(name)).take(line, session)
@@ -188,7 +188,7 @@ class _Thread:
         chat.messages += _claude(str(kind), message, chat) if isinstance(message, dict) else [
             BrokenMessage("has no message", turn=kind == "assistant", field="message")
         ]  # fmt: skip
-        self._lines.append((line.get("uuid"), len(chat.messages)))
+        self._lines.append((str(line.get("uuid")), len(chat.messages)))
 
     def close(self, session: str | None) -> Iterator[ChatRow]:
         chat = self._chat
@@ -206,11 +206,11 @@ class _Thread:
         if line.get("type") != "user" or not isinstance(content, str) or not self._lines:
             return
         known = {uuid: (i, kept) for i, (uuid, kept) in enumerate(self._lines)}
-        place = known.get(line.get("parentUuid"))
+        place = known.get(str(line.get("parentUuid")))
         if place is None or place[0] == len(self._lines) - 1:
             return
         dropped = self._chat.messages[place[1] :]
-        turns = len({m.get(RESPONSE) or id(m) for m in dropped if _role(m) == "assistant"})
+        turns = len({str(m.get(RESPONSE) or id(m)) for m in dropped if _role(m) == "assistant"})
         if turns and not any(_role(m) == "tool" for m in dropped[-1:]):
             self._chat.left_out["abandoned_branch"] += turns
             del self._chat.messages[place[1] :]
