@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("tree_sitter_bash")
 
+from turntree.core.config import Part
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
@@ -239,6 +240,32 @@ class TestOptions:
     def test_in_conversations_every_tool_is_what_it_declares(self) -> None:
         gold, tried = call("search", query="A b"), call("search", query="a  b")
         assert (reward(gold, tried), reward(gold, tried, domain="conversation")) == (1.0, 0.0)
+
+
+class TestThen:
+    def test_a_function_of_ones_own_decides_what_rules_leave_open_and_nothing_else(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "my_then.py").write_text("def judge(state, action, *, worth: float = 1.0):\n    return worth\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        rules = Recommended(then=Part("my_then:judge", {"worth": 0.5}))
+        assert "then=my_then:judge@" in rules.name
+
+        def judged(gold: Message, tried: Message) -> float | None:
+            return rules.judge(TurnState("t", 0, (), gold), tried).reward
+
+        assert judged(bash("make"), bash("make all")) == 0.5
+        assert judged(act(text="Hello"), act(text="Hi")) == 0.5
+        assert judged(bash("make"), bash("make\n")) == 1.0
+        for tried in (bash("make; rm -rf /"), bash("make", "sh"), act(), act(*bash("make").tool_calls * 2)):
+            assert judged(bash("make"), tried) == 0.0
+        assert judged(terminus("make\n"), terminus("make\n", done=True)) == 0.0
+
+    def test_executed_plays_what_rules_leave_open(self) -> None:
+        rules = Recommended(then=Part("executed"), environment=Part("household"))
+        assert "then=executed/1+compare=either+environment=household@" in rules.name
+        with pytest.raises(ConfigError, match="`executed` plays actions and needs one"):
+            Recommended(then=Part("executed"))
 
 
 class TestPaper:

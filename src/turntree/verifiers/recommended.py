@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message, ToolCall
@@ -45,6 +44,7 @@ from turntree.verifiers.shell import Script
 from turntree.verifiers.strict import action_kind, canonical_json
 from turntree.verifiers.texts import TERMINUS, calls_in, plain, said
 from turntree.verifiers.tool_call import Remembered, Unjudgeable, declared
+from turntree.verifiers.user import build_verifier
 
 Domain = Literal["auto", "conversation", "swe", "terminal", "search"]
 _PLAIN = Folding()
@@ -98,7 +98,7 @@ class Recommended:
         kinds: dict[str, str] | None = None,
         idle: dict[str, tuple[str, ...]] | None = None,
         folder: str = "",
-        wider_view: float = 2.0,
+        wider_view: float = 4.0,
     ) -> None:
         known = set(IDLE)
         for tool, kind in (kinds or {}).items():
@@ -109,12 +109,12 @@ class Recommended:
         self._idle = {tool: frozenset(names) for tool, names in (idle or {}).items()}
         self._then: TurnVerifier | None = None
         if then is not None:
-            self._then = parts.build("verifiers", then, environment=environment)
+            self._then = build_verifier(then, environment)
         self._gold: Remembered[_Gold] = Remembered()
         told = {"domain": domain, "messages": messages, "kinds": kinds, "idle": idle, "folder": folder}
         usual = {"domain": "auto", "messages": "exact", "kinds": None, "idle": None, "folder": ""}
         options = [f"{key}={canonical_json(value)}" for key, value in told.items() if value and value != usual[key]]
-        options += [f"wider_view={wider_view:g}"] if wider_view != 2.0 else []
+        options += [f"wider_view={wider_view:g}"] if wider_view != 4.0 else []
         self.name = "+".join(["recommended/1", *options, *([f"then={self._then.name}"] if self._then else [])])
 
     @property
