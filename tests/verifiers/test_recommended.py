@@ -147,6 +147,14 @@ class TestMatching:
         assert reward(act(*one, *other), act(*one, *other)) == 1.0
 
 
+@pytest.mark.parametrize("rule", [Recommended, Paper])
+def test_a_call_that_is_only_written_is_no_call_where_calls_are_made(rule: Any) -> None:
+    state = TurnState("t", 0, (), bash("ls", "bash"))
+    assert rule().judge(state, act(text="```bash\nls\n```")).reward == 0.0
+    state = TurnState("t", 0, (), act(text="```bash\nls\n```"))
+    assert rule().judge(state, bash("ls", "bash")).reward == 0.0
+
+
 class TestDone:
     @pytest.mark.parametrize(
         ("gold", "tried"),

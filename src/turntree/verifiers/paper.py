@@ -80,7 +80,7 @@ class Paper:
         domain = self._domain if self._domain != "auto" else _domain_of(shown)
         if domain == "conversation":
             return self._calls.judge(state, action)
-        if tried is None:
+        if tried is None or bool(action.tool_calls) != bool(state.demonstration.tool_calls):
             return Verdict(0.0, "a message instead of a call", kind)
         names = [Counter(call.name for call in calls) for calls in (shown, tried)]
         if names[0] != names[1]:

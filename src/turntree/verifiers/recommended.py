@@ -150,7 +150,7 @@ class Recommended:
         if gold.calls is None:
             return self._message(state.demonstration, action)
         calls = self._calls(action, state)
-        if calls is None:
+        if calls is None or bool(action.tool_calls) != bool(state.demonstration.tool_calls):  # a call that is only text
             return 0.0, "a message instead of a call" if action.content.strip() else "an empty message", False
         if len(calls) != len(gold.calls):
             return 0.0, "more calls" if len(calls) > len(gold.calls) else "fewer calls", False
