@@ -155,6 +155,16 @@ def test_a_call_that_is_only_written_is_no_call_where_calls_are_made(rule: Any) 
     assert rule().judge(state, bash("ls", "bash")).reward == 0.0
 
 
+def test_the_answer_of_another_harness_is_refused_as_the_harness_would() -> None:
+    first = {"keystrokes": "ls\n", "is_blocking": True, "timeout_sec": 1}
+    other = {"state_analysis": "a", "explanation": "b", "commands": [first], "is_task_complete": False}
+    gold, tried = terminus("ls\n"), act(text=json.dumps(other))
+    assert reward(tried, tried) == 1.0
+    assert reward(gold, tried) == reward(tried, gold) == 0.0
+    del first["timeout_sec"]  # which Terminus 1 requires
+    assert reward(act(text=json.dumps(other | {"commands": []})), act(text=json.dumps(other))) == 0.0
+
+
 class TestDone:
     @pytest.mark.parametrize(
         ("gold", "tried"),

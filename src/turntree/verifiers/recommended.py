@@ -272,7 +272,7 @@ class Recommended:
         if call.name == TERMINUS:
             keys: str = arguments["keys"]
             script = Script.of(keys, folder)
-            key = (call.name, script.meaning, not keys or keys.endswith("\n"), arguments["done"])
+            key = (call.name, script.meaning, not keys or keys.endswith("\n"), arguments["done"], arguments["form"])
             return Reading(call, "shell", key, True, script.destroys)
         command = of_any(arguments, COMMAND)
         text = None if command is None else command_text(command[1])
