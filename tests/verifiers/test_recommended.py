@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("tree_sitter_bash")
 
+from turntree.core.config import Part
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
@@ -146,6 +147,24 @@ class TestMatching:
         assert reward(act(*one, *other), act(*one, *other)) == 1.0
 
 
+@pytest.mark.parametrize("rule", [Recommended, Paper])
+def test_a_call_that_is_only_written_is_no_call_where_calls_are_made(rule: Any) -> None:
+    state = TurnState("t", 0, (), bash("ls", "bash"))
+    assert rule().judge(state, act(text="```bash\nls\n```")).reward == 0.0
+    state = TurnState("t", 0, (), act(text="```bash\nls\n```"))
+    assert rule().judge(state, bash("ls", "bash")).reward == 0.0
+
+
+def test_the_answer_of_another_harness_is_refused_as_the_harness_would() -> None:
+    first = {"keystrokes": "ls\n", "is_blocking": True, "timeout_sec": 1}
+    other = {"state_analysis": "a", "explanation": "b", "commands": [first], "is_task_complete": False}
+    gold, tried = terminus("ls\n"), act(text=json.dumps(other))
+    assert reward(tried, tried) == 1.0
+    assert reward(gold, tried) == reward(tried, gold) == 0.0
+    del first["timeout_sec"]  # which Terminus 1 requires
+    assert reward(act(text=json.dumps(other | {"commands": []})), act(text=json.dumps(other))) == 0.0
+
+
 class TestDone:
     @pytest.mark.parametrize(
         ("gold", "tried"),
@@ -239,6 +258,32 @@ class TestOptions:
     def test_in_conversations_every_tool_is_what_it_declares(self) -> None:
         gold, tried = call("search", query="A b"), call("search", query="a  b")
         assert (reward(gold, tried), reward(gold, tried, domain="conversation")) == (1.0, 0.0)
+
+
+class TestThen:
+    def test_a_function_of_ones_own_decides_what_rules_leave_open_and_nothing_else(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "my_then.py").write_text("def judge(state, action, *, worth: float = 1.0):\n    return worth\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        rules = Recommended(then=Part("my_then:judge", {"worth": 0.5}))
+        assert "then=my_then:judge@" in rules.name
+
+        def judged(gold: Message, tried: Message) -> float | None:
+            return rules.judge(TurnState("t", 0, (), gold), tried).reward
+
+        assert judged(bash("make"), bash("make all")) == 0.5
+        assert judged(act(text="Hello"), act(text="Hi")) == 0.5
+        assert judged(bash("make"), bash("make\n")) == 1.0
+        for tried in (bash("make; rm -rf /"), bash("make", "sh"), act(), act(*bash("make").tool_calls * 2)):
+            assert judged(bash("make"), tried) == 0.0
+        assert judged(terminus("make\n"), terminus("make\n", done=True)) == 0.0
+
+    def test_executed_plays_what_rules_leave_open(self) -> None:
+        rules = Recommended(then=Part("executed"), environment=Part("household"))
+        assert "then=executed/1+compare=either+environment=household@" in rules.name
+        with pytest.raises(ConfigError, match="`executed` plays actions and needs one"):
+            Recommended(then=Part("executed"))
 
 
 class TestPaper:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("tree_sitter_bash")
 
+from turntree.verifiers.commands import COMMANDS
 from turntree.verifiers.shell import Script
 
 
@@ -189,6 +190,18 @@ def test_scripts_that_count_as_the_same_print_the_same(tmp_path: Path) -> None:
     for texts in equal:
         said = {subprocess.run(["bash", "-c", t], capture_output=True, cwd=tmp_path, check=False).stdout for t in texts}
         assert len(said) == 1, texts
+
+
+PIECES = ["-", "-n", "--include=", "$x", '"$x"', "*", "'a b'", "a/b.py", "$(ls)", "~", "--", "{a,b}"]
+PIECES += ["install", "-5", ">f", "|", ";"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(sorted(COMMANDS)), st.lists(st.sampled_from(PIECES), max_size=4), st.sampled_from(["", " "]))
+def test_a_known_command_is_read_with_any_words(name: str, words: list[str], joint: str) -> None:
+    text = " ".join([name, joint.join(words)])
+    for folder in (None, "/repo"):
+        assert same(text, text + "\n", folder)
 
 
 @settings(max_examples=60, deadline=None)

@@ -362,7 +362,7 @@ def meaning(words: Sequence[Word], folder: str | None) -> tuple[Any, ...]:
         return (name, "-m", "pytest", *(found or rest[2:]))
     if name in ("python", "python3") and rest[:2] == ["-m", "pip"]:
         found = _arguments(_PIP, rest[2:], folder)
-        return ("pip", *(found or rest[2:]))
+        return (name, "-m", "pip", *(found or rest[2:]))
     command = COMMANDS.get(name) if isinstance(name, str) else None
     found = None if command is None else _arguments(command, rest, folder)
     if found is None:
@@ -383,7 +383,9 @@ def _arguments(command: Command, words: list[Word], folder: str | None) -> tuple
             operands += left
             break
         if not isinstance(word, str):
-            if word[0][1][:1] == "-":  # an option that the shell makes: `-$x`, `--include=*.py`
+            if word[0][0] == "t" and word[0][1].startswith(
+                "-"
+            ):  # an option that the shell makes: `-$x`, `--include=*.py`
                 if not _expanded(command, word, options):
                     return None
             else:

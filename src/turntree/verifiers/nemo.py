@@ -120,7 +120,7 @@ class Nemo:
 
     def _terminal(self, shown: str, tried: str) -> tuple[float, str]:
         wanted, found = _terminus(shown), _terminus(tried.rpartition(THOUGHT)[2].strip())
-        if wanted is None or found is None:
+        if wanted is None or found is None or wanted["form"] != found["form"]:
             return 0.0, "not a valid answer of a Terminus agent"
         if wanted["done"] and not found["done"]:
             return 0.0, "does not claim to be done"

@@ -16,7 +16,6 @@ from typing import Literal, get_args
 
 from rapidfuzz.distance import Indel
 
-from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message, ToolCall
@@ -27,6 +26,7 @@ from turntree.verifiers.recommended import invalid, query, url
 from turntree.verifiers.strict import action_kind
 from turntree.verifiers.texts import TERMINUS, calls_in, said
 from turntree.verifiers.tool_call import ToolCallMatch
+from turntree.verifiers.user import build_verifier
 
 Domain = Literal["auto", "conversation", "swe", "terminal", "search"]
 _THRESHOLDS = {"terminal": 0.9, "search": 0.3}
@@ -54,7 +54,7 @@ class Paper:
         self._calls = ToolCallMatch(messages="any" if messages == "any" else "exact")
         self._then: TurnVerifier | None = None
         if then is not None:
-            self._then = parts.build("verifiers", then, environment=environment)
+            self._then = build_verifier(then, environment)
         options = [f"domain={domain}"] if domain != "auto" else []
         options += [f"similarity={similarity:g}"] if similarity is not None else []
         options += [f"messages={messages}"] if messages != "any" else []
@@ -80,7 +80,7 @@ class Paper:
         domain = self._domain if self._domain != "auto" else _domain_of(shown)
         if domain == "conversation":
             return self._calls.judge(state, action)
-        if tried is None:
+        if tried is None or bool(action.tool_calls) != bool(state.demonstration.tool_calls):
             return Verdict(0.0, "a message instead of a call", kind)
         names = [Counter(call.name for call in calls) for calls in (shown, tried)]
         if names[0] != names[1]:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message, ToolCall
@@ -45,6 +44,7 @@ from turntree.verifiers.shell import Script
 from turntree.verifiers.strict import action_kind, canonical_json
 from turntree.verifiers.texts import TERMINUS, calls_in, plain, said
 from turntree.verifiers.tool_call import Remembered, Unjudgeable, declared
+from turntree.verifiers.user import build_verifier
 
 Domain = Literal["auto", "conversation", "swe", "terminal", "search"]
 _PLAIN = Folding()
@@ -98,7 +98,7 @@ class Recommended:
         kinds: dict[str, str] | None = None,
         idle: dict[str, tuple[str, ...]] | None = None,
         folder: str = "",
-        wider_view: float = 2.0,
+        wider_view: float = 4.0,
     ) -> None:
         known = set(IDLE)
         for tool, kind in (kinds or {}).items():
@@ -109,12 +109,12 @@ class Recommended:
         self._idle = {tool: frozenset(names) for tool, names in (idle or {}).items()}
         self._then: TurnVerifier | None = None
         if then is not None:
-            self._then = parts.build("verifiers", then, environment=environment)
+            self._then = build_verifier(then, environment)
         self._gold: Remembered[_Gold] = Remembered()
         told = {"domain": domain, "messages": messages, "kinds": kinds, "idle": idle, "folder": folder}
         usual = {"domain": "auto", "messages": "exact", "kinds": None, "idle": None, "folder": ""}
         options = [f"{key}={canonical_json(value)}" for key, value in told.items() if value and value != usual[key]]
-        options += [f"wider_view={wider_view:g}"] if wider_view != 2.0 else []
+        options += [f"wider_view={wider_view:g}"] if wider_view != 4.0 else []
         self.name = "+".join(["recommended/1", *options, *([f"then={self._then.name}"] if self._then else [])])
 
     @property
@@ -150,7 +150,7 @@ class Recommended:
         if gold.calls is None:
             return self._message(state.demonstration, action)
         calls = self._calls(action, state)
-        if calls is None:
+        if calls is None or bool(action.tool_calls) != bool(state.demonstration.tool_calls):  # a call that is only text
             return 0.0, "a message instead of a call" if action.content.strip() else "an empty message", False
         if len(calls) != len(gold.calls):
             return 0.0, "more calls" if len(calls) > len(gold.calls) else "fewer calls", False
@@ -272,7 +272,7 @@ class Recommended:
         if call.name == TERMINUS:
             keys: str = arguments["keys"]
             script = Script.of(keys, folder)
-            key = (call.name, script.meaning, not keys or keys.endswith("\n"), arguments["done"])
+            key = (call.name, script.meaning, not keys or keys.endswith("\n"), arguments["done"], arguments["form"])
             return Reading(call, "shell", key, True, script.destroys)
         command = of_any(arguments, COMMAND)
         text = None if command is None else command_text(command[1])

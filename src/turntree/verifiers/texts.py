@@ -54,7 +54,7 @@ def calls_in(message: Message, *, written: bool = True) -> tuple[ToolCall, ...] 
 
 
 def terminus_in(text: str) -> dict[str, Any] | None:
-    """`{"keys": all keystrokes, "done": whether it claims to be done}` of a valid answer of a Terminus agent (1 or 2);
+    """`{"keys": all keystrokes, "done": whether it claims to be done, "form": of Terminus 1 or 2}` of a valid answer;
     None for anything else. A fence around the JSON is taken off, as the agent does."""
     fence = re.fullmatch(r"```(?:json)?\s*\n(.*)\n```", text, re.DOTALL)
     try:
@@ -72,7 +72,8 @@ def terminus_in(text: str) -> dict[str, Any] | None:
             needed = keys.keys() if strict else {"keystrokes"}
             if not all(_is_command(command, keys, needed) for command in answer["commands"]):
                 return None
-            return {"keys": "".join(c["keystrokes"] for c in answer["commands"]), "done": answer.get(flag, False)}
+            keystrokes = "".join(command["keystrokes"] for command in answer["commands"])
+            return {"keys": keystrokes, "done": answer.get(flag, False), "form": flag}
     return None
 
 

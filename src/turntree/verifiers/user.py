@@ -13,9 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from turntree.core import parts
+from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
-from turntree.core.protocols import TurnState
+from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
 from turntree.verifiers.strict import action_kind
 
@@ -52,6 +54,16 @@ class UserVerifier:
         if not 0 <= reward <= 1:  # NaN fails this too
             raise InputError(f"returned {reward}", field=self.name, hint="a reward is a number from 0 to 1")
         return reward
+
+
+def build_verifier(part: Part, environment: Part | None = None) -> TurnVerifier:
+    """A verifier that another one asks (`then`). A plain function is wrapped, and so is the `judge` of an object of the
+    user's own."""
+    loaded = parts.load("verifiers", part.name)
+    built = loaded.build(part.options, {"environment": environment})
+    if part.name in parts.names("verifiers") and hasattr(built, "judge"):
+        return built
+    return UserVerifier(loaded.identity, getattr(built, "judge", built))
 
 
 def _one_line(text: str) -> str:
