@@ -248,7 +248,10 @@ def test_calls_written_in_text_are_calls() -> None:
     assert roles(trace) == [
         ("system", 0), ("user", 0), ("assistant", 1), ("tool", 0), ("assistant", 1), ("tool", 0), ("assistant", 0)
     ]  # fmt: skip
-    assert (trace.messages[2].content, trace.messages[2].tool_calls[0].arguments) == ("<think>hm</think>", {"command": "ls"})
+    assert (trace.messages[2].content, trace.messages[2].tool_calls[0].arguments) == (
+        "<think>hm</think>",
+        {"command": "ls"},
+    )
     assert trace.messages[3].content == "a.py"
 
 
