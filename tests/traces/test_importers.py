@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from trace_fixtures import FIXTURES, Fixture
 
 from turntree.core import parts
+from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.traces.candidates import candidates
 from turntree.traces.chat import ImportReport, import_chat
@@ -195,3 +196,126 @@ def test_one_id_with_two_contents_stops_or_counts_the_second_with_its_turns(name
     _, report = imported(lines, on_error="drop")
     assert report.dropped_traces == {"duplicate_id": 1}
     assert report.dropped_turns["duplicate_id"] == fixture.turns and report.adds_up
+
+
+# what the fixtures become, where it is more than a change of names
+
+
+def roles(trace: Trace) -> list[tuple[str, int]]:
+    return [(message.role, len(message.tool_calls)) for message in trace.messages]
+
+
+def only(name: str, **options: Any) -> Trace:
+    [trace] = imported(FIXTURES[name], **options)[0]
+    return trace
+
+
+def test_parallel_calls_are_one_turn_though_results_were_logged_between_them() -> None:
+    shape = [("system", 0), ("user", 0), ("assistant", 2), ("tool", 0), ("tool", 0), ("assistant", 1), ("tool", 0)]
+    events = only("openhands_events")
+    assert roles(events) == [*shape, ("assistant", 0)]
+    assert [call.id for call in events.messages[2].tool_calls] == ["a", "b"]
+    assert events.messages[2].content == "I look."
+    main, helper = imported(FIXTURES["claude_code"])[0]
+    assert roles(main)[:6] == shape[1:]
+    assert (main.messages[1].content, main.id, helper.id) == ("I look.", "s1", "s1/s1")
+
+
+def test_what_a_user_rewound_to_before_is_not_in_the_history_of_what_follows() -> None:
+    main, helper = imported(FIXTURES["claude_code"])[0]
+    texts = [message.content for message in main.messages]
+    assert "no, do it so" in texts and "That was wrong." not in texts
+    assert main.group == helper.group == "s1"
+    assert helper.messages[0].content == "you are a helper"
+
+
+def test_after_a_compaction_a_session_goes_on_from_the_summary() -> None:
+    before, after = imported(FIXTURES["codex"])[0]
+    assert [message.content for message in after.messages[:3]] == [
+        "You are Codex.", "What was done: all of it.", "and the tests?"
+    ]  # fmt: skip
+    assert (before.id, after.id, before.group, after.group) == ("s1", "s1#2", "s1", "s1")
+    assert before.messages[4].tool_calls[0].arguments == {"input": "*** Begin"}
+
+
+def test_one_screen_answers_all_calls_of_a_step() -> None:
+    trace = only("atif")
+    assert [(m.tool_call_id, m.content) for m in trace.messages[2:4]] == [("a", ""), ("b", "one screen for both")]
+
+
+def test_calls_written_in_text_are_calls() -> None:
+    trace = only("sharegpt")
+    assert roles(trace) == [
+        ("system", 0), ("user", 0), ("assistant", 1), ("tool", 0), ("assistant", 1), ("tool", 0), ("assistant", 0)
+    ]  # fmt: skip
+    assert (trace.messages[2].content, trace.messages[2].tool_calls[0].arguments) == (
+        "<think>hm</think>",
+        {"command": "ls"},
+    )
+    assert trace.messages[3].content == "a.py"
+
+
+def test_thought_and_action_are_one_turn_of_a_react_text() -> None:
+    first, second = imported(FIXTURES["react"])[0]
+    assert [message.role for message in first.messages] == ["user", "assistant", "user", "assistant", "user"]
+    assert first.messages[1].content == "Thought 1: I need to search it.\nAction 1: Search[It]"
+    assert first.messages[2].content.endswith("a novel\nof 1986.")
+    assert first.group != second.group and first.meta["answer"] == "Stephen King"
+
+
+def test_a_rollout_without_input_takes_its_prompt_from_the_metadata() -> None:
+    trace = only("responses")
+    assert [message.content for message in trace.messages[:2]] == ["You repair code.", "fix the bug"]
+    assert trace.meta["prompt_from"] == "responses_create_params.metadata.problem_statement"
+
+
+def test_the_system_prompt_of_tau2_is_rebuilt_or_the_policy_alone() -> None:
+    assert only("tau2").messages[0].content.startswith("<instructions>\nYou are a customer service agent")
+    plain = Part("tau2", {"system_prompt": "policy"})
+    assert only("tau2", format=plain).messages[0].content == "Be kind."
+
+
+def test_calls_of_the_old_form_are_calls() -> None:
+    trace = only("chat")
+    assert roles(trace) == [("user", 0), ("assistant", 1), ("tool", 0), ("assistant", 0)]
+    assert trace.messages[1].tool_calls[0].arguments == {"command": "ls"}
+    assert trace.tools[0]["function"]["name"] == "bash"
+
+
+@pytest.mark.parametrize(
+    ("rule", "kept", "dropped"),
+    [
+        ("turns", 3, {}),
+        ("tool_calls", 1, {"error_tool_call": 1, "not_a_tool_call": 1}),
+        ("bash", 2, {"not_a_bash_action": 1}),
+        ("search", 0, {"not_a_search_step": 3}),
+    ],
+)
+def test_the_rule_of_the_candidates_can_be_chosen(rule: Any, kept: int, dropped: dict[str, int]) -> None:
+    _, report = imported(FIXTURES["openhands"], candidates=rule)
+    assert (report.turns_kept, report.dropped_turns) == (kept, dropped)
+
+
+def test_a_session_with_a_damaged_line_ends_there_and_counts_what_followed() -> None:
+    fixture = FIXTURES["codex"]
+    text = fixture.text.splitlines()
+    text[6] = text[6][:30]  # the result of the first call
+    with pytest.raises(InputError, match=r"rollout-1\.jsonl:7: .*is not complete JSON"):
+        imported(fixture, "\n".join(text))
+    traces, report = imported(fixture, "\n".join(text), on_error="drop")
+    assert report.turns_read == fixture.turns and report.adds_up
+    assert report.dropped_turns == {"after_malformed_message": 2} and report.cut_traces == {"malformed_message": 1}
+    assert len(traces) == 2
+
+
+def test_given_tools_are_declared_where_a_source_records_none() -> None:
+    tools = [{"type": "function", "function": {"name": "Bash"}}, {"type": "function", "function": {"name": "Task"}}]
+    assert all(trace.tools == tuple(tools) for trace in imported(FIXTURES["claude_code"], tools=tools)[0])
+    assert only("openhands", tools=tools).tools[0]["function"]["name"] == "bash"
+
+
+def test_two_formats_that_fit_one_row_are_both_named() -> None:
+    row = {"query": "q", "turn_history": {"actions": []}, "output": {"history": []}}
+    both = Fixture("x.jsonl", json.dumps(row), 0, 0, {})
+    with pytest.raises(InputError, match="looks like agentbench and like intercode; name one of them with --format"):
+        imported(both)

@@ -62,7 +62,8 @@ class ImportReport:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ImportReport:
         """Inverse of `to_json`."""
-        return cls(**{key: Counter(v) if isinstance(v, dict) else v for key, v in value.items()})
+        fields: dict[str, Any] = {key: Counter(v) if isinstance(v, dict) else v for key, v in value.items()}
+        return cls(**fields)
 
     def summary(self) -> str:
         """Two lines for people."""
