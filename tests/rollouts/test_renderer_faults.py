@@ -75,9 +75,7 @@ GROWERS: dict[str, Callable[[Failing], list[Any]]] = {
     "waves": lambda renderer: grow(TASKS, engine(), renderer, EPISODES, group_size=4, seed=0),
     "scheduler": lambda renderer: [
         (group.tree, group.rewards)
-        for group in Scheduler(engine(), renderer, SchedulerConfig(episodes=EPISODES, group_size=4)).run(
-            TASKS, seed=0
-        )
+        for group in Scheduler(engine(), renderer, SchedulerConfig(episodes=EPISODES, group_size=4)).run(TASKS, seed=0)
     ],
 }
 
@@ -92,7 +90,7 @@ def test_the_rollout_is_censored_with_its_reason_and_its_siblings_are_not(
     assert stops(tree)["renderer_error"] == 1 and len(tree.leaves()) == 4
     (leaf,) = [leaf for leaf in tree.leaves() if tree.stop_reason(leaf) is StopReason.RENDERER_ERROR]
     assert rewards.of(leaf) is None
-    assert rewards.verdicts[leaf].reason == "KeyError: \"the template's own\""
+    assert rewards.verdicts[leaf].reason == 'KeyError: "the template\'s own"'
     assert len(rewards.scored()) == 3
     sampled = [node.token_ids for node in tree if node.kind is NodeKind.COMPLETION and node.turn == 1]
     assert sampled == [n.token_ids for n in calm if n.kind is NodeKind.COMPLETION and n.turn == 1], "paid for, and kept"

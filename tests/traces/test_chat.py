@@ -14,7 +14,7 @@ from trace_strategies import row, untidy_lines
 
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
-from turntree.core.messages import ToolCall
+from turntree.core.messages import Message, ToolCall
 from turntree.traces.candidates import candidates
 from turntree.traces.chat import import_chat
 from turntree.traces.schema import read_traces, write_traces

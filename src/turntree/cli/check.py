@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,14 +88,14 @@ def model(folder: Path, named: str | None, json_path: str | None) -> None:
     renderer = choice.build(tokenizer)
     findings = examine(renderer, tokenizer)
     loop = LOOP if any(found.case == LOOP and found.works for found in findings) else TALK
-    lines = [f"{choice.name}{_options(choice.options)}: {choice.why}", "", shown(renderer, tokenizer, LOOPS[loop]), ""]
+    options = "".join(f" {key}={value}" for key, value in choice.options.items())
+    lines = [f"{choice.name}{options}: {choice.why}", "", shown(renderer, tokenizer, LOOPS[loop]), ""]
     lines += [f"{'works  ' if found.works else 'refused'}  {found.case}{_reason(found.said)}" for found in findings]
     refused = [found for found in findings if not found.works]
     if refused:
         lines.append("A rollout that would need one of these is censored with this reason; the run goes on.")
         if choice.name == TEMPLATE:
-            lines.append("What to do: name the form of calls (renderer.tool_format), edit the template, or try a family")
-            lines.append("of the package `renderers` (pip install 'turntree[renderers]', --renderer family:NAME).")
+            lines.append(_ADVICE)
     result: dict[str, Any] = {
         "renderer": choice.name,
         "options": choice.options,
@@ -108,8 +107,10 @@ def model(folder: Path, named: str | None, json_path: str | None) -> None:
         sys.exit(1)
 
 
-def _options(options: Mapping[str, Any]) -> str:
-    return "".join(f" {key}={value}" for key, value in options.items())
+_ADVICE = (
+    "What to do: name the form of calls (renderer.tool_format), edit chat_template.jinja, or try a model family "
+    "(pip install 'turntree[renderers]', --renderer family:NAME)."
+)
 
 
 def _reason(said: str) -> str:

@@ -264,7 +264,9 @@ class FamilyRenderer:
             ids = (*ids, self._marker(bool(message.tool_calls)))
         elif self._decode(ids[ends[0] + 1 :]).strip():
             said = self._decode(ids[ends[0] + 1 :])[:40]
-            problem = f"{self.name} writes a stop token inside of this turn, before {said!r}: no policy goes on after it"
+            problem = (
+                f"{self.name} writes a stop token inside of this turn, before {said!r}: no policy goes on after it"
+            )
             raise InputError(problem, field="tool_calls" if len(message.tool_calls) > 1 else "content")
         else:
             ids = ids[: ends[0] + 1]
@@ -272,8 +274,9 @@ class FamilyRenderer:
         return ids
 
     def _spoken(self, message: Message) -> Ids:
-        """What is written after the generation prompt. Token by token where the prompt's tokens are a prefix, else text
-        by text: in `<think>\\n\\n</think>` a prompt that ends with `<think>\\n` has taken half of a token."""
+        """What is written after the generation prompt: by tokens where those of the prompt are a prefix, else by text.
+        In `<think>\\n\\n</think>` a prompt that ends with `<think>\\n` has
+        taken half of a token."""
         ids = self._render([ASK, message])
         if ids[: len(self._ask)] == self._ask:
             return ids[len(self._ask) :]
