@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Renderer
+from turntree.observe.jsonl import located
 from turntree.renderers.bounds import at_most
 from turntree.renderers.families import FAMILIES, FamilyRenderer, family, has_option
 from turntree.renderers.probes import ASK, CALL, RESULT, SAY, TOOL
@@ -54,12 +55,20 @@ class Choice:
 
     def build(self, tokenizer: PreTrainedTokenizerBase) -> Renderer:
         kind, _, argument = self.name.partition(":")
-        return family(tokenizer, argument, **self.options) if kind == "family" else ChatRenderer(tokenizer)
+        if kind == "family":
+            return family(tokenizer, argument, **self.options)
+        if not tokenizer.chat_template:
+            hint = "use an instruction-tuned policy, or add a chat_template.jinja to the folder"
+            raise InputError(f"the tokenizer has no chat template ({self.why})", hint=hint)
+        return ChatRenderer(tokenizer)
 
 
 def renderer_of(tokenizer: PreTrainedTokenizerBase, folder: Path | None = None) -> Renderer:
     """The renderer that `choose` finds. Raises `InputError` where none serves the model."""
-    return choose(tokenizer, folder).build(tokenizer)
+    try:
+        return choose(tokenizer, folder).build(tokenizer)
+    except InputError as error:
+        raise located(error, path=folder) from error
 
 
 def choose(tokenizer: PreTrainedTokenizerBase, folder: Path | None = None) -> Choice:
