@@ -198,6 +198,8 @@ was tried without a template. `turntree check model FOLDER` gives the same findi
 - *thoughts stay*: so, but for thoughts of earlier turns. The template drops them (or writes empty ones) once a turn is
   over; sampled tokens are never rewritten, so the policy goes on seeing what it thought.
 - *left out*: the form has no place for reasoning.
+- DeepSeek-V3 and R1 have no place for tools: they are written into the system message. Nemotron-3.5 and Qwen3-Instruct
+  are served by the family whose form theirs is.
 - *works [n]*: so, but for the difference given below. *refused [n]*: with the reason given below; a rollout that needs
   it is censored.
 

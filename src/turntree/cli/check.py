@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -68,11 +67,13 @@ def environment(config: CheckConfig, json_path: str | None) -> None:
 
 
 @check.command("model", short_help="Which renderer serves a model; what would be refused?")
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("model", metavar="FOLDER")
 @click.option("--renderer", "named", metavar="NAME", help="template or family:NAME, in place of the automatic choice.")
 @json_option
-def model(folder: Path, named: str | None, json_path: str | None) -> None:
-    """Say which renderer serves the model in FOLDER and why, show a tool loop of three turns, and try every law on it.
+def check_model(model: str, named: str | None, json_path: str | None) -> None:
+    """Say which renderer serves the model in FOLDER (or an embedded one, by name) and why.
+
+    Shows a tool loop of three turns, and tries every law on turns and loops that agents write.
 
     Only the tokenizer, the chat template and config.json are read, no weights. The exit code is 1 where not even a talk
     without tools works.
@@ -82,7 +83,9 @@ def model(folder: Path, named: str | None, json_path: str | None) -> None:
     from turntree.engines.checkpoint import load_tokenizer
     from turntree.renderers.choice import TEMPLATE, Choice, choose
     from turntree.renderers.examine import LOOP, LOOPS, TALK, examine, shown
+    from turntree.stages.policy import resolve
 
+    folder = resolve(model)
     tokenizer = load_tokenizer(folder)
     choice = choose(tokenizer, folder) if named is None else Choice(named, "named by --renderer")
     renderer = choice.build(tokenizer)
