@@ -14,15 +14,13 @@ _CHATML = (
 )
 _VISION = "<|vision_start|> <|vision_end|> <|image_pad|> <|video_pad|>"
 _GLM = (
-    "[gMASK] <sop> <|endoftext|> <|system|> <|user|> <|assistant|> <|observation|> <think> </think> <tool_call> </tool_call> "
-    "<tool_response> </tool_response> <arg_key> </arg_key> <arg_value> </arg_value> /nothink"
+    "[gMASK] <sop> <|endoftext|> <|system|> <|user|> <|assistant|> <|observation|> <think> </think> <tool_call> "
+    "</tool_call> <tool_response> </tool_response> <arg_key> </arg_key> <arg_value> </arg_value> /nothink"
 )
 _DEEPSEEK = (
     "<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜> <｜User｜> <｜Assistant｜> <think> </think> "
-    + " ".join(
-        f"<｜tool▁{part}▁{end}｜>" for part in ("calls", "call", "outputs", "output") for end in ("begin", "end")
-    )
-    + " <｜tool▁sep｜>"
+    "<｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> <｜tool▁call▁end｜> <｜tool▁sep｜> "
+    "<｜tool▁outputs▁begin｜> <｜tool▁outputs▁end｜> <｜tool▁output▁begin｜> <｜tool▁output▁end｜>"
 )
 _KIMI = (
     "<|im_system|> <|im_user|> <|im_assistant|> <|im_middle|> <|im_end|> <|endoftext|> <think> </think> "
@@ -30,8 +28,9 @@ _KIMI = (
     "<|tool_call_end|> <|media_begin|> <|media_content|> <|media_pad|> <|media_end|>"
 )
 _LAGUNA = (
-    "〈|EOS|〉 <system> </system> <user> </user> <assistant> </assistant> <think> </think> <tool_call> </tool_call> "
-    "<tool_response> </tool_response> <arg_key> </arg_key> <arg_value> </arg_value> <available_tools> </available_tools>"
+    "〈|EOS|〉 <system> </system> <user> </user> <assistant> </assistant> <think> </think> <tool_call> "
+    "</tool_call> <tool_response> </tool_response> <arg_key> </arg_key> <arg_value> </arg_value> "
+    "<available_tools> </available_tools>"
 )
 _NEMOTRON = f"{_CHATML} </function> </parameter>"
 TOKENS = {
@@ -49,12 +48,14 @@ TOKENS = {
     "glm-5.3": _GLM,
     "deepseek-v3": _DEEPSEEK,
     "deepseek-r1": _DEEPSEEK,
-    "deepseek-v4": _DEEPSEEK
-    + " ｜DSML｜ <｜latest_reminder｜> <｜action｜> <｜authority｜> <｜domain｜> <｜query｜> <｜read_url｜> <｜title｜>",
+    "deepseek-v4": (
+        f"{_DEEPSEEK} ｜DSML｜ <｜latest_reminder｜> <｜action｜> <｜authority｜> <｜domain｜> <｜query｜> "
+        "<｜read_url｜> <｜title｜>"
+    ),
     "llama-3": "<|begin_of_text|> <|end_of_text|> <|start_header_id|> <|end_header_id|> <|eot_id|> <|eom_id|>",
     "gemma4": (
-        "<bos> <eos> <|turn> <turn|> <|channel> <channel|> <|tool> <tool|> <|tool_call> <tool_call|> <|tool_response> "
-        '<tool_response|> <|think|> <|image> <|image|> <image|> <|"|> <|audio|>'
+        "<bos> <eos> <|turn> <turn|> <|channel> <channel|> <|tool> <tool|> <|tool_call> <tool_call|> "
+        '<|tool_response> <tool_response|> <|think|> <|image> <|image|> <image|> <|"|> <|audio|>'
     ),
     "kimi-k2": _KIMI,
     "kimi-k2.5": _KIMI,

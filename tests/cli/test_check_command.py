@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from family_tokenizers import with_tokens_of
+from tiny_models import tiny_tokenizer
 from turntree.cli.main import main
 
 ENVIRONMENTS = """
@@ -124,3 +126,24 @@ def test_what_cannot_be_checked_ends_in_one_line(
 ) -> None:
     assert check(*arguments) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_model_says_which_renderer_serves_it_and_what_would_be_refused(turntree, tmp_path):
+    tokenizer = tiny_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    shown = turntree("check", "model", tmp_path).stdout
+    assert "template: no family of the package `renderers` has these special tokens" in shown
+    assert "»Go left.<|end|>«" in shown, "what the policy says itself"
+    found = turntree.json("check", "model", tmp_path)
+    refused = {row["case"]: row["said"] for row in found["findings"] if not row["works"]}
+    assert refused["loop of three turns"].startswith("field 'tools': the chat template leaves out the tools")
+    assert "talk of three turns" not in refused and "one call" not in refused
+
+
+def test_a_family_is_named_by_hand_and_a_wrong_one_ends_in_one_line(turntree, tmp_path):
+    pytest.importorskip("renderers", reason="needs the extra turntree[renderers]", exc_type=ImportError)
+    with_tokens_of("glm-4.5").save_pretrained(tmp_path)
+    found = turntree.json("check", "model", tmp_path, "--renderer", "family:glm-4.5")
+    assert all(row["works"] for row in found["findings"])
+    error = turntree.error("check", "model", tmp_path, "--renderer", "family:qwen3")
+    assert "the tokenizer cannot be that of qwen3" in error

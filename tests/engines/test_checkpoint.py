@@ -22,6 +22,7 @@ from turntree.engines.checkpoint import (
     template_hash,
     tokenizer_hash,
 )
+from turntree.renderers.choice import renderer_of
 
 
 @pytest.fixture
@@ -255,8 +256,8 @@ def test_a_name_on_a_hub_is_not_downloaded() -> None:
 
 def test_a_tokenizer_that_cannot_chat_is_refused(folder: Path) -> None:
     (folder / "chat_template.jinja").unlink()
-    with pytest.raises(InputError, match=r"has no chat template; use an instruction-tuned policy, or add a chat_temp"):
-        load_tokenizer(folder)
+    with pytest.raises(InputError, match=r"has no chat template .*; use an instruction-tuned policy, or add"):
+        renderer_of(load_tokenizer(folder), folder)
 
 
 def test_a_missing_or_broken_tokenizer_is_refused(folder: Path) -> None:

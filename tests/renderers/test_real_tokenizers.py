@@ -13,12 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-FOLDER = Path(os.environ.get("TURNTREE_TOKENIZERS", ""))
-if not os.environ.get("TURNTREE_TOKENIZERS"):
-    pytest.skip("needs real tokenizers: make test-renderers", allow_module_level=True)
-pytest.importorskip("renderers", reason="needs the extra turntree[renderers]", exc_type=ImportError)
-
 from transformers import PreTrainedTokenizerFast
 
 from family_tokenizers import with_tokens_of
@@ -29,13 +23,18 @@ from turntree.renderers.probes import ASK, SAY
 from turntree.traces.schema import Trace
 from turntree.training.sft import example
 
+if not os.environ.get("TURNTREE_TOKENIZERS"):
+    pytest.skip("needs real tokenizers: make test-renderers", allow_module_level=True)
+pytest.importorskip("renderers", reason="needs the extra turntree[renderers]", exc_type=ImportError)
+
+FOLDER = Path(os.environ["TURNTREE_TOKENIZERS"])
 TABLE = Path(__file__).parents[2] / "docs" / "results" / "renderers.md"
 
 
 @dataclass(frozen=True)
 class Row:
-    """`vocabulary`: a fetched tokenizer, its own unless `tokens` of a family were added. `template`: None is that of the
-    tokenizer, a name a file of the package trl, and `family:NAME` none at all: the family is named by hand."""
+    """`vocabulary`: a fetched tokenizer, its own unless `tokens` of a family were added. `template`: None is that of
+    the tokenizer, a name a file of the package trl, and `family:NAME` none at all: the family is named by hand."""
 
     model: str
     vocabulary: str
@@ -189,16 +188,18 @@ def test_the_table_is_written() -> None:
 
 HEAD = """# Chat templates and renderers
 
-Written by `make test-renderers` (`tests/renderers/test_real_tokenizers.py`), which fetches the tokenizers and templates.
-A tokenizer is the model's own, or another real one with the model's special tokens added where its own cannot be had
+Written by `make test-renderers` (`tests/renderers/test_real_tokenizers.py`), which fetches tokenizers and templates. A
+tokenizer is the model's own, or another real one with the model's special tokens added where its own cannot be had
 without a model hub. Templates are those that the tokenizer has, or the files of the package trl; a family named by hand
 was tried without a template. `turntree check model FOLDER` gives the same findings for any model.
 
-- *works*: the turn ends with its only stop token and is read as it was said; a loop has, turn by turn, the tokens that it
-  has as a whole, and its text is what the folder's own template writes.
+- *works*: the turn ends with its only stop token and is read as it was said; a loop has, turn by turn, the tokens that
+  it has as a whole, and its text is what the folder's own template writes.
 - *thoughts stay*: so, but for thoughts of earlier turns. The template drops them (or writes empty ones) once a turn is
   over; sampled tokens are never rewritten, so the policy goes on seeing what it thought.
 - *left out*: the form has no place for reasoning.
+- DeepSeek-V3 and R1 have no place for tools: they are written into the system message. Nemotron-3.5 and Qwen3-Instruct
+  are served by the family whose form theirs is.
 - *works [n]*: so, but for the difference given below. *refused [n]*: with the reason given below; a rollout that needs
   it is censored.
 

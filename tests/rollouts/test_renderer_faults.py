@@ -21,6 +21,9 @@ from turntree.renderers.template import ChatRenderer
 from turntree.rollouts.episodes import EpisodeConfig, grow
 from turntree.rollouts.local import Prompted, sample_local, score_local
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
+from turntree.stages.config import ProfileStageConfig
+from turntree.stages.policy import Speaker
+from turntree.stages.profile import _that_fit
 from turntree.training.online import OnlineConfig, Parts, train_online
 from turntree.verifiers.strict import StrictMatch
 
@@ -118,6 +121,15 @@ def test_a_local_rollout_that_cannot_be_read_has_no_reward() -> None:
     rewards = score_local(tree, state, StrictMatch())
     assert stops(tree) == {"renderer_error": 1, "completed": 2}
     assert [rewards.of(leaf) is None for leaf in tree.leaves()] == [True, False, False]
+
+
+def test_a_candidate_that_cannot_be_rendered_is_counted_and_the_profile_goes_on() -> None:
+    states = [TurnState(f"t{i}", 0, (Message("user", "go"),), Message("assistant", "left")) for i in range(3)]
+    speaker = Speaker(engine(), Failing("prompt", lambda call: call == 2), {})
+    config = ProfileStageConfig(traces="traces.jsonl")
+    fitting, skipped = _that_fit(states, speaker, config)
+    assert [item.state.id for item in fitting] == ["t0#0", "t2#0"]
+    assert skipped == {'renderer_error: "the template\'s own"': 1}
 
 
 class Even(Corridor):

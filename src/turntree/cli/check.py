@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -69,11 +67,13 @@ def environment(config: CheckConfig, json_path: str | None) -> None:
 
 
 @check.command("model", short_help="Which renderer serves a model; what would be refused?")
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("model", metavar="FOLDER")
 @click.option("--renderer", "named", metavar="NAME", help="template or family:NAME, in place of the automatic choice.")
 @json_option
-def model(folder: Path, named: str | None, json_path: str | None) -> None:
-    """Say which renderer serves the model in FOLDER and why, show a tool loop of three turns, and try every law on it.
+def check_model(model: str, named: str | None, json_path: str | None) -> None:
+    """Say which renderer serves the model in FOLDER (or an embedded one, by name) and why.
+
+    Shows a tool loop of three turns, and tries every law on turns and loops that agents write.
 
     Only the tokenizer, the chat template and config.json are read, no weights. The exit code is 1 where not even a talk
     without tools works.
@@ -83,22 +83,22 @@ def model(folder: Path, named: str | None, json_path: str | None) -> None:
     from turntree.engines.checkpoint import load_tokenizer
     from turntree.renderers.choice import TEMPLATE, Choice, choose
     from turntree.renderers.examine import LOOP, LOOPS, TALK, examine, shown
+    from turntree.stages.policy import resolve
 
+    folder = resolve(model)
     tokenizer = load_tokenizer(folder)
     choice = choose(tokenizer, folder) if named is None else Choice(named, "named by --renderer")
     renderer = choice.build(tokenizer)
     findings = examine(renderer, tokenizer)
     loop = LOOP if any(found.case == LOOP and found.works for found in findings) else TALK
-    lines = [f"{choice.name}{_options(choice.options)}: {choice.why}", "", shown(renderer, tokenizer, LOOPS[loop]), ""]
+    options = "".join(f" {key}={value}" for key, value in choice.options.items())
+    lines = [f"{choice.name}{options}: {choice.why}", "", shown(renderer, tokenizer, LOOPS[loop]), ""]
     lines += [f"{'works  ' if found.works else 'refused'}  {found.case}{_reason(found.said)}" for found in findings]
     refused = [found for found in findings if not found.works]
     if refused:
         lines.append("A rollout that would need one of these is censored with this reason; the run goes on.")
         if choice.name == TEMPLATE:
-            lines.append(
-                "What to do: name the form of calls (renderer.tool_format), edit the template, or try a family"
-            )
-            lines.append("of the package `renderers` (pip install 'turntree[renderers]', --renderer family:NAME).")
+            lines.append(_ADVICE)
     result: dict[str, Any] = {
         "renderer": choice.name,
         "options": choice.options,
@@ -110,8 +110,10 @@ def model(folder: Path, named: str | None, json_path: str | None) -> None:
         sys.exit(1)
 
 
-def _options(options: Mapping[str, Any]) -> str:
-    return "".join(f" {key}={value}" for key, value in options.items())
+_ADVICE = (
+    "What to do: name the form of calls (renderer.tool_format), edit chat_template.jinja, or try a model family "
+    "(pip install 'turntree[renderers]', --renderer family:NAME)."
+)
 
 
 def _reason(said: str) -> str:

@@ -116,7 +116,7 @@ def base_of(folder: Path) -> str:
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer in folder `path`. Raises `InputError` when it is missing or has no chat template."""
+    """The tokenizer in folder `path`. Raises `InputError` when it is missing."""
     folder = _checked_folder(path)
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         raise InputError("has no tokenizer (tokenizer.json)", path=folder, hint=_GET_FOLDER)
@@ -125,12 +125,6 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the boundary to foreign files and foreign code
         raise InputError(f"the tokenizer cannot be loaded ({_line(error)})", path=folder) from error
-    if not tokenizer.chat_template:
-        raise InputError(
-            "the tokenizer has no chat template",
-            path=folder,
-            hint="use an instruction-tuned policy, or add a chat_template.jinja to the folder",
-        )
     return tokenizer
 
 

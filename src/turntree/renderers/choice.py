@@ -13,6 +13,7 @@ from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.parts import described_by
 from turntree.core.protocols import Renderer
+from turntree.observe.jsonl import located
 from turntree.renderers.bounds import at_most
 from turntree.renderers.families import FAMILIES, FamilyRenderer, family, has_option
 from turntree.renderers.probes import ASK, CALL, RESULT, SAY, TOOL
@@ -56,7 +57,12 @@ class Choice:
 
     def build(self, tokenizer: PreTrainedTokenizerBase) -> Renderer:
         kind, _, argument = self.name.partition(":")
-        return family(tokenizer, argument, **self.options) if kind == "family" else ChatRenderer(tokenizer)
+        if kind == "family":
+            return family(tokenizer, argument, **self.options)
+        if not tokenizer.chat_template:
+            hint = "use an instruction-tuned policy, or add a chat_template.jinja to the folder"
+            raise InputError(f"the tokenizer has no chat template ({self.why})", hint=hint)
+        return ChatRenderer(tokenizer)
 
 
 @described_by(Options)
@@ -67,7 +73,10 @@ def renderer_of(
     given. Raises `InputError` where none serves the model."""
     if tool_format is not None:
         return ChatRenderer(tokenizer, tool_format=tool_format)
-    return choose(tokenizer, folder).build(tokenizer)
+    try:
+        return choose(tokenizer, folder).build(tokenizer)
+    except InputError as error:
+        raise located(error, path=folder) from error
 
 
 def choose(tokenizer: PreTrainedTokenizerBase, folder: Path | None = None) -> Choice:

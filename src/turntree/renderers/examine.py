@@ -11,6 +11,7 @@ from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Renderer
 from turntree.renderers.choice import written
+from turntree.renderers.families import FamilyRenderer
 from turntree.renderers.probes import ASK, CALL, RESULT, SAY
 
 if TYPE_CHECKING:
@@ -143,6 +144,8 @@ def loop_law(renderer: Renderer, tokenizer: PreTrainedTokenizerBase, messages: S
             ids += renderer.extend(messages[: place + 1], messages[place + 1 : after], tools)
     before = messages[: turns[-1]]
     ours, whole = _decode(tokenizer, renderer.prompt(before, tools)), written(tokenizer, before, tools)
+    if whole is None and isinstance(renderer, FamilyRenderer):
+        whole = _decode(tokenizer, renderer.whole(before, tools))
     if whole is None or ours == whole:
         return "" if whole is not None else "no template to compare with"
     ours, whole = _thoughtless(ours), _thoughtless(whole)

@@ -301,8 +301,9 @@ class FamilyRenderer:
         return ids
 
     def _spoken(self, message: Message) -> Ids:
-        """What is written after the generation prompt. Token by token where the prompt's tokens are a prefix, else text
-        by text: in `<think>\\n\\n</think>` a prompt that ends with `<think>\\n` has taken half of a token."""
+        """What is written after the generation prompt: by tokens where those of the prompt are a prefix, else by text.
+        In `<think>\\n\\n</think>` a prompt that ends with `<think>\\n` has
+        taken half of a token."""
         ids = self._render([ASK, message])
         if ids[: len(self._ask)] == self._ask:
             return ids[len(self._ask) :]

@@ -181,6 +181,10 @@ def start_rollout(
     return rollout
 
 
+def cancelled(what: str, limit: float) -> Ending:
+    return Ending(StopReason.CANCELLED, Verdict(None, f"the {what} took longer than {limit:g} seconds"))
+
+
 class RendererFault(TurntreeError):
     """A chat template or a parser failed on the messages of one rollout, which is censored for it."""
 

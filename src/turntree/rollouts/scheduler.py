@@ -7,9 +7,8 @@ engine charged; a censored leaf has no reward.
 
 Faults. A generation that failed is submitted again, seed and all; an environment call that failed is made again, the
 environment rebuilt from `reset` and the recorded actions (`environments.pool`). So a retry never throws sampled
-tokens away and never draws again. A rollout that has used up its retries ends with `ENGINE_ERROR` or
-`ENVIRONMENT_ERROR`, without a reward. An exception out of the engine itself (a diverged policy, a request that no
-engine may be asked) is not a fault of a rollout: it ends the run.
+tokens away and never draws again. A rollout that has used up its retries, or whose messages the renderer cannot take,
+ends without a reward. An exception out of the engine itself (a diverged policy) ends the run.
 """
 
 from __future__ import annotations
@@ -26,15 +25,7 @@ from turntree.core.completion import Completion, Finished
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
-from turntree.core.protocols import (
-    BranchDecision,
-    Brancher,
-    Environment,
-    Gate,
-    Observation,
-    Renderer,
-    StreamingEngine,
-)
+from turntree.core.protocols import BranchDecision, Brancher, Environment, Gate, Observation, Renderer, StreamingEngine
 from turntree.core.tree import REFILL, StopReason
 from turntree.core.verdict import Verdict
 from turntree.environments.inline import InlinePool
@@ -46,6 +37,7 @@ from turntree.rollouts.live import (
     LiveRollout,
     RendererFault,
     answer_tokens,
+    cancelled,
     cut_ending,
     ending_of,
     has_room,
@@ -402,17 +394,17 @@ class _Run:
             if finished.completion is None:
                 self._fail(place, StopReason.ENGINE_ERROR, finished.fault or "")
                 continue
-            self._speak(place, place.rollout, finished.completion)
+            try:
+                self._speak(place, place.rollout, finished.completion)
+            except RendererFault as fault:
+                place.rollout.say(finished.completion, Message("assistant"))  # what was sampled is paid for and stays
+                self._end(place, fault.ending)
         self._settle()
 
     def _speak(self, place: _Place, rollout: LiveRollout, completion: Completion) -> None:
         """Append a turn, fork where the brancher says so, and do what the turn says, unless it was cut."""
         group, episodes = place.group, self._config.episodes
-        try:
-            action = played_turn(self._renderer, rollout.said(completion), completion, episodes, group.task.tools)
-        except RendererFault as fault:  # what was sampled is paid for and stays
-            rollout.say(replace(completion, cost=completion.cost + group.settle(place.key)), Message("assistant"))
-            return self._end(place, fault.ending)
+        action = played_turn(self._renderer, rollout.said(completion), completion, episodes, group.task.tools)
         fails = episodes.fails(action)
         if fails:  # no answer will follow that could carry it
             completion = replace(completion, cost=completion.cost + group.settle(place.key))
@@ -449,30 +441,32 @@ class _Run:
     def _hear(self, batch: list[Answer]) -> None:
         """Append what the environments answered and ask the engine for the next turns."""
         for answer in batch:
-            place = self._by_session.get(answer.session)
-            if place is None:  # the task leaves no room: an answer of this batch ended the group
-                continue
+            if (place := self._by_session.get(answer.session)) is None:
+                continue  # the task leaves no room: an answer of this batch ended the group
             place.group.charge(place.key, Cost(tool_calls=answer.calls, environment_seconds=answer.seconds))
             if answer.observation is None:
                 self._fail(place, StopReason.ENVIRONMENT_ERROR, answer.fault or "")
-            elif place.rollout is None:
-                self._plant(place, answer.observation)
             else:
-                self._extend(place, place.rollout, answer.observation)
+                self._heard(place, answer.observation)
         self._settle()
+
+    def _heard(self, place: _Place, observation: Observation) -> None:
+        try:
+            if place.rollout is None:
+                self._plant(place, observation)
+            else:
+                self._extend(place, place.rollout, observation)
+        except RendererFault as fault:
+            if not self._scheduler.rendered:  # nothing has worked yet: the model and the tasks do not fit
+                raise InputError(str(fault), hint="see turntree check model") from fault
+            self._end(place, fault.ending)
 
     def _plant(self, place: _Place, told: Observation) -> None:
         """Begin the rollout that was told its task; all rollouts of a group must be told the same."""
         group, episodes = place.group, self._config.episodes
         if group.told is None:
-            try:
-                group.prompt_ids = task_tokens(self._renderer, told, group.task.tools)
-            except RendererFault as fault:
-                if not self._scheduler.rendered:  # nothing has worked yet: the model and the tasks do not fit
-                    raise InputError(str(fault), hint="see turntree check model") from fault
-                return self._end(place, fault.ending)
-            self._scheduler.rendered = True
-            group.told = told
+            group.prompt_ids = task_tokens(self._renderer, told, group.task.tools)
+            group.told, self._scheduler.rendered = told, True
         if group.told != told:
             why = "reset told two rollouts of the group different tasks"
             self._end(place, Ending(StopReason.ENVIRONMENT_ERROR, Verdict(None, why)))
@@ -485,10 +479,7 @@ class _Run:
 
     def _extend(self, place: _Place, rollout: LiveRollout, observation: Observation) -> None:
         group = place.group
-        try:
-            added = answer_tokens(rollout, observation, group.task, self._renderer)
-        except RendererFault as fault:
-            return self._end(place, fault.ending)
+        added = answer_tokens(rollout, observation, group.task, self._renderer)
         rollout.hear(observation, added, group.settle(place.key))
         self._touched[group] = None
         ending = ending_of(rollout, group.task, self._config.episodes, self._scheduler.rewards)
@@ -501,17 +492,14 @@ class _Run:
         place.ticket = self._engine.submit(rollout.request(self._config.episodes, place.group.seed))
         self._by_ticket[place.ticket] = place
 
-    def _turn_of(self, place: _Place) -> int:
-        """The turn that the call under way belongs to; 0 for a reset."""
-        return 0 if place.rollout is None else place.rollout.turns + 1
-
     def _fail(self, place: _Place, stop: StopReason, why: str) -> None:
         """Make a failed call again, or end the rollout without a reward."""
         place.failures += 1
         if place.failures > self._config.max_retries:
             return self._end(place, Ending(stop, Verdict(None, why)))
         self._usage.retries += 1
-        numbers: dict[str, float] = {"failures": place.failures, "turn": self._turn_of(place)}
+        turn = 0 if place.rollout is None else place.rollout.turns + 1
+        numbers: dict[str, float] = {"failures": place.failures, "turn": turn}
         place.group.record("scheduler", place.key, "retry", why, numbers)
         if place.rollout is None:
             self._reset(place)
@@ -606,7 +594,7 @@ class _Run:
                 break
             self._cancel(self._of(group), "group", config.group_seconds)
             for sample in range(group.started, group.wanted):
-                group.endings[(sample,)] = _cancelled("group", config.group_seconds)
+                group.endings[(sample,)] = cancelled("group", config.group_seconds)
             group.expired = True
             self._refilling.pop(group, None)
             self._touched[group] = None
@@ -618,7 +606,7 @@ class _Run:
 
     def _cancel(self, places: list[_Place], what: str, limit: float) -> None:
         for place in places:
-            ending = _cancelled(what, limit)
+            ending = cancelled(what, limit)
             place.group.record("scheduler", place.key, "cancel", ending.verdict.reason, {"limit_seconds": limit})
             self._usage.cancelled += 1
             self._end(place, ending)
@@ -628,7 +616,3 @@ class _Run:
         rollout = next(iter(self._places)).started + self._config.rollout_seconds
         group = next(iter(self._groups)).begun + self._config.group_seconds
         return min(_LONGEST_WAIT, max(0.0, min(rollout, group) - self._scheduler.clock()))
-
-
-def _cancelled(what: str, limit: float) -> Ending:
-    return Ending(StopReason.CANCELLED, Verdict(None, f"the {what} took longer than {limit:g} seconds"))

@@ -47,7 +47,7 @@ def run_sft(config: SFTStageConfig, out: Path, *, overwrite: bool = False) -> di
 
 
 def _examples(traces: Sequence[Trace], renderer: Renderer) -> list[Example]:
-    """The traces that hold a turn to learn from. One that the renderer refuses is left out; all of them are an error."""
+    """The traces that hold a turn to learn from. One that the renderer refuses is left out; an error if all are."""
     examples: list[Example] = []
     refused: list[InputError] = []
     for trace in traces:
