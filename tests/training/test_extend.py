@@ -14,12 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from killed_runs import artifacts
-from turntree.stages.household_traces import HouseholdTracesConfig, make_traces
 
 from turntree.core.completion import Sampling
 from turntree.core.config import Part
 from turntree.core.errors import InputError
-from turntree.domains.household.door import GamesConfig
 from turntree.filters.dapo import DapoFilter
 from turntree.filters.greso import GresoConfig
 from turntree.profiling.profile import ProfileConfig
@@ -34,6 +32,7 @@ from turntree.stages.config import (
     TrainOnlineConfig,
     TrainPivotConfig,
 )
+from turntree.stages.demonstrate import demonstrate
 from turntree.stages.profile import run_profile
 from turntree.stages.select import run_select
 from turntree.stages.sft import run_sft
@@ -67,7 +66,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     """Every trainer as `run(out, total, **changes)`, with everything on that has a memory or an end."""
     folder = tmp_path_factory.mktemp("data")
     traces, pivots = str(folder / "traces.jsonl"), folder / "pivots.jsonl"
-    make_traces(HouseholdTracesConfig(games=GamesConfig(count=4)), folder / "traces.jsonl")
+    demonstrate(Part("household", {"games": {"count": 4}}), folder / "traces.jsonl")
     profiling = ProfileConfig(rollouts=4, sampling=COMMAND)
     run_profile(ProfileStageConfig(traces=traces, limit=12, profile=profiling), folder / "profile.jsonl")
     run_select(folder / "profile.jsonl", SelectConfig(threshold=1.0), pivots)
