@@ -90,7 +90,7 @@ class ProfileStageConfig:
     """A folder in Hugging Face format, or an embedded tiny policy: 'default', 'qa'. With an endpoint, the name that it
     serves."""
     verifier: Part = field(default_factory=lambda: Part("household"))
-    """household, tool_call, strict, executed, or module:function of your own."""
+    """household, recommended, paper, nemo, judge, tool_call, strict, executed, or module:function of your own."""
     environment: Part | None = field(default=None, metadata=parts.AS_GIVEN)
     """Where the traces were played, as they name it: for a verifier that plays actions (executed). Options given here
     replace those that a trace names."""
@@ -117,7 +117,7 @@ class RescoreConfig:
     profile: str
     """The profile whose samples are judged anew."""
     verifier: Part
-    """household, tool_call, strict, executed, or module:function of your own."""
+    """household, recommended, paper, nemo, judge, tool_call, strict, executed, or module:function of your own."""
     environment: Part | None = field(default=None, metadata=parts.AS_GIVEN)
     """Where the traces were played, as they name it: for a verifier that plays actions (executed). Options given here
     replace those that a trace names."""
