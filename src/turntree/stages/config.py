@@ -136,8 +136,8 @@ class ProfileStageConfig(TracesPlayed):
     """A folder in Hugging Face format, a name on the Hub, or a registered policy. With an endpoint, the name that it
     serves."""
     verifier: Part = parts.DEFAULT
-    """tool_call, strict, executed, another registered name, or module:function of your own. 'default' is that of the
-    games which the default policy plays."""
+    """recommended, paper, nemo, judge, tool_call, strict, executed, another registered name, or module:function of your
+    own. 'default' is that of the games which the default policy plays."""
     split: str = "train"
     """Which traces ('' for all)."""
     limit: int = 0
@@ -161,7 +161,8 @@ class RescoreConfig(FromProfile):
     profile: str
     """The profile whose samples are judged anew."""
     verifier: Part
-    """tool_call, strict, executed, another registered name, or module:function of your own."""
+    """recommended, paper, nemo, judge, tool_call, strict, executed, another registered name, or module:function of your
+    own."""
 
 
 @dataclass(frozen=True, kw_only=True)

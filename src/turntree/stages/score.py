@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +18,9 @@ from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
 from turntree.observe.files import read_json
 from turntree.observe.jsonl import parse_json, read_lines
-from turntree.stages.profile import stream_candidates
 from turntree.stages.verifier import open_verifier
+from turntree.traces.candidates import candidates
+from turntree.traces.schema import read_traces
 from turntree.verifiers import audit, rewrites
 from turntree.verifiers.judge import agreement
 from turntree.verifiers.nemo import MALFORMED
@@ -119,7 +121,8 @@ def _state(
 
 def run_audit(config: AuditConfig) -> dict[str, Any]:
     """What the verifier makes of the demonstrations, of copies that break them and of copies that do the same."""
-    states = stream_candidates(config.traces, config.split, config.limit)
+    kept = (trace for trace in read_traces(config.traces) if config.split in ("", trace.split))
+    states = itertools.islice((state for trace in kept for state in candidates(trace)), config.limit or None)
     with open_verifier(config.verifier, config.environment) as verifier:
         found = audit.audit_verifier(
             verifier, states, {**audit.MUTATIONS, **rewrites.MUTATIONS}, rewrites.EQUIVALENT, worst=config.worst
