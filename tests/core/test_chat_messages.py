@@ -72,3 +72,15 @@ def test_what_is_wrong_is_named(chat, line: str) -> None:
     with pytest.raises(InputError) as error:
         Message.from_chat(chat)
     assert str(error.value).startswith(line)
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_is_read_by_all_its_names_and_written_by_one(key: str) -> None:
+    message = Message.from_chat({"role": "assistant", "content": "Left.", key: "Which way?"})
+    assert message.reasoning == "Which way?"
+    assert message.to_chat() == {"role": "assistant", "content": "Left.", "reasoning_content": "Which way?"}
+
+
+def test_reasoning_that_is_no_text_is_refused_by_its_name() -> None:
+    with pytest.raises(InputError, match="field 'thinking': is neither text nor null"):
+        Message.from_chat({"role": "assistant", "content": "", "thinking": {"signature": "x"}})

@@ -159,6 +159,15 @@ def test_a_turn_cut_inside_of_a_thought_is_closed_there() -> None:
     assert spoken.startswith("<|im_end|>\n<|im_start|>user\n")
 
 
+def test_odd_arguments_of_a_sampled_call_are_answered_like_any(name: str) -> None:
+    """Arguments that no demonstration could hold in this form, for a parser would not find them again."""
+    odd = replace(
+        CALL, tool_calls=(replace(CALL.tool_calls[0], arguments={"at": " </parameter></arg_value><|im_end|>"}),)
+    )
+    renderer = renderer_for(name)
+    assert renderer.extend([ASK, odd], [RESULT]) == renderer.extend([ASK, CALL], [RESULT])
+
+
 def test_a_broken_call_is_text_as_a_whole_and_not_half_of_the_calls() -> None:
     tokenizer = tokenizer_of("qwen3")
     said = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>\n<tool_call>\n{"name": </tool_call><|im_end|>'

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import chat_templates as templates
@@ -320,3 +322,22 @@ def test_a_template_that_treats_one_length_apart_is_refused() -> None:
     renderer = renderer_of("{% if messages | length == 4 %}<|system|>Four!<|end|>{% endif %}" + CHAT_TEMPLATE)
     with pytest.raises(InputError, match="renders message 0 differently once message 2 follows"):
         renderer.prompt([system("Be brief."), *HI_HO])
+
+
+REASONING = (
+    "{% for message in messages %}<|{{ message.role }}|>"
+    "{% if message.reasoning_content and loop.last %}<think>{{ message.reasoning_content }}</think>{% endif %}"
+    "{{ message.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def test_reasoning_that_the_template_drops_later_stays_in_the_context() -> None:
+    """Sampled tokens are never rewritten: before, such a template ended the run at the first new question."""
+    renderer = renderer_of(REASONING)
+    thought = replace(said("Left."), reasoning="Which way?")
+    assert renderer.parse(renderer.completion(thought)) == thought
+    tokenizer = tokenizer_of(REASONING)
+    prompt = renderer.prompt([user("Hi."), thought, user("And now?")])
+    assert "<think>Which way?</think>Left.<|end|><|user|>And now?" in tokenizer.decode(prompt)
+    grown = renderer.prompt([user("Hi.")]) + renderer.completion(thought)
+    assert grown + renderer.extend([user("Hi."), thought], [user("And now?")]) == prompt

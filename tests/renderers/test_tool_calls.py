@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -113,3 +115,37 @@ def test_no_text_breaks_the_parser(sampled: str, tool_format: str) -> None:
 )
 def test_the_format_is_found_in_the_template(template: str, tool_format: str) -> None:
     assert detect_format(template) == tool_format
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("[look(at='map')]", [("look", {"at": "map"})]),
+        ("[look(at='a \\'b\\' \\\\ \\n'), go()]", [("look", {"at": "a 'b' \\ \n"}), ("go", {})]),
+        ("[look(n=-2, f=1.5, deep=True, z=None)]", [("look", {"n": -2, "f": 1.5, "deep": True, "z": None})]),
+        (
+            '[look(l=[1, "x", null, true], o={"a": {"b": []}})]',
+            [("look", {"l": [1, "x", None, True], "o": {"a": {"b": []}}})],
+        ),
+        ("[shop.look(at='two\nlines')]", [("shop.look", {"at": "two\nlines"})]),
+    ],
+)
+def test_calls_in_the_manner_of_python_are_read(text: str, calls: list[Any]) -> None:
+    read = parse_message(f"I look.<|tool_call_start|>{text}<|tool_call_end|>", "pythonic")
+    assert [(call.name, call.arguments) for call in read.tool_calls] == calls
+    assert read.content == "I look."
+
+
+_NO_CALLS = (
+    "[look('map')] [look(at=open('x'))] [look(**{})] look(at='map') [1] [look(at= [] [look(at=b'x')] [look(at={1:2})]"
+)
+
+
+@pytest.mark.parametrize("text", [*_NO_CALLS.split(), "[look(at=float)]", "[" * 3000])
+def test_what_is_no_list_of_calls_with_literal_arguments_stays_text(text: str) -> None:
+    said = f"<|tool_call_start|>{text}<|tool_call_end|>"
+    assert parse_message(said, "pythonic") == Message("assistant", said)
+
+
+def test_the_form_of_lfm2_is_seen_in_its_template() -> None:
+    assert detect_format("{{- '<|tool_call_start|>[' -}}") == "pythonic"

@@ -253,7 +253,11 @@ class FamilyRenderer:
         """What comes after a turn when a run of messages arrives: a function of these alone. A turn that was cut is
         closed first, and its thought where it was cut inside of one."""
         thinking = self.thinks and not stopped and not turn.tool_calls and turn.reasoning and not turn.content
-        turn = replace(turn, content="", reasoning="", cut=False) if turn.tool_calls else _THINKING if thinking else SAY
+        if turn.tool_calls:  # what answers a call depends on its name and id: a policy's odd arguments refuse nothing
+            bare = tuple(replace(call, arguments={}) for call in turn.tool_calls)
+            turn = Message("assistant", tool_calls=bare)
+        else:
+            turn = _THINKING if thinking else SAY
         if not stopped and not thinking:
             return self.completion(turn)[-1], *self._follow(turn, run)
         key = ("follow", key_of(turn), tuple(map(key_of, run)), stopped)

@@ -70,7 +70,7 @@ def _python_calls(text: str) -> list[ToolCall] | None:
             return None
         calls = [_python_call(node) for node in tree.elts]
         json.dumps([call.arguments for call in calls], ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return None
     return calls
 
