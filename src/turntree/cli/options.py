@@ -127,7 +127,9 @@ class StageCommand(click.Command):
             typed = [word for word in own if error.field == f"{self._part}.{_name(word)}"]
             if not typed or error.problem != UNKNOWN:
                 raise
-            near = difflib.get_close_matches(typed[0], [option for one in self.params for option in one.opts], n=1)
+            near = difflib.get_close_matches(
+                typed[0], [option for one in self.params for option in one.opts], n=1, cutoff=0.7
+            )
             hint = f"did you mean {near[0]}?" if near else error.hint
             raise InputError(f"there is no option {typed[0]}", field=self._part, hint=hint) from error
 

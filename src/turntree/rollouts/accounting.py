@@ -1,4 +1,5 @@
-"""What branching saved: what a tree's rollouts have in common, counted once and counted once a rollout.
+"""What a scheduler did with its time, and what branching saved: what a tree's rollouts have in common, counted once
+and counted once a rollout.
 
 A call is *fresh* when it was made, one for each node that asked for it; the *chain* count is what the same rollouts
 would have made one by one. The same for turns and sampled tokens. What branching changes beside that (the law of the
@@ -107,3 +108,27 @@ def _by_start(tree: RolloutTree, rewards: Rewards) -> list[list[float]]:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+@dataclass(kw_only=True)
+class Usage:
+    """What a scheduler did with its time, over all its runs. Seconds are wall-clock."""
+
+    seconds: float = 0.0  # while a run was being advanced (not while its caller held a group)
+    engine_seconds: float = 0.0  # of those, in the engine
+    gate_seconds: float = 0.0  # of those, in the gate
+    request_seconds: float = 0.0  # summed over rollouts: time with a generation in flight
+    groups: int = 0
+    cut: int = 0
+    rollouts: int = 0
+    forked: int = 0  # of those, rollouts that a brancher made
+    refilled: int = 0  # of those, fresh ones that stand for leaves which it did not use
+    unfilled: int = 0  # such leaves that were left out
+    retries: int = 0
+    cancelled: int = 0  # rollouts given up for a limit of time
+    places: int = 0  # max_live_rollouts
+
+    @property
+    def busy_share(self) -> float:
+        """How full the engine's batch was: generations in flight over places, averaged over time."""
+        return self.request_seconds / (self.places * self.seconds) if self.seconds else 0.0

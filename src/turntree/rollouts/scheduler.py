@@ -30,6 +30,7 @@ from turntree.core.tree import REFILL, StopReason
 from turntree.core.verdict import Verdict
 from turntree.environments.inline import InlinePool
 from turntree.environments.pool import Answer, EnvironmentPool, Session
+from turntree.rollouts.accounting import Usage
 from turntree.rollouts.groups import Group, GrownGroup, Key
 from turntree.rollouts.live import (
     Ending,
@@ -116,30 +117,6 @@ class SchedulerConfig:
         """The most leaves of a group that a brancher may add."""
         left = self.group_size - self.initial
         return left if self.max_branched is None else min(left, self.max_branched)
-
-
-@dataclass(kw_only=True)
-class Usage:
-    """What a scheduler did with its time, over all its runs. Seconds are wall-clock."""
-
-    seconds: float = 0.0  # while a run was being advanced (not while its caller held a group)
-    engine_seconds: float = 0.0  # of those, in the engine
-    gate_seconds: float = 0.0  # of those, in the gate
-    request_seconds: float = 0.0  # summed over rollouts: time with a generation in flight
-    groups: int = 0
-    cut: int = 0
-    rollouts: int = 0
-    forked: int = 0  # of those, rollouts that a brancher made
-    refilled: int = 0  # of those, fresh ones that stand for leaves which it did not use
-    unfilled: int = 0  # such leaves that were left out
-    retries: int = 0
-    cancelled: int = 0  # rollouts given up for a limit of time
-    places: int = 0  # max_live_rollouts
-
-    @property
-    def busy_share(self) -> float:
-        """How full the engine's batch was: generations in flight over places, averaged over time."""
-        return self.request_seconds / (self.places * self.seconds) if self.seconds else 0.0
 
 
 class Scheduler:

@@ -67,6 +67,9 @@ def assemble(
     turns = _turns(row.messages)
     assistants = sum(turn.is_assistant for turn in turns)
     if not assistants and not row.left_out:
+        for turn in () if keep_going else turns:
+            if isinstance(turn.parts[0], BrokenMessage):
+                _parse(turn)  # raises: what could not be read may have been one
         hint = "a trace demonstrates at least one turn"
         raise RowRefused("no_assistant_turn", "hold no assistant turn", field="messages", hint=hint)
     tool_names(_objects(row.tools))
