@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -144,7 +145,8 @@ def train(renderer: Failing) -> list[dict[str, Any]]:
     model, reference, rows = tiny_model(seed=1), tiny_model(seed=1).requires_grad_(False), []
     tasks = [Even(f"task {number}", 2) for number in range(4)]
     run = Parts(model, reference, HFEngine(model, renderer.stop_ids), renderer, tasks)
-    rollouts = SchedulerConfig(episodes=EPISODES, group_size=4)
+    played = replace(EPISODES, cut_turns="judge")  # an untrained policy does not stop, and its rollouts shall go on
+    rollouts = SchedulerConfig(episodes=played, group_size=4)
     train_online(run, OnlineConfig(iterations=2, groups=2, rollouts=rollouts), log=rows.append)
     return rows
 

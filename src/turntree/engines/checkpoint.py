@@ -100,11 +100,16 @@ def base_of(folder: Path) -> str:
     """The folder of the model that the adapter in `folder` belongs to, fetched where it names one of the Hub."""
     config = folder / _ADAPTER
     try:
-        base = str(folder_of(str(json.loads(config.read_text())["base_model_name_or_path"])))
+        name = str(json.loads(config.read_text())["base_model_name_or_path"])
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"cannot be read as an adapter's ({_line(error)})", path=config) from error
     if not (folder / _ADAPTER_WEIGHTS).is_file():
         raise InputError(f"has no {_ADAPTER_WEIGHTS}", path=folder, hint="save the adapter again, as safetensors")
+    try:
+        base = str(folder_of(name))
+    except InputError as error:
+        problem, field = f"{name!r} {error.problem}", "base_model_name_or_path"
+        raise InputError(problem, path=config, field=field, hint=error.hint) from error
     if not (Path(base) / "config.json").is_file():
         raise InputError(
             f"{base!r} is not the folder of a model here",
