@@ -232,7 +232,7 @@ class Marked:
             raise InputError("does not follow the assistant", field="messages")
         return (*(() if stopped else self.stop_ids), *self._all(new))
 
-    def parse(self, token_ids):
+    def parse(self, token_ids, tools=()):
         ids = [*token_ids]
         ids = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
         text = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -257,6 +257,10 @@ class Marked:
 
     def _ids(self, text):
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+class Older(Marked):
+    def parse(self, token_ids):
+        return super().parse(token_ids)
 '''
 
 SCRIPT = '''
