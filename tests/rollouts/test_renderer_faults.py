@@ -26,6 +26,7 @@ from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 from turntree.stages.config import ProfileStageConfig
 from turntree.stages.policy import Speaker
 from turntree.stages.profile import _that_fit
+from turntree.stages.train_pivot import _rendered
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
 from turntree.training.config import LossConfig
 from turntree.training.online import OnlineConfig, Parts, train_online
@@ -159,6 +160,15 @@ def test_an_iteration_in_which_everything_is_censored_learns_nothing_and_the_run
     assert [row["stops"] for row in trained] == [{"renderer_error": 8}] * 2
     assert [row["groups_censored"] for row in trained] == [2, 2]
     assert all("loss" not in row or row["loss"] is None for row in trained)
+
+
+def test_a_held_out_state_that_cannot_be_rendered_is_left_out_of_the_checks_and_said(capfd: Any) -> None:
+    states = [TurnState(f"t{i}", 0, (Message("user", "go"),), Message("assistant", "left")) for i in range(3)]
+    found = _rendered(states, Failing("prompt", lambda call: call == 2))
+    assert [item.state.id for item in found] == ["t0#0", "t2#0"]
+    assert "1 of 3 held-out states cannot be rendered" in capfd.readouterr().err
+    with pytest.raises(InputError, match=r"3 of 3 held-out states .* no such role"):
+        _rendered(states, Failing("prompt", lambda call: True, NO_ROLE))
 
 
 class OneTask(ChatRenderer):

@@ -112,7 +112,7 @@ FAMILIES = {
 @described_by(Options)
 def family(
     tokenizer: PreTrainedTokenizerBase,
-    argument: str = "",
+    argument: str | None = None,
     *,
     enable_thinking: bool | None = None,
     reasoning_effort: str | None = None,
@@ -129,7 +129,8 @@ def family(
     options = {key: value for key, value in vars(named).items() if value is not None} | more
     if argument not in FAMILIES:
         known = ", ".join(FAMILIES)
-        raise ConfigError(f"{argument!r} is no model family", field="renderer", hint=f"family:NAME with one of {known}")
+        said = f"{argument!r} is no model family" if argument else "'family' names no model family"
+        raise ConfigError(said, field="renderer", hint=f"family:NAME with one of {known}")
     settings = {"thinking_retention": "all", **FAMILIES[argument].options, **options}
     return FamilyRenderer(tokenizer, argument, _source(tokenizer, argument, settings), _described(argument, settings))
 
