@@ -227,6 +227,9 @@ def test_a_killed_run_cannot_be_ended_at_a_step_whose_closing_check_it_never_mad
     with pytest.raises(KeyboardInterrupt):
         runs[name](tmp_path, LONG, **often)
     before = artifacts(tmp_path)
-    with pytest.raises(InputError, match=rf"has done {SHORT} steps of {LONG}.*; ask for more than {SHORT}, or"):
+    with pytest.raises(
+        InputError,
+        match=rf"unfinished run of .* {LONG} that cannot end with step {SHORT}.*; ask for more than {SHORT}, or",
+    ):
         runs[name](tmp_path, SHORT, **often)
     assert artifacts(tmp_path) == before

@@ -207,7 +207,7 @@ POLICY = {
 
 
 def policy_of(header: Mapping[str, Any]) -> dict[str, str]:
-    """What a header of a profile or of pivots says of its policy. Older ones name no renderer: it was the template's."""
+    """What a header of a profile or of pivots says of its policy. Older ones name no renderer: the template's."""
     return {name: header.get(name, "template") for name in POLICY}
 
 

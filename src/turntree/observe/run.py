@@ -176,9 +176,7 @@ class RunDirectory:
             hint = f"ask for more than {extent.total}, or choose another --out"
             raise InputError(f"{problem} {extent.total}", path=self.path, hint=hint)
         if extent.steps == done and not self.finished:  # it went on after that step without the check that ends a run
-            problem = (
-                f"holds an unfinished run that has done {done} steps of {before}, and cannot end with the last one"
-            )
+            problem = f"holds an unfinished run of {extent.key} {before} that cannot end with step {done}: it is done"
             raise InputError(problem, path=self.path, hint=f"ask for more than {extent.total}, or choose another --out")
         return done
 
