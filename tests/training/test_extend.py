@@ -197,6 +197,36 @@ def test_another_setting_is_refused_also_where_the_total_grows(
 def test_a_finished_run_that_kept_no_checkpoint_says_so(runs: dict[str, Run], tmp_path: Path) -> None:
     runs["sft"](tmp_path, 1, checkpoints=CheckpointConfig(extendable=False))
     assert not (tmp_path / "checkpoints").exists()
+    with pytest.raises(InputError, match=r"kept no checkpoint to be extended from .*; start a new run from its policy"):
+        runs["sft"](tmp_path, 2)
+    assert (tmp_path / "cost.json").exists()
+
+
+@given(st.integers(0, 5), st.integers(0, 20), st.integers(1, 30), st.integers(1, 30), st.sampled_from([None, 0, 3]))
+def test_a_schedule_that_can_be_extended_does_not_look_at_the_total(
+    warmup: int, step: int, total: int, other: int, keep: int | None
+) -> None:
+    for optimizer in (OptimizerConfig(warmup_steps=warmup, schedule=s) for s in ("constant", "cosine")):
+        if extent("train.steps", total, optimizer, keep_trees=keep).fixed is None:
+            assert optimizer.factor(step, total) == optimizer.factor(step, other)
+
+
+@pytest.mark.parametrize("name", ["pivot", "online"])
+def test_a_killed_run_cannot_be_ended_at_a_step_whose_closing_check_it_never_made(
+    runs: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    save = Checkpoints.save
+
+    def killed(self: Checkpoints, step: int, *rest: Any) -> None:
+        save(self, step, *rest)
+        if step == SHORT:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Checkpoints, "save", killed)
+    often = {"checkpoints": CheckpointConfig(every=1)}
+    with pytest.raises(KeyboardInterrupt):
+        runs[name](tmp_path, LONG, **often)
+    before = artifacts(tmp_path)
     refused = rf"unfinished run of .* {LONG} that cannot end with step {SHORT}.*; ask for more than {SHORT}, or"
     with pytest.raises(InputError, match=refused):
         runs[name](tmp_path, SHORT, **often)
