@@ -257,6 +257,10 @@ class Marked:
 
     def _ids(self, text):
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+class Older(Marked):
+    def parse(self, token_ids):
+        return super().parse(token_ids)
 '''
 
 SCRIPT = '''

@@ -279,6 +279,8 @@ def test_a_renderer_of_ones_own_speaks_in_every_stage_and_pivots_remember_it(tur
     turntree("sft", "--traces", traces, *mine, "--out", "taught", "--set", "sft.epochs=1")
     assert "differs in device.renderer" in turntree.error("sft", "--traces", traces, "--out", "taught")
     assert "which has no stop_ids" in turntree.error("evaluate", *ROOMS, "--renderer", "door_rules:CutsAlike")
+    older = turntree.error("evaluate", *ROOMS, "--renderer", "door_words:Older")
+    assert "gave Older, which does not take the arguments of parse" in older, "before every rollout is censored for it"
     message = turntree.error("evaluate", *ROOMS, "--set", "device.renderer.tool_format=xml")
     assert "'device.renderer.tool_format': 'xml' is not allowed" in message
 

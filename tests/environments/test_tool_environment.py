@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 import pytest
 
@@ -105,6 +106,36 @@ class Drawing(Counter):
         """Draw a number."""
         self.bag["a"].append(self._random.random())
         return "drawn"
+
+
+@dataclass(frozen=True)
+class Place:
+    row: int
+    column: int
+
+
+class Walker:
+    def reset(self) -> str:
+        self.seen, self.steps = {Place(0, 0)}, {Place(0, 0): 1}
+        return "Walk."
+
+    def go(self, row: int) -> str:
+        """Walk.
+
+        Args:
+            row: Where to.
+        """
+        self.seen.add(Place(row, 0))
+        return "There."
+
+
+def test_records_in_sets_and_as_keys_belong_to_the_state() -> None:
+    task = ToolEnvironment(Walker, task_id="a")
+    task.reset()
+    before, twin = task.state(), task.fork()
+    assert before == twin.state() and task.state_problem() is None
+    task.step(calling("go", row=1))
+    assert task.state() != before
 
 
 def test_the_place_of_a_generator_and_nested_collections_belong_to_the_state() -> None:

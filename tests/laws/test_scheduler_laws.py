@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fault_drill import Corridor, FaultPlan, Faulty
@@ -126,6 +126,26 @@ class Leisurely:
         return self._pool.close(session) + (answer.calls if answer else 0)
 
 
+class Frail(ChatRenderer):
+    """Refuses a share of the turns and of the answers, by what was said."""
+
+    def __init__(self, rate: float, seed: int) -> None:
+        super().__init__(TOKENIZER)
+        self._rate, self._seed = rate, seed
+
+    def parse(self, token_ids: Sequence[int], tools: Any = ()) -> Message:
+        self._suffer("parse", tuple(token_ids))
+        return super().parse(token_ids, tools)
+
+    def extend(self, messages: Any, new: Any, tools: Any = (), *, stopped: bool = True) -> tuple[int, ...]:
+        self._suffer("extend", repr(messages), repr(new))
+        return super().extend(messages, new, tools, stopped=stopped)
+
+    def _suffer(self, *what: Any) -> None:
+        if seeds.generator(self._seed, "renderer", repr(what)).random() < self._rate:
+            raise KeyError("the template's own")
+
+
 @dataclass
 class Hunch:
     """Cuts the groups that a hash of what it sees says to, and remembers what it saw."""
@@ -151,6 +171,7 @@ class World:
     seed: int
     engine_faults: float = 0.0
     environment_faults: float = 0.0
+    renderer_faults: float = 0.0
     gate: str = "none"
     retries: int = 1
     brancher: str = "none"
@@ -184,6 +205,7 @@ WORLDS = st.builds(
     seed=st.integers(0, 99),
     engine_faults=st.sampled_from([0.0, 0.0, 0.2]),
     environment_faults=st.sampled_from([0.0, 0.0, 0.2]),
+    renderer_faults=st.sampled_from([0.0, 0.0, 0.1]),
     gate=st.sampled_from(["none", "hunch", "hunch", "divergence"]),
     retries=st.integers(0, 2),
     cuts=st.sampled_from([0.0, 0.0, 0.2]),
@@ -242,7 +264,7 @@ def play(world: World, weather: Weather, **run: Any) -> Played:
     gate, charging = gates[world.gate], Charging(engine)
     scheduler = Scheduler(
         charging,
-        RENDERER,
+        Frail(world.renderer_faults, world.seed) if world.renderer_faults else RENDERER,
         SchedulerConfig(
             episodes=EPISODES,
             group_size=world.group_size,
@@ -269,6 +291,11 @@ def without_costs(tree: RolloutTree) -> dict[str, Any]:
 
 @settings(max_examples=30)
 @given(WORLDS, WEATHERS, st.sampled_from(["task", "completion"]))
+@example(
+    World(lengths=(1,), group_size=3, seed=0, brancher="posthoc", initial=1, refills=False),
+    Weather(1, None, 1, 0, 0),
+    "task",
+)
 def test_every_task_comes_back_exactly_once_with_named_endings(world: World, weather: Weather, order: Any) -> None:
     played = play(world, weather, order=order)
     indices = [group.index for group in played.groups]
@@ -325,7 +352,7 @@ def test_a_censored_leaf_has_no_reward_and_a_cut_group_has_none_at_all(world: Wo
 def test_a_refill_is_marked_once_at_the_turn_that_it_starts_with_and_no_other_rollout_is(
     world: World, weather: Weather
 ) -> None:
-    calm = replace(world, engine_faults=0.0, environment_faults=0.0, gate="none", refills=None)
+    calm = replace(world, engine_faults=0.0, environment_faults=0.0, renderer_faults=0.0, gate="none", refills=None)
     for group in play(calm, weather).groups:
         tree = group.tree
         marked = [decision.node for decision in tree.decisions if decision.action == REFILL]

@@ -1,6 +1,7 @@
 """Samples by number: the same whatever surrounds them, from an engine or from a store; a fault is no reward."""
 
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 
@@ -51,8 +52,8 @@ def engine(fault=lambda request: None):
     return ScriptedEngine(lambda prompt, seed: (seed % 9, STOP), [STOP], vocab_size=10, fault=fault)
 
 
-def profiled(config, *, answer=None, least=3, store=None):
-    sampler = Sampler(answer or together(engine()), Digits(), config.sampling, config.seed, store)
+def profiled(config, *, answer=None, least=3, store=None, renderer=Digits):
+    sampler = Sampler(answer or together(engine()), renderer(), config.sampling, config.seed, store)
     judge = Judge(AtLeast(least), StrictMatch())
     return [c.to_json() for c in profile_wave(prompted(), sampler, judge, config, Prior(config.rollouts))]
 
@@ -85,6 +86,25 @@ def test_a_row_holds_its_samples_faithfully():
         assert all(m == Message("assistant", "7", (ToolCall("say", {"b": "\ud800", "a": [1]}),)) for m in called)
         assert sum(int(sample.action.content) >= 3 for sample in samples) == row["successes"]
         assert row["low"] < row["reward_mean"] < row["high"]
+
+
+class Thinking(Digits):
+    """The same answers, some after a thought."""
+
+    def parse(self, token_ids, tools=()):
+        return replace(super().parse(token_ids), reasoning="Hm." if token_ids[0] % 2 else "")
+
+
+def test_what_was_thought_before_an_answer_is_read_back_so_a_profile_is_extended_to_what_a_longer_one_is():
+    held = {row["trace_id"]: samples_of(row) for row in profiled(config(8), renderer=Thinking)}
+
+    class Store:
+        def samples(self, state):
+            return held[state.trace_id]
+
+    extended = profiled(config(12), store=Store(), renderer=Thinking)
+    for row, fresh in zip(extended, profiled(config(12), renderer=Thinking), strict=True):
+        assert {**row, "cost": None} == {**fresh, "cost": None}
 
 
 def test_a_fault_is_censored_and_counted():

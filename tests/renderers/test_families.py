@@ -17,6 +17,8 @@ pytest.importorskip("renderers", reason="needs the extra turntree[renderers]", e
 from chat_templates import chatml
 from family_tokenizers import TOKENS, with_tokens_of
 from tiny_models import tiny_tokenizer
+from turntree.core import parts
+from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.renderers import choice
@@ -237,6 +239,8 @@ def test_embedded_policies_keep_their_template() -> None:
 
 
 def test_unknown_families_options_and_foreign_tokenizers_end_in_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"'family' names no model family; family:NAME with one of"):
+        parts.build("renderers", Part("family"), tokenizer=tiny_tokenizer(), folder=None)
     with pytest.raises(ConfigError, match=r"'qwen9' is no model family.*family:NAME with one of qwen3, "):
         family(tokenizer_of("qwen3"), "qwen9")
     with pytest.raises(ConfigError, match=r"renderer.loud.*qwen3 has no option 'loud'; the family has enable_thinking"):

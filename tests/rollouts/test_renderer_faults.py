@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fault_drill import Corridor
+from fault_drill import Corridor, Even
 from tiny_models import tiny_model, tiny_tokenizer
 from turntree.core.completion import Sampling
 from turntree.core.errors import InputError
@@ -25,6 +26,9 @@ from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 from turntree.stages.config import ProfileStageConfig
 from turntree.stages.policy import Speaker
 from turntree.stages.profile import _that_fit
+from turntree.stages.train_pivot import _rendered
+from turntree.training.checkpoints import CheckpointConfig, Checkpoints
+from turntree.training.config import LossConfig
 from turntree.training.online import OnlineConfig, Parts, train_online
 from turntree.verifiers.strict import StrictMatch
 
@@ -133,20 +137,11 @@ def test_a_candidate_that_cannot_be_rendered_is_counted_and_the_profile_goes_on(
     assert skipped == {'renderer_error: "the template\'s own"': 1}
 
 
-class Even(Corridor):
-    """Succeeds where the answer has an even number of letters: a random policy gives mixed groups."""
-
-    def step(self, action: Message) -> Any:
-        told = super().step(action)
-        return type(told)(told.messages, done=told.done, success=len(action.content) % 2 == 0 if told.done else None)
-
-
 def train(renderer: Failing) -> list[dict[str, Any]]:
     model, reference, rows = tiny_model(seed=1), tiny_model(seed=1).requires_grad_(False), []
     tasks = [Even(f"task {number}", 2) for number in range(4)]
     run = Parts(model, reference, HFEngine(model, renderer.stop_ids), renderer, tasks)
-    played = replace(EPISODES, cut_turns="judge")  # an untrained policy does not stop, and its rollouts shall go on
-    rollouts = SchedulerConfig(episodes=played, group_size=4)
+    rollouts = SchedulerConfig(episodes=replace(EPISODES, cut_turns="judge"), group_size=4)  # so that all are answered
     train_online(run, OnlineConfig(iterations=2, groups=2, rollouts=rollouts), log=rows.append)
     return rows
 
@@ -165,3 +160,49 @@ def test_an_iteration_in_which_everything_is_censored_learns_nothing_and_the_run
     assert [row["stops"] for row in trained] == [{"renderer_error": 8}] * 2
     assert [row["groups_censored"] for row in trained] == [2, 2]
     assert all("loss" not in row or row["loss"] is None for row in trained)
+
+
+def test_a_held_out_state_that_cannot_be_rendered_is_left_out_of_the_checks_and_said(capfd: Any) -> None:
+    states = [TurnState(f"t{i}", 0, (Message("user", "go"),), Message("assistant", "left")) for i in range(3)]
+    found = _rendered(states, Failing("prompt", lambda call: call == 2))
+    assert [item.state.id for item in found] == ["t0#0", "t2#0"]
+    assert "1 of 3 held-out states cannot be rendered" in capfd.readouterr().err
+    with pytest.raises(InputError, match=r"3 of 3 held-out states .* no such role"):
+        _rendered(states, Failing("prompt", lambda call: True, NO_ROLE))
+
+
+class OneTask(ChatRenderer):
+    """Has no form for the task of this length."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(TOKENIZER)
+        self.length = length
+
+    def prompt(self, messages: Any, tools: Any = ()) -> tuple[int, ...]:
+        if messages[0].content == f"walk {self.length}":
+            raise NO_ROLE
+        return super().prompt(messages, tools)
+
+
+def test_a_run_goes_on_where_its_next_task_is_the_one_that_cannot_be_rendered(tmp_path: Path) -> None:
+    def rows(folder: str, iterations: int, unwritten: int) -> list[Any]:
+        found: list[Any] = []
+        model, renderer = tiny_model(seed=1), OneTask(unwritten)
+        tasks = [Even(str(number), number) for number in range(1, 4)]
+        run = Parts(model, None, HFEngine(model, renderer.stop_ids), renderer, tasks)
+        config = OnlineConfig(
+            iterations=iterations,
+            groups=1,
+            rollouts=SchedulerConfig(episodes=EPISODES, group_size=4),
+            loss=LossConfig(kl_coefficient=0),
+        )
+        keep: Any = lambda step, groups, credits: found.extend(group.tree.task_id for group in groups)  # noqa: E731
+        checkpoints = Checkpoints(tmp_path / folder, CheckpointConfig(every=1))
+        train_online(run, config, log=found.append, keep=keep, checkpoints=checkpoints)
+        return [{**row, "timing": None} if isinstance(row, dict) else row for row in found]
+
+    second = int(rows("order", 2, 99)[2])
+    whole = rows("whole", 2, second)
+    assert whole[-1]["stops"] == {"renderer_error": 4}
+    rows("killed", 1, second)
+    assert rows("killed", 2, second)[-2:] == whole[-2:]

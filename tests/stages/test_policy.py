@@ -6,15 +6,22 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from family_tokenizers import with_tokens_of
+from tiny_models import tiny_model, tiny_tokenizer
 from turntree.core.completion import GenerationRequest, Sampling
-from turntree.core.config import from_mapping, to_mapping
+from turntree.core.config import Part, from_mapping, to_mapping
 from turntree.core.errors import ConfigError
+from turntree.renderers import choice
+from turntree.renderers.choice import Choice
 from turntree.stages import threads
+from turntree.stages.config import AUTO
 from turntree.stages.policy import Device, Policy, load_policy
 from turntree.training.attention import layouts
 from turntree.training.isolation import check_path_isolation
@@ -96,3 +103,25 @@ def test_low_precision_weights_train_with_masters() -> None:
     policy = load_policy("default", Device(dtype="bfloat16"))
     assert {parameter.dtype for parameter in policy.model.parameters()} == {torch.bfloat16}
     assert check_path_isolation(policy.model).logprob_error < 0.2
+
+
+def test_the_identity_names_the_renderer_that_was_chosen_and_not_that_one_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a run of the template does not go on with a family, which `auto` may choose once the package is installed."""
+    pytest.importorskip("renderers", reason="needs the extra turntree[renderers]", exc_type=ImportError)
+    tokenizer = with_tokens_of("qwen3", tiny_tokenizer())
+    tiny_model(vocab_size=len(tokenizer)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+
+    def named(renderer: Part = AUTO) -> str:
+        return load_policy(str(tmp_path), Device(renderer=renderer)).identity["renderer"]
+
+    assert named() == named(Part("template")) == named(Part("auto", {"tool_format": None})) == "template"
+    assert named(Part("auto", {"tool_format": "hermes"})) == "template", "which is how the template writes calls"
+    assert named(Part("auto", {"tool_format": "json"})) == named(Part("template", {"tool_format": "json"})) != named()
+    before = named()
+    monkeypatch.setattr(choice, "choose", lambda tokenizer, folder: Choice("family:qwen3", "it is installed now"))
+    assert named() == named(Part("family:qwen3")) != before
+    assert named() != named(Part("family:qwen3", {"enable_thinking": False}))
+    assert metadata.version("renderers") in named()

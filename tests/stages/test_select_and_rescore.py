@@ -29,7 +29,7 @@ from turntree.verifiers.strict import StrictMatch
 RIGHT, WRONG = Message("assistant", "left"), Message("assistant", "right")
 CUT = replace(RIGHT, cut=True)
 TURNS = ([RIGHT, RIGHT, WRONG, WRONG], [WRONG] * 4, [RIGHT] * 4, [RIGHT, WRONG, CUT, CUT])  # by trace
-NAMED = {"policy_hash": "01", "tokenizer_hash": "23", "template_hash": "45", "renderer": "auto"}
+NAMED = {"policy_hash": "01", "tokenizer_hash": "23", "template_hash": "45", "renderer": "template"}
 ANY = Part("tool_call", {"messages": "any"})
 TOOL_CALL = Part("tool_call")
 

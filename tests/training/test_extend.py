@@ -38,7 +38,7 @@ from turntree.stages.select import run_select
 from turntree.stages.sft import run_sft
 from turntree.stages.train_online import run_train_online
 from turntree.stages.train_pivot import run_train_pivot
-from turntree.training.checkpoints import extent
+from turntree.training.checkpoints import Checkpoints, extent
 from turntree.training.config import (
     CheckpointConfig,
     CurriculumConfig,
@@ -209,3 +209,25 @@ def test_a_schedule_that_can_be_extended_does_not_look_at_the_total(
     for optimizer in (OptimizerConfig(warmup_steps=warmup, schedule=s) for s in ("constant", "cosine")):
         if extent("train.steps", total, optimizer, keep_trees=keep).fixed is None:
             assert optimizer.factor(step, total) == optimizer.factor(step, other)
+
+
+@pytest.mark.parametrize("name", ["pivot", "online"])
+def test_a_killed_run_cannot_be_ended_at_a_step_whose_closing_check_it_never_made(
+    runs: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    save = Checkpoints.save
+
+    def killed(self: Checkpoints, step: int, *rest: Any) -> None:
+        save(self, step, *rest)
+        if step == SHORT:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Checkpoints, "save", killed)
+    often = {"checkpoints": CheckpointConfig(every=1)}
+    with pytest.raises(KeyboardInterrupt):
+        runs[name](tmp_path, LONG, **often)
+    before = artifacts(tmp_path)
+    refused = rf"unfinished run of .* {LONG} that cannot end with step {SHORT}.*; ask for more than {SHORT}, or"
+    with pytest.raises(InputError, match=refused):
+        runs[name](tmp_path, SHORT, **often)
+    assert artifacts(tmp_path) == before

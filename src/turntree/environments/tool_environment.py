@@ -239,10 +239,8 @@ def _plain(value: Any, place: str) -> Any:
     if isinstance(value, random.Random):
         return value.getstate()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return (
-            type(value).__qualname__,
-            _plain({f.name: getattr(value, f.name) for f in dataclasses.fields(value)}, place),
-        )
+        held = [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)]
+        return (type(value).__qualname__, *((name, _plain(item, f"{place}.{name}")) for name, item in held))
     raise _NotPlain(f"attribute {place!r} is {type(value).__name__}")
 
 

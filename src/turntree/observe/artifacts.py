@@ -179,7 +179,7 @@ class ProfileHeader:
     summary: dict[str, Any]
     tokenizer_hash: str
     template_hash: str
-    renderer: str = "auto"
+    renderer: str = "template"
     timing: dict[str, Annotated[float, Between(0)]] = field(default_factory=dict[str, float])
 
     def __post_init__(self) -> None:
@@ -207,8 +207,8 @@ POLICY = {
 
 
 def policy_of(header: Mapping[str, Any]) -> dict[str, str]:
-    """What a header of a profile or of pivots says of its policy. Older ones name no renderer: it was ours."""
-    return {name: header.get(name, "auto") for name in POLICY}
+    """What a header of a profile or of pivots says of its policy. Older ones name no renderer: the template's."""
+    return {name: header.get(name, "template") for name in POLICY}
 
 
 # pivots
@@ -246,7 +246,7 @@ class PivotsHeader:
     template_hash: str
     sampling: dict[str, Any]
     cut: Count
-    renderer: str = "auto"
+    renderer: str = "template"
 
     def __post_init__(self) -> None:
         _check_count("summary", self.summary, "selected")

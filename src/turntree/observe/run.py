@@ -175,6 +175,9 @@ class RunDirectory:
             problem = f"holds a run that has done {done} steps, more than the {extent.steps} of {extent.key}"
             hint = f"ask for more than {extent.total}, or choose another --out"
             raise InputError(f"{problem} {extent.total}", path=self.path, hint=hint)
+        if extent.steps == done and not self.finished:  # it went on after that step without the check that ends a run
+            problem = f"holds an unfinished run of {extent.key} {before} that cannot end with step {done}: it is done"
+            raise InputError(problem, path=self.path, hint=f"ask for more than {extent.total}, or choose another --out")
         return done
 
     def _tidy(self) -> None:

@@ -252,12 +252,12 @@ def _actions(
 
 
 def _entry(action: Message) -> dict[str, Any]:
-    """The text says it all unless there are calls; then the whole message is kept beside it."""
+    """The text says it all unless there are calls or a thought; then the whole message is kept beside it."""
     text = " ".join(
         part for part in (action.content, " ".join(f"{c.name}({c.arguments})" for c in action.tool_calls)) if part
     )
     entry: dict[str, Any] = {"text": text, "reward": None, "strict": None, "count": 0}
-    if action.tool_calls:
+    if action.tool_calls or action.reasoning:
         entry["message"] = action.to_chat()
     return entry | ({"truncated": True} if action.cut else {})
 

@@ -17,6 +17,7 @@ import importlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from turntree.core.errors import ConfigError, InputError
@@ -111,7 +112,7 @@ FAMILIES = {
 @described_by(Options)
 def family(
     tokenizer: PreTrainedTokenizerBase,
-    argument: str = "",
+    argument: str | None = None,
     *,
     enable_thinking: bool | None = None,
     reasoning_effort: str | None = None,
@@ -128,8 +129,10 @@ def family(
     options = {key: value for key, value in vars(named).items() if value is not None} | more
     if argument not in FAMILIES:
         known = ", ".join(FAMILIES)
-        raise ConfigError(f"{argument!r} is no model family", field="renderer", hint=f"family:NAME with one of {known}")
-    return FamilyRenderer(tokenizer, argument, _source(tokenizer, argument, options))
+        said = f"{argument!r} is no model family" if argument else "'family' names no model family"
+        raise ConfigError(said, field="renderer", hint=f"family:NAME with one of {known}")
+    settings = {"thinking_retention": "all", **FAMILIES[argument].options, **options}
+    return FamilyRenderer(tokenizer, argument, _source(tokenizer, argument, settings), _described(argument, settings))
 
 
 def has_option(name: str, option: str) -> bool:
@@ -142,10 +145,14 @@ def _config(name: str) -> Any:
     return next(kind for kind in kinds if getattr(kind.model_fields.get("name"), "default", None) == name)
 
 
-def _source(tokenizer: PreTrainedTokenizerBase, name: str, options: dict[str, Any]) -> Any:
+def _described(name: str, settings: dict[str, Any]) -> str:
+    """With the version of the package, which decides the tokens."""
+    return f"family:{name} {json.dumps(settings, sort_keys=True)} renderers {metadata.version('renderers')}"
+
+
+def _source(tokenizer: PreTrainedTokenizerBase, name: str, given: dict[str, Any]) -> Any:
     """A renderer of the package, which never sees the tokenizer's name: it would go by that."""
     base, config = _package("renderers.base"), _config(name)
-    given = {"thinking_retention": "all", **FAMILIES[name].options, **options}
     unknown = sorted(set(given) - set(config.model_fields))
     if unknown:
         hint = f"the family has {', '.join(sorted(set(config.model_fields) - {'name'}))}"
@@ -171,12 +178,13 @@ class FamilyRenderer:
     """`core.protocols.Renderer` over a renderer of the package; keeps the law of `template.ChatRenderer`.
 
     `thinks`: the family has a place for reasoning, elsewhere it is left out. `tools_as_text`: it has no place for
-    tools, so they are written into the system message. Raises `InputError` for messages that the family cannot write or
+    tools, so they are written into the system message. `described`: all that decides the tokens beside the tokenizer.
+    Raises `InputError` for messages that the family cannot write or
     would not read again.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, name: str, source: Any) -> None:
-        self.name = name
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, name: str, source: Any, described: str) -> None:
+        self.name, self.described = name, described
         self._tokenizer, self._source = tokenizer, source
         self._segments = Recent(_REMEMBERED_TOKENS)
         self._stop_ids = frozenset(cast("list[int]", source.get_stop_token_ids()))

@@ -40,14 +40,17 @@ class ChatRenderer:
 
         prompt(m[:k]) + completion(m[k]) + extend(m[:k+1], m[k+1:k+2]) == prompt(m[:k+2])   for an assistant's m[k]
 
-    `tool_format` says how the policy writes tool calls (None: as its template does). Raises `InputError` for a
+    `tool_format` says how the policy writes tool calls (None: as its template does). `described` names all that decides
+    the tokens beside the tokenizer and its template. Raises `InputError` for a
     template that cannot be sampled turn by turn, and for messages that it leaves out or would later rewrite.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, tool_format: ToolFormat | None = None) -> None:
         self._tokenizer = tokenizer
         self._template = SegmentedTemplate(tokenizer)
-        self._tool_format: ToolFormat = tool_format or detect_format(str(tokenizer.chat_template))
+        found = detect_format(str(tokenizer.chat_template))
+        self._tool_format: ToolFormat = tool_format or found
+        self.described = "template" if self._tool_format == found else f"template {self._tool_format}"
         self._segments = Recent(_REMEMBERED_TOKENS)
         eos = cast("int | None", tokenizer.eos_token_id)
         self._stop_ids = frozenset(self._template.stops.values()) | ({eos} if eos is not None else frozenset())

@@ -512,7 +512,7 @@ class _Run:
             if group not in self._groups:
                 continue
             self._consult(group)
-            if group.ended and group.missing and group.cut is None:
+            while group.ended and group.missing and group.cut is None:  # again where leaves are left out: none starts
                 self._complete(group)
             if group.over:
                 del self._groups[group]

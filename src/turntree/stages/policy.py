@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from turntree.core.protocols import Renderer, StreamingEngine
 from turntree.engines.checkpoint import load_model, load_tokenizer, policy_hash, template_hash, tokenizer_hash
 from turntree.engines.endpoint import EndpointConfig, EndpointEngine
 from turntree.engines.hub import folder_of
+from turntree.renderers.families import FamilyRenderer
+from turntree.renderers.template import ChatRenderer
 from turntree.stages.config import AUTO, HF, Device
 from turntree.stages.threads import set_threads
 from turntree.training.attention import set_tree_attention
@@ -26,6 +29,7 @@ from turntree.training.forward import set_checkpointing
 from turntree.training.lora import Reference, add_adapter, frozen_reference
 
 _VERBS = ("generate", "submit", "cancel", "poll", "update_weights", "weights_changed")
+_OURS = (AUTO.name, "template", "family")
 _RENDERS = ("stop_ids", "prompt", "completion", "extend", "parse")
 _FIGURES = ("policy_version", "max_context", "in_flight")
 
@@ -91,7 +95,7 @@ def open_speaker(model: str, endpoint: EndpointConfig | None, device: Device) ->
     tokenizer = load_tokenizer(folder)
     renderer = _renderer(device.renderer, tokenizer, folder)
     with EndpointEngine(endpoint, model, tokenizer, renderer.stop_ids) as engine:
-        yield Speaker(engine, renderer, identity_of(engine.identity, tokenizer, device.renderer))
+        yield Speaker(engine, renderer, identity_of(engine.identity, tokenizer, renderer, device.renderer))
 
 
 def resolve(source: str) -> Path:
@@ -115,9 +119,8 @@ def load_policy(source: str, device: Device) -> Policy:
     set_tree_attention(model, device.attention)
     if device.gradient_checkpointing:
         set_checkpointing(model)
-    return Policy(
-        source, model, tokenizer, loaded.renderer, engine, weights, identity_of(weights, tokenizer, device.renderer)
-    )
+    identity = identity_of(weights, tokenizer, loaded.renderer, device.renderer)
+    return Policy(source, model, tokenizer, loaded.renderer, engine, weights, identity)
 
 
 def _engine(part: Part, policy: Weights) -> StreamingEngine:
@@ -131,26 +134,49 @@ def _renderer(part: Part, tokenizer: PreTrainedTokenizerBase, folder: Path) -> R
 
 def _checked(built: Any, part: Part, protocol: type, names: Sequence[str]) -> Any:
     missing = [name for name in names if not hasattr(built, name)]
-    if missing:
-        problem = f"{part.name!r} gave {type(built).__name__}, which has no {', '.join(missing)}"
+    others = [name for name in names if not missing and not _is_called_alike(built, protocol, name)]
+    if missing or others:
+        what = f"has no {', '.join(missing)}" if missing else f"does not take the arguments of {', '.join(others)}"
+        problem = f"{part.name!r} gave {type(built).__name__}, which {what}"
         field = "device.engine" if protocol is StreamingEngine else "device.renderer"
         raise InputError(problem, field=field, hint=f"see turntree.core.protocols.{protocol.__name__}")
     return built
 
 
-def identity_of(weights: str, tokenizer: PreTrainedTokenizerBase, renderer: Part = AUTO) -> dict[str, str]:
-    """By the names under which artifacts record them (`observe.artifacts.POLICY`); `weights` is their name."""
+def _is_called_alike(built: Any, protocol: type, name: str) -> bool:
+    """Whether a verb takes all that the protocol's does. One that did not would censor every rollout of a run."""
+    declared, own = getattr(protocol, name, None), getattr(built, name)
+    if not callable(declared) or not callable(own):  # a figure is no verb
+        return not callable(declared)
+    asked = [each for each in inspect.signature(declared).parameters.values() if each.name != "self"]
+    keywords = {each.name: None for each in asked if each.kind is each.KEYWORD_ONLY}
+    try:
+        inspect.signature(own).bind(*[None] * (len(asked) - len(keywords)), **keywords)
+    except TypeError:
+        return False
+    except ValueError:  # a function that is not written in Python tells nothing
+        return True
+    return True
+
+
+def identity_of(
+    weights: str, tokenizer: PreTrainedTokenizerBase, renderer: Renderer, part: Part = AUTO
+) -> dict[str, str]:
+    """By the names under which artifacts record them (`observe.artifacts.POLICY`); `weights` is their name, and
+    `renderer` is what `part` built."""
     return {
         "policy_hash": weights,
         "tokenizer_hash": tokenizer_hash(tokenizer),
         "template_hash": template_hash(tokenizer),
-        "renderer": _named(renderer),
+        "renderer": _named(renderer, part),
     }
 
 
-def _named(renderer: Part) -> str:
-    """The renderer with its code and the options that are not left to the template. Its name alone for ours, which
-    belongs to the chat template."""
-    code = "" if renderer.name == AUTO.name else f" {parts.identity('renderers', renderer)}"
-    options = {name: value for name, value in renderer.options.items() if value is not None}
-    return f"{renderer.name}{code}{f' {json.dumps(options, sort_keys=True)}' if options else ''}"
+def _named(renderer: Renderer, part: Part) -> str:
+    """Ours as it describes itself: what `auto` chooses depends on the folder and on the installed packages. Another one
+    by its name, its code and the options that are given."""
+    if isinstance(renderer, ChatRenderer | FamilyRenderer) and part.name.partition(":")[0] in _OURS:
+        return renderer.described
+    options = {name: value for name, value in part.options.items() if value is not None}
+    said = f" {json.dumps(options, sort_keys=True)}" if options else ""
+    return f"{part.name} {parts.identity('renderers', part)}{said}"

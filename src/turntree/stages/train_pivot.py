@@ -14,7 +14,7 @@ from turntree.core.config import Part, to_mapping
 from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
 from turntree.core.labels import Credit, Rewards
-from turntree.core.protocols import Environment, TurnVerifier
+from turntree.core.protocols import Environment, Renderer, TurnState, TurnVerifier
 from turntree.engines.checkpoint import save_model
 from turntree.environments.tasks import DEV, open_tasks
 from turntree.logs import trees
@@ -24,7 +24,7 @@ from turntree.observe import loggers
 from turntree.observe.artifacts import PASS_RATES, PIVOTS, POLICY, policy_of
 from turntree.observe.files import file_hash
 from turntree.observe.run import RunDirectory, notice, open_run, progress
-from turntree.rollouts.local import render, rule_name, sample_local, score_local
+from turntree.rollouts.local import Prompted, render, rule_name, sample_local, score_local
 from turntree.stages.config import CheckConfig, TrainPivotConfig
 from turntree.stages.evaluate import EvaluateConfig, play
 from turntree.stages.policy import Policy, load_policy
@@ -252,7 +252,8 @@ def _checks(
     if not settings.states and not environments:
         return None
     states = read_candidates(traces, "dev", settings.states)[0] if settings.states else []
-    prompted = [render(state, policy.renderer) for state in states]
+    prompted = _rendered(states, policy.renderer)
+    states = [item.state for item in prompted]
     kinds = [verifier.judge(state, state.demonstration).kind for state in states]
 
     def check(step: int) -> Checked:
@@ -281,6 +282,23 @@ def _checks(
         return Checked(figures, cost, acceptance)
 
     return check
+
+
+def _rendered(states: Sequence[TurnState], renderer: Renderer) -> list[Prompted]:
+    """The states that can be rendered, as in a profile; how many are left out is said. An error if all are."""
+    found: list[Prompted] = []
+    refused: list[Exception] = []
+    for state in states:
+        try:
+            found.append(render(state, renderer))
+        except Exception as error:  # a template may raise anything
+            refused.append(error)
+    if refused:
+        why = f"{len(refused)} of {len(states)} held-out states cannot be rendered; the first: {refused[0]}"
+        if not found:
+            raise InputError(why, field="check.states", hint="see turntree check model") from refused[0]
+        notice(f"{why}; they are left out of the checks")
+    return found
 
 
 @contextlib.contextmanager

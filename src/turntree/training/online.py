@@ -199,6 +199,7 @@ class _Run:
         for decision, zero in state["judged"]:
             self._judge(GateDecision(**decision), zero)
         self._engine.update_weights(self.learner.model, state["policy_version"])
+        self.scheduler.rendered = True  # an iteration was played: a task that fails now is one of many, as it was then
         return state["step"]
 
     def play(self, iteration: int) -> list[GrownGroup]:
