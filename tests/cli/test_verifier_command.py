@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from turntree.cli.main import cli, main
+from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.traces.schema import Trace, write_traces
 
@@ -147,3 +148,15 @@ def test_the_audit_holds_for_recommended_and_finds_what_nemo_pays(tmp_path: Path
     paid = {one["copy"] for one in nemo["paid"]}
     assert {"repeated_call", "surplus_call", "wrong_order", "other_message"} <= paid
     assert "Paid, and should not be" in page.read_text()
+
+
+def test_labels_in_another_encoding_are_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "labels.jsonl").write_bytes(b"\xff1\n")
+    with pytest.raises(InputError, match="is not UTF-8"):
+        score(
+            tmp_path,
+            [{"role": "assistant", "content": "a"}],
+            [{"role": "assistant", "content": "a"}],
+            "--labels",
+            tmp_path / "labels.jsonl",
+        )

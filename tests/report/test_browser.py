@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from chromium import browser
+from turntree.core.errors import InputError
 from turntree.core.labels import Credit, NodeCredit, Rewards
 from turntree.core.messages import Message, ToolCall
 from turntree.core.tree import Decision, NodeKind, RolloutTree, StopReason
@@ -202,3 +203,12 @@ def test_it_fits_a_phone_and_the_dark(page: str, width: int, dark: bool) -> None
         level = [sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in (back, ink)]
         assert (level[0] < level[1]) is dark
         assert window.find_element("id", "detail").is_displayed()
+
+
+@pytest.mark.parametrize("content", [b"", b"not a tree\n", bytes(range(256))])
+def test_a_file_without_a_tree_is_no_page(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "some.jsonl"
+    file.write_bytes(content)
+    with pytest.raises(InputError, match="holds no kept tree"):
+        build_browser(file)
+    assert not (tmp_path / "some.html").exists()

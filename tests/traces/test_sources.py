@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import random
 import tarfile
 import tempfile
 import tracemalloc
@@ -144,3 +146,54 @@ def test_lines_are_told_from_a_document_by_the_first(tmp_path: Path) -> None:
     assert values("c.traj", '\ufeff\n [{"a": 1}, {"a": 2}]') == [{"a": 1}, {"a": 2}]
     assert values("d.jsonl", '[\n{"a": 1}\n]') == [{"a": 1}]
     assert values("e.jsonl", '{"a": 1}') == [{"a": 1}]
+
+
+CHAT = b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
+
+
+def archive_of(path: Path, mode: Any, names: list[str], content: bytes = CHAT) -> Path:
+    with tarfile.open(path, mode) as archive:
+        for name in names:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def test_an_archive_is_read_in_its_own_order_so_that_a_compressed_one_is_read_once(tmp_path: Path) -> None:
+    names = [f"{k}.jsonl" for k in (3, 1, 2)]
+    path = archive_of(tmp_path / "a.tar.gz", "w:gz", names)
+    assert [file.shown.name for file in source_files(path, Counter())] == names
+
+
+def test_no_member_of_an_archive_is_written_elsewhere_and_its_name_may_be_long(tmp_path: Path) -> None:
+    names = [f"../../../../{tmp_path}/evil.jsonl", f"{tmp_path}/evil.jsonl", "x" * 300 + ".jsonl"]
+    path = archive_of(tmp_path / "a.tar", "w", names)
+    assert len([list(source_rows(file.path)) for file in source_files(path, Counter())]) == 3
+    assert [file.name for file in tmp_path.iterdir()] == ["a.tar"]
+
+
+def test_links_are_counted(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    (folder / "inside").mkdir(parents=True)
+    (folder / "a.jsonl").write_bytes(CHAT)
+    (folder / "b.jsonl").symlink_to("nowhere")
+    (folder / "more").symlink_to("inside")
+    ignored: Counter[str] = Counter()
+    assert len(list(source_files(folder, ignored))) == 1
+    assert ignored == {"links that lead to no file, and devices": 2}
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        archive.add(folder, "logs")
+    ignored = Counter()
+    assert len(list(source_files(tmp_path / "a.tar", ignored))) == 1
+    assert ignored == {"links and devices in an archive": 2}
+
+
+def test_a_compressed_archive_that_is_damaged_inside_is_said_so(tmp_path: Path) -> None:
+    content = random.Random(0).randbytes(100_000).hex().encode()
+    path = archive_of(tmp_path / "a.tar.xz", "w:xz", ["a.txt", "b.txt", "c.txt"], content)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 255
+    path.write_bytes(data)
+    with pytest.raises(InputError, match="is no readable tar archive"):
+        list(source_files(path, Counter()))

@@ -17,6 +17,7 @@ from turntree.core.protocols import TurnState
 from turntree.verifiers.nemo import Nemo
 from turntree.verifiers.paper import Paper
 from turntree.verifiers.recommended import Recommended
+from turntree.verifiers.texts import shell_fences
 
 
 def act(*calls: ToolCall, text: str = "") -> Message:
@@ -309,3 +310,73 @@ class TestPaper:
         gold = call("search", query="population of Berlin 2020")
         assert self.paper(gold, call("search", query="Berlin population 2020")) == 1.0
         assert self.paper(gold, call("search", query="capital of France")) == 0.0
+
+
+def edit(**arguments: Any) -> Message:
+    return call("str_replace_editor", path="/r/a.py", **arguments)
+
+
+ANOTHER = {
+    "text at another line": (call("insert", path="a", line=5, text="x"), call("insert", path="a", line=50, text="x")),
+    "text over another range": (
+        call("edit", file="a", start_line=1, end_line=2, content="x"),
+        call("edit", file="a", start_line=1, end_line=200, content="x"),
+    ),
+    "over a file instead of behind it": (
+        call("write", path="a", content="x", append=True), call("write", path="a", content="x", append=False),
+    ),
+    "another path beside the right one": (
+        call("write", path="a", content="x"), call("write", path="a", file_path="b", content="x"),
+    ),
+    "code in another block": (call("execute", code="with a:\n  b\nc"), call("execute", code="with a:\n  b\n  c")),
+    "a view from before the first line": (
+        edit(command="view", view_range=[1, 10]), edit(command="view", view_range=[-5, 10]),
+    ),
+    "ten squared for 102": (act(text="pay 10² now"), act(text="pay 102 now")),
+    "a text for a list": (call("write", path="a", tags="[1]"), call("write", path="a", tags=[1])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ANOTHER)
+def test_what_says_more_than_the_rule_understands_is_not_paid(name: str) -> None:
+    gold, tried = ANOTHER[name]
+    assert reward(gold, gold) == reward(tried, tried) == 1.0
+    assert reward(gold, tried) == reward(tried, gold) == 0.0
+
+
+def done(message: Message, answer: str) -> tuple[Message, ...]:
+    """A call that was made and answered. Ids come again in every turn, as some harnesses write them."""
+    (made,) = message.tool_calls
+    call = ToolCall(made.name, made.arguments, "call_0")
+    return Message("assistant", "", (call,)), Message("tool", answer, (), "call_0")
+
+
+class TestFilesOfAHistory:
+    CREATED = done(edit(command="create", file_text="x = 1\ny = 2\n"), "File created")
+    GOLD = edit(command="str_replace", old_str="x = 1", new_str="x = 3")
+    LONGER = edit(command="str_replace", old_str="x = 1\ny = 2", new_str="x = 3\ny = 2")
+
+    def test_a_longer_edit_of_a_known_file_is_paid(self) -> None:
+        assert reward(self.GOLD, self.LONGER, history=self.CREATED) == 1.0
+
+    @pytest.mark.parametrize(
+        "since",
+        [
+            call("str_replace_editor", command="str_replace", path="/r/./a.py", old_str="y = 2", new_str="y = 5"),
+            call("format_code", target="all"),
+            bash("ls && echo y = 5 > /r/a.py"),
+        ],
+    )
+    def test_a_file_that_may_have_changed_is_not_known(self, since: Message) -> None:
+        assert reward(self.GOLD, self.LONGER, history=self.CREATED + done(since, "done")) == 0.0
+
+    def test_an_answer_belongs_to_the_turn_before_it(self) -> None:
+        failed = done(edit(command="str_replace", old_str="zzz", new_str="a"), "Error: no match")
+        history = (*self.CREATED, *failed, *done(bash("ls"), "a.py"))
+        assert reward(self.GOLD, self.LONGER, history=done(bash("ls"), "Error: x") + self.CREATED) == 1.0
+        assert reward(self.GOLD, self.LONGER, history=history) == 0.0  # what a failed edit left is not known
+
+
+def test_fences_are_found_in_one_pass() -> None:
+    assert shell_fences("a\n```bash\nls\n```\n```sh\npwd\n```\n```python\nx\n```\n") == ["ls\n", "pwd\n"]
+    assert shell_fences("```sh\n" * 300_000) == []  # quadratic once: minutes for 2 MB

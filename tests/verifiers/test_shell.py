@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 pytest.importorskip("tree_sitter_bash")
 
 from turntree.verifiers.commands import COMMANDS
-from turntree.verifiers.shell import Script
+from turntree.verifiers.shell import Script, _remembered  # pyright: ignore[reportPrivateUsage]
 
 
 def same(one: str, other: str, folder: str | None = None) -> bool:
@@ -209,3 +209,80 @@ def test_a_known_command_is_read_with_any_words(name: str, words: list[str], joi
 def test_any_text_is_read_and_equals_itself(one: str, other: str) -> None:
     assert same(one, one)
     assert same(one, other) == same(other, one)
+
+
+IN_REPO = [
+    ("eval 'cd /tmp'; rm -rf build", "eval 'cd /tmp'; rm -rf /repo/build"),
+    ("pushd sub && pytest tests", "pushd sub && pytest /repo/tests"),
+    (". ./env.sh; rm x", ". ./env.sh; rm /repo/x"),
+    ("command cd /tmp; rm x", "command cd /tmp; rm /repo/x"),
+    ("$GO /tmp; rm x", "$GO /tmp; rm /repo/x"),
+    ("cd /x & rm a", "cd /x & rm /x/a"),
+    ("cd /x || rm y", "cd /x || rm /x/y"),
+    ("test -d b || cd /x && rm y", "test -d b || cd /x && rm /x/y"),
+    ("f() { cd /tmp; }; cd /repo; f; rm x", "f() { cd /tmp; }; cd /repo; f; rm /repo/x"),
+    ("alias cd=:; cd /x; rm y", "alias cd=:; cd /x; rm /x/y"),
+    ("cat <<EOF && cd /tmp\nhi\nEOF\nrm y", "cat <<EOF && cd /tmp\nhi\nEOF\nrm /repo/y"),
+    ("git -C /x add a", "git -C /x add /repo/a"),
+    ("ls && cd /repo > out", "ls > out"),
+    ("ls; cd /repo & pwd", "ls & pwd"),
+    ("f() { ls 2>&1; }; f > x", "f() { ls; }; f > x"),
+    ("rm {a,b}", 'rm {a","b}'),
+    ("rm {a,b}", "rm {a\\,b}"),
+    ("rm [a-z]", 'rm [a"-"z]'),
+    ("ls ~root", 'ls ~"root"'),
+    ("PATH=a:~/b ls", "PATH=a:'~'/b ls"),
+    ("pytest 't.py::t[a//b]'", "pytest 't.py::t[a/b]'"),
+    ("cat a\r\nrm b", "cat a\nrm b"),
+    ("cat <<EOF > f\n$x\nEOF", "cat <<'EOF' > f\n$x\nEOF"),
+    ("cat <<EOF > f\na \nEOF", "cat <<EOF > f\na\nEOF"),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), IN_REPO)
+def test_a_step_that_goes_elsewhere_by_other_means_and_quotes_inside_a_pattern_count(one: str, other: str) -> None:
+    assert not same(one, other, "/repo")
+
+
+@pytest.mark.parametrize("text", ["cd /repo &", "{ cd /repo & }", "ls; cd /repo &"])
+def test_a_step_in_the_background_is_read(text: str) -> None:
+    assert Script.of(text, "/repo").parsed
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("cat > f <<EOF\nx\nEOF", "cat <<EOF > f\nx\nEOF"),
+        ("cat <<'EOF'\n$x\nEOF", 'cat <<"END"\n$x\nEND'),
+    ],
+)
+def test_a_document_is_its_text_and_whether_it_is_expanded(one: str, other: str) -> None:
+    assert same(one, other)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ls && echo x > y",
+        "{ ls; } > f",
+        "for i in a; do echo $i; done > f",
+        "cat <<EOF | bash\nsed -i s/a/b/ f\nEOF",
+        "cat <<< $(sed -i x f)",
+        "echo ${x:=$(sed -i x f)}",
+        "cat <> f",
+        "tree -o f",
+        "rg --pre 'sed -i' x",
+        "export PATH=/x",
+    ],
+)
+def test_what_writes_a_file_or_runs_another_command_does_not_only_read(text: str) -> None:
+    assert not Script.of(text).only_reads
+
+
+def test_a_long_script_is_compared_as_text_and_what_was_read_of_it_is_not_kept() -> None:
+    long = "<" * 21_000  # a damaged script takes the parser quadratic time: 24 s for 99,000 characters
+    assert not Script.of(long).parsed
+    assert same(long, long) and not same(long, long + "<")
+    before = _remembered.cache_info().currsize
+    assert Script.of("echo " + "a" * 5_000).parsed
+    assert _remembered.cache_info().currsize == before

@@ -20,7 +20,7 @@ from typing import IO, Any, cast
 from turntree.core.errors import InputError, TurntreeError, disk_is_full
 
 DEEPEST = 100  # levels of nesting in what is read: far above any use, far below what recursion can bear
-_DAMAGED = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile)
+DAMAGED: tuple[type[Exception], ...] = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile)
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # how JSON spells the halves of a surrogate pair
 _AGAIN = "write the file again"
 
@@ -48,7 +48,7 @@ def read_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield number, line
-        except _DAMAGED as error:
+        except DAMAGED as error:
             raise _cut_off(error, path, number + 1) from error
 
 
@@ -59,7 +59,7 @@ def read_chunks(path: str | Path, size: int = 1 << 20) -> Iterator[bytes]:
         try:
             while chunk := file.read(size):
                 yield chunk
-        except _DAMAGED as error:
+        except DAMAGED as error:
             raise _cut_off(error, path) from error
 
 

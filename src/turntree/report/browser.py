@@ -7,6 +7,7 @@ numbers they saw, entropy and credit as colour.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,7 +35,12 @@ def build_browser(run: Path, out: Path | None = None, *, max_nodes: int = MAX_NO
     out = out or (run / PAGE if run.is_dir() else run.with_suffix(".html"))
     unread = ReadReport("trees")
     words = token_texts(source.parent)
-    page = render(read(source, unread), title=run.resolve().name, words=words, max_nodes=max_nodes, unread=unread)
+    trees = read(source, unread)
+    first = next(trees, None)
+    if first is None and source == run:
+        raise InputError("holds no kept tree", path=run, hint=f"name a run directory, or its {FILE_NAME}")
+    trees = trees if first is None else itertools.chain([first], trees)
+    page = render(trees, title=run.resolve().name, words=words, max_nodes=max_nodes, unread=unread)
     with atomic_write(out) as handle:
         handle.write(page)
     return out

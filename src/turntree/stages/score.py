@@ -242,7 +242,7 @@ def _tools(value: Any, where: str) -> tuple[dict[str, Any], ...]:
 
 
 def _labels(path: Path, count: int) -> list[float | None]:
-    found: list[Any] = [parse_json(line.decode("utf-8"), path, n) for n, line in read_lines(path) if line.strip()]
+    found: list[Any] = [parse_json(line, path, n) for n, line in read_lines(path) if line.strip()]
     found = [value.get("label") if isinstance(value, dict) else value for value in found]
     right: Callable[[Any], bool] = lambda v: v is None or (isinstance(v, int | float) and 0 <= v <= 1)  # noqa: E731
     if len(found) != count or not all(map(right, found)):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from turntree.core.errors import InputError
-from turntree.observe.jsonl import decode, parse_json, read_chunks, read_lines
+from turntree.observe.jsonl import DAMAGED, decode, parse_json, read_chunks, read_lines
 from turntree.traces.documents import document_info, document_rows
 
 NAMES = (".json", ".jsonl", ".traj", ".txt", ".ndjson")  # of the files that a folder or an archive is searched for
@@ -46,11 +46,12 @@ class SourceFile:
 
 
 def source_files(path: str | Path, ignored: Counter[str]) -> Iterator[SourceFile]:
-    """A file itself; of a folder, and of a tar archive, the files inside, in the order of their names. Files of other
-    names are counted in `ignored`. Raises `InputError` where there is none."""
+    """A file itself; of a folder the files inside in the order of their names, of a tar archive in its own order (a
+    compressed one is read from its start to go back). Files of other names, and links that lead to no file or to a
+    folder, are counted in `ignored`. Raises `InputError` where there is none."""
     path = Path(path)
     if path.is_dir():
-        names = sorted(file for file in path.rglob("*") if file.is_file())
+        names = sorted(file for file in path.rglob("*") if _is_file(file, ignored))
         found = [SourceFile(file, file, _result_info(file, path)) for file in names if _wanted(file, ignored)]
         yield from found
         if not found:
@@ -92,9 +93,12 @@ def _members(path: Path, ignored: Counter[str]) -> Iterator[SourceFile]:
     """One member at a time, as a file of its own in a folder that is removed."""
     try:
         with tarfile.open(path) as archive, tempfile.TemporaryDirectory() as folder:
-            members = sorted((m for m in archive.getmembers() if m.isfile()), key=lambda member: member.name)
-            for member in [member for member in members if _wanted(Path(member.name), ignored)]:
-                file = Path(folder) / Path(member.name).name
+            for member in archive:
+                if not (member.isfile() or member.isdir()):
+                    ignored["links and devices in an archive"] += 1
+                if not member.isfile() or not _wanted(Path(member.name), ignored):
+                    continue
+                file = Path(folder) / Path(member.name).name[-100:]
                 content = archive.extractfile(member)
                 with file.open("wb") as target:
                     while content and (chunk := content.read(_HEAD)):
@@ -103,8 +107,16 @@ def _members(path: Path, ignored: Counter[str]) -> Iterator[SourceFile]:
                 file.unlink()
     except FileNotFoundError as error:
         raise InputError("does not exist", path=path, hint="check the path") from error
-    except (tarfile.TarError, EOFError) as error:
+    except (tarfile.TarError, *DAMAGED) as error:
         raise InputError(f"is no readable tar archive ({error})", path=path, hint="copy it again") from error
+
+
+def _is_file(path: Path, ignored: Counter[str]) -> bool:
+    if path.is_file():
+        return True
+    if path.is_symlink() or not path.is_dir():
+        ignored["links that lead to no file, and devices"] += 1
+    return False
 
 
 def _wanted(file: Path, ignored: Counter[str]) -> bool:

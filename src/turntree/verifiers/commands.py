@@ -398,6 +398,8 @@ def _arguments(command: Command, words: list[Word], folder: str | None) -> tuple
                 return None
         elif command.subcommands is not None:
             inner = command.subcommands.get(word)
+            if any(name == "C" for name, _ in options):
+                folder = None  # `git -C elsewhere`
             found = None if inner is None else _arguments(inner, left, folder)
             return None if found is None else (_sorted(command, options), word, *found)
         else:
@@ -482,9 +484,10 @@ def path(word: Word, folder: str | None, *, is_folder: bool = False) -> Word:
         return word
     if not word or word == "-" or "://" in word:
         return word
+    word, colons, test = word.partition("::")  # of pytest: its name is no path
     slash = word.endswith("/") and not is_folder
     if folder and not word.startswith("/"):
         word = posixpath.join(folder, word)
     parts = [part for part in word.split("/") if part not in ("", ".")]
     plain = ("/" if word.startswith("/") else "") + "/".join(parts)
-    return (plain or ".") + ("/" if slash and parts else "")
+    return (plain or ".") + ("/" if slash and parts else "") + colons + test

@@ -7,17 +7,22 @@ demonstrated one when it only shows more of the text around it, and that text wa
 
 from __future__ import annotations
 
+import itertools
+import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from turntree.core.messages import Message, ToolCall
-from turntree.verifiers.kinds import COMMAND, NEW, OLD, PATH, WHOLE, Kind, command_text, kind_of, of_any
+from turntree.verifiers.kinds import COMMAND, IDLE, NEW, OLD, PATH, WHOLE, Kind, command_text, kind_of, of_any
 from turntree.verifiers.shell import Script
 
 _NUMBERED = re.compile(r"^ *\d+(?:\t|→|\| ?|: )(.*)$", re.MULTILINE)
 _FAILED = re.compile(r"\s*(error|traceback|exception|no replacement|invalid|failed)", re.IGNORECASE)
+
+
+_UNDERSTOOD = frozenset({*PATH, *OLD, *NEW, *WHOLE, "command", "replace_all", "replaceAll"})
 
 
 @dataclass
@@ -30,11 +35,10 @@ class Files:
     @classmethod
     def of(cls, history: Sequence[Message], kinds: Mapping[str, Kind]) -> Files:
         files = cls()
-        answers = {message.tool_call_id: message.content for message in history if message.role == "tool"}
-        for message in history:
+        for place, message in enumerate(history):
+            answers = _answers(history, place) if message.tool_calls else {}
             for call in message.tool_calls:
-                answer = answers.get(call.id) if call.id is not None else None
-                files._take(call, answer, kinds)
+                files._take(call, answers.get(call.id), kinds)
         return files
 
     def _take(self, call: ToolCall, answer: str | None, kinds: Mapping[str, Kind]) -> None:
@@ -42,10 +46,11 @@ class Files:
         if kind == "shell":
             command = of_any(call.arguments, COMMAND)
             text = None if command is None else command_text(command[1])
-            if text is None or not Script.of(text).only_reads:  # it may have changed any file
-                self.whole.clear()
-                self.seen.clear()
+            if text is None or not Script.of(text).only_reads:
+                self._forget()
             return
+        if kind == "other":
+            self._forget()
         place = of_any(call.arguments, PATH)
         if place is None or not isinstance(place[1], str) or kind not in ("edit", "read"):
             return
@@ -56,16 +61,21 @@ class Files:
             return
         failed = answer is None or _FAILED.match(answer) is not None
         result = None if failed else self.after(call)
-        self.whole.pop(name, None)
-        self.seen.pop(name, None)
+        self._forget(posixpath.basename(name))
         if result is not None:
             self.whole[name] = result
+
+    def _forget(self, basename: str | None = None) -> None:
+        """Files of this name in any folder (one may be called by two paths), or all: any may have changed."""
+        for known in (self.whole, self.seen):
+            for name in [name for name in known if basename is None or posixpath.basename(name) == basename]:
+                del known[name]
 
     def after(self, call: ToolCall) -> str | None:
         """The file after an edit; None where that is not known, or the edit does not apply."""
         arguments = call.arguments
         place, whole, change = of_any(arguments, PATH), of_any(arguments, WHOLE), replacement(arguments)
-        if place is None:
+        if place is None or not understood(arguments):
             return None
         if change is None:
             creates = arguments.get("command", "create") in ("create", "write")
@@ -77,6 +87,21 @@ class Files:
         if found != 1 and not (found > 1 and _everywhere(arguments)):
             return None
         return before.replace(*change)
+
+
+def _answers(history: Sequence[Message], place: int) -> dict[str | None, str]:
+    """The results of one message's calls, by id: those before the next answer of the agent. Ids may come again."""
+    following = itertools.takewhile(lambda message: message.role != "assistant", history[place + 1 :])
+    return {message.tool_call_id: message.content for message in following if message.role == "tool"}
+
+
+def understood(arguments: Mapping[str, Any]) -> bool:
+    """Whether every acting argument has a meaning here: one path, one text to take away, one to put there, or the
+    whole. A line, a range, a mode to append or a second path says something else."""
+    given = {name for name, value in arguments.items() if value is not None and name not in IDLE["edit"]}
+    if any(len(given.intersection(names)) > 1 for names in (PATH, OLD, NEW, WHOLE)):
+        return False
+    return given <= _UNDERSTOOD and not (given.intersection(OLD) and given.intersection(WHOLE))
 
 
 def replacement(arguments: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -95,6 +120,8 @@ def same_result(shown: ToolCall, tried: ToolCall, files: Files) -> bool:
         return left == right
     one, other = replacement(shown.arguments), replacement(tried.arguments)
     place = of_any(shown.arguments, PATH)
+    if not (understood(shown.arguments) and understood(tried.arguments)):
+        return False
     if one is None or other is None or place is None or _everywhere(shown.arguments) or _everywhere(tried.arguments):
         return False
     at = other[0].find(one[0])

@@ -7,6 +7,7 @@ be read, the judge abstains, which is no reward and not 0. What cannot be reache
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ import re
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,6 +25,7 @@ from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
 from turntree.core.verdict import Verdict
 from turntree.verifiers.strict import action_kind
+from turntree.verifiers.texts import said
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -52,9 +54,11 @@ _VERDICT = re.compile(r"^\W*VERDICT\W+(SAME|DIFFERENT|UNSURE)\W*$", re.IGNORECAS
 
 
 class LlmJudge:
-    """`url` is the base of the API (http://host:8000/v1); a key, where one is needed, is OPENAI_API_KEY. `cache` is an
-    SQLite file: an answer that was paid for is not asked for again. After `max_requests` requests (0: no limit) or
-    `max_tokens` tokens in all the judge abstains. `context` is how many of the last messages it is shown."""
+    """`url` is the base of the API (http://host:8000/v1); a key, where one is needed, is OPENAI_API_KEY. `cache`
+    is an SQLite file: an answer that was paid for is not asked for again. After `max_requests` requests (0: no
+    limit) or `max_tokens` tokens in all the judge abstains; a request on its way counts as one token per 3 bytes
+    of its question and a full answer, so that requests side by side do not pass the limit. `context` is how many
+    of the last messages it is shown."""
 
     def __init__(
         self,
@@ -88,6 +92,7 @@ class LlmJudge:
         self._lock = threading.Lock()
         self._cache = _Cache(Path(cache)) if cache else None
         self.requests, self.tokens = 0, 0  # spent so far
+        self._reserved = 0  # tokens of requests on their way
         prompt = hashlib.blake2b(PROMPT.encode(), digest_size=4).hexdigest()
         told = f"model={model}+votes={votes}+temperature={temperature:g}+context={context}"
         self.name = f"judge/1+{told}+prompt={prompt}"
@@ -104,7 +109,7 @@ class LlmJudge:
         tried = _json(action)
         if shown == tried:
             return Verdict(1.0, "demonstrated", kind)
-        if not action.tool_calls and not action.content.strip():
+        if not action.tool_calls and not said(action):
             return Verdict(0.0, "an empty message", kind)
         asked = [
             (self._prompt(state, *pair), n) for pair in ((shown, tried), (tried, shown)) for n in range(self._votes)
@@ -113,10 +118,8 @@ class LlmJudge:
         return _decided(answers[: self._votes], answers[self._votes :], kind)
 
     def _prompt(self, state: TurnState, first: str, second: str) -> str:
-        history = json.dumps(
-            [m.to_chat() for m in state.history[max(0, len(state.history) - self._context) :]], ensure_ascii=False
-        )
-        tools = ", ".join(str(tool.get("function", {}).get("name")) for tool in state.tools) or "none"
+        history = _quoted([m.to_chat() for m in state.history[max(0, len(state.history) - self._context) :]])
+        tools = _quoted([str(tool.get("function", {}).get("name")) for tool in state.tools])
         return PROMPT.format(history=history, tools=tools, first=first, second=second)
 
     def _ask(self, prompt: str, vote: int) -> str | None:
@@ -134,10 +137,13 @@ class LlmJudge:
     def _request(self, prompt: str, vote: int) -> tuple[str | None, str]:
         import openai
 
+        most = len(prompt.encode()) // 3 + self._answer_tokens
         with self._lock:
-            if (self._most[0] and self.requests >= self._most[0]) or (self._most[1] and self.tokens >= self._most[1]):
+            spent = self._most[1] and self.tokens + self._reserved + most > self._most[1]
+            if spent or (self._most[0] and self.requests >= self._most[0]):
                 return None, "the judge's budget is spent"
             self.requests += 1
+            self._reserved += most
         try:
             answer = self._client.chat.completions.create(
                 model=self._model,
@@ -148,17 +154,24 @@ class LlmJudge:
             )
         except openai.OpenAIError as error:
             return None, f"the judge failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        finally:
+            with self._lock:
+                self._reserved -= most
         with self._lock:
-            self.tokens += answer.usage.total_tokens if answer.usage is not None else 0
-        return (answer.choices[0].message.content or "") if answer.choices else "", ""
+            self.tokens += answer.usage.total_tokens if answer.usage is not None else most
+        if not answer.choices or answer.choices[0].finish_reason == "length":
+            return "", ""  # cut off: its last line may be one that it only quotes
+        return answer.choices[0].message.content or "", ""
 
 
 def read_verdict(text: str) -> str | None:
-    """The verdict on the last line that is not empty; None where the judge is unsure, or says nothing readable."""
-    lines = [line for line in text.rpartition("</think>")[2].splitlines() if line.strip()]
-    found = _VERDICT.match(lines[-1].strip()) if lines else None
-    said = found[1].lower() if found else ""
-    return said if said in ("same", "different") else None
+    """The verdict on the last line that is not empty; None where the judge is unsure, says nothing readable, or says
+    another verdict on another line."""
+    lines = [line for line in text.rpartition("</think>")[2].split("\n") if line.strip()]
+    found = [_VERDICT.match(line.strip()) for line in lines]
+    verdicts = {one[1].lower() for one in found if one}
+    verdict = verdicts.pop() if len(verdicts) == 1 and found[-1] else ""
+    return verdict if verdict in ("same", "different") else None
 
 
 def _decided(one: Sequence[str | None], other: Sequence[str | None], kind: str) -> Verdict:
@@ -176,15 +189,22 @@ def _decided(one: Sequence[str | None], other: Sequence[str | None], kind: str) 
 
 def _majority(votes: Sequence[str | None]) -> str | None:
     """What more than half of the votes say; abstentions count as votes."""
-    said, count = Counter(votes).most_common(1)[0]
-    return said if said is not None and count * 2 > len(votes) else None
+    answer, count = Counter(votes).most_common(1)[0]
+    return answer if answer is not None and count * 2 > len(votes) else None
 
 
 def _json(message: Message) -> str:
-    """An action as the judge sees it: without ids, and with line ends that cannot end the JSON."""
+    """An action as the judge sees it: what follows the thinking, without ids."""
     chat = message.to_chat()
     calls = [call["function"] for call in chat.get("tool_calls", [])]
-    return json.dumps({"text": message.content.strip(), **({"calls": calls} if calls else {})}, ensure_ascii=False)
+    return _quoted({"text": said(message), **({"calls": calls} if calls else {})})
+
+
+def _quoted(value: Any) -> str:
+    """JSON on one line. What is no visible character (line ends of Unicode, marks that turn or hide text, half of a
+    surrogate pair) is spelled out."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text.isascii() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def _client(url: str, timeout: float, retries: int) -> OpenAI:
@@ -202,7 +222,7 @@ class _Cache:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = threading.Lock()
+        self._lock, self._path = threading.Lock(), path
         try:
             self._file = sqlite3.connect(path, check_same_thread=False, timeout=30)
             self._file.execute("create table if not exists answers (question text primary key, answer text not null)")
@@ -211,14 +231,23 @@ class _Cache:
             raise InputError(f"is no cache of a judge ({error})", path=path, hint="name another file") from error
 
     def get(self, key: str) -> str | None:
-        with self._lock:
+        with self._using():
             row = self._file.execute("select answer from answers where question = ?", (_digest(key),)).fetchone()
         return None if row is None else row[0]
 
     def put(self, key: str, answer: str) -> None:
-        with self._lock:
+        with self._using():
             self._file.execute("insert or replace into answers values (?, ?)", (_digest(key), answer))
             self._file.commit()
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[None]:
+        try:
+            with self._lock:
+                yield
+        except sqlite3.Error as error:
+            hint = "free some space, or name another file"
+            raise InputError(f"cannot be used as the judge's cache ({error})", path=self._path, hint=hint) from error
 
     def close(self) -> None:
         self._file.close()
@@ -236,8 +265,8 @@ def agreement(rewards: Sequence[float | None], labels: Sequence[float | None]) -
     both = Counter(judged)
     count = len(judged)
     accuracy = (both[True, True] + both[False, False]) / count if count else None
-    said, true = (sum(pair[side] for pair in judged) / count if count else 0.0 for side in (0, 1))
-    chance = said * true + (1 - said) * (1 - true)
+    accepted, true = (sum(pair[side] for pair in judged) / count if count else 0.0 for side in (0, 1))
+    chance = accepted * true + (1 - accepted) * (1 - true)
     kappa = None if accuracy is None or chance == 1 else (accuracy - chance) / (1 - chance)
     return {
         "labelled": len(pairs),

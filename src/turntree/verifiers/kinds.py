@@ -7,6 +7,7 @@ arguments act and are compared as they are declared. A verifier's option `kinds`
 from __future__ import annotations
 
 import functools
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any, Literal, cast
@@ -28,6 +29,7 @@ _NAMES: Mapping[Kind, str] = {
     "finish": "finish submit done completetask taskcomplete exit attemptcompletion markcomplete",
     "think": "think",
 }
+_SHELL_NAME = re.compile(r"bash|shell|sh$", re.IGNORECASE)
 _KIND_OF: dict[str, Kind] = {name.replace("_", ""): kind for kind, names in _NAMES.items() for name in names.split()}
 
 # arguments that do not act, by the kind of the tool (the same word may act elsewhere: an issue's `description`)
@@ -62,6 +64,8 @@ def kind_of(call: ToolCall, more: Mapping[str, Kind] | None = None) -> Kind:
         kind = _known_kind(call.name)
     if kind == "other":
         return kind
+    if kind == "shell" and "code" in call.arguments and not _SHELL_NAME.search(call.name):
+        return "other"  # code of any language
     if kind in _NEEDS and of_any(call.arguments, _NEEDS[kind]) is None:
         return "other"
     if kind == "edit" and call.arguments.get("command") == "view":

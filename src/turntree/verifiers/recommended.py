@@ -216,7 +216,7 @@ class Recommended:
         wanted, asked = lines_of(shown.call.arguments), lines_of(tried.call.arguments)
         if rests[0] != rests[1] or wanted is None or asked is None or wanted[1] is None or asked[1] is None:
             return False
-        covers = asked[0] <= wanted[0] and asked[1] >= wanted[1]
+        covers = min(1, wanted[0]) <= asked[0] <= wanted[0] and asked[1] >= wanted[1]
         return covers and asked[1] - asked[0] + 1 <= self._wider * (wanted[1] - wanted[0] + 1)
 
     # reading
@@ -308,7 +308,7 @@ class Recommended:
                 value = query(value)
             elif name in URL and kind == "open" and isinstance(value, str):
                 value = url(value)
-            found.append((name, value if isinstance(value, str) else canonical_json(value)))
+            found.append((name, canonical_json(value)))
         return tuple(found)
 
 

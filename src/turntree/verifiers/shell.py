@@ -27,7 +27,10 @@ _ASSIGNMENT_IDLE = frozenset({"PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"})
 _REDIRECTS = frozenset({"file_redirect", "herestring_redirect", "heredoc_redirect"})
 _SEPARATORS = frozenset({";", "\n"})
 _GLOB = frozenset("*?[]{}")
-# read only, whatever their options (without redirections to files)
+_NEEDS_BARE = frozenset("[{~")
+_HEREDOC = {"<<", "<<-", "heredoc_start", "heredoc_body", "heredoc_end", "file_descriptor", "file_redirect"}
+_HEREDOC_TEXTS = ("heredoc_start", "heredoc_body", "file_descriptor")
+# read only (without redirections to files)
 HARMLESS = {
     "ls",
     "cat",
@@ -40,14 +43,17 @@ HARMLESS = {
     "pwd",
     "wc",
     "which",
-    "file",
     "stat",
     "du",
     "df",
 }
-HARMLESS |= {"tree", "echo", "whoami", "uname", "printenv"}
-_MISREAD = re.compile(r"\\(?:[ \t]|\Z)")  # an escaped space outside quotes is lost by the grammar
-_LONGEST = 100_000  # characters; a longer script is compared as text
+HARMLESS |= {"echo", "whoami", "uname", "printenv"}
+_RUNS_MORE = ("--pre", "--hostname-bin")  # of rg: runs another command
+_MOVES = {"pushd", "popd", "eval", "source", ".", "builtin", "command"}  # after these the folder is not known
+_REDEFINES = {"alias", "trap", "set", "shopt", "enable", "hash"}  # and after these nothing is what it is called
+_MISREAD = re.compile(r"\\(?:[ \t]|\Z)|\r")  # an escaped space is lost by the grammar, and so is a carriage return
+_LONGEST = 20_000  # characters; a longer script is compared as text: damaged ones take quadratic time to parse
+_REMEMBERED = 2_000  # characters; what is read of a longer one is not kept
 _DESTROYS = re.compile(
     r"(?<![\w.-])(rm|rmdir|shred|unlink|mkfs(\.\w+)?|dd|truncate|wipefs|fdisk|kill|pkill|killall|shutdown|reboot|poweroff"
     r"|dropdb|userdel|chown|chmod|mv|uninstall|purge|remove|prune|delete|-delete|reset|clean|restore|revert|--force|--hard"
@@ -71,10 +77,12 @@ class Script:
         return self.parsed and not self.destroys and HARMLESS.issuperset(self.runs)
 
     @staticmethod
-    @functools.lru_cache(maxsize=8192)
     def of(text: str, folder: str | None = None) -> Script:
         """`folder`: where the script starts, if that is known."""
-        text = text.replace("\r\n", "\n")
+        return _remembered(text, folder) if len(text) <= _REMEMBERED else Script._read(text, folder)
+
+    @staticmethod
+    def _read(text: str, folder: str | None) -> Script:
         unsure = len(text) > _LONGEST or _MISREAD.search(text) is not None
         root = None if unsure else _parser().parse(text.encode(errors="surrogatepass")).root_node
         if root is not None and not root.has_error:
@@ -85,6 +93,11 @@ class Script:
         stripped = text if stripped.endswith("\\") else stripped
         destroys = frozenset({("text", stripped)}) if _DESTROYS.search(stripped) else frozenset[Canonical]()
         return Script(("text", stripped), destroys, (), False)
+
+
+@functools.lru_cache(maxsize=8192)
+def _remembered(text: str, folder: str | None) -> Script:
+    return Script._read(text, folder)  # pyright: ignore[reportPrivateUsage]
 
 
 @functools.cache
@@ -103,6 +116,7 @@ class _Reader:
 
     def __init__(self, folder: str | None) -> None:
         self.folder = folder
+        self.redefined = False  # whether a function or an alias may stand behind any name
         self.captured = False  # whether stdout leads elsewhere than to the terminal
         self.destroys: set[Canonical] = set()
         self.runs: list[str] = []
@@ -120,12 +134,18 @@ class _Reader:
             if kind in _SEPARATORS or kind == "comment":
                 continue
             if kind == "&":
-                found.append(("&", found.pop()))
+                _to_background(found)
                 continue
-            said = self.statement(child)
-            if not isinstance(said, _Nothing):
-                found.append(said)
-        return found
+            found.append(self._step(child))
+        return [one for one in found if not isinstance(one, _Nothing)]
+
+    def _step(self, node: Node) -> Canonical:
+        """A statement; one in the background leaves the shell where it is."""
+        before, after = self.folder, node.next_sibling
+        said = self.statement(node)
+        if after is not None and after.type == "&":
+            self.folder = before
+        return said
 
     def inside(self, node: Node, *, captured: bool) -> tuple[Canonical, ...]:
         """The statements of a block. `captured`: what they print leads elsewhere."""
@@ -162,18 +182,16 @@ class _Reader:
         found: list[Canonical] = []
         for child in node.children:
             if child.type == "&":
-                found.append(("&", found.pop()))
+                _to_background(found)
             elif child.is_named and child.type != "comment":
-                said = self.statement(child)
-                if not isinstance(said, _Nothing):
-                    found.append(said)
-        return found
+                found.append(self._step(child))
+        return [one for one in found if not isinstance(one, _Nothing)]
 
     def chain(self, node: Node) -> Canonical:
         """`a && b || c`, flat: both operators bind alike, from the left. A step that does nothing and succeeds is left
         out where `&&` stands on both sides of it."""
         flat: list[Canonical] = []
-        self._flatten(node, flat)
+        self._flatten(node, flat, self.folder)
         if any(isinstance(one, tuple) and one[:1] == ("run",) and one[2][:1] == ("cd",) for one in flat[2:]):
             self.folder = None  # whether it went there depends on what came before
         steps: list[Canonical] = []
@@ -192,16 +210,20 @@ class _Reader:
             return flat[0]
         return steps[0] if len(steps) == 1 else ("chain", *steps)
 
-    def _flatten(self, node: Node, into: list[Canonical]) -> None:
+    def _flatten(self, node: Node, into: list[Canonical], start: str | None) -> None:
         if node.type != "list":
             into.append(self.statement(node))
             return
         for child in node.children:
             if child.is_named:
                 if child.type != "comment":
-                    self._flatten(child, into)
+                    self._flatten(child, into, start)
+                    if "||" in into and self.folder != start:
+                        self.folder = None  # whether it went there depends on what came before
             elif child.type in ("&&", "||"):
                 into.append(_Operator(child.type))
+                if child.type == "||" and self.folder != start:
+                    self.folder = None
 
     def pipeline(self, node: Node, last: list[Canonical], piped: bool) -> Canonical:
         """`last`: redirections that the grammar puts on the whole pipeline, and the shell on its last command."""
@@ -228,8 +250,15 @@ class _Reader:
 
     def redirected(self, node: Node, piped: bool, outer: list[Canonical] | None = None) -> Canonical:
         body = node.child_by_field_name("body")
-        steps = self.chain(body) if body is not None and body.type == "list" else None  # it may go to another folder
-        redirects = [self.redirect(child) for child in node.children if body is None or child.id != body.id]
+        steps = None
+        if body is not None and body.type == "list":
+            steps = self.chain(body)  # it may go to another folder
+            last = body.children[-1]
+            if last.type == "command" and last.children[0].type == "command_name" and _text(last.children[0]) == "cd":
+                raise _Unsure  # the target is opened before the step, which may do nothing else
+        redirects = [
+            one for child in node.children if body is None or child.id != body.id for one in self.redirects(child)
+        ]
         redirects += outer or []
         if body is None:
             return "redirect", tuple(redirects)
@@ -250,8 +279,27 @@ class _Reader:
             return said
         said = _unwrapped(said)
         if isinstance(said, tuple) and said and said[0] == "run":
-            return (*said[:3], _told([*said[3], *redirects], piped))
-        return "redirected", said, kept
+            said = (*said[:3], _told([*said[3], *redirects], piped))
+        else:
+            said = ("redirected", said, kept)
+        if _writes(kept):
+            self.destroys.add(said)
+        return said
+
+    def redirects(self, node: Node) -> list[Canonical]:
+        """A redirection; those on the first line of a here-document stand inside it."""
+        if node.type != "heredoc_redirect":
+            return [self.redirect(node)]
+        parts = {child.type: child for child in node.children}
+        if not parts.keys() <= _HEREDOC:  # `cat <<EOF | bash`: the grammar puts what follows into the document
+            return [self.opaque(node)]
+        start, body, number = (_text(parts[kind]) if kind in parts else "" for kind in _HEREDOC_TEXTS)
+        quoted = not start.isalnum()
+        document = self.opaque(parts["heredoc_body"]) if "heredoc_body" in parts and not quoted else ("body", body)
+        if _DESTROYS.search(body):
+            self.destroys.add(("text", body))
+        said = (number or "0", "<<-" if "<<-" in parts else "<<", (quoted, document))
+        return [said, *(self.redirect(child) for child in node.children if child.type == "file_redirect")]
 
     def redirect(self, node: Node) -> Canonical:
         if node.type != "file_redirect":
@@ -291,7 +339,7 @@ class _Reader:
             if kind == "variable_assignment":
                 settings.append(self.assignment(child))
             elif kind in _REDIRECTS:
-                own.append(self.redirect(child))
+                own += self.redirects(child)
             elif kind == "command_name":
                 words.append(self.word(child.children[0]))
             else:
@@ -305,11 +353,16 @@ class _Reader:
             return self.step(words)
         said: Canonical = ("run", acting, meaning(words, self.folder), kept)
         self.runs.append(name if isinstance(name, str) else "?")
+        if not isinstance(name, str) or name in _MOVES:
+            self.folder = None
+        if name in _REDEFINES:
+            self.folder, self.redefined = None, True
         self.captured = self.captured or name == "exec"  # it may have sent the output of all that follows elsewhere
         if (
             name == "tee"
             or _DESTROYS.search(_text(node))
-            or any(one[1] in (">", ">>") and one[2] != "/dev/null" for one in kept if len(one) == 3)
+            or (name == "rg" and any(str(word).startswith(_RUNS_MORE) for word in words))
+            or _writes(kept)
         ):
             self.destroys.add(said)
         return said
@@ -320,7 +373,7 @@ class _Reader:
         self.runs.append("cd")
         target = said[-1][0] if len(said) == 3 and said[-1] and isinstance(said[-1][0], tuple) else None
         where = target[0] if target and len(target) == 1 else None
-        if not isinstance(where, str) or not where.startswith("/") or ".." in where.split("/"):
+        if self.redefined or not isinstance(where, str) or not where.startswith("/") or ".." in where.split("/"):
             self.folder = None
             return "run", (), said, ()
         if self.folder is not None and posixpath.normpath(where) == posixpath.normpath(self.folder):
@@ -334,6 +387,7 @@ class _Reader:
         value = node.child_by_field_name("value")
         operator = next((child.type for child in node.children if child.type in ("=", "+=")), "=")
         said = "" if value is None else self.word(value)
+        self.runs.append("=")
         return ("" if name is None else _text(name)), operator, said
 
     # words
@@ -343,11 +397,14 @@ class _Reader:
         ("$", quoted or not, ...)."""
         parts: list[Canonical] = []
         self._parts(node, parts)
+        # inside a pattern it matters which characters are quoted: `{a","b}` and `~"root"` are plain text
+        quoted = "q" if any(part[0] == "g" and part[1] in _NEEDS_BARE for part in parts) else "t"
         merged: list[Canonical] = []
-        for part in parts:
-            if part[0] == "t" and merged and merged[-1][0] == "t":
-                merged[-1] = ("t", merged[-1][1] + part[1])
-            elif part != ("t", ""):
+        for kind, *rest in parts:
+            part = (quoted if kind == "q" else kind, *rest)
+            if part[0] in ("t", "q") and merged and merged[-1][0] == part[0]:
+                merged[-1] = (part[0], merged[-1][1] + part[1])
+            elif part not in (("t", ""), ("q", "")):
                 merged.append(part)
         if not merged:
             return ""
@@ -358,7 +415,7 @@ class _Reader:
         if kind in ("word", "number", "special_character", "file_descriptor") and node.child_count == 0:
             _literal(_text(node), into, start=not into)
         elif kind == "raw_string":
-            into.append(("t", _text(node)[1:-1]))
+            into.append(("q", _text(node)[1:-1]))
         elif kind == "string":
             self._quoted(node, into)
         elif kind == "concatenation":
@@ -368,7 +425,7 @@ class _Reader:
             into.append(("$", quoted, _text(node)[1:]))
         elif kind == "expansion":
             inner = _text(node)[2:-1]
-            into.append(("$", quoted, inner) if inner.isidentifier() else ("${", quoted, _text(node)))
+            into.append(("$", quoted, inner) if inner.isidentifier() else ("${", quoted, *self.opaque(node)))
         elif kind in ("command_substitution", "process_substitution"):
             outside = self.folder
             opening = node.children[0].type
@@ -383,15 +440,15 @@ class _Reader:
     def _quoted(self, node: Node, into: list[Canonical]) -> None:
         """A string in double quotes; what lies between its parts is text."""
         source, at = node.text or b"", 1
-        into.append(("t", ""))
+        into.append(("q", ""))
         for child in node.children[1:-1]:
             begin, end = child.start_byte - node.start_byte, child.end_byte - node.start_byte
             if child.type == "string_content" or not child.is_named:
                 continue  # text, taken with what lies around it
-            into.append(("t", _unescaped(source[at:begin].decode(errors="surrogateescape"))))
+            into.append(("q", _unescaped(source[at:begin].decode(errors="surrogateescape"))))
             self._parts(child, into, quoted=True)
             at = end
-        into.append(("t", _unescaped(source[at:-1].decode(errors="surrogateescape"))))
+        into.append(("q", _unescaped(source[at:-1].decode(errors="surrogateescape"))))
 
     # the rest of the language, as it is written
 
@@ -400,6 +457,10 @@ class _Reader:
             return _text(node)
         if node.type == "c_style_for_statement":
             return self.opaque(node)
+        if node.type == "function_definition":
+            self.redefined = self.captured = True
+        if node.type == "declaration_command":
+            self.runs.append("=")
         found: list[Canonical] = [node.type]
         for child in node.children:
             if child.type in _SEPARATORS or child.type == "comment":
@@ -417,6 +478,9 @@ class _Reader:
         text = _text(node)
         if _DESTROYS.search(text):
             self.destroys.add(("text", text))
+        if _runs_or_sets(node):
+            self.runs.append("?")
+            self.folder = None
         return node.type, text
 
 
@@ -435,6 +499,27 @@ class _Nothing:
     said: Canonical
 
 
+def _to_background(steps: list[Canonical]) -> None:
+    said = steps.pop()
+    steps.append(said if isinstance(said, _Nothing) else ("&", said))
+
+
+def _writes(redirects: tuple[Canonical, ...]) -> bool:
+    """Whether one of them leads into a file."""
+    return any(one[1] in (">", ">>", "<>") and one[2] != "/dev/null" for one in redirects if len(one) == 3)
+
+
+def _runs_or_sets(node: Node) -> bool:
+    """Whether what is compared as text runs a command or sets a variable."""
+    left = [node]
+    while left:
+        node = left.pop()
+        if node.type in ("command", "variable_assignment", "=", ":=", "++", "--", "+=", "-="):
+            return True
+        left += node.children
+    return False
+
+
 def _unwrapped(said: Canonical) -> Canonical:
     return said.said if isinstance(said, _Nothing) else said
 
@@ -445,17 +530,19 @@ def _text(node: Node) -> str:
 
 def _literal(text: str, into: list[Canonical], *, start: bool) -> None:
     """A bare word: backslashes taken off, patterns and a tilde at its beginning kept apart."""
-    if not ("\\" in text or text[:1] == "~" or not _GLOB.isdisjoint(text)):
+    if not ("\\" in text or "~" in text or not _GLOB.isdisjoint(text)):
         into.append(("t", text))
         return
     plain, k = "", 0
     while k < len(text):
         character = text[k]
         if character == "\\" and k + 1 < len(text):
-            plain += "" if text[k + 1] == "\n" else text[k + 1]
+            into.append(("t", plain))
+            into.append(("q", "" if text[k + 1] == "\n" else text[k + 1]))
+            plain = ""
             k += 2
             continue
-        if character in _GLOB or (character == "~" and start and k == 0):
+        if character in _GLOB or (character == "~" and (text[k - 1] in ":=" if k else start)):
             into.append(("t", plain))
             into.append(("g", character))
             plain = ""

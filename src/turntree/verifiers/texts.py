@@ -11,7 +11,8 @@ from typing import Any, cast
 from turntree.core.messages import Message, ToolCall
 
 THOUGHT = "</think>"
-_SHELL_FENCE = re.compile(r"^```(?:bash|sh|shell|mswea_bash_command)[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"^```(bash|sh|shell|mswea_bash_command)?[ \t]*(?:\n|\Z)", re.MULTILINE)
+_OTHER_VALUE = ("<super>", "<sub>", "<fraction>")  # of compatibility: ten squared is not 102
 _REACT = re.compile(r"^Action(?: \d+)?:[ \t]*([A-Za-z_]\w*)\[(.*)\][ \t]*$", re.MULTILINE)
 TERMINUS = "terminus"
 # of Terminus 1 and 2: the texts that do not act, the claim to be done, what a command needs and what it may have
@@ -29,8 +30,27 @@ def said(message: Message) -> str:
 
 def plain(text: str) -> str:
     """Text without case, spacing and typographic variants."""
-    text = unicodedata.normalize("NFKC", text).translate({0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"'})
+    kept = text if text.isascii() else "".join(map(_compatible, text))
+    text = unicodedata.normalize("NFC", kept).translate({0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"'})
     return " ".join(text.casefold().split())
+
+
+def _compatible(character: str) -> str:
+    other = unicodedata.decomposition(character).startswith(_OTHER_VALUE)
+    return character if other else unicodedata.normalize("NFKC", character)
+
+
+def shell_fences(text: str) -> list[str]:
+    """The texts of fenced shell commands. A fence that is not closed counts as none."""
+    found: list[str] = []
+    start = None
+    for fence in _FENCE.finditer(text):
+        if start is None:
+            start = fence.end() if fence[1] else None
+        elif not fence[1]:
+            found.append(text[start : fence.start()])
+            start = None
+    return found
 
 
 def calls_in(message: Message, *, written: bool = True) -> tuple[ToolCall, ...] | None:
@@ -45,7 +65,7 @@ def calls_in(message: Message, *, written: bool = True) -> tuple[ToolCall, ...] 
         return (ToolCall(TERMINUS, terminus),)
     if not written:
         return None
-    fenced, react = _SHELL_FENCE.findall(text), _REACT.findall(text)
+    fenced, react = shell_fences(text), _REACT.findall(text)
     if len(fenced) == 1:
         return (ToolCall("bash", {"command": fenced[0]}),)
     if len(react) == 1:
