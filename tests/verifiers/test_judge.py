@@ -118,7 +118,7 @@ def test_answers_are_kept_on_disk_and_failures_are_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cap", [{"max_requests": 2}, {"max_tokens": 15_000}])
-def test_what_the_budget_does_not_cover_is_not_judged(cap: dict[str, int]) -> None:
+def test_what_the_budget_does_not_cover_is_not_judged(cap: dict[str, Any]) -> None:
     dear = chat("VERDICT: SAME") | {"usage": {"prompt_tokens": 1, "completion_tokens": 9_999, "total_tokens": 10_000}}
     with serve(lambda request: dear) as server:
         judge = LlmJudge(url=server.url, model="m", retries=0, concurrency=1, **cap)
