@@ -309,7 +309,7 @@ class Filter(Protocol):
     """
 
     refill_cap: float = 0.0
-    """An iteration may start this many times its groups in further ones, for those that are dropped (0: none)."""
+    """How many replacement groups an iteration may start for dropped ones, as a multiple of its groups (0: none)."""
 
     def skip(self, task_id: str, iteration: int) -> str | None:
         """Why a task is not played now; it comes again in the next epoch."""

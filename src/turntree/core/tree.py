@@ -63,7 +63,7 @@ class Node:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None = None
     entropies: tuple[float, ...] | None = None
-    turn: int = 0  # turns on the path up to and including this node; a completion below a completion is its rest
+    turn: int = 0  # turns on the path up to and including this node; a completion below one continues its turn
     policy_version: int | None = None
     messages: tuple[Message, ...] = ()  # what the tokens say: a task, a completion, all that a step answered
     cost: Cost = NO_COST
