@@ -192,7 +192,7 @@ def _charged(completion: Completion, request: GenerationRequest, prefilled: int)
 
 
 def _new_tokens(request: GenerationRequest, charged: set[tuple[int, ...]]) -> int:
-    """What the request's prompt costs when the prompts in `charged` are paid for; pays for it."""
+    """The cost of the request's prompt; zero for prompts in `charged`, to which it is then added."""
     new = 0 if request.prompt_ids in charged else len(request.prompt_ids)
     charged.add(request.prompt_ids)
     return new

@@ -310,7 +310,7 @@ class _Worker:
 
 
 def _bound(pipe: Connection) -> None:
-    """No message keeps this process waiting for a worker that is stopped in the middle of it."""
+    """Send and receive without blocking: a worker may be stopped in the middle of a message."""
     seconds = struct.pack("ll", _PIPE_SECONDS, 0)
     with socket.socket(fileno=os.dup(pipe.fileno())) as ours:
         for direction in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):

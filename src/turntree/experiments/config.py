@@ -1,4 +1,4 @@
-"""What the experiments are told, as plain values. Without torch: the command line reads it for help."""
+"""The configurations of the experiments, as plain values. Without torch: the command line reads them for help."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _online(
 
 
 def _gated() -> TrainOnlineConfig:
-    """At temperature 1 so small a policy is so uncertain that its rollouts hardly ever converge: 0.5. The threshold is
+    """The temperature is 0.5, because at 1 the rollouts of such a small policy hardly ever converge. The threshold is
     calibrated for the embedded policy."""
     return _online(
         Part("household", {"difficulty": "easy"}),

@@ -1,4 +1,4 @@
-"""Several looks at a group instead of one, with a budget for what they may cost together."""
+"""Several looks at a group instead of one, with a budget for the groups that they may wrongly cut together."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def plan_checkpoints(
 
 
 def measure_plan(table: GroupTable, plan: CheckpointPlan) -> dict[str, Any]:
-    """What the checkpoints cut of these groups, each at the first turn that cuts it; `safe` and `raw` as in `measure`,
+    """Which of these groups the checkpoints cut, each at the first turn that cuts it; `safe` and `raw` as in `measure`,
     over actionable groups."""
     open_N = np.ones(len(table.tasks), dtype=bool)
     cut = tp = 0

@@ -13,7 +13,7 @@ from turntree.gates.divergence import turns_reached, unable
 class AnyOf:
     """Cuts as soon as one of its gates does: several checkpoints, or signals of several kinds.
 
-    Silent until then, or until all have decided; the numbers of gate i are called `i.name`.
+    It decides nothing until one cuts or all have decided; the numbers of gate i are called `i.name`.
     """
 
     gates: tuple[Gate, ...]
@@ -91,6 +91,6 @@ class RandomGate:
 
 
 def _draw(seed: int, what: str, group: GroupProgress) -> float:
-    """In [0, 1); another for every group, also where a task comes twice in one iteration."""
+    """A draw in [0, 1) that differs between groups, also where a task comes twice in one iteration."""
     again = (group.occurrence,) if group.occurrence else ()
     return seeds.generator(seed, what, group.task_id, group.iteration, *again).random()

@@ -114,7 +114,9 @@ def _parsed(path: Path, line: int, row: dict[str, str], known: list[str]) -> _Ro
         raise InputError(f"{row['K']!r} is not a whole number of turns", path=path, line=line, field="K")
     label = row["label"]
     if label not in OUTCOMES:
-        raise InputError(f"{label!r} is no outcome", path=path, line=line, field="label", hint=f"{', '.join(OUTCOMES)}")
+        raise InputError(
+            f"{label!r} is not an outcome", path=path, line=line, field="label", hint=f"{', '.join(OUTCOMES)}"
+        )
     outcome = GroupOutcome(label)
     variance = 0.0 if outcome.zero_variance else 1.0
     if "reward_var" in row:

@@ -1,4 +1,4 @@
-"""What calibration reads: one row a finished group, one column a turn at which a gate might have asked."""
+"""The input of calibration: one row per finished group, one column per turn at which a gate might have decided."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def table_from_groups(
 
     Left out and counted: rollouts without a reward (censored), those that no gate would have seen since they share
     their first turns with another (forked) or began when others had ended (refills), and those whose turns the log
-    does not tell apart; then groups of fewer than two others. Logs of a gated
-    run hold no outcome of the groups that it cut, so thresholds above its own are out of their reach.
+    does not tell apart; then groups of fewer than two others. Logs of a gated run have no outcomes of the groups that
+    were cut, so they cannot support thresholds above that of their gate.
     """
     dropped = Counter[str]()
     kept: list[tuple[LoggedGroup, list[LoggedRollout]]] = []

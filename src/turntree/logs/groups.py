@@ -1,4 +1,4 @@
-"""A finished group of rollouts as its log tells it: what calibration and audits read."""
+"""A finished group of rollouts as read from a log, for calibration and audits."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ def explore(state: State, rng: random.Random | None = None) -> Iterator[str]:
 def noisy_explore(state: State, rng: random.Random, epsilon: float) -> Iterator[str]:
     """`explore`, but with probability `epsilon` a command is any admissible one, drawn evenly.
 
-    Spared is only what cannot be undone: picking up an object that no receptacle takes back. Whatever else the noise
-    does, the exploring player starts from where it finds itself.
+    Only picking up an object that no receptacle takes back is excluded, because it cannot be undone. After a random
+    command the exploring player continues from the new state.
     """
     while not state.won:
         if rng.random() < epsilon:
