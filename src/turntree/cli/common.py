@@ -54,7 +54,7 @@ def environment_for(model: str) -> str:
     """The environment that a registered policy was made for. Raises `InputError` for any other model."""
     if model in parts.names("environments"):
         return model
-    hint = "say --environment SPEC"
+    hint = "give --environment SPEC"
     raise InputError(f"{model!r} does not name the environment that it was made for", field="--environment", hint=hint)
 
 

@@ -118,7 +118,7 @@ def _check_disjoint(opened: TaskSet, environment: Part) -> None:
         for task in tasks:
             if home.setdefault(task.task_id, split) != split:
                 problem = f"gave task {task.task_id!r} to two splits, {home[task.task_id]!r} and {split!r}"
-                hint = "tasks of checks must not be trained on: give every split its own tasks"
+                hint = "held-out tasks must not be trained on: give every split its own tasks"
                 raise InputError(f"{environment.name!r} {problem}", field="environment", hint=hint)
 
 

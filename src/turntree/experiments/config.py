@@ -144,7 +144,7 @@ class CostExperimentConfig(SeededExperiment):
     online: TrainOnlineConfig = field(default_factory=_grpo)
     """The GRPO arm; its tasks are also those that are demonstrated."""
     demonstrator: Part = field(default_factory=lambda: Part("household", {"slips": 0.2}))
-    """Whose traces the PivotRL arm learns from, of the tasks of the GRPO arm."""
+    """The demonstrator whose traces the PivotRL arm learns from, on the tasks of the GRPO arm."""
     profile: ProfileConfig = field(default_factory=lambda: ProfileConfig(sampling=COMMAND))
     candidates: int = 5000
     """Most candidates that are profiled."""

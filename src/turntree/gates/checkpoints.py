@@ -49,9 +49,9 @@ def plan_checkpoints(
     Guarantee: if groups are independent and come as they did here, then with probability `confidence` over this
     sample, a group with mixed rewards is cut by any of the checkpoints with probability at most `budget`. Both the
     budget and the error 1 - confidence are split evenly over the checkpoints. At each, the share of mixed groups that
-    are cut can only grow with the threshold, so the largest threshold of a fixed grid whose exact upper bound
-    (Clopper-Pearson, one-sided) keeps within its part errs with at most its part of the error, however many were
-    tried; the union bound does the rest.
+    are cut can only grow with the threshold. So for the largest threshold of a fixed grid whose exact upper bound
+    (Clopper-Pearson, one-sided) is within its part of the budget, the error is at most its part, however many
+    thresholds were tried. The union bound adds these parts up.
     """
     if not turns:
         raise InputError("no turn to look at", hint="give at least one")

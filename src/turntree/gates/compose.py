@@ -43,10 +43,9 @@ class AnyOf:
 class AuditedGate:
     """Lets a random `share` of the groups that `gate` would cut run on to their end, marked `audited`.
 
-    Their outcomes are the only unbiased measure of the gate's precision while it is on (`GateMonitor`). The draw is
-    keyed by (seed, task, iteration, occurrence) and blind to everything else, so each would-be cut is audited with
-    probability `share` independently of its outcome; an audited group stands for 1/share of them. The decision says
-    the share.
+    Their outcomes are the only unbiased measure of the gate's precision while it is on (`GateMonitor`). The draw
+    depends only on (seed, task, iteration, occurrence), so each would-be cut is audited with probability `share`
+    independent of its outcome. An audited group represents 1/share of them; the decision records the share.
     """
 
     gate: Gate

@@ -99,7 +99,7 @@ class Rule:
     @classmethod
     def by_lower_bound(cls, grid: Grid, floor: float, confidence: float) -> Rule:
         """The exact lower bound of precision at the floor, for all points of the grid together: the error is split
-        evenly over the families (Bonferroni), and within a family a fixed-sequence test has it to itself.
+        evenly over the families (Bonferroni), and the fixed-sequence test of a family uses all of its part.
 
         Whatever the signals are, the chance to choose a point whose precision is below the floor is at most
         1 - `confidence`, for groups that are independent. Where the test of a family begins depends on the signals

@@ -32,9 +32,9 @@ class Savings:
 class GroupTable:
     """N finished groups at K turns. Arrays end in their axes; a signal that is not known for every group is absent.
 
-    `actionable_NK`: something was left to save, that is, a rollout went on after that turn. `sizes_N` are scored
-    rollouts (1 where the source does not say, which weighs all groups alike). `outcomes` are final ones. `absent`
-    names what the source does not tell, with the reason; `dropped` counts what was left out.
+    `actionable_NK`: something was left to save, because a rollout continued after that turn. `sizes_N` are scored
+    rollouts (1 where the source does not have them, so that all groups weigh the same). `outcomes` are final.
+    `absent` names what the source lacks, with the reason; `dropped` counts what was left out.
     """
 
     source: str

@@ -1,4 +1,4 @@
-"""Two experts for household games: one that knows the room, one that has to look around like any player.
+"""Two experts for household games: one knows the room, the other has to search like any player.
 
 An expert is a function of the state (and a random generator) that names the next commands; the caller plays them.
 """
@@ -72,9 +72,9 @@ def slip(state: State, rng: random.Random) -> str:
 
 
 def stumble(state: State, rng: random.Random) -> list[str]:
-    """Up to three equal commands in a row, as a weak policy gives them: half the time it reaches for what the task
-    asks whether or not it is there, and it tries again what just failed (over half of the impossible commands of the
-    embedded policy repeat the one before)."""
+    """Up to three equal commands in a row, as a weak policy gives them. Half of the time it tries to take the object of
+    the task whether or not it is there, and it repeats what just failed (over half of the impossible commands of the
+    embedded policy repeat the previous one)."""
     command = slip(state, rng)
     if rng.random() < 0.5:
         place = state.location or rng.choice(list(state.game.receptacles))

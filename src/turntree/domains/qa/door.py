@@ -58,7 +58,7 @@ class Questions:
             raise ConfigError("must be at least 1", field="threads")
         if (self.questions == GENERATED) != (self.index is None):
             raise ConfigError(
-                "a file of questions needs an index of the documents to search, generated ones bring their own",
+                "a file of questions needs an index of the documents to search; generated questions have their own",
                 field="index",
                 hint="make one with `turntree index build`",
             )
