@@ -138,7 +138,7 @@ class TestAbsence:
 
     def test_rollouts_of_one_turn_have_no_middle(self):
         found = audit([group("a", FAIL, actions=("x",))], AuditConfig())
-        assert found["absent"]["gate_paper"] == "every rollout has one turn: there is no middle to stop in"
+        assert found["absent"]["gate_paper"] == "every rollout has one turn, so nothing can be stopped mid-rollout"
 
     def test_a_log_without_two_scored_rollouts_in_any_group_is_refused(self):
         with pytest.raises(InputError, match="none of the 1 groups has two scored rollouts"):

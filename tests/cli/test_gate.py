@@ -110,7 +110,7 @@ def test_a_log_is_swept_at_any_turn(capsys, log):
     [
         (("sweep", "absent.csv"), "absent.csv: no such file"),
         (("sweep", "{features}", "--turn", "5"), "has no signals at turn 5; use one of 10, 15, 20"),
-        (("sweep", "{features}", "--thresholds", "a,b"), "field '--thresholds': 'a,b' is no list of numbers"),
+        (("sweep", "{features}", "--thresholds", "a,b"), "field '--thresholds': 'a,b' is not a list of numbers"),
         (("sweep", "{features}", "--signal", "x"), "does not have the signal 'x'"),
         (("calibrate", "{features}", "--floor", "2"), "floor must be between 0 and 1"),
         (("calibrate", "{features}", "--turns", "10,12"), "has no signals at turn 12; use one of 10, 15, 20"),

@@ -191,7 +191,7 @@ def test_an_evaluation_says_what_it_plays(turntree, policy) -> None:
     shown = turntree("evaluate", *few).stderr
     assert "evaluates 'default' on up to 1 tasks of split 'test' of 'default' games=generated" in shown
     message = turntree.error("evaluate", "--model", policy, *few)
-    assert "does not say what it was made to play; say --environment SPEC" in message
+    assert "does not name the environment that it was made for; give --environment SPEC" in message
     shown = turntree("evaluate", "--model", policy, "--environment", "household", *few).stderr
     assert "tasks of split 'test' of 'household'" in shown
 

@@ -230,7 +230,7 @@ def test_a_demonstrator_is_a_command_and_what_it_leaves_out_is_counted(turntree,
 def test_what_demonstrates_nothing_is_refused(turntree, folder) -> None:
     out = ("--out", "none.jsonl")
     assert "gave dict, not traces" in turntree.error("traces", "my_demonstrations:Nonsense", *out)
-    assert "'my_demonstrations:plain' is no dataclass" in turntree.error("traces", "my_demonstrations:plain", *out)
+    assert "'my_demonstrations:plain' is not a dataclass" in turntree.error("traces", "my_demonstrations:plain", *out)
     assert "keeps no trace" in turntree.error("traces", "my_demonstrations:Rooms", "--set", "closed=4", *out)
     assert not (folder / "none.jsonl").exists()
 

@@ -58,7 +58,9 @@ def test_the_tokenizer_of_a_server_s_model_is_found_there_too(cache: Path) -> No
 
 
 def test_offline_an_unknown_model_is_one_line(cache: Path) -> None:
-    with pytest.raises(InputError, match=r"^someone/other: is no folder here, and the Hub cannot be reached \(HF_HUB_"):
+    with pytest.raises(
+        InputError, match=r"^someone/other: is not a folder here, and the Hub cannot be reached \(HF_HUB_"
+    ):
         load_policy("someone/other", Device())
 
 
@@ -92,7 +94,7 @@ def test_what_is_missing_is_said(kind: type[Exception], said: str, monkeypatch: 
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
-    with pytest.raises(InputError, match=rf"^owner/name@x: is no folder here, and {said}"):
+    with pytest.raises(InputError, match=rf"^owner/name@x: is not a folder here, and {said}"):
         folder_of("owner/name@x")
     monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", refuse)
     with pytest.raises(InputError, match=rf"model: was not pushed as 'owner/name': {said}"):

@@ -158,7 +158,7 @@ def test_a_foreign_or_impossible_state_is_refused():
         Greso.from_json({"schema": "turntree.greso/0"})
     with pytest.raises(ConfigError, match="unknown key"):
         Greso.from_json({**Greso().to_json(), "config": {"p_easy": 0.5}})
-    with pytest.raises(ConfigError, match="no probability"):
+    with pytest.raises(ConfigError, match="is not a probability"):
         GresoConfig(easy_target=1.5)
     with pytest.raises(ConfigError, match="outside"):
         GresoConfig(hard_exploration=0.01)

@@ -121,7 +121,7 @@ def test_groups_of_one_task_are_told_apart_by_their_iteration(tmp_path):
     [
         (["x,a,mixed,0.1,0.5,0"], HEADER, "features.csv:2: field 'K': 'x' is not a number"),
         (["2.5,a,mixed,0.1,0.5,0"], HEADER, "features.csv:2: field 'K': '2.5' is not a whole number of turns"),
-        (["4,a,fail,0.1,0.5,0"], HEADER, "features.csv:2: field 'label': 'fail' is no outcome; mixed, all_fail"),
+        (["4,a,fail,0.1,0.5,0"], HEADER, "features.csv:2: field 'label': 'fail' is not an outcome; mixed, all_fail"),
         (["4,a,mixed,0,0.5,0"], HEADER, "features.csv:2: field 'reward_var': 0 contradicts the label 'mixed'"),
         (["4,a,mixed,0.1,nan,0"], HEADER, "features.csv:2: field 'prefix_edit_distance_mean': 'nan' is not a number"),
         (["4,a,mixed,0.1,0.5"], HEADER, "features.csv:2: has another number of fields"),

@@ -328,7 +328,7 @@ class TestHouseholdVerifier:
 
     def test_a_trace_of_another_world_is_refused(self) -> None:
         turn = self.turn(demonstration="look", environment={"name": "shop"})
-        with pytest.raises(InputError, match="no household game"):
+        with pytest.raises(InputError, match="is not a household game"):
             HouseholdVerifier().judge(turn, Message("assistant", "look"))
 
 

@@ -71,7 +71,7 @@ def test_a_line_of_turntrees_own_log_with_a_wrong_field_is_counted_with_its_plac
     path = tmp_path / "rollouts.jsonl"
     path.write_text("".join(json.dumps(one) + "\n" for one in (good, bad, good | {"iteration": 10**30}, 7)))
     groups, report = read(path, "turntree")
-    assert len(groups) == 1 and report.dropped == {"a line that is no finished group": 3}
+    assert len(groups) == 1 and report.dropped == {"a line that is not a finished group": 3}
     assert next(iter(report.first.values())).startswith(f"{path}:2 (")
 
 

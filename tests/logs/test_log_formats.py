@@ -268,9 +268,9 @@ class TestRecognition:
         both = {"group": "g", "reward": 0.0, "response": {}}
         with pytest.raises(InputError, match=r":1: could be nemo-gym or generic .*give --format"):
             read(write(tmp_path / "a.jsonl", [both]))
-        with pytest.raises(InputError, match=r":1: is no rollout log that is known \(its fields: x\)"):
+        with pytest.raises(InputError, match=r":1: is not a known rollout log \(its fields: x\)"):
             read(write(tmp_path / "b.jsonl", [{"x": 1}]))
-        with pytest.raises(InputError, match="no JSON object"):
+        with pytest.raises(InputError, match="is not a JSON object"):
             read(write(tmp_path / "c.jsonl", ["["]))
         with pytest.raises(InputError, match="is empty"):
             read(write(tmp_path / "d.jsonl", []))

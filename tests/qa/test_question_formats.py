@@ -179,7 +179,7 @@ def test_several_ground_truths_are_several_right_answers(tmp_path):
 def test_without_pyarrow_and_with_a_damaged_file_the_error_says_what_to_do(tmp_path, monkeypatch):
     path = tmp_path / "a.parquet"
     path.write_bytes(b"no parquet at all")
-    with pytest.raises(InputError, match="is no Parquet file"):
+    with pytest.raises(InputError, match="is not a Parquet file"):
         read(path)
     genuine = builtins.__import__
 

@@ -211,7 +211,7 @@ def test_an_adapter_without_its_base_or_its_weights_says_so_in_one_line(base_fol
     config = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "some/hub-name"}))
     with pytest.raises(
-        InputError, match=r"adapter_config\.json: field 'base_model_name_or_path': 'some/hub-name' is no folder here"
+        InputError, match=r"adapter_config\.json: field 'base_model_name_or_path': 'some/hub-name' is not a folder here"
     ):
         load_model(folder)
     (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")

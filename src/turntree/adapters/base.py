@@ -1,4 +1,4 @@
-"""What the adapters share: an episode that can be forked, splits that never meet, rewards in TRL's shape."""
+"""Shared by the adapters: episodes that can be forked, disjoint splits, reward functions with TRL's signature."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Game(Protocol):
 class AdaptedEnvironment:
     """One episode of one task (protocol `Environment`) on a `Game` that `make` begins anew.
 
-    Packages draw from the global generators of `random` and numpy. Every episode has these to itself, seeded with
-    `seed`, so that its answers depend on its own actions only and no draw of the trainer changes.
+    Packages draw from the global generators of `random` and numpy. Every episode has its own state of these, seeded
+    with `seed`, so that its answers depend on its own actions only, and the draws of the trainer do not change.
 
     A fork is a copy of the game where the package allows it, else a replay on a new game, which is refused with an
     `EnvironmentFault` where that answers differently. `can_copy=False` goes straight to the replay.
@@ -198,7 +198,7 @@ def _read(path: str) -> list[dict[str, Any]]:
 def held_apart(
     rows: Iterable[Any], kept: Sequence[Any], split: str, count: int, *, where: str, where_held: str, seed: int
 ) -> list[tuple[str, Any]]:
-    """`rows` without those that are held out too for "train"; for "dev" and "test" a half of `kept` each."""
+    """For "train" the `rows` that are not also in `kept`; for "dev" and "test" one half of `kept` each."""
     if split != "train":
         return of_split(kept, split, count, where=where_held, fractions=HELD_OUT, seed=seed)
     held = {key_of(row) for row in kept}
@@ -226,7 +226,7 @@ def of_split(
         if assign_split(name, seed, fractions) == split:
             found.setdefault(name, row)
     if not found:
-        hint = "rows are assigned by their hash: give more of them, or a file of its own with held_out"
+        hint = "rows are assigned by their hash: give more rows, or a separate file with held_out"
         raise InputError(f"{where} has no row for split {split!r}", field="environment", hint=hint)
     return list(found.items())
 
@@ -257,7 +257,7 @@ def package(name: str, extra: str) -> ModuleType:
 
 
 def named(argument: str | None, what: str) -> str:
-    """What follows the name of the adapter. Raises `InputError` where nothing does."""
+    """The text after the name of the adapter. Raises `InputError` where there is none."""
     if not argument:
         raise InputError("names no environment", field="environment", hint=f"write {what}")
     return argument

@@ -10,8 +10,8 @@ An observation is written by its space, and an action read by its space, in the 
 | Tuple | its parts, separated by "; " |
 | Dict | `name: part`, separated by "; " |
 
-With `ansi` the environment's own drawing (`render_mode="ansi"`) is shown in place of the observation. What cannot be
-read as an action is answered with what would be one, and costs a turn. The reward of an episode is the sum of the
+With `ansi` the environment's own drawing (`render_mode="ansi"`) is shown in place of the observation. A message that is
+not an action is answered with a description of actions, and uses a turn. The reward of an episode is the sum of the
 rewards. Success is a sum of at least `success` (default: the `reward_threshold` of the registration, else above 0).
 """
 
@@ -131,7 +131,7 @@ def written(space: Any, value: Any) -> str:
 
 
 def read(space: Any, text: str, names: Sequence[str] = ()) -> Any:
-    """An action from text, by its space. Raises `ValueError` for what is none."""
+    """An action from text, by its space. Raises `ValueError` for any other text."""
     text = text.strip()
     match type(space).__name__:
         case "Discrete":

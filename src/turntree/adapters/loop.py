@@ -1,4 +1,4 @@
-"""One event loop for packages that are asynchronous: their connections and locks belong to it for good."""
+"""One event loop for asynchronous packages, because their connections and locks stay bound to their first loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mcp:COMMAND` or `mcp:URL`: the tools of an MCP server, with tasks and a reward of your own.
+"""`mcp:COMMAND` or `mcp:URL`: the tools of an MCP server, with your own tasks and reward.
 
 `tasks` is a JSONL file: `prompt` is the task (a text or chat messages), the other columns are for the reward. The
 episode ends with the first message that calls no tool. Its reward is what `reward` (`module:function`) returns, called

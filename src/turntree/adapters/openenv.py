@@ -1,12 +1,12 @@
 """`openenv:URL`: an environment behind an OpenEnv server.
 
-Every episode is a session (a WebSocket) of its own, so the server must allow as many at a time as there are rollouts
-(`max_concurrent_envs`). A fork is a replay in a new session: the server must answer equal actions after an equal seed
-equally, and otherwise the environment trains without branching.
+Every episode is a separate session (a WebSocket), so the server must allow one per rollout at a time
+(`max_concurrent_envs`). A fork is a replay in a new session: the server must give equal answers to equal actions after
+an equal seed, otherwise the environment trains without branching.
 
-What the server's `/schema` calls an action is said in one of three ways: the tools of an MCP environment are its tools;
-an action of one required text field is the message itself; any other is a call of the tool `act`. Observations are
-shown as JSON, or the field `show` alone. The reward of an episode is the sum of the rewards. Success is a sum of at
+The action schema of the server (`/schema`) decides how the policy acts: the tools of an MCP environment are its tools;
+an action of one required text field is the message itself; any other action is a call of the tool `act`. Observations
+are shown as JSON, or the field `show` alone. The reward of an episode is the sum of the rewards. Success is a sum of at
 least `success`.
 """
 

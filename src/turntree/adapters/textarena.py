@@ -1,6 +1,6 @@
 """`textarena:ID`: single-player games of TextArena.
 
-The game's own words are what the policy sees: the prompt first, after each action what is new (its own actions are not
+The policy sees the game's own text: first the prompt, then the new text after each action (its own actions are not
 echoed, because they are in the conversation already). The wrappers that TextArena puts around actions stay in place.
 The reward is the game's, from -1 to 1. Success is a reward of 1.
 """

@@ -47,7 +47,7 @@ def tasks(
     if getattr(environment.rubric, "has_group_rewards", False):
         raise InputError(f"{name!r} scores whole groups at once", field="environment", hint="score episodes one by one")
     if not hasattr(environment, "env_response"):
-        raise InputError(f"{name!r} is no MultiTurnEnv", field="environment", hint="only those play turn by turn")
+        raise InputError(f"{name!r} is not a MultiTurnEnv", field="environment", hint="only those play turn by turn")
     rows = environment.get_dataset() if environment.build_dataset() is not None else None
     kept = environment.get_eval_dataset() if environment.build_eval_dataset() is not None else None
     if rows is not None and kept is not None:
@@ -71,7 +71,7 @@ def _plain(rows: Any) -> list[dict[str, Any]]:
 
 
 def loaded(name: str, arguments: dict[str, Any]) -> Any:
-    """The environment. Its constructor takes over the signals of the process, which are given back."""
+    """The environment. Its constructor replaces the signal handlers of the process; they are restored."""
     verifiers = package("verifiers", "verifiers")
     if not hasattr(verifiers, "load_environment"):
         problem = f"verifiers {getattr(verifiers, '__version__', '')} has no load_environment"
@@ -170,7 +170,7 @@ class VerifiersGame:
 
 @contextlib.contextmanager
 def _errors() -> Iterator[list[str]]:
-    """What rubrics log as an error: they catch every exception of a reward function and count 0."""
+    """Collects the errors that rubrics log: they catch every exception of a reward function and count 0."""
     found: list[str] = []
     handler = logging.Handler(logging.ERROR)
     handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]

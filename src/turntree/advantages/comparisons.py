@@ -1,4 +1,4 @@
-"""From rewards to the advantage A_{i,n} of leaf i at node n: group-relative advantages, and what is compared with what.
+"""From rewards to the advantage A_{i,n} of leaf i at node n: group-relative advantages, and which rewards are compared.
 
 The first functions map the rewards of one group to advantages of the same length: how much better than its siblings a
 rollout was. They are all zeros on a group whose rewards are equal or that has one member only. A comparison takes a
@@ -63,16 +63,16 @@ def rloo(rewards: Sequence[float]) -> list[float]:
 
 
 def across_leaves(scored: ScoredTree, advantages: Advantages) -> dict[int, list[float]]:
-    """Every leaf with every other one, forked siblings and refills included (GRPO; ARPO on its branched groups)."""
+    """Compare every leaf with every other one, forked siblings and refills included (GRPO; ARPO on branched groups)."""
     return scored.at_trained(advantages(scored.rewards))
 
 
 def across_starts(scored: ScoredTree, advantages: Advantages) -> dict[int, list[float]]:
-    """Every leaf stands in for its own start among the values of the *other initial* starts.
+    """Compare every leaf with the values of the *other initial* starts; it takes the place of its own start.
 
-    So the baseline is independent of what it is compared with: siblings never serve each other as baselines (they
-    share tokens), nor do refills (their number depends on outcomes). Without forks and refills this is
-    `across_leaves`.
+    The baseline is then independent of the reward that it is compared with: siblings are not baselines of each other
+    (they share tokens), and refills are not baselines at all (their number depends on outcomes). Without forks and
+    refills this is `across_leaves`.
     """
     initial = {start: scored.value(start) for start in scored.initial_starts}
     found = [0.0] * len(scored.leaves)
@@ -84,10 +84,10 @@ def across_starts(scored: ScoredTree, advantages: Advantages) -> dict[int, list[
 
 
 def across_siblings(scored: ScoredTree, advantages: Advantages) -> dict[int, list[float]]:
-    """Every branch with the other branches of its fork, by value; the initial starts are each other's siblings.
+    """Compare every branch with the other branches of its fork, by value; the initial starts count as siblings.
 
-    A node takes the advantage of the branch it lies in: what that choice gained over its alternatives, not what came
-    later. Use `mean_centred` or `rloo`: the standard deviation of two branches makes every difference +-1.
+    A node takes the advantage of the branch it lies in: what that choice gained over its alternatives. Later forks do
+    not change it. Use `mean_centred` or `rloo`: the standard deviation of two branches makes every difference +-1.
     """
     branch: dict[int, float] = dict.fromkeys(scored.refilled_starts, 0.0)
     initial = [scored.value(start) for start in scored.initial_starts]
@@ -102,7 +102,7 @@ def across_siblings(scored: ScoredTree, advantages: Advantages) -> dict[int, lis
 
 
 def within_and_across_trees(scored: ScoredTree, advantages: Advantages) -> dict[int, list[float]]:
-    """Tree-GRPO: the advantage among the leaves of the same start plus that among all leaves, z-scores in the paper.
+    """Tree-GRPO: the advantage among the leaves of the same start plus that among all leaves (in the paper z-scores).
 
     Among two leaves of a start a z-score is always +-1, however close they are.
     """
@@ -115,8 +115,8 @@ def within_and_across_trees(scored: ScoredTree, advantages: Advantages) -> dict[
 
 
 def last_observation(tree: RolloutTree, node: Node) -> Hashable:
-    """What the policy saw last before it sampled `node`: the tokens of the given node above it. A continuation of
-    probed tokens shares its state with the other continuations of them only."""
+    """What the policy saw last before it sampled `node`: the tokens of the given node above it. Where a fork split the
+    turn, the part after the fork shares its state with its siblings only."""
     if node.parent is None:
         return ()
     above = tree[node.parent]
@@ -125,10 +125,11 @@ def last_observation(tree: RolloutTree, node: Node) -> Hashable:
 
 @dataclass(frozen=True, kw_only=True)
 class AcrossAnchors:
-    """GiGPO: the advantage of the rollout plus `step_weight` times that of the step among all steps of the group that
-    were taken at the same state, by discounted return-to-go. A step without company there gets nothing.
+    """GiGPO: the advantage of the rollout plus `step_weight` times the advantage of the step.
 
-    `state` names the state of a step; a fork makes its children company, and so does any state that is met twice.
+    A step is compared, by discounted return-to-go, with all steps of the group that were taken at the same state. A
+    step whose state occurs only once gets no step advantage. `state` names the state of a step: children of a fork
+    have the same state, and so have any steps where the same state was reached twice.
     """
 
     step_weight: float = 1.0

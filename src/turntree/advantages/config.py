@@ -37,8 +37,8 @@ Normalizer = Literal["tokens", "rollouts", "constant"]
 class CreditConfig:
     """Which estimator labels the nodes; the default is plain GRPO. docs/design/credit.md tells them apart.
 
-    `dr_grpo` is `mean_centred` with a constant normaliser. Raises `ConfigError` for combinations that theory calls
-    wrong; `rule` does so for those of credit and loss.
+    `dr_grpo` is `mean_centred` with a constant normaliser. Raises `ConfigError` for combinations that are biased or
+    degenerate; `rule` does so for combinations of credit and loss.
     """
 
     advantages: Literal["grpo", "dr_grpo", "mean_centred", "rloo"] = "grpo"

@@ -1,4 +1,4 @@
-"""Credit: three numbers a node that reproduce the objective of all rollouts through it.
+"""Credit: three numbers per node that reproduce the objective of all rollouts through it.
 
 With r = pi / pi_old of a token (the same for every leaf below its node), leaf advantages A_i and leaf weights w_i,
 
@@ -7,9 +7,9 @@ With r = pi / pi_old of a token (the same for every leaf below its node), leaf a
 with P = sum_i w_i max(A_i, 0) and N = sum_i w_i min(A_i, 0) (docs/design/architecture.md, "Credit: three numbers a
 node"). So a token that k rollouts share is computed once, and the gradient is that of k flat rows.
 
-An estimator is a `CreditRule`, four functions that compose: how much a leaf weighs (`scored`), what is compared with
-what and how the rewards of one comparison become advantages (`comparisons`), and how the leaves below a node become
-its three numbers (an attribution, here). Another estimator is written as its difference.
+An estimator is a `CreditRule`, which composes four functions: how much a leaf weighs (`scored`), which rewards are
+compared and how the rewards of one comparison become advantages (`comparisons`), and how the leaves below a node
+become its three numbers (an attribution, here). To write another estimator, replace one of them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def soft(weights: Sequence[float], shares: Sequence[float], advantages: Sequence
 def hard(weights: Sequence[float], shares: Sequence[float], advantages: Sequence[float]) -> NodeCredit:
     """Every leaf takes the weighted mean advantage of the leaves below the node (ARPO's hard assignment).
 
-    Without clipping this has the gradient of `soft`; they part once the ratio leaves the clip range, because P and N
+    Without clipping this has the gradient of `soft`. They differ once the ratio leaves the clip range, because P and N
     are clipped on different sides.
     """
     return soft(weights, shares, [_mean(weights, advantages)] * len(advantages))
@@ -127,7 +127,7 @@ def soft_credit(tree: RolloutTree, rewards: Rewards, *, advantages: Advantages =
 
 
 def _counted(tree: RolloutTree, scored: dict[int, float], weights: Sequence[float]) -> ScoredTree:
-    """The scored leaves that have a weight: the others are compared with nothing and trained on by nothing."""
+    """Only the scored leaves that have a weight: the others enter no comparison and are not trained on."""
     kept = {leaf: w for leaf, w in zip(scored, weights, strict=True) if w > 0}
     rewards = tuple(scored[leaf] for leaf in kept)
     return ScoredTree(tree, tuple(kept), rewards, tuple(kept.values()), positions_below(tree, tuple(kept)))

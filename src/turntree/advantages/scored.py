@@ -12,8 +12,8 @@ from turntree.core.tree import RolloutTree
 
 @dataclass(frozen=True)
 class ScoredTree:
-    """`leaves`, `rewards` and `weights` align; `below` gives, for every node on the path of a scored leaf, the
-    positions in them of the leaves at or below it, in order. Ascending node ids: parents come before children."""
+    """`leaves`, `rewards` and `weights` align. `below` gives, for every node on the path of a scored leaf, the
+    positions (in these sequences) of the leaves at or below it. Node ids ascend: parents come before children."""
 
     tree: RolloutTree
     leaves: tuple[int, ...]
@@ -86,10 +86,10 @@ def path_weighted(tree: RolloutTree, leaves: Sequence[int]) -> LeafWeighting:
     """The product of 1/children over the branch points above a leaf, so that the leaves of one start weigh 1 together;
     0 below a refill.
 
-    Refills would be N more unbiased draws of the same gradient, but how many there are is up to the task: one whose
-    rollouts never fork would take a longer step than one whose rollouts do, by leaves over starts. Dividing by the
-    starts that there are is no way out, because their number depends on what the initial ones did (both enumerated in
-    recipes/credit_table.py). So every task's gradient is the sum over its initial starts.
+    Refills would be more unbiased draws of the same gradient, but their number depends on the task: a task whose
+    rollouts never fork would take a step that is longer by the factor leaves / starts. Dividing by the number of all
+    starts does not help, because that number depends on what the initial rollouts did (recipes/credit_table.py
+    enumerates both). So every task's gradient is the sum over its initial starts.
 
     Sums with these weights are unbiased iff every fork was decided from the history up to it (docs/design/branching.md;
     `RolloutTree.biased_forks` lists the others). A branch without scored leaf gives its weight to its siblings,

@@ -1,4 +1,4 @@
-"""`audit`: a stream of logged groups in, every figure of the report out; what the log cannot tell is null, with why."""
+"""`audit`: from a stream of logged groups to every figure of the report; unknown figures are null, with the reason."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from turntree.logs.groups import LoggedGroup
 SCHEMA = "turntree.audit/1"
 ASSUMPTIONS = (
     "A group has zero variance when its scored rewards differ by at most 1e-8; groups with fewer than two scored "
-    "rollouts are censored and enter no rate.",
-    "Outcomes are those of the log: a policy trained on other groups would have given others.",
-    "Unfiltered training is taken to train on every scored rollout, those of zero-variance groups too.",
+    "rollouts are censored and not part of any rate.",
+    "Outcomes are those of the log: a policy trained on other groups would have had other outcomes.",
+    "Unfiltered training is assumed to train on every scored rollout, also in zero-variance groups.",
     "GRESO is replayed with its authors' settings, over 20 seeds, asking only about iterations before the present one. "
     "Online another prompt takes the place of a skipped one: what it saves here is budget for others.",
     "Pivot selection takes whole tasks as states, because a log has no rollouts from inside its episodes: the first "
@@ -54,7 +54,7 @@ def audit(groups: Iterable[LoggedGroup], config: AuditConfig) -> dict[str, Any]:
 
 
 def headline(result: dict[str, Any]) -> str:
-    """The sentence that the report begins with."""
+    """The first sentence of the report."""
     told = f"{result['zero_variance_rate']:.0%} of your groups bought no gradient"
     words = {TOKENS: "generated tokens", TURNS: "turns", CHARACTERS: "generated text"}
     unit = next((unit for unit in (TOKENS, CHARACTERS, TURNS) if unit in result["cost"]), None)

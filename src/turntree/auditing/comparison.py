@@ -1,4 +1,4 @@
-"""Every remedy alone and together on one log, and why one cannot be judged where it cannot."""
+"""Every remedy alone and together on one log, or the reason why a remedy cannot be judged."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ NO_ITERATIONS = "the log does not say in which iteration a group was played"
 
 @dataclass(frozen=True, kw_only=True)
 class AuditConfig:
-    """What an audit assumes."""
+    """The assumptions of an audit."""
 
     epochs: int = 3
-    """Groups of a task before it may be said never to teach."""
+    """Scored groups that a task needs before it can be listed as never teaching."""
     success: float = SUCCESS_REWARD
     """A reward from this on is a success."""
     pivot_threshold: float = 0.6
@@ -39,10 +39,10 @@ class AuditConfig:
 
 
 def compare(played: Played, config: AuditConfig) -> dict[str, Any]:
-    """`remedies`: DAPO's filter, GRESO, the recommended gate and pivot selection, each alone; `gate_paper`, the gate at
-    the paper's setting, which your data may not support; `together`, the first three, as an online run composes them;
-    `together_with_pivots`, all four. None where the log lacks what it takes, and `absent` says what that is.
-    `overlap`: what adding up DAPO, GRESO and the gate would count twice."""
+    """`remedies`: DAPO's filter, GRESO, the recommended gate and pivot selection, each alone; `gate_paper`: the gate at
+    the paper's setting, which the data may not support; `together`: the first three, as an online run composes them;
+    `together_with_pivots`: all four. A remedy is None where the log lacks what it needs; `absent` says what is missing.
+    `overlap`: the savings that adding up DAPO, GRESO and the gate would count twice."""
     history, no_turns = _no_history(played), _no_turns(played)
     gate, told = (
         (None, no_turns) if no_turns else recommend(played, floor=config.precision_floor, may_lose=config.gate_may_lose)
@@ -93,7 +93,7 @@ def _overlap(parts: Sequence[dict[str, Any] | None], together: dict[str, Any]) -
 
 
 def _no_history(played: Played) -> str | None:
-    """Why nothing can be predicted from history, if so."""
+    """Why history predicts nothing here; None where it can."""
     if not played.has_iterations:
         return NO_ITERATIONS
     plays = {(group.task, group.iteration) for group in played.groups}
@@ -104,5 +104,5 @@ def _no_turns(played: Played) -> str | None:
     if not played.has_turns:
         return f"{played.absent[TURNS]}: a gate compares the actions of each turn"
     if played.horizon < 2:
-        return "every rollout has one turn: there is no middle to stop in"
+        return "every rollout has one turn, so nothing can be stopped mid-rollout"
     return None

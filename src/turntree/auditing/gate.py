@@ -1,4 +1,4 @@
-"""A gate on logged groups: which it would have stopped, and what they spent after its turn."""
+"""A gate on logged groups: which groups it would have stopped, and what they spent after its turn."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from turntree.gates.table import table_from_groups
 from turntree.logs.groups import LoggedGroup, LoggedRollout
 
 PAPER_GATE = PrefixDivergenceGate()
-LATEST = 2000  # groups that a gate is calibrated on: those of the latest policy, and as many as can be had in seconds
+LATEST = 2000  # groups that a gate is calibrated on: those of the latest policy, and few enough to calibrate in seconds
 
 
 def recommend(
     played: Played, *, floor: float, may_lose: float
 ) -> tuple[PrefixDivergenceGate | None, dict[str, Any] | str]:
-    """The gate that the latest groups of the log support, with what calibration measured; else None and why.
+    """The gate that the latest groups of the log support, with the measurements of calibration; else None and why.
 
-    Late in a run most groups have zero variance, and then even a gate that cuts nearly all of them is precise: so it
+    Late in a run most groups have zero variance, and even a gate that cuts nearly all groups is precise. So the gate
     may also cut at most a share `may_lose` of the groups with a gradient.
     """
     latest = [played.groups[i].logged() for i in np.flatnonzero(played.scored_N)[-LATEST:]]
@@ -44,7 +44,7 @@ def recommend(
     if lost > may_lose:
         return None, (
             f"{chosen['rule']} has the precision, but would also cut {lost:.0%} of the groups with a gradient, more "
-            f"than {may_lose:.0%}: where {calibrated['zero_variance_rate']:.0%} have none, precision asks little"
+            f"than {may_lose:.0%}; where {calibrated['zero_variance_rate']:.0%} have none, precision is easy to reach"
         )
     kept = ("rule", "signal", "turn", "threshold", "termination", "actionable", "saved", "intervals")
     told = {key: chosen[key] for key in kept}
@@ -64,8 +64,10 @@ def _share_lost(groups: list[LoggedGroup], gate: PrefixDivergenceGate) -> float:
 
 
 def cuts(played: Played, gate: PrefixDivergenceGate) -> GateCuts:
-    """Ask the gate about every group as it was after `gate.turn` turns. Censored and forked rollouts are not shown to
-    it (the former were not there, the latter share their prefix), but what they spent later is saved too."""
+    """Ask the gate about every group as it was after `gate.turn` turns.
+
+    Censored rollouts (they were not there) and forked ones (they share their prefix) are not shown to the gate, but
+    what they spent later counts as saved too."""
     units = [unit for unit in (TOKENS, TURNS) if unit in played.spent] if played.knows_turn_tokens else [TURNS]
     cut_N = np.zeros(len(played.groups), dtype=bool)
     after = {unit: np.zeros(len(played.groups), dtype=np.int64) for unit in units}

@@ -1,7 +1,7 @@
-"""A log as an audit holds it: every group with its outcome, and what it spent in the units that the log knows.
+"""A log in the memory of an audit: every group with its outcome, and what it spent in the units that the log has.
 
-A log may be larger than the memory, so its texts are not kept. An audit asks only whether two actions of one group are
-equal: each group numbers its texts in the order in which they first appear, and keeps the numbers.
+A log may be larger than memory, so its texts are not kept. An audit only needs to know whether two actions of one
+group are equal, so each group numbers its texts in order of first appearance and keeps the numbers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SIZES = (("B", 1 << 8), ("H", 1 << 16), ("I", 1 << 32), ("Q", 1 << 64))
 @dataclass(frozen=True, slots=True)
 class PlayedGroup:
     """What an audit needs of one group. `actions`, `observations` and `tokens` hold the turns of all rollouts one after
-    the other, texts as numbers; `lengths` cuts them. `flags` has one byte a rollout."""
+    the other, texts as numbers; `lengths` are the turns of each rollout. `flags` has one byte per rollout."""
 
     task: str
     iteration: int | None
@@ -69,9 +69,9 @@ class PlayedGroup:
 @dataclass(frozen=True, kw_only=True)
 class Played:
     """N groups in log order. `spent` and `trained` map a unit to what each group generated in all its rollouts and in
-    its scored ones; a unit that some rollout does not know is in `absent` instead, with the reason. `horizon`: the
+    its scored ones. A unit that some rollout does not have is in `absent` instead, with the reason. `horizon`: the
     turns of the longest rollout. `censored`: rollouts without a reward, by their ending. `knows_turn_tokens`: every
-    rollout says what each of its turns generated."""
+    rollout has the number of tokens of each turn."""
 
     groups: tuple[PlayedGroup, ...]
     outcomes: tuple[GroupOutcome, ...]
@@ -104,7 +104,7 @@ class Played:
 
 
 def play(groups: Iterable[LoggedGroup], *, success: float = SUCCESS_REWARD) -> Played:
-    """Take in a stream of groups, one at a time: no text of a group is held once the next one comes."""
+    """Read a stream of groups, one at a time: the texts of a group are dropped before the next one is read."""
     kept: list[PlayedGroup] = []
     outcomes: list[GroupOutcome] = []
     unknown: dict[str, int] = dict.fromkeys(UNITS, 0)
@@ -180,12 +180,12 @@ def _flags(rollout: LoggedRollout) -> int:
 
 
 def _packed(values: Sequence[int]) -> array[int]:
-    """The values in the fewest bytes that hold the largest of them."""
+    """The values in the smallest integer type that holds the largest of them."""
     largest = max(values, default=0)
     return array(next(code for code, limit in _SIZES if largest < limit), values)
 
 
 @lru_cache(maxsize=1 << 12)
 def _shared(value: T) -> T:
-    """One object for equal values: few patterns of rewards are common."""
+    """Share one object between equal values, because few patterns of rewards are common."""
     return value

@@ -1,9 +1,9 @@
 """What DAPO's filter, GRESO, the gate and pivot selection would have saved and cost on the groups of a log.
 
-The log is replayed in its order. A remedy sees what it would have seen then: earlier outcomes only (GRESO, pivots),
-the first turns only (gate), the rewards only once the group is done (DAPO). What it cannot see is how the policy would
-have changed: outcomes stay as logged. Of a group that several remedies would remove, the first to act has all the
-savings, so that remedies together never save a token twice.
+The log is replayed in its order. A remedy sees only what it would have seen then: earlier outcomes (GRESO, pivots),
+the first turns (gate), or the rewards of the finished group (DAPO). Outcomes stay as logged, because a log cannot tell
+how the policy would have changed. Where several remedies would remove a group, the first to act has all the savings,
+so that no token is saved twice.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PivotRule:
 
 @dataclass(frozen=True, kw_only=True)
 class Remedies:
-    """Which remedies act, in the order of their acting: pivots and GRESO before a group, the gate in it, DAPO after."""
+    """Which remedies act, in this order: pivots and GRESO before a group, the gate during it, DAPO after it."""
 
     pivots: PivotRule | None = None
     greso: GresoConfig | None = None
@@ -62,14 +62,15 @@ class Removed:
 
 
 def replay(played: Played, remedies: Remedies, seed: int = 0) -> Removed:
-    """Every group once, in log order. A group that was not played enters no history; a cut one enters as censored."""
+    """Every group once, in log order. A group that was not played is not in any history; a cut one is there as
+    censored."""
     size = len(played.groups)
     skipped, cut, dropped = (np.zeros(size, dtype=bool) for _ in range(3))
     greso = None if remedies.greso is None else Greso(replace(remedies.greso, seed=seed))
     profiles: dict[str, bool] = {}  # task -> whether its profile made it a pivot
     for iteration, members in groupby(range(size), key=lambda i: played.groups[i].iteration or 0):
         rows = list(members)
-        for i in rows:  # all decisions of an iteration fall before its outcomes
+        for i in rows:  # all decisions of an iteration come before its outcomes
             task = played.groups[i].task
             skipped[i] = not profiles.get(task, True) or (greso is not None and greso.decide(task, iteration).skip)
         for i in rows:
@@ -95,8 +96,8 @@ def _profile(played: Played, i: int, rule: PivotRule, profiles: dict[str, bool])
 
 
 def ledger(played: Played, removed: Removed, gate: GateCuts | None) -> dict[str, Any]:
-    """Savings and losses of one replay. By unit: generation that did not happen, training on generated tokens that did
-    not happen. `mixed_lost`: groups with a gradient that were skipped or cut."""
+    """Savings and losses of one replay. By unit: the generation that was avoided, and the training on generated tokens
+    that was avoided. `mixed_lost`: groups with a gradient that were skipped or cut."""
     early = removed.skipped_N | removed.cut_N
     gone = (early | removed.dropped_N) & played.scored_N
     return {
@@ -141,9 +142,9 @@ def estimate(played: Played, remedies: Remedies) -> dict[str, Any]:
 
 
 def refill(played: Played) -> dict[str, Any] | None:
-    """What DAPO's dynamic sampling would spend on top to keep every batch whole. Each dropped group is replaced by
-    draws from the same log until one is mixed: 1 / (1 - zero-variance rate) groups on average, at the mean price. None
-    where no group is mixed."""
+    """The extra cost of DAPO's dynamic sampling to keep every batch full. Each dropped group is replaced by draws from
+    the same log until one is mixed: 1 / (1 - zero-variance rate) groups on average, at the mean cost. None where no
+    group is mixed."""
     scored, flat = int(played.scored_N.sum()), int(played.zero_variance_N.sum())
     if flat == scored:
         return None

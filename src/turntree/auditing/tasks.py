@@ -1,4 +1,4 @@
-"""Tasks that never teach, and how the size of a group decides what teaches."""
+"""Tasks whose groups never have a gradient, and how the share of such groups depends on the group size."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class _Task:
 def never_teaching(played: Played, epochs: int) -> dict[str, Any]:
     """The tasks with at least `epochs` scored groups, all of zero variance; the costliest are listed.
 
-    `expected_by_chance`: how many there would be if every task were alike and each group mixed with the share that
-    these tasks' groups have; far fewer than found means that the tasks differ and history predicts.
+    `expected_by_chance`: how many such tasks there would be if all tasks had the same share of mixed groups. Where far
+    more are found, tasks differ, and history predicts.
     """
     asked = [task for task in _tasks(played) if len(task.outcomes) >= epochs]
     found = [task for task in asked if task.never_taught]
@@ -83,7 +83,7 @@ def _tasks(played: Played) -> list[_Task]:
 
 def histories(played: Played) -> dict[str, Any]:
     """The outcomes of every task in log order, one letter a group: m(ixed), f(ail), s(ucceed), c(ensored). Tasks that
-    were seen once are left out; of many tasks, those with the most groups are told."""
+    were seen once are left out; of many tasks, those with the most groups are given."""
     told: dict[str, list[str]] = defaultdict(list)
     for group, outcome in zip(played.groups, played.outcomes, strict=True):
         told[group.task].append(LETTERS[outcome])
@@ -92,10 +92,10 @@ def histories(played: Played) -> dict[str, Any]:
 
 
 def group_sizes(played: Played) -> list[dict[str, Any]]:
-    """What smaller groups would have seen: for every size g up to the smallest scored group, the share of random
-    subsets of g rollouts with equal rewards, exactly (hypergeometric, unbiased), and mixed groups per rollout.
+    """The outcomes of smaller groups: for every size g up to the smallest scored group, the share of random subsets of
+    g rollouts with equal rewards, exact (hypergeometric, unbiased), and the number of mixed groups per rollout.
 
-    Larger groups than the log has are not extrapolated to.
+    There is no extrapolation to larger groups than the log has.
     """
     patterns = Counter(_alike(played.groups[i].scored) for i in np.flatnonzero(played.scored_N))
     groups, smallest = patterns.total(), min(map(sum, patterns), default=0)

@@ -42,7 +42,7 @@ def overall(played: Played) -> dict[str, Any]:
 
 
 def cost(played: Played) -> dict[str, Any]:
-    """For every unit that the log knows: spent in all, by the outcome of the group, and on zero-variance groups."""
+    """For every unit that the log has: spent in total, by the outcome of the group, and on zero-variance groups."""
     masks = {one: np.array([outcome is one for outcome in played.outcomes], dtype=bool) for one in GroupOutcome}
     return {
         unit: {
@@ -56,7 +56,7 @@ def cost(played: Played) -> dict[str, Any]:
 
 
 def over_time(played: Played) -> list[dict[str, Any]] | None:
-    """One row an iteration; None where the log has no iterations."""
+    """One row per iteration; None where the log has no iterations."""
     if not played.has_iterations:
         return None
     rows = _groups_by([group.iteration for group in played.groups])
@@ -86,8 +86,9 @@ def _row(played: Played, rows: list[int]) -> dict[str, Any]:
 def dilution(played: Played) -> dict[str, Any]:
     """The share of the loss that is zero: by group, by rollout and by token of the scored rollouts.
 
-    A loss that is a mean over all of them shrinks its gradient by 1 - dilution; `amplification` is what leaving the
-    zero-variance groups out of that mean would do, 1 / (1 - dilution). A loss with a constant normaliser does not move.
+    The gradient of a loss that is a mean over all of them is smaller by the factor 1 - dilution. `amplification`,
+    1 / (1 - dilution), is the factor gained by leaving the zero-variance groups out of the mean. A loss with a constant
+    normaliser does not change.
     """
     scored, flat = played.scored_N, played.zero_variance_N
     sizes = np.array([len(group.scored) for group in played.groups], dtype=np.int64)

@@ -1,1 +1,1 @@
-"""Where a tree forks: policies that a sampler asks after every tool result. Plain numbers, no torch."""
+"""Where a tree forks: rules that a sampler asks after every tool result. Plain numbers, no torch."""

@@ -14,15 +14,15 @@ from turntree.core.protocols import Brancher
 
 @dataclass(frozen=True, kw_only=True)
 class BranchConfig:
-    """How many leaves are grown, and from where, is said by `rollouts` (`group_size` M, `initial_rollouts` N,
-    `max_branched`); where they fork, here."""
+    """Where rollouts fork. How many leaves are grown, and from where, is set in `rollouts` (`group_size` M,
+    `initial_rollouts` N, `max_branched`)."""
 
     rule: Literal["entropy", "random", "fixed", "arpo_released", "posthoc"] = "entropy"
     """Fork episodes after tool results by this rule."""
     branches: int = 2
     """Z, rollouts that go on from a fork, the rollout itself among them."""
     probe_tokens: int = 20
-    """k, entropies to look at; a fork needs longer turns than that."""
+    """k, the number of first entropies to look at; only longer turns can fork."""
     alpha: float = 0.5
     """Of entropy: the base probability; of arpo_released: its probability."""
     beta: float = 0.2

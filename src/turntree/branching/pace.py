@@ -9,18 +9,18 @@ from turntree.core.protocols import ForkMoment
 
 WINDOW = 4  # iterations that are remembered
 _Told = tuple[int, float, bool]  # turn, value, whether of an independent rollout
-_ENOUGH = 16  # values of a turn, below which those of all turns serve
+_ENOUGH = 16  # with fewer values at a turn, the values of all turns are used
 
 
 class Pace:
-    """The share of moments at which to fork, and the values that such a share was above, from earlier iterations.
+    """How often to fork, and the quantiles of a rule's values that give this rate, both from earlier iterations.
 
-    A rollout that may still add b leaves, z - 1 at a fork, and that has on average n moments ahead of it (this one
-    included; counted per turn over the independent rollouts of the last iterations, since branches would count the
-    same future twice) forks with probability min(1, b / ((z - 1) n)), without ever waiting for other rollouts to
-    compare with. Where rollouts are equally long, this spends the budget whole and evenly over their turns; a rollout
-    that ends sooner than most leaves a rest. What is told of an iteration counts from the next one on, so that no
-    decision depends on the order of the calls.
+    A rollout that may still add b leaves, z - 1 per fork, forks with probability min(1, b / ((z - 1) n)). n is the mean
+    number of moments that it still has ahead, this one included. n is counted per turn over the independent rollouts
+    of the last iterations, since branches would count the same future twice. No rollout waits for others. Where
+    rollouts are equally long, this spends the whole budget, evenly over their turns; a rollout that ends sooner than
+    most leaves a part unspent. Moments of an iteration count from the next iteration on, so that no decision depends
+    on the order of the calls.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Pace:
         self._refresh()
 
     def tell(self, moment: ForkMoment, value: float = 0.0) -> None:
-        """Count a moment, and what a rule measured there."""
+        """Count a moment, with the value that a rule measured there."""
         if moment.iteration != self._iteration:
             self._window, self._told = self._remembered(), []
             self._iteration = moment.iteration
@@ -38,7 +38,7 @@ class Pace:
         self._told.append((moment.turn, value, len(moment.key) == 1))
 
     def _remembered(self) -> list[list[_Told]]:
-        """What the next iteration will know."""
+        """The moments that the next iteration may use."""
         return [*self._window, sorted(self._told)][-WINDOW:] if self._told else self._window
 
     def _refresh(self) -> None:
@@ -50,7 +50,7 @@ class Pace:
             self._by_turn.setdefault(turn, []).append(value)
 
     def rate(self, moment: ForkMoment, branches: int) -> float | None:
-        """With what probability to fork here; None before a first iteration is over."""
+        """The probability of a fork here; None until a first iteration is over."""
         if not self._alive:
             return None
         here = self._alive[moment.turn]
@@ -58,8 +58,10 @@ class Pace:
         return min(1.0, moment.budget / (branches - 1) / ahead)
 
     def threshold(self, turn: int, rate: float) -> float:
-        """The value that a share `rate` of the moments at this turn was above: so a rule that compares with it forks
-        as often at every turn as a coin with this rate, and differs from it in nothing but the choice within a turn.
+        """The value that a share `rate` of the moments at this turn exceeded.
+
+        A rule with this threshold forks as often at every turn as a random choice with this rate; only the choice
+        among the moments of a turn differs.
         """
         values = self._by_turn.get(turn, [])
         values = values if len(values) >= _ENOUGH else self._all

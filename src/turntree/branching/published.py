@@ -1,4 +1,4 @@
-"""The rules of released code, for comparison: ARPO's as it was shipped, and Tree-GRPO's expansion of finished trees."""
+"""The rules of released code, for comparison: ARPO's as released, and Tree-GRPO's expansion of finished trees."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ _TOKENS = 20
 
 
 class ReleasedArpoBrancher(Undeterred):
-    """What ARPO's released sampler computes, which is not what its paper says.
+    """The rule of ARPO's released sampler, which differs from the paper.
 
-    The entropy is that of the turn which *ended* in the tool call, *summed* over its first 20 tokens and divided by
-    ln(vocabulary); the initial one is kept by slot and never cleared, so that after the first iteration it is some
-    other question's (here: that of the same sample of the task which comes first by name); the branch is made by a
-    coin, u = clip(U - weight * dH, 0, 1) <= probability, and no threshold. Its entropies are those of the ten
-    likeliest tokens, here they are whole. Branch and incumbent both draw anew after the result: the fork is unbiased.
+    - The entropy is that of the turn which *ended* in the tool call, *summed* over its first 20 tokens and divided by
+      ln(vocabulary).
+    - The initial entropy is kept per slot and never cleared. After the first iteration it belongs to another question
+      (here: to the same sample of the task that comes first by name).
+    - It forks at random, where u = clip(U - weight * dH, 0, 1) <= probability, without a threshold.
+    - Its entropies are over the ten likeliest tokens; here they are over the full vocabulary.
+
+    Branch and incumbent both sample anew after the tool result, so the fork is unbiased.
     """
 
     def __init__(self, *, vocabulary: int, probability: float = 0.5, weight: float = 0.2, branches: int = 2) -> None:
@@ -56,11 +59,11 @@ class ReleasedArpoBrancher(Undeterred):
 
 
 class PosthocBrancher(Undeterred):
-    """Tree-GRPO: when all rollouts have ended, `expansions` more of each, before turns drawn uniformly from those that
-    it has (the first included, which gives a fresh rollout), in `rounds` rounds.
+    """Tree-GRPO: when all rollouts have ended, fork each one `expansions` times, in `rounds` rounds.
 
-    A turn is drawn among those that the rollout *turned out* to have, so the fork depends on its end and path weights
-    are biased; the tree says so (`RolloutTree.biased_forks`).
+    Each fork is before a turn drawn uniformly from the turns of the rollout (before the first turn: a fresh rollout).
+    The drawn turn depends on how long the rollout became, so path weights are biased; the tree records this
+    (`RolloutTree.biased_forks`).
     """
 
     biased = True

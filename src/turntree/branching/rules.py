@@ -12,9 +12,9 @@ from turntree.core.protocols import BranchDecision, Expansion, FinishedRollouts,
 
 
 class Undeterred:
-    """What a brancher is that neither expands finished trees nor learns from earlier iterations."""
+    """Base of branchers: does not expand finished trees and learns nothing from earlier iterations."""
 
-    splits_turns = False  # whether branches may share a part of the turn that they fork in
+    splits_turns = False  # whether branches may share the first tokens of the turn in which they fork
     biased = False  # whether forks are chosen by what was sampled below them
 
     def expand(self, group: FinishedRollouts) -> Sequence[Expansion]:
@@ -28,7 +28,7 @@ class Undeterred:
 
 
 class Paced(Undeterred):
-    """A brancher that keeps a pace, which is all that it learns."""
+    """A brancher whose only state from earlier iterations is its pace."""
 
     def __init__(self) -> None:
         self._pace = Pace()
@@ -53,9 +53,10 @@ class FixedBrancher(Undeterred):
 
 
 class RandomBrancher(Paced):
-    """The control: forks with probability `rate`, blind to what was sampled. With `rate` None it keeps the pace of a
-    paced `EntropyBrancher`: the same probability at the same turn and budget, by a coin instead of by entropy (before
-    a first iteration is over, `first_rate`). `shared` is the number of tokens that its branches share, as there."""
+    """The control: forks with probability `rate`, independent of what was sampled.
+
+    With `rate` None it keeps the pace of a paced `EntropyBrancher`: the same probability at the same turn and budget,
+    at random instead of by entropy (`first_rate` until a first iteration is over). Branches share `shared` tokens."""
 
     def __init__(
         self, *, rate: float | None = 0.5, branches: int = 2, shared: int = 0, first_rate: float = 0.5
@@ -78,19 +79,19 @@ class RandomBrancher(Paced):
 
 
 class EntropyBrancher(Paced):
-    """ARPO's rule, decided on what may be known at the fork.
+    """ARPO's rule, decided only on what is known at the fork.
 
     H is the mean entropy of the first `probe_tokens` tokens of the turn after a tool result, H_0 that of the first
     tokens of the rollout's own first turn, both over the full vocabulary in nats per token;
 
         dH = (H - H_0) / ln(vocabulary),    P = alpha + beta dH,    fork where P > tau
 
-    (paper, Branch(Z); its `Normalize` is not said, here a change from certain to uniform is 1). The k-th entropy is
-    that of a distribution from which nothing was drawn yet, so the branches share the k - 1 tokens before it and draw
-    the k-th themselves: the decision saw nothing below the fork. A turn that ends within the probe does not fork.
+    (paper, Branch(Z); it does not define `Normalize`, here a change from certain to uniform is 1). The branches share
+    the first k - 1 tokens, and each samples the k-th token itself from the distribution of the k-th entropy. So the
+    decision uses nothing below the fork. A turn that ends within the probe does not fork.
 
     `paced` replaces tau by the quantile of P, among earlier moments at the same turn, that spends the budget (`Pace`).
-    A quantile does not know alpha, beta and tau: they then matter in the first iteration only.
+    alpha, beta and tau then matter in the first iteration only.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class EntropyBrancher(Paced):
 def bounded(
     moment: ForkMoment, branches: int, reason: str, numbers: dict[str, float], *, shared: int = 0
 ) -> BranchDecision:
-    """A fork into as many of `branches` as the budget allows."""
+    """A fork into `branches`, or into fewer where the budget is smaller."""
     allowed = min(branches, moment.budget + 1)
     if allowed < 2:
         return BranchDecision(branches=1, reason=f"{reason}, but no leaf is left to add", numbers=numbers)
@@ -143,5 +144,5 @@ def bounded(
 
 
 def drawn(moment: ForkMoment) -> float:
-    """A number in [0, 1) of this moment's own."""
+    """A uniform draw in [0, 1), keyed by this moment."""
     return seeds.generator(moment.seed, "branch", moment.task_id, *moment.key, moment.turn).random()

@@ -1,4 +1,4 @@
-"""`turntree audit`: how much of a training run's budget bought no gradient, from the logs of any framework."""
+"""`turntree audit`: how much of a training run's budget gave no gradient, from the logs of any framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`turntree check`: whether a part of your own keeps the laws that training relies on."""
+"""`turntree check`: whether a custom part keeps the laws that training relies on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def check() -> None:
-    """Check a part of your own against the laws that training relies on."""
+    """Check your own part against the laws that training relies on."""
 
 
 @check.command(
@@ -33,7 +33,7 @@ def environment(config: CheckConfig, json_path: str | None) -> None:
     """Play the first tasks of an environment with random actions and say which law it breaks, and where.
 
     SPEC is a registered name (gymnasium:FrozenLake-v1) or module:object. Its options are given like those of the
-    command, or as --set environment.KEY=VALUE. Notes name what costs something (no branching, no worker processes).
+    command, or as --set environment.KEY=VALUE. Notes name limits (no branching, no worker processes).
     The exit code is 1 where a law is broken.
 
     Example: turntree check environment examples.hide_and_seek:tasks --tries 2
@@ -75,8 +75,8 @@ def check_model(model: str, named: str | None, json_path: str | None) -> None:
 
     Shows a tool loop of three turns, and tries every law on turns and loops that agents write.
 
-    Only the tokenizer, the chat template and config.json are read, no weights. The exit code is 1 where not even a talk
-    without tools works.
+    Only the tokenizer, the chat template and config.json are read, no weights. The exit code is 1 where not even a
+    conversation without tools works.
 
     Example: turntree check model models/my-model
     """

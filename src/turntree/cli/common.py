@@ -51,16 +51,15 @@ KEEP_TREES = Read("keep_trees", keep_trees, "all|N|none")
 
 
 def environment_for(model: str) -> str:
-    """The environment that a registered policy was made for. Raises `InputError` for a model of the user's own, which
-    says nothing about that."""
+    """The environment that a registered policy was made for. Raises `InputError` for any other model."""
     if model in parts.names("environments"):
         return model
-    hint = "say --environment SPEC"
-    raise InputError(f"{model!r} does not say what it was made to play", field="--environment", hint=hint)
+    hint = "give --environment SPEC"
+    raise InputError(f"{model!r} does not name the environment that it was made for", field="--environment", hint=hint)
 
 
 def dropped(reports: list[dict[str, Any]]) -> list[str]:
-    """What reading an environment's files left out, by reason, for a person."""
+    """One line that says how many rows of an environment's files were left out, by reason."""
     return [
         f"{report['kept']} of {report['rows']} rows used; dropped: "
         + ", ".join(f"{count} {reason} ({report['first'][reason]})" for reason, count in report["dropped"].items())
@@ -70,7 +69,7 @@ def dropped(reports: list[dict[str, Any]]) -> list[str]:
 
 
 def finish(result: dict[str, Any], json_path: str | None, lines: list[str]) -> None:
-    """Print `lines` for a person (on standard error when JSON goes to standard output) and write the JSON."""
+    """Print `lines` (to standard error when JSON goes to standard output) and write the JSON."""
     for line in lines:
         print(line, file=sys.stderr if json_path == "-" else sys.stdout)
     if json_path == "-":
@@ -80,7 +79,7 @@ def finish(result: dict[str, Any], json_path: str | None, lines: list[str]) -> N
 
 
 def share(row: dict[str, Any]) -> str:
-    """A success share with its Wilson interval, for a person."""
+    """A success rate with its Wilson interval, as text."""
     if row["success"] is None:
         return "no scored episode"
     return f"{row['success']:.1%} [{row['low']:.1%}, {row['high']:.1%}] of {row['episodes']}"

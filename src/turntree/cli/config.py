@@ -34,7 +34,7 @@ def config(ctx: click.Context, stage: tuple[str, ...], json_path: str | None) ->
         words.pop(0)
     if not isinstance(command, StageCommand):
         wanted = " ".join(stage)
-        problem = f"{wanted!r} is no stage" if wanted else "names no stage"
+        problem = f"{wanted!r} is not a stage" if wanted else "names no stage"
         stages = sorted(name for name, _ in stage_commands(ctx.find_root().command))
         raise InputError(problem, field="STAGE", hint=f"use one of {', '.join(stages)}")
     rows = _rows(command, words, ctx)

@@ -1,4 +1,4 @@
-"""`turntree experiment`: what the methods are worth, over matched seeds."""
+"""`turntree experiment`: compare methods over matched seeds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CONSTANT = {"--constant": "online.train.loss.constant"}
 _DIFFICULTY = {"--difficulty": "online.environment.difficulty"}
 
 
-@click.group(short_help="What a method is worth: matched arms, intervals.")
+@click.group(short_help="Compare methods: matched arms, intervals.")
 def experiment() -> None:
     """Comparisons over seeds. An interrupted experiment goes on where it stopped; finished runs are not run again."""
 
@@ -34,7 +34,7 @@ def experiment() -> None:
         "--gate-threshold": "online.gate.checkpoints.0.threshold",
         **_CONSTANT,
     },
-    short_help="The gate against none and against cutting at random.",
+    short_help="Compare the gate with no gate and with random cuts.",
 )
 @out_option("The experiment's folder.")
 def gate_experiment(config: Any, out: Path, json_path: str | None) -> None:
@@ -146,7 +146,7 @@ def branching_experiment(config: Any, out: Path, json_path: str | None) -> None:
 )
 @out_option("The JSON file to write.")
 def premise_experiment(config: Any, out: Path, json_path: str | None) -> None:
-    """What branching by entropy could exploit, measured on a frozen policy.
+    """Measure on a frozen policy whether there is something for branching by entropy to exploit.
 
     \b
     Example: turntree experiment premise --out runs/premise.json

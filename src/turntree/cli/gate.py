@@ -11,7 +11,7 @@ import click
 from turntree.cli.common import LOG_OPTIONS, finish, out_option
 from turntree.cli.options import StageCommand
 
-REFUSED = 3  # exit code: the data were read, and support no operating point
+REFUSED = 3  # exit code: the data were read, but support no operating point
 
 
 @click.group(short_help="What a mid-rollout gate would have cut.")

@@ -7,8 +7,8 @@ import sys
 import traceback
 from pathlib import Path
 
-# One OpenMP thread until a model's size is known (`stages.threads`), before torch is loaded anywhere. A user's own
-# number stays the most that is used.
+# One OpenMP thread until the model's size is known (`stages.threads`). Set before torch is loaded. A number that the
+# user has set stays the upper limit.
 os.environ.setdefault("TURNTREE_THREADS", os.environ.get("OMP_NUM_THREADS", "0"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -81,9 +81,7 @@ def main(arguments: list[str] | None = None) -> None:
     except OSError as error:
         _fail(_of_system(error))
     except (KeyboardInterrupt, click.Abort):
-        print(
-            "turntree: interrupted; finished artifacts are whole, the unfinished one was not written", file=sys.stderr
-        )
+        print("turntree: interrupted; finished files are complete, the unfinished one was not written", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
         own = _of_own_part(error)
@@ -98,7 +96,7 @@ def _fail(message: str, code: int = 2) -> None:
 
 
 def _of_system(error: OSError) -> str:
-    """What the system refused, and of which file."""
+    """The system's error with the file that it is about."""
     if error.strerror is None:
         return f"{type(error).__name__}: {error}"
     name = error.filename2 or error.filename  # of a renaming, where to
@@ -106,7 +104,7 @@ def _of_system(error: OSError) -> str:
 
 
 def _of_own_part(error: Exception) -> str | None:
-    """Where a part that the user brought raised this, if the last of its frames and ours is one of its own."""
+    """Where a part of the user raised this error; None unless its frame is the innermost of ours and the user's."""
     frames = traceback.extract_tb(error.__traceback__)
     last = next((f for f in reversed(frames) if parts.is_brought(f.filename) or _is_ours(f.filename)), None)
     if last is None or not parts.is_brought(last.filename):
@@ -120,7 +118,7 @@ def _is_ours(file: str) -> bool:
 
 
 def _of_defect(error: Exception) -> str:
-    """One line for an error that no code expected: what, where, and what to do."""
+    """One line for an unexpected error: what, where, and what to do."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_ours(frame.filename)]
     where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     text = " ".join(str(error).split())

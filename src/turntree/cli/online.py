@@ -60,11 +60,11 @@ def _brancher(text: str) -> str | None:
     short_help="End-to-end GRPO on whole episodes.",
 )
 @out_option("The run directory to write.")
-@overwrite_option("Start anew where a run lies already.")
+@overwrite_option("Start over where a run exists already.")
 def online(config: Any, out: Path, overwrite: bool, json_path: str | None) -> None:
-    """GRPO on whole episodes: sample groups, learn from those that differ, again.
+    """GRPO on whole episodes: sample groups, learn from those whose rewards differ, repeat.
 
-    The same command again goes on with a run that was interrupted.
+    Run the same command again to continue an interrupted run.
 
     \b
     Example: turntree train online --out runs/online --learning-rate 3e-4 --max-tokens 24 --gate-turn 6

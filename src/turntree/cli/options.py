@@ -46,7 +46,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Read:
-    """An option whose text `read` makes the value of its key of. A repeated one makes a list."""
+    """An option whose text is turned into the value of its key by `read`. A repeated option makes a list."""
 
     key: str
     read: Callable[[str], Any]
@@ -71,8 +71,8 @@ class StageCommand(click.Command):
         named: Callable[[str], str] | None = None,
         **settings: Any,
     ):
-        """`part` names a key that holds a part: options that the command does not know are the part's own
-        (`--difficulty hard`). `named(model)` names that part where it is not given."""
+        """`part` names a key that holds a part: options that the command does not know are options of this part
+        (`--difficulty hard`). `named(model)` gives the name of the part where the user gives none."""
         super().__init__(*arguments, **settings)
         self._config, self.options, self._part, self._named = config, options, part, named
         self.stage = stage or self.name  # as config.json names it
@@ -111,9 +111,9 @@ class StageCommand(click.Command):
         return ctx.invoke(self.callback, **ctx.params, config=config) if self.callback else None
 
     def resolve(self, ctx: click.Context) -> Any:
-        """The configuration: the defaults, then --config, then the short options that were given, then --set. Takes
-        these parameters out of `ctx`. Raises `ConfigError` for a value that does not fit, click's `MissingParameter`
-        for an option that is needed."""
+        """The configuration: the defaults, then --config, then the short options that were given, then --set. Removes
+        these parameters from `ctx`. Raises `ConfigError` for an invalid value, click's `MissingParameter` for a
+        missing required option."""
         own = [word.partition("=")[0] for word in ctx.params.get("part_options") or () if word.startswith("--")]
         values = self.values(ctx)
         required = {key.name for key in keys(self.config_class) if key.required}
@@ -134,7 +134,7 @@ class StageCommand(click.Command):
             raise InputError(f"there is no option {typed[0]}", field=self._part, hint=hint) from error
 
     def values(self, ctx: click.Context) -> dict[str, Any]:
-        """As `resolve`, as plain values that may lack required keys."""
+        """Like `resolve`, but as plain values in which required keys may be missing."""
         cls = self.config_class
         values = defaults_of(cls)
         layers = list(self._layers(ctx))
@@ -146,7 +146,7 @@ class StageCommand(click.Command):
         return values
 
     def _layers(self, ctx: click.Context) -> Iterator[dict[str, Any]]:
-        """What --config, the short options and --set say, the later over the earlier."""
+        """The values of --config, the short options and --set, later ones over earlier ones."""
         path, overrides = ctx.params.pop("config_path"), ctx.params.pop("overrides")
         if path is not None:
             yield _read(path, self.stage)
@@ -171,13 +171,13 @@ def key_of(target: str | Constant | Read) -> str:
 
 
 def _shared() -> list[click.Parameter]:
-    """What every command with a configuration takes."""
+    """The options of every command with a configuration."""
     return [
         click.Option(
             ["--config", "config_path"],
             metavar="FILE",
             type=click.Path(path_type=Path),
-            help="Take keys from a run's config.json, or from a TOML of the same keys.",
+            help="Read keys from a run's config.json, or from a TOML file with the same keys.",
         ),
         click.Option(
             ["--set", "overrides"],
@@ -228,7 +228,7 @@ def _switched_on(ctx: click.Context, parameter: click.Parameter, value: Any) -> 
 
 
 def default_text(key: Key) -> str:
-    """What is said of the default of a key; nothing of one that is off or empty."""
+    """The help text of a key's default; empty for a default that is off or empty."""
     if key.required:
         return f"[required with {key.off}]" if key.off else "[required]"
     if key.default is None or key.default is False or key.default in ({}, [], ""):
@@ -270,7 +270,7 @@ def _list_of(item: Any, name: str) -> Any:
         try:
             return [kind(part) for part in text.split(",") if part]
         except ValueError:
-            raise InputError(f"{text!r} is no list of numbers", field=name, hint=f"write {name} 0,1,2") from None
+            raise InputError(f"{text!r} is not a list of numbers", field=name, hint=f"write {name} 0,1,2") from None
 
     return read
 
@@ -301,7 +301,7 @@ def _own(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
         if not word.startswith("--"):
             raise InputError(f"there is no argument {word!r}", hint="see --help")
         if not equals and not left:
-            raise InputError("is no option, or has no value", field=word, hint=f"see --help, or write {word} VALUE")
+            raise InputError("is not an option, or has no value", field=word, hint=f"see --help, or write {word} VALUE")
         yield word.removeprefix("--").replace("-", "_"), value_of(text if equals else left.pop(0))
 
 
@@ -318,7 +318,7 @@ def value_of(text: str) -> Any:
 
 
 def _read(path: Path, stage: str | None) -> dict[str, Any]:
-    """The keys of a run's config.json (its `config` part) or of a TOML."""
+    """The keys of a run's config.json (its `config` part) or of a TOML file."""
     if path.suffix == ".toml":
         try:
             return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -326,7 +326,7 @@ def _read(path: Path, stage: str | None) -> dict[str, Any]:
             raise InputError(f"is not TOML ({error})", path=path, hint="correct it") from error
     found = read_json(path)
     if not isinstance(found, dict):
-        raise InputError("holds no keys", path=path, hint="name a run's config.json, or a TOML")
+        raise InputError("holds no keys", path=path, hint="name a run's config.json, or a TOML file")
     if "stage" in found and "config" in found:
         if found["stage"] != stage:
             hint = f"use it with `turntree {found['stage']}`"

@@ -29,11 +29,11 @@ _CONFIG = "turntree.stages.config:"
     short_help="Fine-tune on traces: the baseline.",
 )
 @out_option("The run directory to write.")
-@overwrite_option("Start anew where a run lies already.")
+@overwrite_option("Start over where a run exists already.")
 def sft(config: Any, out: Path, overwrite: bool, json_path: str | None) -> None:
     """Supervised fine-tuning on the assistant turns of traces: the baseline on the same data.
 
-    The same command again goes on with a run that was interrupted.
+    Run the same command again to continue an interrupted run.
 
     \b
     Example: turntree sft --traces runs/traces.jsonl --out runs/sft
@@ -68,11 +68,11 @@ def sft(config: Any, out: Path, overwrite: bool, json_path: str | None) -> None:
     short_help="K rollouts at every turn of the traces.",
 )
 @out_option("The profile to write (JSONL).")
-@overwrite_option("Start anew where another profile was interrupted.")
+@overwrite_option("Start over where another profile was interrupted.")
 def profile(config: Any, out: Path, overwrite: bool, json_path: str | None) -> None:
     """K local rollouts of the frozen policy at every assistant turn: which turns could teach?
 
-    A profile that was interrupted goes on when the same command is run again.
+    Run the same command again to continue an interrupted profile.
 
     \b
     Example: turntree profile --traces runs/traces.jsonl --out runs/profile.jsonl
@@ -94,12 +94,12 @@ def profile(config: Any, out: Path, overwrite: bool, json_path: str | None) -> N
         "--environment": "environment",
         "--traces": "traces",
     },
-    short_help="Judge a profile anew: another verifier, the same samples.",
+    short_help="Judge the samples of a profile with another verifier.",
 )
 @out_option("The profile to write (JSONL).")
-@overwrite_option("Start anew where another re-scoring was interrupted.")
+@overwrite_option("Start over where another re-scoring was interrupted.")
 def rescore(config: Any, out: Path, overwrite: bool, json_path: str | None) -> None:
-    """Judge the samples of a profile with another verifier: what profiling with it would have found, for free.
+    """Judge the samples of a profile with another verifier. The result is that of profiling with it, without sampling.
 
     \b
     Example: turntree rescore runs/profile.jsonl --verifier my_rules:judge --out runs/rescored.jsonl
@@ -189,11 +189,11 @@ def train() -> None:
     short_help="PivotRL: GRPO on one-turn groups.",
 )
 @out_option("The run directory to write.")
-@overwrite_option("Start anew where a run lies already.")
+@overwrite_option("Start over where a run exists already.")
 def pivot(config: Any, out: Path, overwrite: bool, json_path: str | None) -> None:
     """PivotRL, Algorithm 1: GRPO with a KL penalty on one-turn rollouts at the selected states.
 
-    The same command again goes on with a run that was interrupted.
+    Run the same command again to continue an interrupted run.
 
     \b
     Example: turntree train pivot runs/pivots.jsonl --out runs/pivotrl

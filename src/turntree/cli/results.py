@@ -1,4 +1,4 @@
-"""`turntree evaluate | report | quickstart`: what a person looks at."""
+"""`turntree evaluate | retention | report | quickstart`: success rates and reports."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 )
 @out_option("Write every outcome here (JSON).", required=False)
 def evaluate(config: EvaluateConfig, out: Path | None, json_path: str | None) -> None:
-    """Success on tasks that were not trained on, sampled and greedy, by their type. `--skills N` asks an embedded
-    policy what it kept of unrelated skills.
+    """Success on tasks that were not trained on, sampled and greedy, by task type. `--skills N` also measures what an
+    embedded policy has kept of unrelated skills.
 
     \b
     Example: turntree evaluate --environment household --model runs/pivotrl/model --count 200 --difficulty easy
@@ -69,7 +69,7 @@ def _told(row: dict[str, Any]) -> str:
 
 
 def _shown(config: EvaluateConfig) -> str:
-    """The environment and those of its options that fit into a line, for a person."""
+    """The environment and those of its options that fit into a line."""
     plain = {key: value for key, value in config.environment.options.items() if isinstance(value, str)}
     return " ".join([repr(config.environment.name), *(f"{key}={value}" for key, value in plain.items())])
 
@@ -112,8 +112,8 @@ def retention(config: RetentionConfig, out: Path | None, json_path: str | None) 
 @click.option("--out", default=None, type=click.Path(path_type=Path), help="Default: RUN/report.html.")
 @json_option
 def report(run: Path, out: Path | None, json_path: str | None) -> None:
-    """One static page of a run directory: table, curves, the selected region, a rollout tree, the ledger. Beside every
-    run that kept its trees a page to read them all (trees.html); of a file of trees only that.
+    """One static page of a run directory: table, curves, the selected region, a rollout tree, the ledger. A run that
+    kept its trees also gets a page with all of them (trees.html); a file of trees gets only that page.
 
     \b
     Example: turntree report runs/quickstart
@@ -135,7 +135,7 @@ def report(run: Path, out: Path | None, json_path: str | None) -> None:
     short_help="The whole comparison, end to end.",
 )
 @out_option("The folder to write.", required=False, default=Path("runs/quickstart"))
-@overwrite_option("Start anew where other settings were run.")
+@overwrite_option("Start over where other settings were run.")
 def quickstart(config: Any, out: Path, overwrite: bool, json_path: str | None) -> None:
     """The main job end to end on the embedded policy: base, SFT, random pivots and PivotRL side by side.
 

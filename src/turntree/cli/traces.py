@@ -19,7 +19,7 @@ DEMONSTRATORS = "demonstrators"
 
 
 class Traces(click.Group):
-    """Beside its own commands one for each demonstrator: a registered name, or module:object of the user's own."""
+    """Has one command per demonstrator (a registered name, or the user's module:object) beside its own commands."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *parts.names(DEMONSTRATORS)})
@@ -33,16 +33,16 @@ class Traces(click.Group):
 
 @click.group(cls=Traces, short_help="Make or import expert traces.")
 def traces() -> None:
-    """Expert traces in one documented schema (docs/traces.md). A demonstrator of your own makes some by `turntree
-    traces MODULE:OBJECT`."""
+    """Expert traces in one documented schema (docs/traces.md). Run your own demonstrator with `turntree traces
+    MODULE:OBJECT`."""
 
 
 def _demonstrations(name: str) -> click.Command:
-    """The command of a demonstrator: its options are the fields of the dataclass, its help is what that says of
-    itself, and `short` names the options that have a short spelling."""
+    """The command of a demonstrator: its options are the fields of the dataclass, its help is the dataclass's
+    docstring, and `short` gives the short options."""
     target: Any = parts.load(DEMONSTRATORS, name).target
     if not (inspect.isclass(target) and dataclasses.is_dataclass(target)):
-        problem, hint = f"{name!r} is no dataclass", "write its options as the fields of one (docs/traces.md)"
+        problem, hint = f"{name!r} is not a dataclass", "write its options as the fields of one (docs/traces.md)"
         raise InputError(problem, field="demonstrator", hint=hint)
     told = inspect.getdoc(target) or ""
 
@@ -94,11 +94,11 @@ def _demonstrations(name: str) -> click.Command:
     short_help="A policy's own episodes in an environment.",
 )
 @out_option("The traces file to write (JSONL).")
-@overwrite_option("Start anew where another recording was interrupted.")
+@overwrite_option("Start over where another recording was interrupted.")
 def record(config: Any, out: Path, overwrite: bool, json_path: str | None) -> None:
     """Play tasks of an environment and keep the episodes as traces, with rewards, success and tool errors.
 
-    A recording that was interrupted goes on when the same command is run again.
+    Run the same command again to continue an interrupted recording.
 
     \b
     Example: turntree traces record --environment my_game:tasks --count 200 --out runs/traces.jsonl

@@ -14,7 +14,7 @@ from turntree.cli.options import StageCommand
 
 @click.group(short_help="Judge pairs of actions; audit a verifier on traces.")
 def verifier() -> None:
-    """Does a verifier pay for what it should, and for nothing else (docs/design/reward.md)?"""
+    """Does a verifier reward what it should, and nothing else (docs/design/reward.md)?"""
 
 
 @verifier.command(
@@ -64,13 +64,13 @@ def score_(config: Any, json_path: str | None) -> None:
         "--worst": "worst",
         "--environment": "environment",
     },
-    short_help="Gold must be paid, broken copies must not.",
+    short_help="Check that gold is rewarded and broken copies are not.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Also write a page with the worst verdicts (HTML).")
 def audit(config: Any, out: Path | None, json_path: str | None) -> None:
     """Judge every demonstration of TRACES against itself, copies that break it, and copies that do the same.
 
-    The exit code is 1 where gold is refused or a broken copy is paid.
+    The exit code is 1 where gold is refused or a broken copy is rewarded.
 
     \b
     Example: turntree verifier audit runs/traces.jsonl --verifier recommended --out audit.html

@@ -1,4 +1,4 @@
-"""What an engine is asked and what it answers, in token ids."""
+"""The requests to an engine and its completions, in token ids."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from turntree.core.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How to sample. Training refuses top_p < 1 and top_k: their probabilities are not those of the policy that the
-    loss sees (`check_trainable`)."""
+    """How to sample. Training refuses top_p < 1 and top_k > 0, because they sample from another distribution than the
+    policy of the loss (`check_trainable`)."""
 
     temperature: float = 1.0
     """0 is greedy."""
@@ -41,7 +41,7 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
-    """One completion of `prompt_ids`. `seed` decides every draw of it, whatever else is in the wave."""
+    """One completion of `prompt_ids`. `seed` decides every draw, independent of other requests in the wave."""
 
     prompt_ids: tuple[int, ...]
     sampling: Sampling

@@ -1,9 +1,9 @@
 """Strict values: plain JSON to a frozen dataclass, or one line that says what is wrong with it.
 
-Configurations and the rows of our artifacts (`observe.artifacts`) are dataclasses; their annotations are the whole
-check. Types: str, int, float, bool, `Literal`, enumerations of text, unions, tuples, lists, `dict[str, X]`, nested
-dataclasses, `Any`. `Annotated[float, Between(0, 1)]` bounds numbers (in lists and unions too). A float is finite, an
-int fits into 64 bits, true is no number, and an unknown key is an error.
+Configurations and the rows of our artifacts (`observe.artifacts`) are dataclasses. They are checked by their
+annotations: str, int, float, bool, `Literal`, enumerations of text, unions, tuples, lists, `dict[str, X]`, nested
+dataclasses, `Any`. `Annotated[float, Between(0, 1)]` bounds numbers (in lists and unions too). A float must be finite,
+an int must fit into 64 bits, a bool does not count as a number, and an unknown key is an error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ UNKNOWN = "unknown key"
 
 @dataclasses.dataclass(frozen=True)
 class Between:
-    """The bounds of a number, both inside."""
+    """The bounds of a number, both inclusive."""
 
     least: float = -math.inf
     most: float = math.inf
@@ -62,8 +62,8 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Usual:
-    """Of a part that is off by default, in `Annotated[Part | None, Usual("entropy")]`: the part that a key of its
-    options switches on where none is named."""
+    """For a part that is off by default, as in `Annotated[Part | None, Usual("entropy")]`: setting one of its options
+    without naming a part switches this one on."""
 
     name: str
 
@@ -144,10 +144,10 @@ def nested(dotted: str, value: Any) -> dict[str, Any]:
 
 
 def overlaid(cls: type, values: Mapping[str, Any], new: Mapping[str, Any], *, above: str = "") -> dict[str, Any]:
-    """The plain `values` of the dataclass `cls` with those of `new` laid over them, section by section.
+    """Merge `new` into the plain `values` of the dataclass `cls`, section by section; `new` wins.
 
-    A key of a section that is off (None) switches it on with its defaults, and another name of a part drops the
-    options of the part before. Raises `ConfigError` for an unknown key, with its whole dotted name.
+    A key of a section that is off (None) switches the section on with its defaults. Naming another part drops the
+    options of the previous one. Raises `ConfigError` for an unknown key, with its whole dotted name.
     """
     hints, fields = _shape(cls)
     result = dict(values)
@@ -159,7 +159,7 @@ def overlaid(cls: type, values: Mapping[str, Any], new: Mapping[str, Any], *, ab
 
 
 def _rest(value: Any) -> str:
-    """The rest of a dotted key that `nested` took apart."""
+    """The dotted key of a value that `nested` split into mappings."""
     if not isinstance(value, Mapping) or len(cast("Mapping[str, Any]", value)) != 1:
         return ""
     ((key, below),) = cast("Mapping[str, Any]", value).items()
@@ -185,7 +185,7 @@ def _overlaid(hint: Any, old: Any, new: Any, place: str) -> Any:
 
 
 def _overlaid_items(item: Any, old: Any, new: Mapping[str, Any], place: str) -> list[Any]:
-    """The items by number, from 0; the one behind the last is added."""
+    """Replace list items by their number, from 0; the number after the last one appends an item."""
     items = list(cast("Sequence[Any]", old)) if isinstance(old, list | tuple) else []
     for key, value in new.items():
         number = int(key)
@@ -208,8 +208,8 @@ def _overlaid_part(old: Any, new: Any, usual: str | None) -> Any:
 
 
 def laid_over(old: Any, new: Any) -> Any:
-    """Plain values of no known type with others laid over them; items of a list are named by number, from 0, and the
-    one behind the last is added."""
+    """Merge plain values whose type is not known. List items are named by number, from 0; the number after the last one
+    appends an item."""
     if not isinstance(new, Mapping):
         return new
     row = cast("Mapping[str, Any]", new)
@@ -237,7 +237,7 @@ def item_of(hint: Any) -> Any:
 
 
 def section_of(hint: Any) -> type | None:
-    """The dataclass that an annotation stands for, `X | None` included; None where it is none, or one of several."""
+    """The dataclass of an annotation `X` or `X | None`; None for any other annotation."""
     if typing.get_origin(hint) is typing.Annotated:
         return section_of(typing.get_args(hint)[0])
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
@@ -247,7 +247,7 @@ def section_of(hint: Any) -> type | None:
 
 
 def converted(hint: Any, value: Any, *, field: str, path: str | Path | None = None) -> Any:
-    """A plain value as the type `hint` says. Raises `ConfigError` where it is not of that type."""
+    """A plain value converted to the type `hint`. Raises `ConfigError` where it is not of that type."""
     return _convert(hint, value, path, field)
 
 
@@ -330,7 +330,7 @@ def _convert_scalar(hint: Any, value: Any, path: str | Path | None, field: str) 
     if isinstance(hint, type) and (not isinstance(value, hint) or (hint is int and isinstance(value, bool))):
         raise ConfigError(f"{value!r} is not of type {hint.__name__}", path=path, field=field)
     if hint is float and not math.isfinite(value):
-        raise ConfigError(f"is {value}, which is no finite number", path=path, field=field)
+        raise ConfigError(f"is {value}, which is not a finite number", path=path, field=field)
     if hint is int and abs(value) > _LARGEST:
         raise ConfigError("is a number of more than 64 bits", path=path, field=field)
     return value

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 
 class Additive:
-    """Gives a dataclass of numbers `+`. Where every field is nothing by default, `sum(records, Record())` works."""
+    """Adds `+` to a dataclass of numbers. Where every field defaults to zero, `sum(records, Record())` works."""
 
     def __add__(self, other: Self) -> Self:
         fields: Any = dataclasses.fields(self)  # pyright: ignore[reportArgumentType]

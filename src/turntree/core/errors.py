@@ -1,6 +1,6 @@
-"""Errors that a person can act on.
+"""Errors that a user can act on.
 
-A bad configuration or input is a crash with one clear line; a bad rollout is data (a `StopReason`).
+A bad configuration or input stops the command with one clear line; a bad rollout is data (a `StopReason`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def disk_is_full(error: BaseException | None) -> bool:
 
 
 def _short(text: str) -> str:
-    """The text, its middle left out where it is longer than a message should be."""
+    """The text, shortened in its middle where it is too long for a message."""
     if len(text) <= _LONGEST:
         return text
     kept = _LONGEST // 2

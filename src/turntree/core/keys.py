@@ -1,7 +1,7 @@
 """Every key of a configuration: its dotted name, type, default and meaning, read from the dataclasses themselves.
 
 The meaning of a key is the line of text below its field (an attribute docstring, PEP 257). The command line makes its
-options from these keys and `turntree config` lists them, so neither can say something else than the code does.
+options from these keys and `turntree config` lists them, so neither can disagree with the code.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from turntree.core.config import Part, defaults, item_of, section_of, to_value, 
 
 @dataclass(frozen=True)
 class Key:
-    """One key. `default` is a plain JSON value. `required`: there is no default. A key that names a section stands for
-    an optional one: None switches it off. `off` names the section above that is off by default, if one is."""
+    """One key. `default` is a plain JSON value; a `required` key has none. A key that names a section belongs to an
+    optional section: None switches it off. `off` names the section above that is off by default, if there is one."""
 
     name: str
     hint: Any
@@ -35,7 +35,7 @@ class Key:
 
     @property
     def type(self) -> str:
-        """The type for a person."""
+        """The type in words."""
         return type_name(self.hint)
 
     def to_json(self) -> dict[str, Any]:
@@ -44,9 +44,10 @@ class Key:
 
 
 def keys(cls: type, values: Mapping[str, Any] | None = None, above: str = "", off: str = "") -> Iterator[Key]:
-    """The keys of a configuration class in the order of its fields, those of sections below them; the options of a
-    part by the name that `values` (default: the defaults of `cls`) gives it. Raises `InputError` where that name leads
-    nowhere."""
+    """The keys of a configuration class in the order of its fields, with the keys of sections after their section.
+
+    The keys of a part are the options of the part that `values` names (default: the defaults of `cls`). Raises
+    `InputError` where there is no part of that name."""
     held = defaults(cls) if values is None else values
     hints = typing.get_type_hints(cls, include_extras=True)
     meanings = field_meanings(cls)
@@ -125,7 +126,7 @@ def field_meanings(cls: type) -> dict[str, str]:
 
 
 def type_name(hint: Any) -> str:
-    """An annotation for a person: int, "a" | "b", tuple[int, ...]; a section is called section, a part part."""
+    """An annotation in words: int, "a" | "b", tuple[int, ...]; a section is called section, a part part."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         return type_name(arguments[0])

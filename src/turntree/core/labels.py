@@ -34,7 +34,7 @@ class Rewards:
 
 @dataclass(frozen=True)
 class NodeCredit:
-    """Three numbers that reproduce the flat per-rollout objective of all leaves below a node (docs/design/credit.md).
+    """Three numbers that reproduce the flat objective of all rollouts through a node (docs/design/credit.md).
 
     With leaf weights w_i and advantages A_i: positive = sum w_i max(A_i, 0), negative = sum w_i min(A_i, 0),
     multiplicity = sum w_i (weights the KL term and the normaliser). The normaliser Z is divided out by the trainer,
@@ -50,11 +50,11 @@ class NodeCredit:
 class Credit:
     """Credit of the trained nodes of one tree; a node that is absent is not trained.
 
-    `rollout_tokens` and `rollouts` are what the flat objective would have normalised by: sum of w_i times trained
-    tokens of rollout i (each unique trained token once under `hard_dedup`), and sum of w_i. `zero_variance` says that
-    all leaves with a weight had the same reward. `redistributed` is the leaf weight that censored branches gave up to
-    their siblings; `uncounted` are the scored leaves without weight (refills under path weights); `biased_forks` counts
-    the branch points that were chosen by what was sampled below them.
+    `rollout_tokens` and `rollouts` are the normalisers of the flat objective: the sum of w_i times the trained tokens
+    of rollout i (each unique trained token once under `hard_dedup`), and the sum of w_i. `zero_variance`: all leaves
+    with a weight had the same reward. `redistributed`: the leaf weight that censored branches gave to their siblings.
+    `uncounted`: the scored leaves without weight (refills under path weights). `biased_forks`: the number of branch
+    points that were chosen by what was sampled below them.
     """
 
     nodes: Mapping[int, NodeCredit]

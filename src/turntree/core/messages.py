@@ -24,8 +24,8 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Message:
-    """One chat message. `reasoning` is what an assistant thought before it spoke, where its model keeps that apart.
-    `cut`: of a sampled turn, the token limit ended it and not the policy."""
+    """One chat message. `reasoning` is the assistant's reasoning, where its model keeps it apart from the content.
+    `cut`: the token limit ended this sampled turn, not the policy."""
 
     role: Role
     content: str = ""

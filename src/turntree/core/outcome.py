@@ -1,4 +1,4 @@
-"""What the rewards of one group say about it: something to compare, or the same reward everywhere."""
+"""The outcome of one group from its rewards: different rewards to compare, or the same reward everywhere."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class GroupOutcome(StrEnum):
 
 
 def is_zero_variance(rewards: Sequence[float]) -> bool:
-    """Whether the scored rewards are all equal (max - min <= 1e-8), so that the group teaches nothing.
+    """Whether the scored rewards are all equal (max - min <= 1e-8), so that the group has no gradient.
 
-    A group without a scored reward has no variance to speak of and is not counted as one.
+    False for a group without a scored reward.
     """
     return bool(rewards) and max(rewards) - min(rewards) <= REWARD_TOLERANCE
 

@@ -1,16 +1,16 @@
-"""One door for every part that turntree decides with: environments, verifiers, gates, branchers, engines, ...
+"""Find and build every exchangeable part by name: environments, verifiers, gates, branchers, engines, ...
 
-A part is named in one of three ways, everywhere in the same:
+A part is named in one of two ways, the same for every kind:
 
-- a **registered name**: an entry point of the group `turntree.<kind>`. Ours are registered in our own package
-  metadata, in the same way as those of any installed package. `name:argument` gives a registered part that declares a
-  parameter `argument` the rest (`gymnasium:CartPole-v1`).
+- a **registered name**: an entry point of the group `turntree.<kind>`. turntree registers its own parts like any
+  installed package does. `name:argument` passes the text after the colon to a registered part that declares a
+  parameter `argument` (`gymnasium:CartPole-v1`).
 - **`module:object`**, where the module may lie in the current folder.
 
-What the name leads to is a *factory* (a class, or a function): its parameters are the part's options, typed by their
-annotations. Parameters that a stage provides (`Kind.context`, for example `seed`) are no options; a factory declares
-those that it wants. Where a plain function is the part itself (a verifier, a reward), its keyword-only parameters are
-the options.
+The name leads to a *factory* (a class or a function). The factory's parameters are the part's options, typed by their
+annotations. Parameters that a stage provides (`Kind.context`, for example `seed`) are not options; a factory declares
+the ones that it needs. Where a plain function is the part itself (a verifier, a reward), its keyword-only parameters
+are the options.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Kind:
 
     @property
     def field(self) -> str:
-        """What a key of a configuration that holds such a part is called."""
+        """The name of the configuration key that holds a part of this kind."""
         return self.noun.replace(" ", "_")
 
 
@@ -90,14 +90,15 @@ class Option:
     required: bool
 
     def value(self, given: Any, *, field: str) -> Any:
-        """What is given, completed by the default and of the option's type. Raises `ConfigError` where it is not."""
+        """The given value merged into the default and converted to the option's type. Raises `ConfigError` where that
+        fails."""
         return converted(self.hint, _completed(self.default, given), field=field)
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a name led to. `identity` names the code: a digest of the file of `module:object` (what that imports is not
-    part of it), the distribution and its version for a registered name."""
+    """A part that was found by name. `identity` names the code: for `module:object` a digest of the module's file
+    (without what it imports), for a registered name the distribution and its version."""
 
     kind: str
     name: str
@@ -107,7 +108,7 @@ class Loaded:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the target is the part itself, and not a factory of it."""
+        """Whether the target is the part itself instead of a factory."""
         return not callable(self.target) or (KINDS[self.kind].plain and not inspect.isclass(self.target))
 
     def options(self) -> dict[str, Option]:
@@ -159,7 +160,7 @@ class Loaded:
 
 
 def _completed(default: Any, value: Any) -> Any:
-    """A mapping that names some keys of a default leaves the others as they are there."""
+    """Merge a mapping into a default that is a mapping: keys that are not given keep their default."""
     if isinstance(value, Mapping) and dataclasses.is_dataclass(default) and not isinstance(default, type):
         whole: dict[str, Any] = to_value(default)
         for key, item in cast("Mapping[str, Any]", value).items():
@@ -169,8 +170,8 @@ def _completed(default: Any, value: Any) -> Any:
 
 
 def described_by(cls: type) -> Callable[[F], F]:
-    """Of a factory whose options are fields of the dataclass `cls`: what is written below those fields is their
-    documentation."""
+    """Mark a factory whose options are fields of the dataclass `cls`: the docstrings of those fields document the
+    options."""
 
     def mark(factory: F) -> F:
         setattr(factory, _DESCRIBED_BY, cls)
@@ -180,14 +181,14 @@ def described_by(cls: type) -> Callable[[F], F]:
 
 
 def description(factory: Any) -> Any:
-    """The class that documents the options of a factory: the factory itself, or what `described_by` said."""
+    """The class that documents the options of a factory: the factory itself, or the class given to `described_by`."""
     return getattr(factory, _DESCRIBED_BY, factory)
 
 
 def resolved(config: T, inside: str = "") -> T:
-    """The configuration with every part spelled out, those of configurations inside it too (`inside`: the dotted key of
-    this one). A field is of the kind whose `Kind.field` it is called; one of `AS_GIVEN` stays as it is. Raises
-    `ConfigError` for a part that does not exist and for options that it does not have."""
+    """The configuration with every option of every part filled in, also in nested configurations (`inside`: the dotted
+    key of this one). The name of a field (`Kind.field`) says of which kind its part is; fields of `AS_GIVEN` stay as
+    they are. Raises `ConfigError` for a part that does not exist and for options that it does not have."""
     given = {field.name for field in dataclasses.fields(cast(Any, config)) if dict(field.metadata) == AS_GIVEN}
     spelled: dict[str, Any] = {}
     for name, value in _fields(config):
@@ -201,7 +202,7 @@ def resolved(config: T, inside: str = "") -> T:
 
 
 def identities(config: Any, inside: str = "") -> dict[str, str]:
-    """What the code of every part of a configuration was, by its dotted key, for the identity of a run."""
+    """The code identity of every part of a configuration, by its dotted key, for the identity of a run."""
     found: dict[str, str] = {}
     for name, value in _fields(config):
         if isinstance(value, Part):
@@ -212,7 +213,7 @@ def identities(config: Any, inside: str = "") -> dict[str, str]:
 
 
 def _fields(config: Any) -> list[tuple[str, Any]]:
-    """The fields of a configuration that are parts, and those that are configurations which may hold some."""
+    """The fields of a configuration that are parts or nested configurations, which may hold parts."""
     values = [(field.name, getattr(config, field.name)) for field in dataclasses.fields(config)]
     return [
         (name, value)
@@ -227,7 +228,7 @@ def names(kind: str) -> list[str]:
 
 
 def load(kind: str, name: str) -> Loaded:
-    """Find a part by name. Raises `InputError` in one line where there is none, or where its module fails."""
+    """Find a part by name. Raises `InputError` where there is none, or where its module fails to import."""
     noun = KINDS[kind].noun
     if not name:
         raise InputError("is empty", field=noun, hint=_hint(kind))
@@ -240,7 +241,7 @@ def load(kind: str, name: str) -> Loaded:
         takes = callable(target) and ARGUMENT in inspect.signature(target).parameters
         argument = rest if name not in registered else None
         if argument is not None and not takes:
-            raise InputError(f"{head!r} takes no argument, and {rest!r} follows it", field=noun, hint=f"write {head!r}")
+            raise InputError(f"{head!r} takes no argument, but {rest!r} follows it", field=noun, hint=f"write {head!r}")
         version = f"{point.dist.name} {point.dist.version}" if point.dist else "unknown"
         return Loaded(kind, name, target, argument, f"{point.value}@{version}")
     if not (colon and head and rest):
@@ -257,7 +258,7 @@ def load(kind: str, name: str) -> Loaded:
 
 
 def resolve(kind: str, part: Part, *, field: str | None = None) -> Part:
-    """The same part with every option spelled out, as it is written to `config.json`."""
+    """The same part with every option filled in, as written to `config.json`."""
     found = load(kind, part.name)
     return Part(part.name, {name: to_value(value) for name, value in found.resolved(part.options, field).items()})
 
@@ -268,15 +269,15 @@ def build(kind: str, part: Part, **context: Any) -> Any:
 
 
 def identity(kind: str, part: Part) -> str:
-    """What the code of the part was, for the identity of a run: its own, and that of every module:object which its
-    argument or an option names (`trl:my_game:Game`, `reward=my_game:judge`)."""
+    """The code identity of the part, for the identity of a run. It includes every module:object that its argument or
+    an option names (`trl:my_game:Game`, `reward=my_game:judge`)."""
     found = load(kind, part.name)
     named = [found.argument, *part.options.values()] if found.argument else [*part.options.values()]
     return "+".join([found.identity, *(code for each in named if isinstance(each, str) and (code := _code(each)))])
 
 
 def is_brought(file: str) -> bool:
-    """Whether a source file is that of a part which turntree does not ship: what it raises is not our defect."""
+    """Whether a source file belongs to a part of the user, so that an error raised there is not a turntree defect."""
     return file in _brought and not Path(file).is_relative_to(_OURS)
 
 
@@ -298,7 +299,7 @@ def _hint(kind: str) -> str:
 
 
 def _hints(target: Callable[..., Any]) -> dict[str, Any]:
-    """Annotations as types; a class tells them by its `__init__`."""
+    """Annotations as types, for a class those of its `__init__`."""
     function = cast("Any", target).__init__ if inspect.isclass(target) else target
     try:
         return typing.get_type_hints(function)
@@ -312,7 +313,7 @@ def _hints(target: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _defaults(target: Callable[..., Any]) -> dict[str, Any]:
-    """The parameters that have a default, with it; of a dataclass also those that a factory makes."""
+    """The defaults of the parameters that have one, including a dataclass's default factories."""
     empty = inspect.Parameter.empty
     found = {n: p.default for n, p in inspect.signature(target).parameters.items() if p.default is not empty}
     for each in dataclasses.fields(target) if inspect.isclass(target) and dataclasses.is_dataclass(target) else ():
@@ -322,8 +323,8 @@ def _defaults(target: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _search_here() -> Path:
-    """Let modules of the current folder be found, after all that is installed. It stays on the path, because modules
-    may import lazily."""
+    """Make modules of the current folder importable, after installed ones. The folder stays on the path, because
+    modules may import lazily."""
     folder = Path.cwd()
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
@@ -332,7 +333,7 @@ def _search_here() -> Path:
 
 
 def _code(text: str) -> str | None:
-    """`module:object` with the digest of the file of the module, which is not imported; None where there is none."""
+    """`module:object` with the digest of the module's file, without importing it; None where there is no such file."""
     if not _NAMES_CODE.fullmatch(text):
         return None
     _search_here()

@@ -1,4 +1,4 @@
-"""The protocols between the parts. One contract test suite each, run over every implementation."""
+"""The protocols between the parts. Each has a contract test suite that runs over every implementation."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from turntree.core.verdict import Verdict
 
 
 class Engine(Protocol):
-    """Token ids in, token ids out. The engine knows nothing about text.
+    """Token ids in, token ids out. The engine knows nothing about tokenization.
 
-    `generate` answers a wave of fixed membership, in order. A completion depends on its own request and the weights
-    only (up to floating-point rounding of batched kernels), never on its neighbours' draws.
+    `generate` answers a fixed batch of requests (a wave), in order. A completion depends only on its own request and
+    the weights (up to floating-point rounding of batched kernels), never on the draws of other requests.
     """
 
     @property
@@ -33,7 +33,7 @@ class Engine(Protocol):
 
     def update_weights(self, model: Any, policy_version: int) -> None:
         """Sample from the weights of `model` (a torch module) from now on, and stamp completions with the version. An
-        engine that samples from this very module takes nothing over; one elsewhere copies or sends them."""
+        engine that samples from this very module has nothing to do; another engine copies or sends the weights."""
         ...
 
     def weights_changed(self, policy_version: int) -> None:
@@ -42,7 +42,7 @@ class Engine(Protocol):
 
 
 class StreamingEngine(Engine, Protocol):
-    """An engine whose requests come and go one by one: what a scheduler of many groups drives.
+    """An engine that takes requests one by one, for a scheduler of many groups.
 
     Laws (contract suite): every submitted ticket that is not cancelled is returned by `poll` exactly once; a
     completion is the one that `generate` gives for the same request, whatever else is in flight; requests are
@@ -52,7 +52,7 @@ class StreamingEngine(Engine, Protocol):
 
     @property
     def in_flight(self) -> int:
-        """Requests submitted and neither returned nor cancelled."""
+        """The number of requests that were submitted and neither returned nor cancelled."""
         ...
 
     def submit(self, request: GenerationRequest) -> int:
@@ -60,31 +60,31 @@ class StreamingEngine(Engine, Protocol):
         ...
 
     def cancel(self, ticket: int) -> Cost:
-        """Give a request up wherever it is; returns what it cost so far (nothing if it was not admitted yet, or is
-        unknown because it was returned before)."""
+        """Cancel a request in any state and return its cost so far (zero if it was not admitted yet, or was returned
+        before)."""
         ...
 
     def poll(self, timeout: float | None = None) -> list[Finished]:
-        """Advance until at least one request is finished and return those that are, in order of submission; empty
-        when nothing is in flight, or after `timeout` seconds (0: do the least piece of work there is)."""
+        """Advance until at least one request is finished; return all finished ones in order of submission. Empty when
+        nothing is in flight, or after `timeout` seconds (0: do one smallest step of work)."""
         ...
 
 
 class Renderer(Protocol):
     """Messages to tokens and back, incrementally: sampled tokens are never tokenised again.
 
-    A renderer may refuse messages that it cannot write with `InputError`. What it raises in a run censors the rollout.
+    A renderer raises `InputError` for messages that it cannot write. An error in a run censors the rollout.
     """
 
     @property
     def stop_ids(self) -> frozenset[int]: ...
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> tuple[int, ...]:
-        """Token ids of the conversation so far, ending where the assistant starts to speak."""
+        """Token ids of the conversation so far, ending where the assistant turn starts."""
         ...
 
     def completion(self, message: Message) -> tuple[int, ...]:
-        """The token ids with which the policy would have said this assistant message, stop token included."""
+        """The token ids by which the policy would sample this assistant message, stop token included."""
         ...
 
     def extend(
@@ -96,12 +96,12 @@ class Renderer(Protocol):
         stopped: bool = True,
     ) -> tuple[int, ...]:
         """Token ids that follow the last sampled token of `messages[-1]` (an assistant turn) when `new` messages
-        arrive, ending where the assistant speaks again. `stopped` says that the stop token was sampled."""
+        arrive, ending where the next assistant turn starts. `stopped`: the stop token was sampled."""
         ...
 
     def parse(self, token_ids: Sequence[int], tools: Sequence[dict[str, Any]] = ()) -> Message:
-        """The assistant message in sampled tokens; text that is no valid tool call stays text. `tools` are those of the
-        prompt: where a family writes arguments without quotes, their schema says whether `true` is a text."""
+        """The assistant message in sampled tokens; an invalid tool call stays text. `tools` are those of the prompt:
+        where a family writes arguments without quotes, the tool's schema decides whether `true` is a string."""
         ...
 
 
@@ -109,9 +109,9 @@ class Renderer(Protocol):
 class Observation:
     """What an environment answers to an assistant message.
 
-    `reward` is that of an episode which ends here, of its own or at a limit, where success alone does not say it
-    (None: 1 for success, 0 otherwise). `metrics` are numbers of the domain about this step (1.0 for an impossible
-    command); evaluations report their mean over steps.
+    `reward` is the reward of the episode if it ends here, by itself or at a limit (None: 1 for success, 0 otherwise).
+    `metrics` are the domain's numbers about this step (for example 1.0 for an impossible command); evaluations report
+    their mean over steps.
     """
 
     messages: tuple[Message, ...]
@@ -123,7 +123,7 @@ class Observation:
 
 
 class Environment(Protocol):
-    """One episode of one task; single use: reset it, step it until done. `fork` copies it mid-episode."""
+    """One episode of one task. Reset it once, then step it until it is done. `fork` copies it mid-episode."""
 
     @property
     def task_id(self) -> str: ...
@@ -168,12 +168,12 @@ class TurnState:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupProgress:
-    """What a gate may see of a group in flight: its independent roots only (branched siblings share their prefix).
+    """What a gate may see of a group in flight: its independent rollouts only (branched siblings share their prefix).
 
     One entry per rollout, in order of sample. `observations[i][t]` is what rollout i saw before its action t + 1
     (index 0: the task itself). `progress` is an optional signal of the environment in [0, 1]. `iteration`
-    and `occurrence` (groups of the task begun before in the iteration) tell the groups of one task apart, so that what
-    a gate draws at random is drawn anew for each.
+    and `occurrence` (the number of groups of this task begun earlier in the iteration) distinguish the groups of one
+    task, so that a gate's random draws differ between them.
     """
 
     task_id: str
@@ -188,7 +188,7 @@ class GroupProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class GateDecision:
-    """`cut` stops the whole group now; `numbers` are what the gate saw. `final`: the gate need not be asked again.
+    """`cut` stops the whole group now; `numbers` are what the gate measured. `final`: do not ask the gate again.
 
     `audited`: the gate would have cut, and lets the group run on so that its precision can be measured.
     """
@@ -201,9 +201,9 @@ class GateDecision:
 
 
 class Gate(Protocol):
-    """Decides mid-rollout whether a group has anything left to teach (Selective Rollout, section 3).
+    """Decides mid-rollout whether a group is likely to have a gradient (Selective Rollout, section 3).
 
-    Asked after every turn of the group that all its unfinished rollouts have completed.
+    It is asked after every turn that all unfinished rollouts of the group have completed.
     """
 
     def decide(self, group: GroupProgress) -> GateDecision | None:
@@ -213,12 +213,12 @@ class Gate(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ForkMoment:
-    """What a brancher may see of a rollout that has just spoken after a tool result.
+    """What a brancher may see of a rollout that has just sampled a turn after a tool result.
 
-    `key` names the rollout in its group: its sample, then one number a fork. `turn` is the turn that it has just
-    sampled, from 1 (so it is at least 2 here); `entropies[t - 1]` are those of turn t, one a token, over the full
-    vocabulary in nats (an engine that is shown only the likeliest tokens estimates them). `budget` is how many leaves
-    may still be added below this rollout. `seed` and (task, key, turn) key what a brancher draws.
+    `key` names the rollout in its group: its sample, then one number per fork. `turn` is the turn just sampled, from 1
+    (so it is at least 2 here). `entropies[t - 1]` are the entropies of turn t, one per token, over the full vocabulary
+    in nats (an engine that sees only the likeliest tokens estimates them). `budget` is how many leaves may still be
+    added below this rollout. Random draws of a brancher are keyed by `seed` and (task, key, turn).
     """
 
     task_id: str
@@ -233,8 +233,8 @@ class ForkMoment:
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedRollouts:
-    """What a brancher may see of a group whose rollouts have all ended: how many turns each took, by key. `budget`
-    leaves may still be added by branching; `round` counts how often it was asked before."""
+    """What a brancher may see of a group whose rollouts have all ended: the number of turns of each, by key. `budget`
+    leaves may still be added by branching; `round` is how often the brancher was asked before."""
 
     task_id: str
     turns: Mapping[tuple[int, ...], int]
@@ -246,8 +246,8 @@ class FinishedRollouts:
 
 @dataclass(frozen=True, kw_only=True)
 class BranchDecision:
-    """`branches` go on from here, the rollout itself among them (1: no fork), after the first `shared` tokens of its
-    turn. Path weights stay unbiased as long as nothing after these tokens was looked at (docs/design/branching.md)."""
+    """`branches` rollouts continue after the first `shared` tokens of the turn, the rollout itself included (1: no
+    fork). Path weights stay unbiased if the decision used nothing after these tokens (docs/design/branching.md)."""
 
     branches: int
     reason: str
@@ -269,9 +269,9 @@ class Expansion:
 class Brancher(Protocol):
     """Decides where a tree forks (ARPO, adaptive rollout; Tree-GRPO, expansion).
 
-    `decide` is asked after every turn that follows a tool result, also where the budget is spent, `expand` whenever
-    all rollouts of a group have ended and leaves are missing. What neither uses is filled with fresh rollouts.
-    Decisions must depend on what they are shown and on earlier iterations only, never on the order of the calls.
+    `decide` is asked after every turn that follows a tool result, also where the budget is spent. `expand` is asked
+    whenever all rollouts of a group have ended and leaves are missing. Leaves that neither adds become fresh rollouts.
+    Decisions must depend only on their arguments and on earlier iterations, never on the order of the calls.
     """
 
     def decide(self, moment: ForkMoment) -> BranchDecision | None:
@@ -290,8 +290,8 @@ class Brancher(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class FinishedGroup:
     """What a filter may see of a group that has ended. `rewards` has one entry per rollout, None where it is censored
-    (all of a group that a gate cut are). `credit` is what the update would learn; None where there is nothing to
-    compare."""
+    (every rollout of a group that a gate cut is). `credit` is the credit that the update would use; None where there
+    is nothing to compare."""
 
     task_id: str
     iteration: int
@@ -302,14 +302,14 @@ class FinishedGroup:
 class Filter(Protocol):
     """Decides which tasks are played (GRESO) and which finished groups are learned from (DAPO, section 3.2).
 
-    A subclass overrides what it needs; as it stands nothing is filtered. `skip` and `drop` give the reason, one of few
-    fixed texts by which it is counted, or None. They depend on their arguments and on the groups that `finished` was
-    told of, in any order within an iteration, so the same question has the same answer. Censored groups never reach
-    `drop`: they have no credit.
+    A subclass overrides what it needs; the base class filters nothing. `skip` and `drop` return a reason or None.
+    Reasons are few fixed texts, because groups are counted by reason. They depend only on their arguments and on the
+    groups passed to `finished`, in any order within an iteration, so the same call gives the same answer. Censored
+    groups never reach `drop`: they have no credit.
     """
 
     refill_cap: float = 0.0
-    """An iteration may start this many times its groups in further ones, for those that are dropped (0: none)."""
+    """How many replacement groups an iteration may start for dropped ones, as a multiple of its groups (0: none)."""
 
     def skip(self, task_id: str, iteration: int) -> str | None:
         """Why a task is not played now; it comes again in the next epoch."""
@@ -320,11 +320,11 @@ class Filter(Protocol):
         return None
 
     def finished(self, group: FinishedGroup) -> None:
-        """Told every group of an iteration, those that are dropped too."""
+        """Called with every finished group of an iteration, dropped ones included."""
         return None
 
     def end_iteration(self) -> None:
-        """Told once all groups of an iteration are finished."""
+        """Called once all groups of an iteration are finished."""
         return None
 
     def state(self) -> dict[str, Any]:
@@ -332,7 +332,7 @@ class Filter(Protocol):
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
         return None
 
 

@@ -1,7 +1,7 @@
-"""Seeds as values: every random draw is keyed by what it is for, never by when it happens.
+"""Seeds as values: every random draw is keyed by its purpose, not by its order.
 
-`derive(run, "rollout", task_id, sample, turn)` gives the same stream whatever else ran before it, in whatever
-order, so that a wave can be replayed and two interleavings of the same work agree.
+`derive(run, "rollout", task_id, sample, turn)` gives the same stream whatever ran before it. So a wave can be
+replayed, and two interleavings of the same work agree.
 """
 
 from __future__ import annotations
@@ -20,5 +20,5 @@ def derive(seed: int, *keys: Key) -> int:
 
 
 def generator(seed: int, *keys: Key) -> random.Random:
-    """A standard-library generator of its own for the given keys."""
+    """A new standard-library generator for the given keys."""
     return random.Random(derive(seed, *keys))

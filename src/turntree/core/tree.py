@@ -3,11 +3,11 @@
 Facts only. Rewards, advantages and every other label live beside the tree, keyed by node id (`core.labels`).
 
 Laws (tests/laws): a node never changes once appended; a parent comes before its children; the token ids of a path,
-concatenated, are exactly what the engine saw; a stopped leaf never grows; one node per sampling event, so two
+concatenated, are exactly what the engine saw; a stopped leaf never grows; each sampling event is one node, so two
 siblings that happen to sample the same tokens stay two nodes.
 
-A turn is one model call as the environment sees it. Where sampling forked inside of it, its tokens lie in several
-nodes: those up to the fork in a completion that the branches share, the rest of each branch in a completion below.
+A turn is one model call as the environment sees it. Where sampling forked inside a turn, its tokens lie in several
+nodes: the tokens up to the fork in a completion that the branches share, the rest of each branch in one below it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class StopReason(StrEnum):
 
     @property
     def censors(self) -> bool:
-        """Whether such a leaf has no reward: it leaves means, variances and the loss, but stays in the ledger."""
+        """Whether such a leaf has no reward: it is left out of means, variances and the loss, but not of the costs."""
         return self in _CENSORING
 
 
@@ -63,7 +63,7 @@ class Node:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None = None
     entropies: tuple[float, ...] | None = None
-    turn: int = 0  # turns on the path up to and including this node; a completion below a completion is its rest
+    turn: int = 0  # turns on the path up to and including this node; a completion below one continues its turn
     policy_version: int | None = None
     messages: tuple[Message, ...] = ()  # what the tokens say: a task, a completion, all that a step answered
     cost: Cost = NO_COST
@@ -83,7 +83,7 @@ class Node:
 
     @property
     def message(self) -> Message | None:
-        """The last of its messages: of a completion the only one."""
+        """The last of the node's messages (a completion has one)."""
         return self.messages[-1] if self.messages else None
 
 
@@ -92,10 +92,10 @@ REFILL = "refill"  # the action of the decision that marks a start which was add
 
 @dataclass(frozen=True)
 class Decision:
-    """A branch or gate decision: what was decided, why, and the numbers it saw.
+    """A branch or gate decision: what was decided, why, and the numbers it was based on.
 
     A fork is recorded at its branch point, a refill (`action=REFILL`) at the start that it added. `saw` is the deepest
-    node whose tokens or outcome the decision depended on, where that is not `node` or above it.
+    node whose tokens or outcome the decision depended on, where that node is below `node`.
     """
 
     actor: str
@@ -126,7 +126,7 @@ class Rollout:
 
 
 class RolloutTree:
-    """One task's rollouts. Append-only: `add`, `stop`, `record`; everything else is a view."""
+    """The rollouts of one task. Append-only: `add`, `stop` and `record` change it, everything else is a view."""
 
     def __init__(self, task_id: str) -> None:
         self.task_id = task_id
@@ -177,9 +177,10 @@ class RolloutTree:
         return node
 
     def add_completion(self, parent: int, completion: Completion, message: Message, *, shared: int = 0) -> Node:
-        """Append what an engine sampled, with what the renderer read in it; the first `shared` tokens as a node of
-        their own, the parent of the returned one, from which other branches may go on. The message and the cost of
-        the whole belong to the returned node."""
+        """Append a sampled completion and the message that the renderer parsed from it.
+
+        With `shared`, the first `shared` tokens become a separate node, the parent of the returned one, from which
+        other branches may continue. The message and the whole cost belong to the returned node."""
         if not 0 <= shared < max(1, len(completion.token_ids)):
             raise ValueError(f"{shared} of {len(completion.token_ids)} sampled tokens cannot be shared by branches")
         if shared:
@@ -201,7 +202,7 @@ class RolloutTree:
         )
 
     def stop(self, leaf: int, reason: StopReason) -> None:
-        """End a leaf for good. A leaf is stopped once; a node with children is no leaf."""
+        """Stop a leaf. Raises ValueError for a node that has children or was stopped before."""
         self._check(leaf)
         if self._children[leaf]:
             raise ValueError(f"node {leaf} has children and cannot be stopped")
@@ -253,8 +254,8 @@ class RolloutTree:
     def starts(self) -> tuple[int, ...]:
         """The sampled nodes without a sampled node above them, in order of creation: where independent rollouts begin.
 
-        Rollouts of different starts are independent draws from what was given; those of one start share it and forked
-        later. That a prompt has several starts is no branching.
+        Rollouts of different starts are independent samples of the same prompt. Rollouts of one start share it and
+        forked later. Several starts below one prompt are not branching.
         """
         started: list[bool] = []
         found: list[int] = []

@@ -1,4 +1,4 @@
-"""What a verifier says. `None` is not zero: a verdict without a reward means that the action was not judged."""
+"""The verdict of a verifier. A reward of None is not zero: it means that the action was not judged."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Verdict:
-    """`reward` (in [0, 1] where a domain does not say otherwise), or None where judging failed (the rollout is
-    censored, never punished); why; of what kind."""
+    """`reward` (in [0, 1] unless the domain says otherwise), or None where judging failed: the rollout is then
+    censored, never given a reward of 0. `reason` says why."""
 
     reward: float | None
     reason: str

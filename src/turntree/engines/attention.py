@@ -1,12 +1,12 @@
-"""Attention of many sequences at once, in which those that continue one prompt read its keys and values together.
+"""Batched attention in which sequences that continue the same prompt share the prompt's keys and values.
 
-A sequence in decoding is a prefix, rows of some `RowCache` shared by all its siblings, and a tail of its own tokens.
+A sequence in decoding consists of a prefix (rows of a `RowCache`, shared by all its siblings) and a tail of own tokens.
 One forward serves R sequences, whatever their prefixes: attention to the prefixes is a matrix product per group of
 rows, attention to the tails one batched product over all sequences, and the two are merged by their log-sum-exps
 (as in Hydragen, arXiv:2402.05099; cascade inference in FlashInfer). Grouped-query heads are folded into the rows of
 the products, so that keys and values are never repeated.
 
-Transformers calls it as a registered attention function: the `Cache` that it fills returns what it attends to.
+It is a registered attention function of Transformers: the `Cache` that it fills returns the keys and values to read.
 
 Shape suffixes: R sequences, U rows of a cache, G sequences that continue a row, H heads, K key/value heads, J heads
 per key/value head, P prefix slots, T tail slots, D head size.
@@ -57,7 +57,7 @@ class Tails:
         self.values: list[Tensor] = []
 
     def reserve(self, cells: int, slots: int) -> None:
-        """Make room for so many sequences of so many tokens, and for more, so that growth is rare."""
+        """Make room for this many sequences and tokens, and for more, so that growth is rare."""
         if cells <= self._cells and slots <= self._slots:
             return
         before = slice(self._cells), slice(None), slice(self._slots)

@@ -60,7 +60,7 @@ class RowCache(Cache):
         return self._keys[0].device
 
     def expect(self, block: Block) -> None:
-        """Say where the next forward writes."""
+        """Set where the next forward writes."""
         self._show(block.width)
         self._block = block
 
@@ -96,7 +96,7 @@ class RowCache(Cache):
     # moving rows
 
     def ensure(self, slots: int) -> None:
-        """Make room for at least `slots` slots, and for more, so that growth is rare."""
+        """Reserve at least `slots` slots, and more, so that growth is rare."""
         if slots <= self.slots:
             return
         self.slots = max(slots, _with_reserve(self.slots, self.device))
@@ -164,7 +164,7 @@ class RowCache(Cache):
 
 
 def _with_reserve(slots: int, device: torch.device) -> int:
-    """Memory that nobody touches is free on a CPU, and taken on an accelerator."""
+    """On a CPU, memory that is not written costs nothing; on an accelerator it is allocated at once."""
     return slots + slots // (2 if device.type == "cpu" else 8)
 
 

@@ -162,7 +162,7 @@ def save_model(
 
 
 def policy_hash(model: PreTrainedModel) -> str:
-    """The name of these exact weights: 32 hexadecimal digits over name, dtype, shape and bytes of every parameter.
+    """A hash of these exact weights: 32 hexadecimal digits over name, dtype, shape and bytes of every parameter.
 
     Tied weights count once, under their first name; the device does not matter. Saving and loading in the same
     dtype keeps the hash.
@@ -176,8 +176,8 @@ def policy_hash(model: PreTrainedModel) -> str:
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The name of a tokenizer, that is of the ids that it gives a text: vocabulary, merges, normaliser, added and
-    special tokens, but not the chat template. Saving and loading keeps it."""
+    """A hash of everything in a tokenizer that decides token ids: vocabulary, merges, normaliser, added and special
+    tokens, but not the chat template. Saving and loading keeps it."""
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         rules: dict[str, Any] = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
@@ -190,7 +190,7 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def template_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The name of the chat template (or templates)."""
+    """A hash of the chat template (or templates)."""
     return _named(tokenizer.chat_template)
 
 
@@ -216,7 +216,7 @@ def _write_weights(model: PreTrainedModel, folder: Path, dtype: str | None) -> N
 
 
 def _write_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """PEFT writes a set of module names in an order of the day; the same adapter shall be the same file."""
+    """PEFT writes a set of module names in arbitrary order; sort it so that equal adapters give equal files."""
     model.save_pretrained(folder)
     config = json.loads((folder / _ADAPTER).read_text())
     config["target_modules"] = sorted(config["target_modules"])
@@ -225,7 +225,7 @@ def _write_adapter(model: PreTrainedModel, folder: Path) -> None:
 
 
 def _replace(fresh: Path, target: Path) -> None:
-    """Rename `fresh` over `target`. A folder cannot be renamed over a full one, so the old one steps aside first."""
+    """Rename `fresh` over `target`. A folder cannot be renamed over a full one, so the old one is moved away first."""
     if not target.exists():
         fresh.rename(target)
         return
@@ -250,7 +250,7 @@ def _checked_folder(path: str | Path) -> Path:
 
 
 def _line(error: Exception) -> str:
-    """The first line of an error's text; loaders answer with whole paragraphs."""
+    """The first line of an error's text; loaders raise whole paragraphs."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
 

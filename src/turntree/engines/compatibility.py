@@ -1,4 +1,4 @@
-"""Which decoders can be run with keys and values addressed by position: found out before anything is sampled."""
+"""Check before sampling whether a decoder can be run with keys and values addressed by position."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def check_attention(model: PreTrainedModel, max_context: int) -> None:
 def check_generation(model: PreTrainedModel, generate: Generate) -> None:
     """Compare two small waves (siblings, mixed lengths, a prefix, an extension) with plain calls of the model.
 
-    Raises `InputError` with the measured error: what computes positions from slots (ALiBi), keeps other state or
-    ignores the mask is caught here whatever its name.
+    Raises `InputError` with the measured error. This catches any model that computes positions from slots (ALiBi),
+    keeps other state or ignores the mask.
     """
     vocabulary = model.config.get_text_config().vocab_size
     long = tuple((7 * k + 3) % vocabulary for k in range(24))

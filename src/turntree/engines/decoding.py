@@ -1,8 +1,8 @@
-"""Decoding that requests join and leave at any step.
+"""Continuous batching: requests join and leave decoding at any step.
 
 Every request in decoding is a *cell*: a place in tensors of fixed size. A step feeds the last token of all cells in
-one forward, whatever their lengths and prefixes, and draws the next one. Cells that leave make room at once; the
-tensors are closed up when a quarter of the places in use is empty.
+one forward, whatever their lengths and prefixes, and samples the next one. A cell that leaves frees its place at once;
+the tensors are compacted when a quarter of the places in use is empty.
 
 Shape suffixes: C places, R places in use, N requests, U rows, G lanes of a row, P prefix slots, T completion
 positions, V vocabulary.
@@ -70,7 +70,7 @@ class Sampled:
 
 @dataclass
 class _State:
-    """Per place: what was drawn, and the law of it."""
+    """Per place: the sampled tokens, and the distribution that they are sampled from."""
 
     tokens_CT: Tensor
     logprobs_CT: Tensor
@@ -131,8 +131,8 @@ class Decoder:
     # coming and going
 
     def add(self, cells: Sequence[Cell], logits_NV: Tensor) -> list[Cell]:
-        """Take in cells with the logits after their prompts and draw their first tokens; returns those that are done
-        with it, in order of place. The caller removes them."""
+        """Add cells with the logits after their prompts and sample their first tokens; returns the cells that are then
+        done, in order of place. The caller removes them."""
         free = (place for place in range(self._max_cells) if place not in self._cells)
         for cell, place in zip(cells, free, strict=False):
             cell.place, cell.born = place, self._steps
@@ -142,7 +142,7 @@ class Decoder:
         return self._draw(torch.tensor([cell.place for cell in cells], device=self._model.device), logits_NV)
 
     def remove(self, cells: Sequence[Cell]) -> None:
-        """Forget cells, whether they are done or not. The last one takes all memory with it."""
+        """Remove cells, whether they are done or not. Removing the last one frees all memory."""
         for cell in cells:
             del self._cells[cell.place]
             self._stale[cell.prefix.cache] = None
@@ -233,7 +233,7 @@ class Decoder:
         self._set_flags()
 
     def _set_flags(self) -> None:
-        """Which work the draws of the present cells need."""
+        """Which work sampling for the present cells needs."""
         laws = [cell.request.sampling for cell in self._cells.values()]
         self._state.laws = dataclasses.replace(
             self._state.laws,
@@ -243,7 +243,7 @@ class Decoder:
         )
 
     def _close_up(self) -> None:
-        """Move the last cells to empty places where these are many."""
+        """Move the last cells to empty places where there are many of them."""
         extent, count = max(self._cells) + 1, len(self._cells)
         if 4 * count > 3 * extent:
             return

@@ -1,12 +1,12 @@
 """Completions from a server that speaks OpenAI's completions API with prompts of token ids.
 
-vLLM does (tested against it). `transformers serve` does not: it refuses prompts of token ids and fields that it does
-not know. Of other servers it depends on whether they take token ids, `stop_token_ids` and `return_token_ids`. The
-ids that were sampled come back where the server can say them (`return_token_ids`,
-or tokens written as "token_id:123"); from other servers only the text comes back and is tokenised here, which is good
-for reading an action and for nothing else: `exact` then turns False. Log-probabilities are those that the server
-reports (at another temperature than 1 many servers report them before the temperature is applied). Entropies are
-*estimates*: the middle of what the reported top log-probabilities allow (`entropy_bounds`).
+vLLM does (tested against it). `transformers serve` does not: it refuses prompts of token ids and unknown fields. Other
+servers must accept token ids, `stop_token_ids` and `return_token_ids`. The sampled ids come from the server where it
+reports them (`return_token_ids`, or tokens written as "token_id:123"). Other servers return only text, which is
+tokenised here: good enough to read an action, but not to train on, so `exact` is then False. Log-probabilities are
+those that the server reports (at a temperature other than 1 many servers report them before the temperature is
+applied). Entropies are *estimates*: the middle of the range that the reported top log-probabilities allow
+(`entropy_bounds`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class EndpointConfig:
     concurrency: int = 32
     """Requests in flight."""
     retries: int = 3
-    """How often a failed request is made again, with growing pauses."""
+    """How often a failed request is repeated, with growing pauses."""
     timeout: float = 120.0
     """Seconds of one try."""
     top_logprobs: int = 5
@@ -57,23 +57,23 @@ class EndpointConfig:
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
-            raise ConfigError(f"{self.url!r} is no URL", field="endpoint", hint="write http://host:port/v1")
+            raise ConfigError(f"{self.url!r} is not a URL", field="endpoint", hint="write http://host:port/v1")
         if self.concurrency < 1 or self.retries < 0 or self.timeout <= 0 or self.top_logprobs < 1:
             raise ConfigError("impossible endpoint settings", field="endpoint", hint="concurrency >= 1, timeout > 0")
 
 
 def connection_free(config: EndpointConfig | None) -> dict[str, Any] | None:
-    """What of it decides the completions; how a server is reached does not."""
+    """The settings that decide the completions, without how the server is reached."""
     return None if config is None else {"tokenizer": config.tokenizer, "max_context": config.max_context}
 
 
 class EndpointEngine:
     """`core.protocols.StreamingEngine` over a server. Use it as a context manager, or `close` it.
 
-    A request that fails after its retries is a fault of that request; `generate`, which has no place for faults, raises
-    `TurntreeError` then. What the server will never take (an unknown model, a key, a field: HTTP 401, 404, 422) is not
-    tried again and not a fault of one request (400 and 413 are: it is too long): `generate` and `poll` raise
-    `InputError` with the server's own words, and nothing is in flight any more.
+    A request that fails after its retries is a fault of that request; `generate`, which cannot return faults, raises
+    `TurntreeError` then. HTTP 400 and 413 (too long) are faults of one request too. Errors that would hit every request
+    (an unknown model, key or field: HTTP 401, 404, 422) are not retried: `generate` and `poll` raise `InputError` with
+    the server's message, and nothing is in flight any more.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class EndpointEngine:
         self.close()
 
     def close(self) -> None:
-        """Give up what is in flight and let go of the connections."""
+        """Cancel what is in flight and close the connections."""
         for ticket in list(self._open):
             self.cancel(ticket)
         self._run(self._client.close()).result()
@@ -129,10 +129,10 @@ class EndpointEngine:
         return len(self._open)
 
     def update_weights(self, model: Any, policy_version: int) -> None:
-        raise TurntreeError("a completions server keeps its weights: it can be profiled, and not trained")
+        raise TurntreeError("a completions server cannot take new weights: it can be profiled, but not trained")
 
     def weights_changed(self, policy_version: int) -> None:
-        """The server now serves other weights (putting them there is not the engine's doing)."""
+        """The server now serves other weights (the engine does not put them there)."""
         check_idle(self.in_flight)
         self._version = policy_version
 
@@ -154,7 +154,7 @@ class EndpointEngine:
         return ticket
 
     def cancel(self, ticket: int) -> Cost:
-        """What the server spent on it is not known and counts as nothing."""
+        """The cost at the server is not known and counts as zero."""
         if ticket in self._open:
             self._open.pop(ticket).cancel()
         return NO_COST
@@ -187,8 +187,8 @@ class EndpointEngine:
         return Finished(ticket=ticket, completion=dataclasses.replace(completion, cost=cost))
 
     def _check_vocabulary(self, completion: Completion) -> None:
-        """Raise `ConfigError` for a token that the tokenizer does not know: it is another model's, and what it reads is
-        not what the server said."""
+        """Raise `ConfigError` for a token that the tokenizer does not know: then the tokenizer belongs to another model
+        and decodes the server's tokens wrongly."""
         largest = max(completion.token_ids)
         if largest >= self._known:
             raise ConfigError(
@@ -282,7 +282,7 @@ class EndpointEngine:
 
 
 class _Unusable(Exception):
-    """An answer that is no completion."""
+    """An answer that is not a completion."""
 
 
 # of 4xx, those of one request alone (it is too long for the server), and those that another time may end well
@@ -297,14 +297,14 @@ _ADVICE = {
 
 
 def _refused(error: Exception) -> int | None:
-    """The HTTP status where the server will never take any request of this run, however often it is sent."""
+    """The HTTP status if it means that the server refuses every request of this run; else None."""
     status = getattr(error, "status_code", None)
     lasting = isinstance(status, int) and 400 <= status < 500 and status not in (*_ONE_REQUEST, *_PASSING)
     return status if lasting else None
 
 
 def _words_of(error: Exception) -> str:
-    """What the server says, else what the connection does."""
+    """The error message of the server, else that of the connection."""
     body: Any = getattr(error, "body", None)
     if isinstance(body, Mapping):
         row = cast("Mapping[str, Any]", body)
@@ -325,8 +325,8 @@ def entropy_bounds(top_logprobs: Sequence[float], vocabulary: int) -> tuple[floa
     """The least and the largest entropy (nats) of a distribution over `vocabulary` tokens with these largest
     log-probabilities.
 
-    The rest of the mass is at its lowest entropy in as few tokens as may hold it, none likelier than the last of the
-    largest, and at its highest spread evenly over all other tokens. Nothing known: (0, log vocabulary).
+    The entropy is least where the remaining mass lies in as few tokens as possible, none likelier than the least of the
+    given ones, and largest where it is spread evenly over all other tokens. Without any given: (0, log vocabulary).
 
     >>> entropy_bounds([math.log(0.5), math.log(0.5)], 100) == (math.log(2), math.log(2))
     True
@@ -348,12 +348,12 @@ def _entropy(probabilities: Sequence[float]) -> float:
 
 
 def _unreported(vocabulary: int) -> tuple[float, float]:
-    """A token of which the server says nothing counts as certain, with an entropy in the middle of all that can be."""
+    """For a token without reported statistics: log-probability 0, and the middle of the possible entropies."""
     return 0.0, math.log(vocabulary) / 2
 
 
 def _context_of(tokenizer: PreTrainedTokenizerBase, folder: Path) -> int:
-    """What the tokenizer says, else what a model's configuration beside it says."""
+    """The context length of the tokenizer, else that of the model configuration beside it."""
     length = int(min(tokenizer.model_max_length, _UNKNOWN_LENGTH))
     if length == _UNKNOWN_LENGTH and (folder / "config.json").is_file():
         length = int(json.loads((folder / "config.json").read_text()).get("max_position_embeddings", _UNKNOWN_LENGTH))
@@ -361,6 +361,6 @@ def _context_of(tokenizer: PreTrainedTokenizerBase, folder: Path) -> int:
         raise ConfigError(
             "neither the tokenizer nor a config.json beside it says how long the context is",
             field="endpoint.max_context",
-            hint="give what the server holds, e.g. --set endpoint.max_context=32768",
+            hint="give the context length of the server, e.g. --set endpoint.max_context=32768",
         )
     return length

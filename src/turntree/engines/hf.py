@@ -1,9 +1,9 @@
-"""Sampling from a stock Transformers decoder, prefix by prefix, with requests that come and go.
+"""Sampling from a stock Transformers decoder with shared prefixes and continuous batching.
 
-No position that the engine holds is computed again: equal prompts are prefilled once, prompts that are prefixes of
-others ride along, a sibling that comes late joins those in decoding, and sequences of earlier requests (`retain`) are
-extended where they end. All requests in decoding share one forward a step. The reported log-probabilities are those
-of a plain `model(input_ids)` call, to rounding.
+No position whose keys and values are held is computed again: equal prompts are prefilled once, a prompt that is a
+prefix of another needs no prefill of its own, a late sibling joins those in decoding, and kept sequences of earlier
+requests (`retain`) are extended at their end. All requests in decoding share one forward per step. The reported
+log-probabilities equal those of a plain `model(input_ids)` call, up to rounding.
 
 Shape suffixes: P distinct prompts, N requests, V vocabulary.
 """
@@ -49,7 +49,7 @@ class _Shared:
 
 @dataclass(eq=False)
 class _Flight:
-    """A request in decoding. `prefilled` tokens of its prompt were computed for it, at the price of `seconds`."""
+    """A request in decoding. `prefilled` tokens of its prompt were computed for it, in `seconds`."""
 
     ticket: int
     cell: Cell
@@ -68,7 +68,7 @@ class _Asked:
 class HFEngine:
     """`core.protocols.StreamingEngine` over a model in this process, which may be trained while nothing is in flight.
 
-    `stop_ids` end a completion (the stop token is part of it). `pad_id` only fills padding, which nothing sees.
+    `stop_ids` end a completion (the stop token is part of it). `pad_id` only fills padding, which is masked.
 
     Requests are admitted in order of submission, as soon as there is room for all that wait or for an eighth of
     `max_batch_rows` (every admission interrupts those in decoding for a prefill). One thread drives the engine: work
@@ -109,7 +109,7 @@ class HFEngine:
 
     @property
     def model(self) -> PreTrainedModel:
-        """What it samples from: a trainer of the same object knows that both give the same log-probabilities."""
+        """The model that it samples from. A trainer of the same object computes the same log-probabilities."""
         return self._model
 
     @property
@@ -138,7 +138,7 @@ class HFEngine:
         self._kept.clear()
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
-        """Answer a wave, in order; what else is in flight goes on beside it. Raises what `check_requests` raises
+        """Answer a wave, in order; other requests in flight continue beside it. Raises what `check_requests` raises
         before anything is computed, and what `poll` raises."""
         check_requests(requests, vocab_size=self._vocabulary, max_context=self.max_context)
         tickets = [self._enqueue(request) for request in requests]
@@ -183,7 +183,7 @@ class HFEngine:
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        """Where the model is called. An error leaves nothing half done: it ends all that is in flight."""
+        """Every model call is inside this context. An error ends everything in flight, so no state is half done."""
         self._check_weights()
         try:
             with _evaluating(self._model), torch.inference_mode():
@@ -193,7 +193,7 @@ class HFEngine:
             raise
 
     def _check_weights(self) -> None:
-        """Kept keys and values, and those in decoding, belong to the weights that computed them."""
+        """Refuse to go on with keys and values that other weights computed."""
         weights = _weights_stamp(self._model)
         if (len(self._kept) or self._flights) and weights != self._kept_weights:
             self._abandon()
@@ -319,7 +319,7 @@ class HFEngine:
         self._leave(flights)
 
     def _leave(self, flights: Sequence[_Flight]) -> None:
-        """Give back the places of requests that are done or cancelled, and all that nobody else needs."""
+        """Free the places of requests that are done or cancelled, and the memory that no other request needs."""
         self._decoder.remove([flight.cell for flight in flights])
         for flight in flights:
             del self._flights[flight.cell]
@@ -329,7 +329,7 @@ class HFEngine:
         self._kept.settle()
 
     def _release(self, shared: _Shared) -> None:
-        """Close a row that nobody continues, or waits to."""
+        """Close a row that no request continues or waits to continue."""
         if shared.cells or any(self._waiting[ids] for ids in shared.logits):
             return
         for ids in shared.logits:
@@ -342,7 +342,7 @@ class HFEngine:
         return cost_of(flight.cell.request, decoded=decoded, prefilled=flight.prefilled, seconds=seconds)
 
     def _abandon(self) -> None:
-        """Forget all that is in flight, and what it may have left half written."""
+        """Drop everything in flight, and every row that may be half written."""
         for holder in (self._queue, self._waiting, self._flights, self._shared, self._done):
             holder.clear()
         self._decoder.clear()
@@ -351,7 +351,7 @@ class HFEngine:
 
 @contextmanager
 def _evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """Dropout off while sampling, whatever the trainer left."""
+    """Switch dropout off while sampling, and restore the trainer's mode afterwards."""
     training = model.training
     if training:
         model.eval()

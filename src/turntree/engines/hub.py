@@ -17,8 +17,8 @@ def folder_of(source: str) -> Path:
     """The folder `source`, or the local copy of the model of that name on the Hub (`owner/name` or
     `owner/name@revision`), fetched where it is not in the cache.
 
-    A path stays a path where it exists, or where the folder that it would lie in does. Raises `InputError` for a model
-    that the Hub does not have, that is not ours to read, or that cannot be fetched.
+    `source` is taken as a path where it or its parent folder exists. Raises `InputError` for a model that the Hub does
+    not have, that may not be read, or that cannot be fetched.
     """
     path = Path(source)
     if path.exists() or path.parent.is_dir() or not _NAME.fullmatch(source):
@@ -29,7 +29,7 @@ def folder_of(source: str) -> Path:
     try:
         found = snapshot_download(name, revision=revision or None, allow_patterns=_FILES, ignore_patterns=_LEAVE)
     except Exception as error:  # the boundary to a server
-        _refuse(source, error, "is no folder here, and")
+        _refuse(source, error, "is not a folder here, and")
     return Path(found)
 
 
@@ -48,7 +48,7 @@ def push(folder: Path, name: str) -> str:
 
 
 def _refuse(source: str, error: Exception, before: str) -> NoReturn:
-    """One line that says whether the model, the permission or the connection is missing."""
+    """Raise one line that says whether the model, the permission or the connection is missing."""
     from huggingface_hub import constants, errors
 
     line = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]

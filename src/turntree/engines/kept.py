@@ -1,7 +1,7 @@
-"""Sequences whose keys and values outlive their wave, found again by their tokens.
+"""Sequences whose keys and values are kept after their wave and found again by their tokens.
 
 A sequence is registered under a chained hash of every prefix whose length is a multiple of `STRIDE`, so that the
-longest kept prefix of a prompt is found with one dictionary look-up per stride, whoever sampled it: the next turn of
+longest kept prefix of a prompt is found with one dictionary look-up per stride. It may come from the previous turn of
 a conversation, a fork from the middle of another rollout, a new task under the same system message. Among sequences
 that agree up to the same stride (siblings) the best is chosen token by token, which also confirms the hash.
 """
@@ -129,8 +129,8 @@ class KeptSequences:
             self._evict(oldest)
 
     def _evict(self, oldest: KeptBlock) -> None:
-        """Drop the oldest block; of the only one, keep the rows that fit, so that a bound that is a little too small
-        costs a little and not everything."""
+        """Drop the oldest block. Of the only block, keep the rows that fit, so that a bound that is slightly too small
+        costs little."""
         fitting = self.max_tokens // max(entry.length for entry in oldest.entries) if len(self._blocks) == 1 else 0
         while len(oldest.entries) > fitting:
             self._unlist(oldest.entries.pop(0))

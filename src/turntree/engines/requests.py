@@ -1,4 +1,4 @@
-"""What every engine refuses before it computes anything, and how it charges what it computed."""
+"""The checks of requests that every engine makes before it computes anything, and the cost of a request."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check_idle(in_flight: int) -> None:
 
 
 def cost_of(request: GenerationRequest, *, decoded: int, prefilled: int, seconds: float = 0.0) -> Cost:
-    """One model call: the positions of its prompt that were not prefilled for it were reused."""
+    """The cost of one model call. Positions of its prompt that were not prefilled for it count as reused."""
     return Cost(
         turns=1,
         decoded_tokens=decoded,

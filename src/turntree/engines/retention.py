@@ -1,8 +1,8 @@
-"""Where the sequences of requests that `retain` stay when they are done.
+"""Where the sequences of requests with `retain` are kept when they are done.
 
-A request that is alone in continuing its prompt's row stays there: its own tokens are appended to it, and the next
-turn goes on in place. Siblings share that row, so each gets a row of its own in a block that is set aside for those
-that were admitted together (and that will, mostly, go on together).
+A request that alone continues its prompt's row stays there: its tokens are appended to the row, and the next turn
+continues in place. Siblings share that row, so each gets a separate row, in a block reserved for requests that were
+admitted together (most of them also continue together).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def bring_home(decoder: Decoder, kept: KeptSequences, cells: Sequence[Cell], tok
 
 
 def vacate(cell: Cell) -> None:
-    """The cell writes no more to its home; a row of its own prefix is busy until nobody continues that."""
+    """Mark that the cell no longer writes to its home. A row of its own prefix stays busy while others continue it."""
     if cell.home is not None and cell.home.block.cache is not cell.prefix.cache:
         cell.home.block.busy.discard(cell.home.row)
 

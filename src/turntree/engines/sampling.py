@@ -1,4 +1,4 @@
-"""Drawing tokens from logits, and what was the chance of it.
+"""Sampling tokens from logits, with their log-probabilities and entropies.
 
 Every draw of a request is a function of its seed and the token's position in the completion: the uniforms are drawn
 ahead from a counter-based generator keyed by the seed, and turned into tokens by inverting the distribution function.
@@ -64,7 +64,7 @@ class Laws:
 
     @classmethod
     def idle(cls, requests: int, positions: int, device: torch.device) -> Laws:
-        """Room for the laws of so many requests."""
+        """Room for the laws of this many requests."""
         return cls(
             temperature_N=torch.ones(requests, device=device),
             greedy_N=torch.zeros(requests, dtype=torch.bool, device=device),

@@ -15,7 +15,7 @@ from turntree.engines.requests import check_idle, check_requests, cost_of
 
 @dataclass(frozen=True)
 class ScriptedAnswer:
-    """Token ids with statistics of one's own; None stands for the uniform distribution over the vocabulary."""
+    """Token ids with given statistics; None stands for the uniform distribution over the vocabulary."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None = None
@@ -116,8 +116,8 @@ class ScriptedEngine:
         return ticket
 
     def cancel(self, ticket: int) -> Cost:
-        """The cost is the prompt, where no other request had paid for it, and the tokens that the steps taken are
-        worth."""
+        """The cost is the prompt, unless another request was charged for it, and the share of tokens of the steps
+        taken."""
         flight = self._flying.pop(ticket, None)
         if flight is None or flight.prefilled is None:
             return NO_COST
@@ -125,7 +125,7 @@ class ScriptedEngine:
         return cost_of(flight.request, decoded=total * flight.taken // flight.steps, prefilled=flight.prefilled)
 
     def poll(self, timeout: float | None = None) -> list[Finished]:
-        """A step takes no time: any `timeout` but 0 is long enough for all the steps that it takes."""
+        """Steps take no time: any `timeout` but 0 is long enough for all of them."""
         finished: list[Finished] = []
         while self._flying and not finished:
             finished = self._step()
@@ -134,7 +134,7 @@ class ScriptedEngine:
         return finished
 
     def _step(self) -> list[Finished]:
-        """Admit what there is room for, then let every admitted request go on by one step."""
+        """Admit requests while there is room, then advance every admitted request by one step."""
         admitted = dict(list(self._flying.items())[: self._max_batch_rows])
         charged = {flight.request.prompt_ids for flight in admitted.values() if flight.prefilled is not None}
         for flight in admitted.values():
@@ -147,7 +147,7 @@ class ScriptedEngine:
         return [flight.finished(ticket) for ticket, flight in ended.items()]
 
     def _outcome(self, request: GenerationRequest) -> Completion | str:
-        """What the request will end with, not yet charged: a completion or a fault."""
+        """The completion or fault of the request, before costs are charged."""
         if (fault := self._fault(request)) is not None:
             return fault
         answer = self._answer(request.prompt_ids, request.seed)
@@ -192,7 +192,7 @@ def _charged(completion: Completion, request: GenerationRequest, prefilled: int)
 
 
 def _new_tokens(request: GenerationRequest, charged: set[tuple[int, ...]]) -> int:
-    """What the request's prompt costs when the prompts in `charged` are paid for; pays for it."""
+    """The cost of the request's prompt; zero for prompts in `charged`, to which it is then added."""
     new = 0 if request.prompt_ids in charged else len(request.prompt_ids)
     charged.add(request.prompt_ids)
     return new

@@ -49,7 +49,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Pool:
-    """Rows that are prefilled together; with `block`, each goes on where its kept sequence lies."""
+    """Rows that are prefilled together; with `block`, each continues in place at its kept sequence."""
 
     rows: tuple[Row, ...]
     block: KeptBlock | None = None
@@ -94,8 +94,8 @@ def rows_of(requests: Sequence[GenerationRequest], find: Callable[[tuple[int, ..
 
 
 def pools_of(rows: Sequence[Row]) -> list[Pool]:
-    """First the rows that go on in place, where their kept sequence lies (nothing of it is copied); then the others,
-    those of similar shape together."""
+    """First the rows that continue in place at their kept sequence (nothing is copied); then the others, similar shapes
+    together."""
     in_place: dict[KeptBlock, dict[int, Row]] = {}
     others: list[Row] = []
     for row in rows:

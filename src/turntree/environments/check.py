@@ -1,7 +1,7 @@
-"""The contract of an environment, played against one of your own (`turntree check environment SPEC`).
+"""Check an environment against its contract (`turntree check environment SPEC`).
 
-Every law is one that training relies on. What is violated is said with the task, the turn and the action, so that it
-can be played again by hand.
+Training relies on every law. A violation is reported with the task, the turn and the action, so that it can be
+reproduced by hand.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class CheckConfig:
     """`turntree check environment`."""
 
     environment: Part
-    """What to check: a registered name, or module:object of your own."""
+    """The environment to check: a registered name, or your own module:object."""
     split: Literal["train", "dev", "test"] = "train"
     """Which tasks."""
     count: int = 3
@@ -46,8 +46,8 @@ class CheckConfig:
 
 @dataclass(frozen=True)
 class Finding:
-    """One law that did not hold. `grave`: training on such an environment goes wrong, or is impossible; the others cost
-    something that is named (no branching, no worker processes)."""
+    """One law that did not hold. `grave`: training on such an environment is wrong or impossible. Other violations
+    only disable a named feature (branching, worker processes)."""
 
     law: str
     task: str
@@ -61,7 +61,7 @@ class Finding:
 
 
 def check_environment(task: Environment, *, seed: int = 0, turns: int = 8) -> list[Finding]:
-    """Play `task` with random actions and hold it against every law. The task itself is never stepped."""
+    """Play `task` with random actions and check every law. The task itself is never stepped, only copies of it."""
     found: list[Finding] = []
     task_id = str(task.task_id)
     try:
@@ -164,7 +164,7 @@ def _tools(environment: Environment, task_id: str) -> Iterator[Finding]:
 
 
 def _garbage(task: Environment, task_id: str) -> Iterator[Finding]:
-    """A policy samples anything: no such action may raise."""
+    """A policy may sample any action, so no action may raise."""
     tool = task.tools[0]["function"]["name"] if task.tools else "tool"
     actions = (
         Message("assistant", ""),
@@ -191,7 +191,7 @@ def _workers(task: Environment, task_id: str) -> Iterator[Finding]:
 
 
 def random_action(tools: Sequence[dict[str, Any]], last: Observation, rng: random.Random) -> Message:
-    """A tool call with random arguments of the declared types, or a word that was said or that games know."""
+    """A tool call with random arguments of the declared types, or a word from the observation or common in games."""
     if tools and rng.random() < 0.9:
         function = rng.choice(list(tools))["function"]
         properties = function.get("parameters", {}).get("properties", {})

@@ -1,4 +1,4 @@
-"""Environments of this process, stepped where they are called: no overhead, and no protection."""
+"""Environments stepped in this process: no overhead, but no protection against hangs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from turntree.environments.pool import Answer, Session, checked, reason_of, repl
 class InlinePool:
     """`EnvironmentPool` for environments that answer in microseconds and can be trusted to return.
 
-    A call is made when it is asked for, and its answer waits for the next `poll`. An exception is a fault; an
-    endless loop is one nobody sees (use `ProcessPool`).
+    A call is made at once, and its answer waits for the next `poll`. An exception becomes a fault. An endless loop
+    blocks the process (use `ProcessPool`).
     """
 
     waits = False

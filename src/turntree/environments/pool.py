@@ -1,9 +1,9 @@
-"""Sessions, calls and answers: what a pool of environments promises, wherever its environments live.
+"""Sessions, calls and answers: the interface of a pool of environments, whether in this process or in workers.
 
-A *session* is one episode as its pool sees it: where it started, what was done, what was answered. The environment
-that a pool keeps for a session is a cache of that record and nothing more: when it is lost (a worker died, a call
-failed half-way), the next call rebuilds it from `reset` and the recorded actions, and refuses it when it does not
-answer as it did before. So a fault costs a replay and never more, and a retry is the same call once more.
+A *session* is one episode as its pool sees it: its start, its actions and its answers. The environment that a pool
+keeps for a session is only a cache of that record. When it is lost (a worker died, a call failed half-way), the next
+call rebuilds it from `reset` and the recorded actions, and refuses it when it answers differently than before. So a
+fault costs at most a replay, and a retry is the same call again.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from turntree.core.protocols import Environment, Observation
 
 @dataclass(eq=False)
 class Session:
-    """One episode. `environment` is where it starts and is never stepped itself; `answers[0]` is what `reset` told,
-    `answers[t]` what action t was answered. Only its pool writes to it."""
+    """One episode. `environment` is its start and is never stepped itself; `answers[0]` is the observation of `reset`,
+    `answers[t]` that of action t. Only its pool writes to it."""
 
     environment: Environment
     actions: list[Message] = field(default_factory=list[Message])
@@ -35,7 +35,7 @@ class Session:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The end of one call: an observation (of a `reset`: the task), or the fault that kept it from coming.
+    """The end of one call: an observation (of a `reset`: the task), or a fault.
 
     `calls` counts the environment steps that were made for it, replayed ones included; `seconds` is how long they
     took (of a call that was killed: until then).
@@ -56,9 +56,9 @@ class EnvironmentPool(Protocol):
     """Where environments are stepped, many at a time.
 
     Laws (tests/contracts/test_environment_contract.py): every call of a session that is not closed is answered by
-    `poll` exactly once; what a session is answered depends on its own actions only; a call that failed may be made
-    again, and the session then goes on as if nothing had happened; no fault of one session is seen by another.
-    A session has at most one call unanswered.
+    `poll` exactly once; the answers of a session depend on its own actions only; a call that failed may be repeated,
+    and the session then continues as if nothing had happened; a fault of one session does not affect another.
+    A session has at most one unanswered call.
     """
 
     waits: bool  # whether calls wait for something other than a processor, so that there is time to gain meanwhile
@@ -82,7 +82,7 @@ class EnvironmentPool(Protocol):
         ...
 
     def step(self, session: Session, action: Message) -> None:
-        """Do `action`; the answer is what the environment says to it."""
+        """Do `action`; the answer is the environment's observation."""
         ...
 
     def poll(self, timeout: float | None = None) -> list[Answer]:
@@ -96,7 +96,7 @@ class EnvironmentPool(Protocol):
 
 
 class EnvironmentFault(Exception):
-    """An environment did what no environment may do; the text says what."""
+    """An environment broke its contract; the text says how."""
 
 
 def start(environment: Environment) -> Observation:
@@ -105,8 +105,8 @@ def start(environment: Environment) -> Observation:
 
 
 def replay(environment: Environment, session: Session) -> Iterator[int]:
-    """Bring a fresh copy to where `session` stands, turn by turn. Raises `EnvironmentFault` when it answers
-    differently: it is not a function of its actions, and the conversation so far is not its own."""
+    """Replay the actions of `session` on a fresh copy. Raises `EnvironmentFault` when it answers differently: the
+    environment is then not a function of its actions, and the conversation so far does not fit it."""
     for turn, answer in enumerate(session.answers):
         again = start(environment) if turn == 0 else checked(environment.step(session.actions[turn - 1]))
         if again != answer:

@@ -1,10 +1,10 @@
-"""Environments in worker processes: slow ones run side by side, and one that hangs or dies takes nobody with it.
+"""Environments in worker processes: slow ones run in parallel, and one that hangs or dies does not affect the others.
 
-A session stays with one worker, because most environments cannot be sent around mid-episode; but a worker holds
-nothing that is not recorded, so it may be killed at any time (`pool`, the module). Every worker has a pipe of its own
-and one call at a time, so that a time limit is exact, and killing a worker hurts the call that it was making and
-nothing else. (The queues of `concurrent.futures` and `pebble` are shared under a lock, which a killed worker takes
-with it; measured: killing an idle worker of a `pebble.ProcessPool` ends the pool.)
+A session stays with one worker, because most environments cannot be pickled mid-episode. A worker holds nothing that
+is not recorded, so it may be killed at any time (see `pool`). Every worker has its own pipe and makes one call at a
+time, so that a time limit is exact, and killing a worker affects only the call that it was making. (The queues of
+`concurrent.futures` and `pebble` are shared under a lock that a killed worker never releases; measured: killing an
+idle worker of a `pebble.ProcessPool` ends the pool.)
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _LOOK_SECONDS = 1.0  # between two looks at workers that owe an answer
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessPoolConfig:
-    """Where tasks are stepped; it changes no result. In this process nothing bounds a call."""
+    """Where tasks are stepped. This does not change results. In this process a call has no time limit."""
 
     workers: int = 4
-    """Processes that step the tasks, killed and rebuilt where they hang or die; 0 steps them in this one."""
+    """Processes that step the tasks, replaced where they hang or die; 0 steps tasks in this process."""
     step_seconds: float = 60.0
-    """Bounds one environment call, and each step of a rebuild."""
+    """Time limit of one environment call, and of each step of a rebuild."""
 
     def __post_init__(self) -> None:
         if self.workers < 0 or self.step_seconds <= 0:
@@ -213,7 +213,7 @@ class ProcessPool:
                 self._lose(worker, f"the worker was stopped (SIGSTOP) for {_STOPPED_SECONDS:g} seconds")
 
     def _lose(self, worker: _Worker, why: str) -> None:
-        """The worker is gone or must go; the call that it was making, or could not begin, is a fault."""
+        """Remove a worker that died or must be killed; the call that it was making, or could not begin, is a fault."""
         pending, worker.current = worker.current, None
         if pending is None and not worker.ready and worker.queue:
             pending = worker.queue.popleft()
@@ -310,7 +310,7 @@ class _Worker:
 
 
 def _bound(pipe: Connection) -> None:
-    """No message keeps this process waiting for a worker that is stopped in the middle of it."""
+    """Send and receive without blocking: a worker may be stopped in the middle of a message."""
     seconds = struct.pack("ll", _PIPE_SECONDS, 0)
     with socket.socket(fileno=os.dup(pipe.fileno())) as ours:
         for direction in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):

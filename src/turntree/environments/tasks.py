@@ -1,6 +1,6 @@
 """The tasks that a stage plays, from whatever environment its configuration names.
 
-An environment comes through the door (`core.parts`, kind `environments`) as one of two things:
+An environment (a part of kind `environments`, see `core.parts`) is one of two things:
 
 - a function `tasks(split, count, *, seed, **options)` that returns `count` environments of a split ("train", "dev",
   "test"). Its keyword parameters are the environment's options (`--set environment.KEY=VALUE`).
@@ -34,8 +34,8 @@ TRAIN, DEV, TEST = "train", "dev", "test"
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSet:
-    """Environments by split; where they are stepped (None: in this process), what their tools did so far (a figure of
-    the run's timing), what reading their files counted, one entry a file, and the hashes of those files by name."""
+    """Environments by split, with: where they are stepped (None: in this process), what their tools did so far (part of
+    the run's timing), the counts of reading their files, one entry per file, and the hashes of those files by name."""
 
     tasks: Mapping[str, Sequence[Environment]]
     pool: EnvironmentPool | None = None
@@ -56,10 +56,10 @@ def open_tasks(
     model: str = "",
     workers: ProcessPoolConfig | None = None,
 ) -> Iterator[TaskSet]:
-    """The first `splits[name]` tasks of every split. `model` names the policy that will play, for environments that
-    speak differently to one that knows them. With `workers` they are stepped in processes, unless the environment
-    brings a pool of its own. Raises `InputError` where the environment gives none, gives something that is no
-    environment, or gives one task to two splits."""
+    """The first `splits[name]` tasks of every split. `model` names the policy that will play, for environments whose
+    prompts depend on it. With `workers` they are stepped in processes, unless the environment has its own pool. Raises
+    `InputError` where the environment gives no tasks, gives something that is not an environment, or puts one task into
+    two splits."""
     loaded = parts.load("environments", environment.name)
     with contextlib.ExitStack() as stack:
         if inspect.isclass(loaded.target) and hasattr(loaded.target, "open"):
@@ -81,7 +81,7 @@ def open_tasks(
 
 
 def identity(environment: Part, opened: TaskSet) -> dict[str, Any]:
-    """What the tasks are, for the identity of a run: the code that made them and their ids, by split."""
+    """The identity of the tasks, for the identity of a run: the code that made them and their ids, by split."""
     import hashlib
 
     ids = {
@@ -118,7 +118,7 @@ def _check_disjoint(opened: TaskSet, environment: Part) -> None:
         for task in tasks:
             if home.setdefault(task.task_id, split) != split:
                 problem = f"gave task {task.task_id!r} to two splits, {home[task.task_id]!r} and {split!r}"
-                hint = "what is checked on must not be trained on: give every split tasks of its own"
+                hint = "held-out tasks must not be trained on: give every split its own tasks"
                 raise InputError(f"{environment.name!r} {problem}", field="environment", hint=hint)
 
 
@@ -132,7 +132,7 @@ def _with_fork(value: Any, environment: Part) -> Environment:
 
 
 class Replayed:
-    """An environment without a `fork` of its own: a fork is a fresh copy (`copy.deepcopy` before `reset`) that repeats
+    """Adds `fork` to an environment without one: a fork is a fresh copy (`copy.deepcopy` before `reset`) that repeats
     the actions, and is refused where it answers differently."""
 
     def __init__(self, fresh: Any) -> None:

@@ -1,4 +1,4 @@
-"""An environment made of a plain class: its public methods are the tools, its `reset` tells the task.
+"""An environment made of a plain class: its public methods are the tools, its `reset` returns the task.
 
     class Counter:
         def reset(self, goal: int) -> str:
@@ -18,8 +18,8 @@
         def reward(self) -> float:
             return float(self.count == self.goal)
 
-The class that TRL's `environment_factory` takes is such a class, and works unchanged. The attributes that are read
-after every turn, where the object has them: `reward` (a number), `success`, `done` (True ends the episode) and
+A class for TRL's `environment_factory` works unchanged. These attributes are read after every turn, where the object
+has them: `reward` (a number), `success`, `done` (True ends the episode) and
 `progress` (0 to 1). An episode also ends with the first message that calls no tool.
 """
 
@@ -49,8 +49,8 @@ class ToolEnvironment:
 
     `arguments` are those of its `reset`. What `reset` returns is the task, as the user's message; with a `prompt` (the
     opening messages) it is appended to the last message of that, as TRL does. What a tool returns is its answer: a
-    text, or a value that JSON can carry. An exception in a tool is answered to the policy, so that it can do better;
-    raise `EnvironmentFault` where the rollout must be censored instead.
+    text, or a value that JSON can carry. An exception in a tool is shown to the policy as the answer; raise
+    `EnvironmentFault` where the rollout must be censored instead.
 
     A fork is the object's own `fork()` where its class has one. Otherwise the episode is replayed on a new object, and
     refused where that answers differently: an environment that draws at random without a seed cannot be forked.
@@ -76,7 +76,7 @@ class ToolEnvironment:
 
     @property
     def object(self) -> Any:
-        """What `factory` made for this episode, for a function that reads its reward from it; None before `reset`."""
+        """The object that `factory` made for this episode, for reward functions; None before `reset`."""
         return self._object
 
     def reset(self) -> tuple[Message, ...]:
@@ -93,21 +93,21 @@ class ToolEnvironment:
         return observation
 
     def state(self) -> Any:
-        """What the object holds, as plain data that is equal where two objects hold the same: all attributes, or what
-        its `__getstate__` gives. None before `reset`, and where `state_problem` says why there is none."""
+        """The state of the object as plain data, equal for objects with the same state: all attributes, or what its
+        `__getstate__` gives. None before `reset`, and where `state_problem` says why there is none."""
         try:
             return None if self._object is None else _plain(self._object.__getstate__(), "")
         except (_NotPlain, RecursionError):
             return None
 
     def state_problem(self) -> str | None:
-        """Which attribute of the object is no plain data, so that its states cannot be compared; None where all are."""
+        """Which attribute of the object is not plain data, so that states cannot be compared; None where all are."""
         try:
             _plain(self._object.__getstate__(), "")
         except _NotPlain as found:
             return str(found)
         except RecursionError:
-            return "its attributes hold one another without end"
+            return "its attributes contain each other in a cycle"
         return None
 
     def fork(self) -> ToolEnvironment:
@@ -206,7 +206,7 @@ def _described(function: Any, bound: Any) -> Any:
 
 def _opening(prompt: tuple[Message, ...], told: str | None) -> tuple[Message, ...]:
     if told is None and not prompt:
-        raise EnvironmentFault("told no task: `reset` returned nothing, and there is no prompt")
+        raise EnvironmentFault("has no task: `reset` returned nothing, and there is no prompt")
     if told is None:
         return prompt
     if not prompt:
@@ -250,7 +250,7 @@ def _number(state: Any, name: str) -> float | None:
 
 
 def _success(state: Any) -> bool | None:
-    """The object's own word; without one, a reward of 1 or more."""
+    """The object's `success`; without one, whether the reward is at least 1."""
     said = getattr(state, "success", None)
     if said is not None and not callable(said):
         return bool(said)

@@ -17,7 +17,7 @@ from turntree.observe.workers import die_with_parent
 
 @dataclass(frozen=True)
 class Rebuild:
-    """How a worker that does not hold a session comes to hold it. `source` is the pickled environment."""
+    """How a worker rebuilds a session that it does not hold. `source` is the pickled environment."""
 
     source: bytes
     actions: Sequence[Message]
@@ -48,10 +48,9 @@ class Reply:
 def serve(pipe: Connection) -> None:
     """Answer calls until the other end closes.
 
-    `None` says that a step begins now: its time limit counts neither the start of the worker, nor what environments
-    import, nor the steps that were replayed before it. The worker leads a process group, so that whatever its
-    environments start dies with it, and an interrupt at the terminal is the parent's affair. It dies with its parent,
-    also in the middle of a call.
+    It sends `None` when a step begins, so that the time limit does not include the start of the worker, imports of
+    environments or replayed steps. The worker leads a process group: processes that its environments start are killed
+    with it, and an interrupt at the terminal reaches only the parent. It ends with its parent, even during a call.
     """
     os.setsid()
     die_with_parent()

@@ -1,1 +1,1 @@
-"""What the methods are worth: matched arms over seeds, the quickstart, and the pages of both."""
+"""Comparisons of methods: matched arms over seeds, the quickstart, and the pages of both."""

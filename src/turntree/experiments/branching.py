@@ -1,8 +1,8 @@
-"""`turntree experiment branching`: is a fork where entropy rises worth more than one anywhere else, or none?
+"""`turntree experiment branching`: are forks where entropy rises better than random forks, and than none?
 
 Matched seeds, the same tasks in the same order from the same weights, the same loss divided by a constant. The causal
-question is `entropy` against `random`, which forks as often, at the same turns and budgets, by a coin; the economic
-one is either against `grpo_calls`, which spends as many tool calls on independent rollouts.
+question compares `entropy` with `random`, which forks as often, at the same turns and budgets, but at random. The cost
+question compares either with `grpo_calls`, which spends as many tool calls on independent rollouts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the experiments are told, as plain values. Without torch: the command line reads it for help."""
+"""The configurations of the experiments, as plain values. Without torch: the command line reads them for help."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _online(
 
 
 def _gated() -> TrainOnlineConfig:
-    """At temperature 1 so small a policy is so uncertain that its rollouts hardly ever converge: 0.5. The threshold is
+    """The temperature is 0.5, because at 1 the rollouts of such a small policy hardly ever converge. The threshold is
     calibrated for the embedded policy."""
     return _online(
         Part("household", {"difficulty": "easy"}),
@@ -144,7 +144,7 @@ class CostExperimentConfig(SeededExperiment):
     online: TrainOnlineConfig = field(default_factory=_grpo)
     """The GRPO arm; its tasks are also those that are demonstrated."""
     demonstrator: Part = field(default_factory=lambda: Part("household", {"slips": 0.2}))
-    """Whose traces the PivotRL arm learns from, of the tasks of the GRPO arm."""
+    """The demonstrator whose traces the PivotRL arm learns from, on the tasks of the GRPO arm."""
     profile: ProfileConfig = field(default_factory=lambda: ProfileConfig(sampling=COMMAND))
     candidates: int = 5000
     """Most candidates that are profiled."""

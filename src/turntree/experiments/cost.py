@@ -1,7 +1,7 @@
 """`turntree experiment cost`: PivotRL against end-to-end GRPO, success over what was spent (PivotRL, Figure 1).
 
-Both start from the same policy and are measured on the same held-out games in the same way. PivotRL pays for its
-profile before the first step; the demonstrations that it needs are counted beside the bill, not in it.
+Both start from the same policy and are measured on the same held-out games in the same way. PivotRL's cost includes its
+profile; the cost of its demonstrations is reported separately.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _environment(config: CostExperimentConfig, seed: int) -> Part:
 
 
 def _demonstrator(config: CostExperimentConfig, seed: int) -> Part:
-    """It plays the GRPO arm's games."""
+    """The demonstrator, which plays the GRPO arm's games."""
     options = {**_environment(config, seed).options}
     games = {"source": options.pop("games", "generated"), "split": "train", "count": config.online.count}
     games |= {key: options[key] for key in ("offset", "difficulty") if key in options}
@@ -140,7 +140,7 @@ def _ends(
 
 
 def curve(folder: Path, method: str) -> list[dict[str, float]]:
-    """Success on the held-out games and what had been spent by then, at every check. PivotRL's bill begins with its
+    """Success on the held-out games and what had been spent by then, at every check. PivotRL's cost starts with its
     profile. Seconds are those of engine, environments and updates."""
     spent = dict.fromkeys(UNITS, 0.0)
     if method == "pivotrl":
@@ -167,8 +167,8 @@ def _spent(row: dict[str, Any], unit: str) -> float:
 def matched(pivotrl: Sequence[dict[str, float]], grpo: Sequence[dict[str, float]]) -> dict[str, Any]:
     """What either spent to first reach the highest success that both reached; GRPO over PivotRL as ratios.
 
-    `ratios` has PivotRL pay for its profile, `ratios_in_training` leaves the profile out, as the paper's Figure 1
-    does. The highest common success is chosen after the fact and the curves are noisy, so one seed's ratio is a rough
+    `ratios` includes the cost of PivotRL's profile; `ratios_in_training` leaves it out, as the paper's Figure 1 does.
+    The highest common success is chosen after the fact and the curves are noisy, so one seed's ratio is a rough
     figure; None where an arm never rises above its start.
     """
     best = min(max(point["success"] for point in points) for points in (pivotrl, grpo))

@@ -122,7 +122,7 @@ def _differences(
 
 
 def _norm_ratio(rows: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> float | None:
-    """Of one seed: the geometric mean over iterations, which are no independent measurements."""
+    """For one seed: the geometric mean over iterations, which are not independent measurements."""
     logs = [
         math.log(one["grad_norm"] / two["grad_norm"])
         for one, two in zip(rows[1:], other[1:], strict=True)

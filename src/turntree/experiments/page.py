@@ -100,7 +100,7 @@ class Experiment:
 
 def build_experiment_page(folder: Path, out: Path | None = None) -> Path | None:
     """Write the page of an experiment to `out` (default: `report.html` inside the folder) and return where it lies;
-    None where the folder is no such experiment. Raises `InputError` where its summary lacks what the page needs."""
+    None where the folder is not such an experiment. Raises `InputError` where its summary lacks what the page needs."""
     found = read_experiment(folder)
     if found is None:
         return None
@@ -111,7 +111,7 @@ def build_experiment_page(folder: Path, out: Path | None = None) -> Path | None:
 
 
 def read_experiment(path: Path) -> Experiment | None:
-    """None where the folder is no such experiment. Raises `InputError` where its summary lacks what the page needs."""
+    """None where the folder is not such an experiment. Raises `InputError` where its summary is incomplete."""
     file = path / "summary.json"
     summary: Any = read_json(file) if file.exists() else None
     if not _is_experiment(summary):
@@ -208,7 +208,7 @@ def lead(found: Experiment) -> str:
 
 
 def sentence(one: Comparison) -> str:
-    """What the difference at matched calls allows to say."""
+    """The conclusion that the difference at matched calls supports."""
     found = one.found["matched_calls"]
     told = f"“{one.first}” {wording.MINUS} “{one.second}” at matched calls: {points(found.mean)} points"
     if found.low is None or found.high is None:

@@ -1,4 +1,4 @@
-"""`turntree experiment premise`: has branching by entropy anything to exploit?
+"""`turntree experiment premise`: is there something for branching by entropy to exploit?
 
 Two questions to a frozen policy. Does token entropy rise after tool results? And do forks at high entropy show more
 variance of reward between their children than forks anywhere? For every probe length k rollouts are forked at random
@@ -86,7 +86,7 @@ def run_premise(config: PremiseConfig, out: Path) -> dict[str, Any]:
 class EntropyProfile:
     """Mean entropy (nats a token) by position in the turn: of first turns, and of turns after a result of each tool.
 
-    Of forks only the first branch is followed: rollouts count as if nobody had forked them."""
+    Only the first branch of a fork is followed, so rollouts count as if they were not forked."""
 
     def __init__(self) -> None:
         self._seen: dict[str, list[tuple[float, ...]]] = defaultdict(list)
@@ -149,8 +149,8 @@ def _leaves(tree: RolloutTree, node: int) -> list[int]:
 def against_variance(forks: Sequence[ForkSeen]) -> dict[str, Any]:
     """Between-child reward variance of the forks in the upper half by entropy (that of the turn, and its change since
     the first turn) over that of the lower half, and the rank correlation of the two, with 95% bootstrap intervals over
-    questions. Halves and ranks are taken turn by turn, so that a difference is none between early and late turns; a
-    fork that is alone at its turn says nothing and is left out."""
+    questions. Halves and ranks are taken turn by turn, so that early and late turns are not compared; a fork
+    that is alone at its turn is left out."""
     at_turn = Counter(fork.turn for fork in forks)
     known = [fork for fork in forks if at_turn[fork.turn] > 1]
     found: dict[str, Any] = {"forks": len(known), "alone_at_their_turn": len(forks) - len(known)}
@@ -207,7 +207,7 @@ def lines(result: dict[str, Any]) -> Iterable[str]:
 
 
 def _verdict(low: float, high: float) -> str:
-    """What an interval of the ratio says to somebody who is about to branch by entropy."""
+    """What an interval of the ratio means for branching by entropy."""
     if low > 1:
         return "forks at high entropy teach more"
     return "forks at high entropy teach less" if high < 1 else "no difference is shown"

@@ -56,7 +56,7 @@ class QuickstartConfig:
     """The policy that all arms start from."""
     device: Device = field(default_factory=Device)
     demonstrator: Part = field(default_factory=lambda: Part("household", {"games": {"count": 700}, "slips": 0.2}))
-    """Whose traces all arms share: household, or module:object of your own."""
+    """The demonstrator whose traces all arms share: household, or your own module:object."""
     sft: SFTConfig = field(default_factory=lambda: SFTConfig(epochs=3, optimizer=OptimizerConfig(learning_rate=3e-4)))
     profile: ProfileConfig = field(default_factory=lambda: ProfileConfig(sampling=COMMAND))
     limit: int = 5000
@@ -199,7 +199,7 @@ def summarise(config: QuickstartConfig, out: Path) -> dict[str, Any]:
 
 
 def _bill(out: Path, arm: str, profile_header: dict[str, Any]) -> dict[str, Any]:
-    """What making the arm's policy cost: profiling belongs to the arms that it selects for."""
+    """The cost of making the arm's policy; profiling counts for the arms that use its selection."""
     if arm == "base":
         return {"turns": 0, "tokens": 0, "trained_tokens": 0, "seconds": 0.0}
     cost = read_json(out / arm / "cost.json")

@@ -1,1 +1,1 @@
-"""Filters of whole groups: before a group is planted (GRESO), after it is finished (DAPO). No torch."""
+"""Filters of whole groups: before a group is started (GRESO) and after it has finished (DAPO). No torch."""

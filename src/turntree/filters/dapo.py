@@ -1,7 +1,7 @@
 """After the rollouts: a finished group whose rewards are all equal stays out of the update (DAPO, section 3.2).
 
-The filter saves training, not rollouts. DAPO fills the batch up with further groups until it is whole ("dynamic
-sampling"), which costs rollouts; here the refill has a cap.
+The filter saves training, not rollouts. DAPO adds groups until the batch is full ("dynamic sampling"), which costs
+rollouts; here this refill has a cap.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class DapoFilter(Filter):
         return FilterDecision(outcome is GroupOutcome.MIXED, outcome.value)
 
     def drop(self, group: FinishedGroup) -> str | None:
-        """By what the update would learn: under path weights refills do not count, so the rewards of a group may differ
-        in them alone and teach nothing."""
+        """Decide by the credit of the update: under path weights refills do not count, so a group whose rewards differ
+        only in refills has no gradient."""
         if group.credit is None or (group.credit.nodes and not group.credit.zero_variance):
             return None
         decision = self.judge(group.rewards)
-        return "nothing that counts differs" if decision.keep else decision.reason
+        return "no difference among rewards that count" if decision.keep else decision.reason
 
 
 def refill(cap: float, *, wanted: int, kept: int, started: int) -> int:
-    """How many more groups to start for a batch of `wanted` groups of which `kept` are in, after `started`."""
+    """How many more groups to start for a batch of `wanted` groups, of which `kept` stay after `started`."""
     return max(0, min(wanted - kept, allowed(cap, wanted=wanted, started=started)))
 
 

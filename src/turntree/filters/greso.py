@@ -5,9 +5,9 @@ exploration probability p is one for easy tasks (all succeed) and one for hard t
 themselves after every iteration so that the share of zero-variance groups approaches its targets.
 
 Where paper and released code differ, this follows the code: z counts groups of the same kind only, the adjustment
-starts once a history exists, p stays within [0.05, 0.95]. Beyond both: a censored group (gated, failed) is evidence
-of nothing, so it neither extends nor ends a streak; and every draw is keyed by (seed, task, iteration), so that a
-decision depends on the histories alone and a resumed run repeats it.
+starts once a history exists, p stays within [0.05, 0.95]. Two things are in neither. A censored group (gated, failed)
+neither extends nor ends a streak. Every draw is keyed by (seed, task, iteration), so that a decision depends only on
+the histories and a resumed run repeats it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class GresoConfig:
     """The authors' settings. Targets are shares of the groups played in one iteration."""
 
     easy_exploration: float = 0.5
-    """Chance at the start that a task predicted to be too easy is played all the same."""
+    """Initial chance that a task predicted to be too easy is played anyway."""
     hard_exploration: float = 0.5
-    """The same of a task predicted to be too hard."""
+    """Initial chance that a task predicted to be too hard is played anyway."""
     easy_target: float = 0.25 / 3
-    """Wanted share of too easy groups of an iteration."""
+    """Target share of too easy groups in an iteration."""
     hard_target: float = 0.25 * 2 / 3
-    """Wanted share of too hard ones; hard tasks are likelier to change, since the policy improves."""
+    """Target share of too hard groups; hard tasks are likelier to change, since the policy improves."""
     adjustment: float = 0.01
     """How much an exploration chance changes after an iteration off its target."""
     lowest_exploration: float = 0.05
@@ -49,12 +49,12 @@ class GresoConfig:
     success: float = SUCCESS_REWARD
     """A reward from this on is a success."""
     seed: int | None = None
-    """Of what is skipped (default: that of the run)."""
+    """Seed of the draws (default: that of the run)."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if name not in ("seed", "success") and not 0 <= value <= 1:
-                raise ConfigError(f"{value} is no probability", field=name, hint="use a value from 0 to 1")
+                raise ConfigError(f"{value} is not a probability", field=name, hint="use a value from 0 to 1")
         for name in ("easy_exploration", "hard_exploration"):
             if not self.lowest_exploration <= getattr(self, name) <= self.highest_exploration:
                 raise ConfigError("is outside [lowest_exploration, highest_exploration]", field=name)
@@ -71,7 +71,7 @@ class PromptDecision:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskHistory:
-    """What is remembered of a task: its last observed outcome and how many groups in a row ended so."""
+    """The history of a task: its last observed outcome and how many groups in a row had this outcome."""
 
     outcome: GroupOutcome | None = None
     streak: int = 0
@@ -109,7 +109,7 @@ class Greso(Filter):
         return 1 - max(self.exploration[history.outcome] ** history.streak, self.config.keep_at_least)
 
     def decide(self, task: str, iteration: int) -> PromptDecision:
-        """Whether to skip the task in this iteration. The same question has the same answer."""
+        """Whether to skip the task in this iteration. The same call gives the same answer."""
         history = self.history(task)
         self._predicting |= history.outcome is not None
         if history.outcome is None:
@@ -121,7 +121,7 @@ class Greso(Filter):
         return PromptDecision(skip, probability, f"{'predicted' if skip else 'explored'} {history.outcome.value}")
 
     def record(self, task: str, rewards: Sequence[float | None]) -> GroupOutcome:
-        """Enter a finished group; None is a censored rollout, and all of a gated group are."""
+        """Record the rewards of a finished group; None is a censored rollout (all rollouts of a gated group are)."""
         outcome = group_outcome(rewards, success=self.config.success)
         self._histories[task] = self.history(task).after(outcome)
         self._played[outcome] += 1
@@ -130,7 +130,7 @@ class Greso(Filter):
     def adjust(self) -> None:
         """End an iteration: explore less of a kind that is above its target share, more of one that is below.
 
-        Censored groups count neither way. Nothing moves while no task has come back, for then nothing was predicted.
+        Censored groups are not counted. Nothing changes until a task comes back, because nothing was predicted before.
         """
         targets = {
             GroupOutcome.ALL_SUCCEED: self.config.easy_target,
@@ -204,5 +204,5 @@ def greso(
     keep_at_least: float = GresoConfig.keep_at_least,
     success: float = GresoConfig.success,
 ) -> Greso:
-    """What the entry point names: the keyword parameters are the options; the run gives the seed."""
+    """The entry point: its keyword parameters are the options; the run gives the seed."""
     return Greso(GresoConfig(**locals()))

@@ -1,1 +1,1 @@
-"""Floor 2: gates stop a group of rollouts that has nothing left to teach, and are calibrated on finished groups."""
+"""Floor 2: gates stop groups of rollouts that are likely to have no gradient; calibrated on finished groups."""

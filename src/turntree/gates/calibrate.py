@@ -49,13 +49,13 @@ class CalibrationConfig:
 
 
 def calibrate(table: GroupTable, config: CalibrationConfig) -> Row:
-    """Everything that the buffer says about gates, as plain JSON values.
+    """Calibrate gates on the buffer; the results as plain JSON values.
 
     `choices` holds, for every turn (None: any of them), scope, criterion and set of signals, the chosen point or None
     with the reason. `recommended` is the choice over all turns and signals by the lower bound of precision among
     actionable groups; else None, and `refused` says why. With probability `confidence` no point below the floor is
-    recommended: the bound holds for all turns, signals and thresholds together. Where tasks have several groups it
-    speaks of further groups of these tasks, and `bound` says so.
+    recommended: the bound holds for all turns, signals and thresholds together. Where tasks have several groups, it
+    holds for further groups of these tasks only, and `bound` says so.
     """
     choices = _choices(table, config)
     recommended, reason = _recommend(choices)
@@ -123,8 +123,8 @@ def _choice(grid: Grid, rule: Rule, by: Criterion, config: CalibrationConfig) ->
 
 
 def _described(table: GroupTable, point: Point, cut_N: Mask, rule: Rule, config: CalibrationConfig) -> Row:
-    """A point with what it measured; `same_up_to` is the largest threshold that cuts the same groups. The lower bound
-    of a point chosen by it is that of its test, which pays for the choice."""
+    """A point with its measurements; `same_up_to` is the largest threshold that cuts the same groups. For a point
+    chosen by its lower bound, the bound is that of the test, which accounts for the choice."""
     everyone = cut_mask(table, point)
     return {
         **_named(point),

@@ -1,4 +1,4 @@
-"""Several looks at a group instead of one, with a budget for what they may cost together."""
+"""Several looks at a group instead of one, with a budget for the groups that they may wrongly cut together."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def plan_checkpoints(
     Guarantee: if groups are independent and come as they did here, then with probability `confidence` over this
     sample, a group with mixed rewards is cut by any of the checkpoints with probability at most `budget`. Both the
     budget and the error 1 - confidence are split evenly over the checkpoints. At each, the share of mixed groups that
-    are cut can only grow with the threshold, so the largest threshold of a fixed grid whose exact upper bound
-    (Clopper-Pearson, one-sided) keeps within its part errs with at most its part of the error, however many were
-    tried; the union bound does the rest.
+    are cut can only grow with the threshold. So for the largest threshold of a fixed grid whose exact upper bound
+    (Clopper-Pearson, one-sided) is within its part of the budget, the error is at most its part, however many
+    thresholds were tried. The union bound adds these parts up.
     """
     if not turns:
         raise InputError("no turn to look at", hint="give at least one")
@@ -81,7 +81,7 @@ def plan_checkpoints(
 
 
 def measure_plan(table: GroupTable, plan: CheckpointPlan) -> dict[str, Any]:
-    """What the checkpoints cut of these groups, each at the first turn that cuts it; `safe` and `raw` as in `measure`,
+    """Which of these groups the checkpoints cut, each at the first turn that cuts it; `safe` and `raw` as in `measure`,
     over actionable groups."""
     open_N = np.ones(len(table.tasks), dtype=bool)
     cut = tp = 0

@@ -13,7 +13,7 @@ from turntree.gates.divergence import turns_reached, unable
 class AnyOf:
     """Cuts as soon as one of its gates does: several checkpoints, or signals of several kinds.
 
-    Silent until then, or until all have decided; the numbers of gate i are called `i.name`.
+    It decides nothing until one cuts or all have decided; the numbers of gate i are called `i.name`.
     """
 
     gates: tuple[Gate, ...]
@@ -43,10 +43,9 @@ class AnyOf:
 class AuditedGate:
     """Lets a random `share` of the groups that `gate` would cut run on to their end, marked `audited`.
 
-    Their outcomes are the only unbiased measure of the gate's precision while it is on (`GateMonitor`). The draw is
-    keyed by (seed, task, iteration, occurrence) and blind to everything else, so each would-be cut is audited with
-    probability `share` independently of its outcome; an audited group stands for 1/share of them. The decision says
-    the share.
+    Their outcomes are the only unbiased measure of the gate's precision while it is on (`GateMonitor`). The draw
+    depends only on (seed, task, iteration, occurrence), so each would-be cut is audited with probability `share`
+    independent of its outcome. An audited group represents 1/share of them; the decision records the share.
     """
 
     gate: Gate
@@ -91,6 +90,6 @@ class RandomGate:
 
 
 def _draw(seed: int, what: str, group: GroupProgress) -> float:
-    """In [0, 1); another for every group, also where a task comes twice in one iteration."""
+    """A draw in [0, 1) that differs between groups, also where a task comes twice in one iteration."""
     again = (group.occurrence,) if group.occurrence else ()
     return seeds.generator(seed, what, group.task_id, group.iteration, *again).random()

@@ -36,7 +36,7 @@ class GateConfig:
     early: bool = False
     """Decide before a look's turn where bounds on the divergence already settle it."""
     audit: float = 0.0
-    """Share of would-be cuts that runs on all the same, to measure precision."""
+    """Share of would-be cuts that are not cut, to measure precision."""
 
     def __post_init__(self) -> None:
         if not self.checkpoints:

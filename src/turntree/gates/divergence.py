@@ -106,7 +106,7 @@ def turns_reached(group: GroupProgress) -> int:
 
 
 def unable(group: GroupProgress) -> GateDecision | None:
-    """The decision on a group that no gate may cut: nothing is left to save, or nothing can be compared."""
+    """The decision for a group that no gate may cut, because nothing is left to save or nothing can be compared."""
     if all(group.finished):
         return GateDecision(cut=False, reason="nothing left to save", numbers={}, final=True)
     if len(group.actions) < 2:

@@ -39,12 +39,13 @@ def read_features(path: Path, *, max_turns: int = PAPER_HORIZON) -> GroupTable:
     """Read a feature table. Columns:
 
     - `K` (the turn), `task_id`, `label` (mixed, all_fail or all_succeed), and any of the seven signals by name;
-    - optionally `iteration` (tells groups of one task apart), `task_type` and `reward_var` (else from the label: 1 or
+    - optionally `iteration` (distinguishes groups of one task), `task_type` and `reward_var` (else from the label: 1 or
       0, which leaves Spearman's correlation without its order among mixed groups).
 
-    Other columns are not read. Every group needs a row at every K. The table knows no lengths: savings are nominal
-    (`max_turns` - K turns), and a group is taken for actionable unless every rollout ended before turn K
-    (`termination_fraction` 1), which counts one that ends exactly there. Raises `InputError` naming line and field.
+    Other columns are not read. Every group needs a row at every K. The table has no lengths: savings are nominal
+    (`max_turns` - K turns). A group counts as actionable unless every rollout ended before turn K
+    (`termination_fraction` 1); a group that ends exactly at turn K counts too. Raises `InputError` naming line and
+    field.
     """
     rows = list(_rows(path))
     turns = tuple(sorted({row.turn for row in rows}))
@@ -114,7 +115,9 @@ def _parsed(path: Path, line: int, row: dict[str, str], known: list[str]) -> _Ro
         raise InputError(f"{row['K']!r} is not a whole number of turns", path=path, line=line, field="K")
     label = row["label"]
     if label not in OUTCOMES:
-        raise InputError(f"{label!r} is no outcome", path=path, line=line, field="label", hint=f"{', '.join(OUTCOMES)}")
+        raise InputError(
+            f"{label!r} is not an outcome", path=path, line=line, field="label", hint=f"{', '.join(OUTCOMES)}"
+        )
     outcome = GroupOutcome(label)
     variance = 0.0 if outcome.zero_variance else 1.0
     if "reward_var" in row:

@@ -1,4 +1,4 @@
-"""Is the gate still right? Its precision online, from the would-be cuts that were audited, and an alarm for drift."""
+"""The precision of a gate online, from the would-be cuts that were audited, and an alarm for drift."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class OnlinePrecision:
 
 
 class GateMonitor:
-    """Give it every finished group once: the gate's decision and what the rewards turned out to be.
+    """Takes every finished group once: the gate's decision and the group's outcome.
 
     A cut group has no outcome (None). An audited one has, unless faults censored it; it was drawn with a known
     probability whatever its outcome, so that weighting by 1 / probability gives unbiased figures about the groups that

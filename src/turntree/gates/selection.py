@@ -1,4 +1,4 @@
-"""Choosing an operating point from a grid, and what such a choice is worth on groups that it has not seen."""
+"""Choose an operating point from a grid, and measure such a choice on groups that it has not seen."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def grid_points(signals: Sequence[str], turns: Sequence[int]) -> list[Point]:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """P points on N groups: whom each cuts, and what each true cut is worth (a share of all that was spent)."""
+    """P points on N groups: which groups each cuts, and what each true cut saves (a share of the total spent)."""
 
     table: GroupTable
     points: tuple[Point, ...]
@@ -36,10 +36,9 @@ class Grid:
 
     @classmethod
     def build(cls, table: GroupTable, points: Sequence[Point], scope: Scope) -> Grid:
-        """In the scope "all" a cut is what the paper counts and is worth T - K turns of every rollout; among
-        "actionable" groups it is what the gate would really have cut, worth the tokens, else the turns, that were
-        generated after it, else T - K. Points that cut the same groups as an earlier one at the same turn are left
-        out."""
+        """In the scope "all" cuts are counted as in the paper, and a cut saves T - K turns of every rollout. In the
+        scope "actionable" only real cuts count, and a cut saves the tokens generated after it (else the turns, else
+        T - K). Points that cut the same groups as an earlier point at the same turn are left out."""
         kept: dict[tuple[int, bytes], tuple[Point, Mask]] = {}
         for point in points:
             mask = cut_mask(table, point)
@@ -100,7 +99,7 @@ class Rule:
     @classmethod
     def by_lower_bound(cls, grid: Grid, floor: float, confidence: float) -> Rule:
         """The exact lower bound of precision at the floor, for all points of the grid together: the error is split
-        evenly over the families (Bonferroni), and within a family a fixed-sequence test has it to itself.
+        evenly over the families (Bonferroni), and the fixed-sequence test of a family uses all of its part.
 
         Whatever the signals are, the chance to choose a point whose precision is below the floor is at most
         1 - `confidence`, for groups that are independent. Where the test of a family begins depends on the signals

@@ -2,9 +2,9 @@
 
 A signal is a plain function `(group, turn) -> float`; low values mean convergence. A rollout that took fewer than
 `turn` turns is padded with END, a symbol that equals itself and no action; padding deflates the distance of early
-finishers: two rollouts of two turns without a common action are 2/5 apart at turn 5. In a group of one nothing
-disagrees and every divergence is 0. Names and corner cases are those of the authors' code, so that their table can be
-read; where the paper says something else, the docstring tells.
+finishers: two rollouts of two turns without a common action are 2/5 apart at turn 5. In a group of one every
+divergence is 0. Names and corner cases are those of the authors' code, so that their table can be read; docstrings
+name the differences to the paper.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ def termination_fraction(group: GroupProgress, turn: int) -> float:
 
 
 def best_progress(group: GroupProgress, turn: int) -> float:
-    """The most progress that the environment reports of any rollout; NaN where it reports none.
+    """The largest progress that the environment reports for any rollout; NaN where it reports none.
 
-    Below a threshold nobody has got anywhere: the groups that fail along different paths, which no distance between
-    actions can tell from those still exploring (appendix D.2). It is what the environment says now, not at `turn`.
+    A small value finds groups that fail along different paths, which distances between actions cannot tell from groups
+    that still explore (appendix D.2). It is the progress now, not at `turn`.
     """
     known = [value for value in group.progress if value is not None]
     return max(known, default=math.nan)

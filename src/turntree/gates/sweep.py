@@ -1,4 +1,4 @@
-"""What a gate would have done to finished groups: the columns of the paper's Table 1, and what a cut really saves."""
+"""What a gate would have done to finished groups: the columns of the paper's Table 1, and the real savings of cuts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What calibration reads: one row a finished group, one column a turn at which a gate might have asked."""
+"""The input of calibration: one row per finished group, one column per turn at which a gate might have decided."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Savings:
 class GroupTable:
     """N finished groups at K turns. Arrays end in their axes; a signal that is not known for every group is absent.
 
-    `actionable_NK`: something was left to save, that is, a rollout went on after that turn. `sizes_N` are scored
-    rollouts (1 where the source does not say, which weighs all groups alike). `outcomes` are final ones. `absent`
-    names what the source does not tell, with the reason; `dropped` counts what was left out.
+    `actionable_NK`: something was left to save, because a rollout continued after that turn. `sizes_N` are scored
+    rollouts (1 where the source does not have them, so that all groups weigh the same). `outcomes` are final.
+    `absent` names what the source lacks, with the reason; `dropped` counts what was left out.
     """
 
     source: str
@@ -92,8 +92,8 @@ def table_from_groups(
 
     Left out and counted: rollouts without a reward (censored), those that no gate would have seen since they share
     their first turns with another (forked) or began when others had ended (refills), and those whose turns the log
-    does not tell apart; then groups of fewer than two others. Logs of a gated
-    run hold no outcome of the groups that it cut, so thresholds above its own are out of their reach.
+    does not tell apart; then groups of fewer than two others. Logs of a gated run have no outcomes of the groups that
+    were cut, so they cannot support thresholds above that of their gate.
     """
     dropped = Counter[str]()
     kept: list[tuple[LoggedGroup, list[LoggedRollout]]] = []

@@ -1,4 +1,4 @@
-"""Logs of one rollout a line: verl, NeMo Gym, and the documented JSONL of anyone.
+"""Logs with one rollout per line: verl, NeMo Gym, and the documented generic JSONL.
 
 verl (`trainer.rollout_data_dir`, one `STEP.jsonl` a step; `RayPPOTrainer._dump_generations`): `input` and `output` are
 decoded text without special tokens, `score` is the sum of token-level scores, `gts` the ground truth, `step`; then
@@ -64,9 +64,9 @@ class TextOptions(Options):
 
 @described_by(Options)
 def generic(row: Row, *, rewards: tuple[str, ...] = ("reward",)) -> LoggedRow:
-    """The documented JSONL (docs/audit.md), and what a function of one's own gives for a row: `group` and `reward`, and
-    as much as there is of task, iteration (or step), task_type, actions, turn_tokens, observations, tokens, completed,
-    stop. `task` defaults to the group's name, which then has to come back."""
+    """The documented JSONL (docs/audit.md), also what a custom format function returns for a row: `group` and `reward`,
+    and optionally task, iteration (or step), task_type, actions, turn_tokens, observations, tokens, completed, stop.
+    `task` defaults to the group's name; then the same group must have the same name in later iterations."""
     group = needed(row, "group")
     try:
         rollout = LoggedRollout(
@@ -216,7 +216,7 @@ def _is_by_model(item: Row) -> bool:
 
 
 def _action(items: list[Row]) -> str:
-    """The calls of a turn; its words where it calls nothing (a reasoning alone is no action: an empty text)."""
+    """The calls of a turn, or its text where it calls nothing (reasoning alone is not an action: an empty text)."""
     calls = [call_text(str(i.get("name")), i.get("arguments")) for i in items if i.get("type") == "function_call"]
     said = [_words(item) for item in items if (item.get("type") or "message") == "message"]
     return "\n".join(calls or said)

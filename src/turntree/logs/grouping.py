@@ -1,4 +1,4 @@
-"""Rollouts that were logged apart, put back into their groups; no more than one group is held at a time."""
+"""Rollouts that were logged apart, put back into their groups; only one group is in memory at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A finished group of rollouts as its log tells it: what calibration and audits read."""
+"""A finished group of rollouts as read from a log, for calibration and audits."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ LARGEST = 1 << 40  # of any count in a log: above it, sums over a log would leav
 class LoggedRollout:
     """One rollout of a group. `reward` is None where it was censored or never written.
 
-    `actions` has one text per turn; it is empty where the log does not tell the turns apart. `turn_tokens[t]` are the
+    `actions` has one text per turn; it is empty where the log does not separate the turns. `turn_tokens[t]` are the
     generated tokens of turn t + 1, `observations[t]` is what was seen before action t + 1; both are None where the log
-    does not say. `tokens` and `characters` are those of all that was generated, for logs that know no more.
+    lacks them. `tokens` and `characters` are totals of everything generated, for logs without numbers per turn.
     `completed` is False where a turn or token limit ended the rollout, None where unknown; `stop` names the ending in
     the log's own words. `forked`: it shares its first turns with an earlier rollout of the group, which paid for them
     (their `turn_tokens` are 0 here). `refill`: it began after others had ended, in place of leaves that were not made.

@@ -1,7 +1,7 @@
 """`open_log`: rollouts of any framework, found, recognised and read as one stream of groups.
 
 A log format is a part (`turntree.log_formats`): a function of one JSON line, which gives the fields of the generic
-format (docs/audit.md), or None for a line that is no rollout. Where rollouts are not one a line, it is a class with
+format (docs/audit.md), or None for a line that is not a rollout. Where a line is not one rollout, it is a class with
 `groups(paths, report)`. Its keyword-only parameters are its options.
 """
 
@@ -54,7 +54,7 @@ class RolloutLog:
             raise InputError(
                 f"holds no rollout that can be read ({reasons or 'it is empty'})",
                 path=where or self.paths[0],
-                hint=f"it was read as {self.report.format}; --format says otherwise",
+                hint=f"it was read as {self.report.format}; change that with --format",
             )
 
 
@@ -86,7 +86,8 @@ def _groups(format: Any, paths: Sequence[Path], report: ReadReport) -> Iterator[
 
 
 def _own_row(read: Callable[[dict[str, Any]], Any], row: dict[str, Any]) -> LoggedRow:
-    """What a function of one row gave, as a rollout. A row that it fails on is dropped under the name of the error."""
+    """The result of a format function for one row, as a rollout. A row on which it fails is dropped, counted by the
+    name of the error."""
     try:
         found = read(row)
     except (RowRefused, InputError, RecursionError):
@@ -133,11 +134,13 @@ def _recognise(path: Path) -> str:
         try:
             fields = set(parse_row(line))
         except RowRefused as refused:
-            raise InputError(f"is no JSON object ({refused})", path=path, line=number, hint="give --format") from None
+            raise InputError(
+                f"is not a JSON object ({refused})", path=path, line=number, hint="give --format"
+            ) from None
         matching = [name for name, marks in _MARKS.items() if marks <= fields]
         if len(matching) == 1:
             return matching[0]
-        known = f"could be {' or '.join(matching)}" if matching else "is no rollout log that is known"
+        known = f"could be {' or '.join(matching)}" if matching else "is not a known rollout log"
         raise InputError(
             f"{known} (its fields: {', '.join(sorted(fields)[:8])})",
             path=path,

@@ -51,8 +51,8 @@ def group_from_tree(
 ) -> LoggedGroup:
     """The leaves of a finished tree as rollouts. A turn that several leaves share is paid for by the first.
 
-    Depth first: the first child of a fork is the rollout that was forked, whose law no fork has changed. Taking the
-    leaf that ended first instead would pass short branches off as independent rollouts.
+    Depth first: the first child of a fork is the rollout that was forked, whose distribution no fork has changed.
+    Taking the leaf that ended first instead would count short branches as independent rollouts.
     """
     paid: set[int] = set()
     refills = tree.refills()
@@ -119,7 +119,7 @@ class Rollouts:
                 try:
                     group = group_from_json(jsonl.parse_json(line, half_characters=True))
                 except InputError as error:
-                    report.drop("a line that is no finished group", path, number, detail=str(error))
+                    report.drop("a line that is not a finished group", path, number, detail=str(error))
                     continue
                 report.saw_group(len(group.rollouts))
                 yield group

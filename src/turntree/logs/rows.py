@@ -45,7 +45,7 @@ def split(text: str, separator: str | None) -> tuple[tuple[str, ...], tuple[str,
     try:
         between = list(re.compile(separator, re.DOTALL).finditer(text))
     except re.error as error:
-        problem = f"is no regular expression ({error})"
+        problem = f"is not a regular expression ({error})"
         raise ConfigError(problem, field="turn_separator", hint=r"e.g. '\nuser\n.*?\nassistant\n'") from error
     edges = [0, *(place for match in between for place in match.span()), len(text)]
     turns = [text[edges[i] : edges[i + 1]].strip() for i in range(0, len(edges), 2)]
@@ -53,7 +53,7 @@ def split(text: str, separator: str | None) -> tuple[tuple[str, ...], tuple[str,
 
 
 def parse_row(line: bytes | str) -> dict[str, Any]:
-    """NaN, which Python's writers leave in JSON, is null: a reward that is no number was never given."""
+    """Read NaN, which Python writes into JSON, as null: such a reward was never given."""
     try:
         value = json.loads(line, parse_constant=lambda _: None)
     except (ValueError, RecursionError) as error:
@@ -163,7 +163,7 @@ def counts(row: dict[str, Any], name: str) -> tuple[int, ...] | None:
 
 
 def named_prompt(prompt: str) -> str:
-    """A name for a prompt that is the same wherever the prompt is: a hash, and how it ends, for people."""
+    """A stable name for a prompt: its hash, followed by its last words for readers."""
     end = writable(" ".join(prompt[-1000:].split())[-60:])
     return f"{hashlib.blake2b(prompt.encode(errors='surrogatepass'), digest_size=6).hexdigest()} …{end}"
 

@@ -70,7 +70,7 @@ class KeptTree:
 
     @classmethod
     def from_json(cls, row: Any) -> KeptTree:
-        """Raises `InputError` for another schema and for a row that is no tree."""
+        """Raises `InputError` for another schema and for a row that is not a tree."""
         if not isinstance(row, dict) or row.get("schema") != SCHEMA:
             found = row.get("schema") if isinstance(row, dict) else type(row).__name__
             raise InputError(f"is {found!r}, not {SCHEMA!r}", field="schema")
@@ -93,7 +93,7 @@ class KeptTree:
         except InputError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            problem = f"is no rollout tree ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+            problem = f"is not a rollout tree ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
             raise InputError(problem, field="tree", hint="the line is damaged: restore the file") from error
         return kept
 
@@ -145,17 +145,17 @@ def _check_node(node: dict[str, Any]) -> None:
     from_mapping(Cost, {**node.get("cost", {}), **node.get("timing", {})})
     ids = node["token_ids"]
     if not isinstance(ids, list) or any(type(token) is not int for token in ids):
-        raise TypeError("token_ids are no whole numbers")
+        raise TypeError("token_ids are not whole numbers")
     if type(node.get("policy_version", 0)) is not int or type(node["parent"] or 0) is not int:
         raise TypeError("parent and policy_version are whole numbers")
     for name in ("logprobs", "entropies"):
         values = node.get(name, [])
         if not isinstance(values, list) or not all(type(v) in (float, int) and -1e30 < v < 1e30 for v in values):
-            raise TypeError(f"{name} are no numbers")
+            raise TypeError(f"{name} are not numbers")
 
 
 def check_keep(keep: int | None) -> None:
-    """Raise `ConfigError` for a number of iterations that is none."""
+    """Raise `ConfigError` for a negative number of iterations."""
     if keep is not None and keep < 0:
         raise ConfigError("must be at least 0", field="keep_trees", hint="use null for all iterations, 0 for none")
 
@@ -179,7 +179,7 @@ def read(path: Path, report: ReadReport | None = None) -> Iterator[KeptTree]:
         except InputError as error:
             if report is None:
                 raise jsonl.located(error, path=path, line=number) from error
-            report.drop("a line that is no rollout tree", path, number, detail=str(error))
+            report.drop("a line that is not a rollout tree", path, number, detail=str(error))
             continue
         yield kept
 

@@ -2,8 +2,8 @@
 
 Columns (`GRPOTrainer.log`): step, prompt, completion, one for every reward function, columns of `log_extra`,
 advantage. The tables that wandb keeps (`*.table.json`) have the same columns. Texts are decoded without special
-tokens; there are no token counts, no reward weights, and nothing tells rewards from extra columns: what their names do
-not say, the advantages have to (`RewardColumns`), and whatever was taken is checked against them.
+tokens; there are no token counts, no reward weights, and nothing marks which extra columns are rewards. Where their
+names do not say it, the advantages decide (`RewardColumns`), and the chosen columns are checked against them.
 
 The file of a step holds the latest generation batch. When one batch serves several updates, or logging comes more
 often than generation, it is written again: a file that repeats the one before is dropped, and counted.

@@ -1,4 +1,4 @@
-"""Expert play on household games as traces: demonstrations that a player without knowledge could have given."""
+"""Expert play on household games as traces: demonstrations that use only what a player has seen."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from turntree.traces.splits import assign_split
 class HouseholdDemonstrator:
     """Expert play on household games.
 
-    They are ALFWorld's games, or generated ones in their format. With slips a policy meets states of its own play that
-    are never on an expert's path. A slip is part of the history of later turns; its turns are marked in
+    The games are ALFWorld's, or generated ones in their format. Slips (random mistakes) lead to states that a policy
+    reaches but an expert does not. A slip is part of the history of later turns; slips are marked in
     `meta["skip_turns"]`, so no stage learns from them.
 
     \b
@@ -43,12 +43,12 @@ class HouseholdDemonstrator:
 
     games: GamesConfig = field(default_factory=lambda: GamesConfig(split="train", count=200))
     expert: Literal["explore", "shortest"] = "explore"
-    """Play as a player without knowledge must, or know the room: search turns of "shortest" cannot be learned, since
-    they name places that only luck would try."""
+    """"exploring" uses only what was seen; "shortest" knows the room, so its search turns cannot be learned: nothing
+    in the history tells where to look."""
     max_turns: int = 40
     """Longest game."""
     slips: float = 0.0
-    """Chance of a turn before which the player is made to err (noise injection, Laskey et al. 2017)."""
+    """Chance of a slip before a turn (noise injection, Laskey et al. 2017)."""
     dev: float = 0.2
     """Share of traces held out for development."""
     seed: int = 0

@@ -203,8 +203,8 @@ def _lying(state: State, thing: str) -> list[str]:
 def _unlike(state: State, names: Iterable[str], stops: Iterable[str], targets: Iterable[str] = ()) -> list[str]:
     """Those of `names` that can cost differently.
 
-    A receptacle that is no stop, at a place that is neither here nor a stop's, costs what any other such one does,
-    if both are open or both closed and hold equally many targets; the first of them stands for all.
+    Receptacles that are not stops, and not at the place of the player or of a stop, cost the same if they are all open
+    or all closed and hold equally many targets. The first of them represents the others.
     """
     receptacles, stops, targets = state.game.receptacles, set(stops), set(targets)
     places = {state.place, *(receptacles[name].place for name in stops)}

@@ -1,4 +1,4 @@
-"""Household games through the door: `--environment household`, and which games those are.
+"""Household games as an environment (`--environment household`), and the choice of games.
 
 Generated games are named by split and number; the games of a file or folder are ALFWorld's own.
 """
@@ -27,7 +27,7 @@ from turntree.environments.tasks import TRAIN, TaskSet, contents
 POLICY = Path(__file__).resolve().parents[2] / "models" / "household_tiny"  # plays easy games badly
 GENERATED = "generated"
 
-# Ranges of generated seeds that never meet: a game of one split is in no other.
+# Disjoint ranges of generated seeds: no game is in two splits.
 SPLIT_SIZE = 1_000_000
 SPLIT_SEEDS = {"train": 1 * SPLIT_SIZE, "dev": 2 * SPLIT_SIZE, "test": 3 * SPLIT_SIZE}
 
@@ -49,10 +49,10 @@ class GamesConfig:
 
     def __post_init__(self) -> None:
         if self.source == GENERATED and self.split not in SPLIT_SEEDS:
-            raise ConfigError(f"{self.split!r} is no split", field="split", hint=f"use {', '.join(SPLIT_SEEDS)}")
+            raise ConfigError(f"{self.split!r} is not a split", field="split", hint=f"use {', '.join(SPLIT_SEEDS)}")
         if self.difficulty not in DIFFICULTIES:
             raise ConfigError(
-                f"{self.difficulty!r} is no difficulty", field="difficulty", hint=f"use {', '.join(DIFFICULTIES)}"
+                f"{self.difficulty!r} is not a difficulty", field="difficulty", hint=f"use {', '.join(DIFFICULTIES)}"
             )
         if self.count < 1:
             raise ConfigError("must be at least 1", field="count")
@@ -91,7 +91,7 @@ class Household:
 
     @contextlib.contextmanager
     def open(self, splits: Mapping[str, int], *, seed: int) -> Iterator[TaskSet]:
-        """`seed` says nothing here: a generated game is its split and number."""
+        """`seed` has no effect: a generated game is defined by its split and number."""
         chosen = {
             split: self._games(split, count, split == TRAIN or TRAIN not in splits) for split, count in splits.items()
         }

@@ -1,4 +1,4 @@
-"""A household game as a chat environment: the user tells the state of the room, the assistant gives one command."""
+"""A household game as a chat environment: user messages are observations, an assistant message is one command."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class HouseholdEnvironment:
 
 
 def generated_source(seed: int, task_type: str, difficulty: str) -> dict[str, Any]:
-    """How a trace says which generated game it plays."""
+    """The record by which a trace names its generated game."""
     return {"name": "household", "seed": seed, "task_type": task_type, "difficulty": difficulty}
 
 
 def file_source(path: str, game: str) -> dict[str, Any]:
-    """How a trace says which game of a file or folder it plays."""
+    """The record by which a trace names its game of a file or folder."""
     return {"name": "household", "path": path, "game": game}
 
 
@@ -67,7 +67,7 @@ def build_game(source: Mapping[str, Any] | None) -> Game:
         source = _recorded(source)
     if source is None or source.get("name") != "household":
         raise InputError(
-            f"{source!r} is no household game",
+            f"{source!r} is not a household game",
             field="environment",
             hint="use traces made by `turntree traces household`, or another verifier",
         )
@@ -100,8 +100,8 @@ def _file(path: str) -> dict[str, Game]:
 
 
 def state_at(turn: TurnState) -> State:
-    """The game's state just before a demonstrated turn, by replaying the demonstration. Raises `InputError` when
-    what the trace was told differs from what its game says: then it is another game."""
+    """The game's state just before a demonstrated turn, by replaying the demonstration. Raises `InputError` when the
+    observations of the trace differ from those of the game: then it is another game."""
     state = build_game(turn.environment).reset()
     for action, answer in zip(turn.history, turn.history[1:], strict=False):
         if action.role != "assistant":

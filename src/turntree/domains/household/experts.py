@@ -1,4 +1,4 @@
-"""Two experts for household games: one that knows the room, one that has to look around like any player.
+"""Two experts for household games: one knows the room, the other has to search like any player.
 
 An expert is a function of the state (and a random generator) that names the next commands; the caller plays them.
 """
@@ -44,8 +44,8 @@ def explore(state: State, rng: random.Random | None = None) -> Iterator[str]:
 def noisy_explore(state: State, rng: random.Random, epsilon: float) -> Iterator[str]:
     """`explore`, but with probability `epsilon` a command is any admissible one, drawn evenly.
 
-    Spared is only what cannot be undone: picking up an object that no receptacle takes back. Whatever else the noise
-    does, the exploring player starts from where it finds itself.
+    Only picking up an object that no receptacle takes back is excluded, because it cannot be undone. After a random
+    command the exploring player continues from the new state.
     """
     while not state.won:
         if rng.random() < epsilon:
@@ -72,9 +72,9 @@ def slip(state: State, rng: random.Random) -> str:
 
 
 def stumble(state: State, rng: random.Random) -> list[str]:
-    """Up to three equal commands in a row, as a weak policy gives them: half the time it reaches for what the task
-    asks whether or not it is there, and it tries again what just failed (over half of the impossible commands of the
-    embedded policy repeat the one before)."""
+    """Up to three equal commands in a row, as a weak policy gives them. Half of the time it tries to take the object of
+    the task whether or not it is there, and it repeats what just failed (over half of the impossible commands of the
+    embedded policy repeat the previous one)."""
     command = slip(state, rng)
     if rng.random() < 0.5:
         place = state.location or rng.choice(list(state.game.receptacles))

@@ -44,7 +44,7 @@ class Difficulty:
             low, high = getattr(self, field)
             if not least <= low <= high:
                 raise InputError(
-                    f"({low}, {high}) is no range for difficulty {self.name!r}",
+                    f"({low}, {high}) is not a range for difficulty {self.name!r}",
                     field=field,
                     hint=f"give (low, high) with {least} <= low <= high",
                 )

@@ -6,17 +6,17 @@ A command is acceptable iff it is the demonstrated one, or
 (b) it brings the goal nearer, by at least as much as the demonstration does (`distance`, with full knowledge); or
 (c) what the player needs next has not been displayed yet, and the command shortens the search for it.
 
-For (c): a player with something useless in hand needs to be rid of it, which is no search. Otherwise needed next is
-a target, unless one is in hand or displayed outside its destination; and, for a game of looking, with the target in
-hand, a lamp. `search_effort` counts the commands that would still be needed to see every place that may hide it, two
+For (c): a player with a useless object in hand must first put it down, which is not a search. Otherwise the player
+needs a target, unless one is in hand or displayed outside its destination; in a game of looking, with the target in
+hand, it needs a lamp. `search_effort` is the number of commands still needed to see every place that may hide it: two
 for a closed receptacle and one for any other, less the walk to the closed one where the player already stands. So
 going to an unsearched place counts, and so does opening it, but not walking from one closed door to the next.
 
 During a search (b) must not lengthen it. Then (effort, distance) falls lexicographically with every command that (b)
-or (c) accepts, and without a search the distance does: accepted commands cannot run in a circle, and as long as the
-goal is in reach there always is one, so whoever gives only accepted commands wins (tested).
+or (c) accepts, and without a search the distance falls. So accepted commands cannot repeat in a cycle. As long as the
+goal is in reach there is always an accepted command, so a player that gives only accepted commands wins (tested).
 
-What changes nothing, repeats or undoes is worth 0 unless it was demonstrated.
+A command that changes nothing, repeats or undoes has a reward of 0 unless it was demonstrated.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _nearer(before: State, after: State) -> float:
 
 
 def is_searching(state: State) -> bool:
-    """Whether the player cannot know where the thing is that the goal needs next."""
+    """Whether the object that the goal needs next was not displayed yet."""
     game = state.game
     if state.held is not None:
         wants_lamp = state.held in game.goal_objects and game.goal.lamp_kind is not None
@@ -135,7 +135,7 @@ class HouseholdVerifier:
     def judge(self, state: TurnState, action: Message) -> Verdict:
         """Raises `InputError` where the trace names no game; a command of the policy never raises."""
         if action.tool_calls:
-            return Verdict(0.0, "a tool call is no command", INVALID)
+            return Verdict(0.0, "a tool call is not a command", INVALID)
         return judge(self._state(state), state.demonstration.content, action.content)
 
     def kind(self, state: TurnState) -> str:

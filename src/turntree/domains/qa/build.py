@@ -21,17 +21,17 @@ from turntree.verifiers.hierarchical import HierarchicalReward
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig:
-    """What a search answers."""
+    """The size of a search result."""
 
     count: int = 3
     """Documents of a search."""
     passage_chars: int = 1000
-    """Most characters shown of each; the stretch that fits best of a longer one."""
+    """Most characters shown of each document; of a longer one the best-matching passage."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QaWorldConfig:
-    """The generated world, and what is asked about it."""
+    """The generated world and its questions."""
 
     seed: int = 0
     """Of the world."""

@@ -22,8 +22,8 @@ _RECOVERABLE: tuple[Mistake, ...] = ("another relation", "another entity", "an e
 class QaDemonstrator:
     """Expert answers to generated questions, with search and Python.
 
-    An expert looks up, computes and answers `count` questions of the split "train": an SFT start for a policy of your
-    own. A slip is part of the history of later turns, marked in `meta["skip_turns"]` and learned by no stage.
+    An expert looks up, computes and answers `count` questions of the split "train": an SFT start for your own policy.
+    A slip is part of the history of later turns; it is marked in `meta["skip_turns"]`, so no stage learns from it.
 
     \b
     Example: turntree traces qa --count 500 --slips 0.2 --out runs/qa.jsonl
@@ -36,7 +36,7 @@ class QaDemonstrator:
     count: int = 200
     """How many questions."""
     slips: float = 0.0
-    """Chance that the expert looks something else up before a look-up."""
+    """Chance of a wrong look-up before each look-up of the expert."""
     dev: float = 0.2
     """Share of traces held out for development."""
     seed: int = 0
@@ -48,7 +48,7 @@ class QaDemonstrator:
                 raise ConfigError("is outside [0, 1)", field=name)
         if self.questions.questions != "generated":
             raise ConfigError(
-                "only generated questions say how they are answered",
+                "only generated questions come with the way to their answer",
                 field="questions.questions",
                 hint="record episodes of your own expert and `turntree traces import` them",
             )

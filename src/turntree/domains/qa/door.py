@@ -1,5 +1,5 @@
-"""Questions through the door: `--environment qa`. Generated ones over a generated world, or a user's own over their own
-documents, answered with a search tool and sandboxed Python that all episodes share."""
+"""Questions as an environment (`--environment qa`): generated questions over a generated world, or your own questions
+over your own documents. All episodes share a search tool and sandboxed Python."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GENERATED = "generated"
 
 @dataclass(frozen=True, kw_only=True)
 class Questions:
-    """What is asked, and with what it is answered.
+    """Questions, and the tools to answer them.
 
     Generated questions have splits. Of a file (`domains.qa.formats`) the first are trained on and the next ones checked
     on, or the first of `held_out` (`Question.key`). Where nothing is trained, the first of the file are asked. A
@@ -39,9 +39,9 @@ class Questions:
     questions: str = GENERATED
     """'generated', or a file of questions, which needs an index."""
     index: str | None = None
-    """With a file of questions: what `turntree index build` made of your documents."""
+    """With a file of questions: the index of your documents, made by `turntree index build`."""
     held_out: str | None = None
-    """A file of questions to check on; none of them is trained on, whether it is checked on or not."""
+    """A file of questions for checks; none of them is trained on, even if it is not used in a check."""
     world: QaWorldConfig = field(default_factory=QaWorldConfig)
     episodes: QaConfig = field(default_factory=QaConfig)
     reward: HierarchicalConfig = field(default_factory=HierarchicalConfig)
@@ -49,16 +49,16 @@ class Questions:
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     runtime: ToolRuntimeConfig = field(default_factory=lambda: ToolRuntimeConfig(seconds=300.0))  # waits for a box
     threads: int = 64
-    """Calls of tools at once."""
+    """Concurrent tool calls."""
     model: str = "qa"
-    """The policy that answers, where it is not the environment's own: it is told how to."""
+    """The policy that answers; any but the embedded one gets instructions about the answer format."""
 
     def __post_init__(self) -> None:
         if self.threads < 1:
             raise ConfigError("must be at least 1", field="threads")
         if (self.questions == GENERATED) != (self.index is None):
             raise ConfigError(
-                "a file of questions needs an index of the documents to search, generated ones bring their own",
+                "a file of questions needs an index of the documents to search; generated questions have their own",
                 field="index",
                 hint="make one with `turntree index build`",
             )
@@ -67,7 +67,7 @@ class Questions:
 
     @contextlib.contextmanager
     def open(self, splits: Mapping[str, int], *, seed: int) -> Iterator[TaskSet]:
-        """`seed` says nothing here: the generated world has one of its own (`world.seed`)."""
+        """`seed` has no effect: the generated world has its own (`world.seed`)."""
         with self.play(splits) as opened:
             files = {} if self.index is None else {"questions": self.questions, "index": self.index}
             yield TaskSet(
@@ -112,7 +112,7 @@ class Questions:
         return {first: trained, checked: held_out}, read
 
     def _episodes(self) -> QaConfig:
-        """An embedded policy has learned the format; any other is told."""
+        """Instructions for policies other than the embedded one, which has learned the format."""
         if self.episodes.instructions is not None:
             return self.episodes
         return QaConfig(max_calls=self.episodes.max_calls, instructions="" if self.model == "qa" else INSTRUCTIONS)

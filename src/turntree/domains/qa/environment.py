@@ -25,7 +25,7 @@ class QaConfig:
     """How a question is answered."""
 
     max_calls: int = 12
-    """Tool calls of an episode, refused ones included; a further one is told that there are none left."""
+    """Tool calls of an episode, refused ones included; further calls are answered with an error."""
     instructions: str | None = None
     """The system's message that opens the conversation, where there is any."""
 
@@ -68,7 +68,7 @@ class QaEnvironment:
 
     @property
     def failure_reward(self) -> float:
-        """Of an episode that a limit ends before its first call: there is no answer."""
+        """The reward of an episode that a limit ends before its first call: there is no answer."""
         return self._judge(None).reward
 
     def reset(self) -> tuple[Message, ...]:

@@ -1,4 +1,4 @@
-"""Players who know what to look up: one for generated questions, who may slip, and one for questions with evidence."""
+"""Experts that know what to look up: one for generated questions, which may slip, one for questions with evidence."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class NotFound(TurntreeError):
 
 @dataclass(frozen=True)
 class Played:
-    """An episode: the conversation, which of its messages are slips (seen by who learns from it, and not to be
-    learned), and how it ended."""
+    """An episode: the conversation, which of its messages are slips (in the context of later turns, but not trained
+    on), and how it ended."""
 
     messages: tuple[Message, ...]
     slips: frozenset[int]
@@ -55,8 +55,8 @@ def play(
     noise: float = 0.0,
     mistakes: Sequence[Mistake] = MISTAKES,
 ) -> Played:
-    """An episode of the expert, who makes one of `mistakes` before a look-up with probability `noise`, sees what came
-    of it, and goes on as it should have (unless it answered). Raises `NotFound` where the tools do not tell."""
+    """An episode of the expert. With probability `noise` it makes one of `mistakes` before a look-up, sees the result,
+    and then continues correctly (unless it answered). Raises `NotFound` where the tools do not give the answer."""
     messages, slips = list(environment.reset()), set[int]()
     for message, slipped in _turns(posed, messages, rng or random.Random(0), noise, mistakes):
         if slipped:
@@ -87,7 +87,8 @@ def play_evidence(environment: Environment, subjects: Sequence[str], answers: Se
 def _turns(
     posed: Posed, messages: Sequence[Message], rng: random.Random, noise: float, mistakes: Sequence[Mistake]
 ) -> Iterator[tuple[Message, bool]]:
-    """What the expert says, and whether it is a slip. `messages` has grown by what came of it before the next."""
+    """The expert's messages, each with whether it is a slip. The caller appends the result to `messages` before the
+    next one."""
     ends: list[str] = []
     for chain in posed.chains:
         held = chain.start

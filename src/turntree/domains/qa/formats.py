@@ -1,6 +1,6 @@
 r"""Questions from the files in which they are published.
 
-One row is one question. It is told by its fields, whatever the file is named:
+One row is one question. Its fields decide the schema, not the name of the file:
 
 | schema | question | answers |
 |---|---|---|
@@ -225,7 +225,7 @@ class _Row:
 
 
 def _rows(path: Path) -> Iterator[_Row]:
-    """Raises `InputError` for a file that cannot be read, and for a damaged line: what else is wrong nobody knows."""
+    """Raises `InputError` for a file that cannot be read, and for a damaged line, since more may be damaged."""
     if path.suffix == ".parquet":
         yield from (_Row(values, path, number) for number, values in enumerate(_parquet(path), start=1))
         return
@@ -249,7 +249,7 @@ def _parquet(path: Path) -> Iterator[dict[str, Any]]:
     except FileNotFoundError as error:
         raise InputError("does not exist", path=path, hint="check the path") from error
     except (OSError, pyarrow.ArrowInvalid) as error:
-        raise InputError(f"is no Parquet file ({error})", path=path, hint="copy it again") from error
+        raise InputError(f"is not a Parquet file ({error})", path=path, hint="copy it again") from error
 
 
 def _check_new(question: Question, kept: dict[str, Question], ids: set[str], row: _Row) -> None:

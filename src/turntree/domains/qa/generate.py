@@ -61,12 +61,12 @@ class QuestionMix:
         if sum(share for _, share in self.hops) <= 0:
             raise ConfigError("all shares are 0", field="hops")
         if not 0 <= self.arithmetic <= 1:
-            raise ConfigError(f"{self.arithmetic} is no share", field="arithmetic", hint="use 0 to 1")
+            raise ConfigError(f"{self.arithmetic} is not a share", field="arithmetic", hint="use 0 to 1")
 
 
 def generate_questions(world: World, split: Split, count: int, mix: QuestionMix | None = None) -> tuple[Posed, ...]:
     """The first `count` questions of a split, no two alike. Every chain of a split starts from entities of its own, so
-    that no two splits share a question. Raises `ConfigError` when the world is too small for so many."""
+    that no two splits share a question. Raises `ConfigError` when the world is too small for this many."""
     mix = mix or QuestionMix()
     starts = split_entities(world, split)
     posed: dict[str, Posed] = {}  # by the key of its question
@@ -144,8 +144,8 @@ def _walk(world: World, rng: random.Random, start: str, hops: int, ends: Sequenc
 
 
 def _posed(world: World, chains: tuple[Chain, ...], operation: Operation, id: str) -> Posed | None:
-    """The question that the chains ask, if it has one answer that neither its own text nor, where there is arithmetic
-    to do, any document tells."""
+    """The question that the chains ask, if it has exactly one answer that is not in the question itself nor, with
+    arithmetic, in any document."""
     last = chains[0].relations[-1]
     if operation == "difference":
         text = f"How many years lie between {chains[0].text} and {chains[1].text}?"

@@ -28,6 +28,6 @@ class Question:
 
     @property
     def key(self) -> str:
-        """Equal for texts that ask the same question, wherever they were read: white space, case and the way in which
-        accents are encoded make no difference. The only notion of "the same question" that there is."""
+        """Equal for texts that differ only in white space, case or the encoding of accents. Everywhere questions are
+        compared by this key."""
         return unicodedata.normalize("NFC", " ".join(self.text.split()).casefold())

@@ -1,4 +1,4 @@
-"""A generated world: people, firms, towns and countries, what they are to each other, and the documents that tell.
+"""A generated world: people, firms, towns and countries, their relations, and documents that state them.
 
 Names are combined from small pools of words: a tiny tokenizer holds each word as one token, and a search for one
 person finds others who share a name.
@@ -182,7 +182,7 @@ def _life(
 
 
 def _marry(rng: random.Random, people: Sequence[str], told: dict[str, dict[str, str]]) -> None:
-    """Half of the people, in couples; what a spouse takes the place of is no longer told."""
+    """Marry half of the people, in couples. The fact about the spouse replaces another fact of the person."""
     single = list(people)
     rng.shuffle(single)
     for one, other in zip(single[0 : len(single) // 2 : 2], single[1 : len(single) // 2 : 2], strict=False):
