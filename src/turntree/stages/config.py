@@ -67,7 +67,7 @@ class Playing:
     """The environment: a registered name, your own module:object, or for example gymnasium:ID. Its options are given
     like those of the command."""
     task_seed: int = 0
-    """For environments that draw their tasks."""
+    """Seed for environments that draw their tasks."""
     device: Device = field(default_factory=Device)
 
 
@@ -121,7 +121,7 @@ class SFTStageConfig(Training):
     model: str = "default"
     """A folder in Hugging Face format, a name on the Hub, or a registered policy."""
     split: str = "train"
-    """Which traces ('' for all)."""
+    """The split of the traces ('' for all)."""
     sft: SFTConfig = field(default_factory=SFTConfig)
     checkpoints: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every=100))
 
@@ -139,7 +139,7 @@ class ProfileStageConfig(TracesPlayed):
     """recommended, paper, nemo, judge, tool_call, strict, executed, another registered name, or module:function of your
     own. 'default' is that of the games which the default policy plays."""
     split: str = "train"
-    """Which traces ('' for all)."""
+    """The split of the traces ('' for all)."""
     limit: int = 0
     """Profile the first candidates only, this many (0: all)."""
     reuse: str | None = None
@@ -178,7 +178,7 @@ class CheckConfig:
     tasks: int = 0
     """Number of tasks of the split "dev" to play (0: none)."""
     task_seed: int = 0
-    """For environments that draw their tasks."""
+    """Seed for environments that draw their tasks."""
     max_turns: int = 16
     """Longest episode."""
     max_tokens: int = 24
@@ -299,7 +299,7 @@ class EvaluateConfig(Playing):
     count: int = 200
     """Tasks to play."""
     split: str = TEST
-    """Which tasks: train, dev or test."""
+    """The split of the tasks: train, dev or test."""
     samples: int = 1
     """Sampled episodes per task."""
     temperature: float = 1.0
@@ -336,7 +336,7 @@ class RecordConfig(Playing):
     endpoint: EndpointConfig | None = None
     """Sample from a server, such as vLLM."""
     split: str = "train"
-    """Which tasks: train, dev or test."""
+    """The split of the tasks: train, dev or test."""
     count: int = 100
     """Number of tasks of the split."""
     samples: int = 1

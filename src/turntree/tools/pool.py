@@ -74,7 +74,7 @@ class ThreadPool:
         del self._homes[session]
         return self._calls.pop(
             session, 0
-        )  # a running call cannot be cancelled: it finishes in its thread and is counted
+        )  # a running call cannot be cancelled: it ends in its thread and is counted
 
     def _home(self, session: Session) -> Session:
         self._homes[session] = InlinePool()
