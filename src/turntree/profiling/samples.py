@@ -66,7 +66,7 @@ def one_by_one(engine: StreamingEngine) -> Answer:
             finished.update((done.ticket, done) for done in engine.poll())
         faults = [done.fault for done in finished.values() if done.fault is not None]
         if len(faults) == len(tickets) >= _AN_OUTAGE:
-            raise TurntreeError(f"all {len(faults)} requests failed ({faults[0]}); run the command again to go on")
+            raise TurntreeError(f"all {len(faults)} requests failed ({faults[0]}); run the command again to resume")
         return [finished[ticket] for ticket in tickets]
 
     return answer

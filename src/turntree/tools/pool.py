@@ -72,9 +72,7 @@ class ThreadPool:
 
     def close(self, session: Session) -> int:
         del self._homes[session]
-        return self._calls.pop(
-            session, 0
-        )  # a running call cannot be cancelled: it ends in its thread and is counted
+        return self._calls.pop(session, 0)  # a running call cannot be cancelled: it ends in its thread and is counted
 
     def _home(self, session: Session) -> Session:
         self._homes[session] = InlinePool()
