@@ -89,7 +89,7 @@ def command(household, out):
 
 def test_an_interruption_says_what_is_kept_and_the_next_run_what_is_there(turntree, household, tmp_path, monkeypatch):
     stopped = interrupted(turntree, household, tmp_path / "p.jsonl", monkeypatch)
-    assert "5 of 12 candidates are kept; run the same command again to go on" in stopped.stderr
+    assert "5 of 12 candidates are kept; run the same command again to resume" in stopped.stderr
     assert not (tmp_path / "p.jsonl").exists()
     assert "5 of 12 candidates are there" in turntree(*command(household, tmp_path / "p.jsonl")).stderr
     turntree(*command(household, tmp_path / "calm.jsonl"))

@@ -54,7 +54,7 @@ def metrics(run):
 
 def test_an_interrupted_run_goes_on_and_says_so(train, interrupted, tmp_path) -> None:
     assert not (interrupted / "model").exists()
-    assert f"{interrupted} goes on after step 4" in train(interrupted).stderr
+    assert f"{interrupted} resumes after step 4" in train(interrupted).stderr
     (last,) = (interrupted / "checkpoints").iterdir()  # from which it can be extended
     assert last.name == f"step-{metrics(interrupted)[-1]['step']:08d}"
     train(tmp_path / "whole")
@@ -67,7 +67,7 @@ def test_fine_tuning_goes_on_too(monkeypatch, turntree, household, tmp_path) -> 
     with monkeypatch.context() as patch:
         patch.setattr(sft_stage, "save_model", interrupt)
         turntree(*command, tmp_path / "run", code=130)
-    assert "goes on after step" in turntree(*command, tmp_path / "run").stderr
+    assert "resumes after step" in turntree(*command, tmp_path / "run").stderr
     turntree(*command, tmp_path / "whole")
     assert weights(tmp_path / "run") == weights(tmp_path / "whole")
 
@@ -108,7 +108,7 @@ def test_a_finished_run_is_left_alone_unless_told_otherwise(turntree, train, tmp
 
 
 def test_overwriting_starts_anew_and_does_not_go_on(train, interrupted) -> None:
-    assert "goes on" not in train(interrupted, "--overwrite").stderr
+    assert "resumes" not in train(interrupted, "--overwrite").stderr
     steps = [json.loads(line)["step"] for line in (interrupted / "metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 3, 4]
 

@@ -87,7 +87,7 @@ def test_a_killed_run_goes_on_to_the_same_weights_rows_and_values(turntree, fold
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoints, "save", killed)
         turntree(*command, "killed", code=130)
-    assert "goes on after step 1" in turntree(*command, "killed").stderr
+    assert "resumes after step 1" in turntree(*command, "killed").stderr
     assert weights("killed") == weights("mine")
     for name in ("metrics.jsonl", "rollouts.jsonl"):
         assert rows("killed", name) == rows("mine", name)

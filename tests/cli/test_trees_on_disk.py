@@ -129,7 +129,7 @@ def test_an_evaluation_keeps_its_episodes_beside_its_result(turntree, tmp_path) 
     assert [one.id for one in kept] == ["sampled.0", "sampled.1", "greedy.0", "greedy.1"]
     assert [one.tree.task_id for one in kept[:2]] == [row["task"] for row in result["sampled"]["outcomes"]]
     assert [len(one.rewards.verdicts) for one in kept] == [2, 2, 1, 1]
-    assert "needs a file to lie beside" in turntree.error("evaluate", *small, "--keep-trees")
+    assert "needs an output file" in turntree.error("evaluate", *small, "--keep-trees")
     turntree("report", tmp_path / "base.trees.jsonl")
     assert "sampled.1" in (tmp_path / "base.trees.html").read_text()
 

@@ -130,7 +130,7 @@ def test_a_run_does_not_go_on_with_a_module_that_was_edited(turntree, folder, ki
 
 
 def test_a_killed_run_goes_on_to_the_same_artifacts(turntree, folder, whole, killed) -> None:
-    assert "goes on after step 1" in turntree(*ONLINE, "--out", "killed").stderr
+    assert "resumes after step 1" in turntree(*ONLINE, "--out", "killed").stderr
     weights = "model/model.safetensors"
     assert (killed / weights).read_bytes() == (whole / weights).read_bytes()
     for name in ("metrics.jsonl", "rollouts.jsonl", "trees.jsonl", "held_out.jsonl", "gate.jsonl"):
@@ -249,7 +249,7 @@ def test_a_filter_of_ones_own_skips_drops_and_remembers_after_a_kill(turntree, f
         turntree(*command, "--out", "filtered.killed", code=130)
     with edited(folder, "door_rules"):
         assert "differs in inputs.filters.0" in turntree.error(*command, "--out", "filtered.killed")
-    assert "goes on after step 2" in turntree(*command, "--out", "filtered.killed").stderr
+    assert "resumes after step 2" in turntree(*command, "--out", "filtered.killed").stderr
     assert rows(folder / "filtered.killed" / "metrics.jsonl") == rows(folder / "filtered" / "metrics.jsonl")
     found = rows(folder / "filtered" / "metrics.jsonl")[1:]
     assert {why for row in found for why in row["groups_dropped"]} == {"alike"}

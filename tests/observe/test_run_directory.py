@@ -101,7 +101,7 @@ def test_a_folder_of_runs_has_the_same_lock_and_the_same_refusal(tmp_path) -> No
     with open_folder(tmp_path, "quickstart", {**CONFIG, "seed": 1}, overwrite=True):
         pass
     write_json(tmp_path / "config.json", {"model_type": "qwen3"})
-    with pytest.raises(InputError, match="no training run's folder"):
+    with pytest.raises(InputError, match="not the folder of a training run"):
         open_folder(tmp_path, "quickstart", CONFIG, overwrite=True).__enter__()
 
 

@@ -95,7 +95,7 @@ def test_progress_that_is_at_least_as_good_is_enough_unless_only_the_answer_coun
 
 def test_an_environment_without_progress_gives_no_verdict_on_it():
     verdict = judged(turn(["right"], "right", MUTE), "east", MUTE, compare="progress")
-    assert (verdict.reward, verdict.reason) == (None, "the environment tells no progress to compare")
+    assert (verdict.reward, verdict.reason) == (None, "the environment reports no progress to compare")
 
 
 def test_white_space_counts_unless_it_is_ignored():

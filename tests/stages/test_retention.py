@@ -114,5 +114,5 @@ def test_a_task_whose_data_are_out_of_reach_is_one_line(questions, tmp_path) -> 
 
 def test_a_folder_that_is_not_there_is_one_line(tmp_path) -> None:
     pytest.importorskip("lm_eval")
-    with pytest.raises(InputError, match="is no folder"):
+    with pytest.raises(InputError, match="is not a folder"):
         run_retention(RetentionConfig(model="default", tasks=("x",), include=str(tmp_path / "none")))

@@ -118,7 +118,7 @@ def test_what_holds_no_file_to_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"holds no file named \.json"):
         list(source_files(tmp_path, Counter()))
     (tmp_path / "x.tar").write_text("no archive")
-    with pytest.raises(InputError, match="is no readable tar archive"):
+    with pytest.raises(InputError, match="is not a readable tar archive"):
         list(source_files(tmp_path / "x.tar", Counter()))
 
 

@@ -203,7 +203,7 @@ def test_a_run_goes_on_after_its_checkpoint_with_the_logs_as_they_were_then(tmp_
     assert (run.path / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'
     assert not (run.path / "found.jsonl").exists()
     assert [step for step in range(1, 5) if again.due(step)] == [3]
-    assert "run goes on after step 2" in capsys.readouterr().err
+    assert "run resumes after step 2" in capsys.readouterr().err
 
 
 def test_a_checkpoint_is_due_by_steps_and_by_time(tmp_path) -> None:

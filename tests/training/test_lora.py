@@ -76,7 +76,7 @@ def test_unknown_targets_and_a_second_adapter_are_refused() -> None:
     model = tiny_model()
     with pytest.raises(ConfigError, match=r"field 'lora\.targets'.*no_such_module"):
         add_adapter(model, LoRAConfig(targets=("no_such_module",)))
-    with pytest.raises(InputError, match="has an adapter already"):
+    with pytest.raises(InputError, match="already has an adapter"):
         add_adapter(adapted(tiny_model()), LoRAConfig())
 
 

@@ -113,7 +113,7 @@ def test_answers_are_kept_on_disk_and_failures_are_not(tmp_path: Path) -> None:
         assert verdict(server, cache=path, context=0).reward == 1.0  # another question
         assert len(server.asked) == 4
     (tmp_path / "no.sqlite").write_text("not a database, and long enough to be seen as none" * 10)
-    with pytest.raises(InputError, match="is no cache of a judge"):
+    with pytest.raises(InputError, match="is not a judge cache"):
         LlmJudge(url="http://localhost", model="m", cache=str(tmp_path / "no.sqlite"))
 
 

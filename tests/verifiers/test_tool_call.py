@@ -134,7 +134,7 @@ class TestDemonstrationsThatCannotJudge:
             ([tool("f", {"x": {"type": "string"}})], "x: 1 is not of type 'string'"),
             ([tool("f", {}, required=["y"])], "'y' is a required property"),
             ([tool("g")], "'f' is not declared"),
-            ([tool("f", {"x": {"type": "dict"}})], "its parameters are no JSON schema"),
+            ([tool("f", {"x": {"type": "dict"}})], "its parameters are not a JSON schema"),
             ([tool("f", {"x": {"$ref": "#/$defs/None"}})], "which leads nowhere"),
             ([tool("f", {"x": {"$ref": "https://example.org/schema.json"}})], "which leads nowhere"),
             ([tool("f", {"x": {"$ref": "#/properties/x"}})], "its parameters cannot be applied"),

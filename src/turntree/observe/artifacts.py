@@ -1,10 +1,10 @@
-"""The tables that our stages hand to each other: what each is called, what its header and its rows hold.
+"""The tables that stages pass to each other: name, header and row schema of each.
 
-A table is JSON lines: a header object that names the schema, then one row a line. Reading is strict: every field has
-a type and a range (`core.config`), an unknown field is an error, and where the header counts the rows they are
-counted. Writing checks the same, so that no stage leaves behind what the next one refuses.
+A table is JSON lines: a header object that names the schema, then one row a line. Reading is strict: every field has a
+type and a range (`core.config`), an unknown field is an error, and where the header states the number of rows, it is
+checked. Writing makes the same checks, so that no stage writes a table that the next one refuses.
 
-Traces have a schema and a reader of their own (`traces.schema`): people write them too.
+Traces have their own schema and reader (`traces.schema`), because people write them too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Row = dict[str, Any]
 @dataclass(frozen=True)
 class Table:
     """One kind of table. `header` and `row` are the dataclasses that check them (a header's "schema" apart);
-    `counted` is where the header says how many rows there are."""
+    `counted` is the header field with the number of rows."""
 
     name: str
     schema: str
@@ -46,8 +46,8 @@ class Table:
         return header, list(rows)
 
     def stream(self, path: Path) -> tuple[Row, Iterator[Row]]:
-        """`read` with the rows one at a time: the header is checked at once, a row when it is reached, and their
-        number after the last."""
+        """`read` as an iterator: the header is checked at once, each row when it is reached, their number after the
+        last."""
         header, rows = stream_table(path, self.schema)
         self._check(self.header, {key: header[key] for key in header if key != "schema"}, path, 1)
         return header, self._checked(header, rows, path)
@@ -93,7 +93,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Action:
-    """One distinct action of a candidate; `message` where its text does not say it all."""
+    """One distinct action of a candidate; `message` is the whole message where `text` is not all of it."""
 
     text: str
     reward: Reward
@@ -109,7 +109,7 @@ class Action:
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """After how many rollouts a candidate that was run to K could have stopped, and as what."""
+    """After how many rollouts an audited candidate (run to K) could have stopped, and with which class."""
 
     rollouts: Annotated[int, Between(0, MOST_ROLLOUTS)]
     forecast: str
@@ -117,8 +117,8 @@ class Audit:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A row of a profile. Fields with a default are missing in profiles of older versions, which can be selected from
-    but neither extended nor judged anew."""
+    """A row of a profile. Fields with a default are missing in profiles of older versions, which can be selected from,
+    but neither extended nor rescored."""
 
     trace_id: str
     turn: Count
@@ -170,7 +170,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileHeader:
-    """`summary` and `config` are the stage's own; what others read of them is checked."""
+    """`summary` and `config` belong to the stage; the parts that other stages read are checked."""
 
     config: dict[str, Any]
     policy_hash: str
@@ -191,7 +191,7 @@ class ProfileHeader:
             raise ValueError("summary.skipped_turns holds no counts")
         profile = self.config.get("profile")
         if not isinstance(profile, dict) or not isinstance(profile.get("sampling"), dict):
-            raise ValueError("config.profile.sampling is no object")
+            raise ValueError("config.profile.sampling is not an object")
         adaptive = profile.get("adaptive")
         if adaptive is not None and (not isinstance(adaptive, dict) or type(adaptive.get("threshold")) is not float):
             raise ValueError("config.profile.adaptive holds no threshold")
@@ -203,11 +203,11 @@ POLICY = {
     "template_hash": "chat template",
     "renderer": "renderer",
 }
-"""The names that headers record of the policy that sampled, and what each stands for."""
+"""The header fields that identify the policy that sampled, and what each means."""
 
 
 def policy_of(header: Mapping[str, Any]) -> dict[str, str]:
-    """What a header of a profile or of pivots says of its policy. Older ones name no renderer: the template's."""
+    """The policy fields of a profile or pivots header. Older headers name no renderer: it was the template renderer."""
     return {name: header.get(name, "template") for name in POLICY}
 
 
@@ -231,8 +231,8 @@ class Pivot:
 
 @dataclass(frozen=True, kw_only=True)
 class PivotsHeader:
-    """`verifier_source` is the verifier as the profile was asked for it; code of a user's own is named there and never
-    run for that."""
+    """`verifier_source` is the verifier as it was given to the profile. Custom code is only named there: reading the
+    file never runs it."""
 
     config: dict[str, Any]
     policy_hash: str
@@ -254,7 +254,7 @@ class PivotsHeader:
 
 @dataclass(frozen=True, kw_only=True)
 class PassRate:
-    """How one pivot fared in training (`training.curriculum.PivotRecord`)."""
+    """Training record of one pivot (`training.curriculum.PivotRecord`)."""
 
     trace_id: str
     turn: Count
@@ -287,10 +287,10 @@ def _check_moments(mean: float | None, variance: float | None) -> None:
 def _check_texts(name: str, value: dict[str, Any], keys: Iterable[str]) -> None:
     for key in keys:
         if not isinstance(value.get(key), str):
-            raise ValueError(f"{name}.{key} is no text")
+            raise ValueError(f"{name}.{key} is not text")
 
 
 def _check_count(name: str, value: dict[str, Any], key: str) -> None:
     count = value.get(key)
     if type(count) is not int or count < 1:
-        raise ValueError(f"{name}.{key} is no count of rows")
+        raise ValueError(f"{name}.{key} is not a number of rows")

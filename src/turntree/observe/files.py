@@ -17,9 +17,9 @@ from turntree.observe.jsonl import parse_json, parse_object, read_lines, read_te
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[IO[str]]:
-    """Open a temporary sibling of `path` for writing; it takes the name only when the block ends well.
+    """Open a temporary sibling of `path` for writing; it is renamed to `path` only if the block succeeds.
 
-    Half of a surrogate pair, which a model can write as an escape and UTF-8 cannot hold, is written as that escape.
+    A lone surrogate (a model can write one as an escape; UTF-8 cannot hold it) is written as that escape.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -56,7 +56,7 @@ def write_table(path: Path, header: dict[str, Any], rows: Iterable[dict[str, Any
 
 
 def json_line(row: dict[str, Any], *, allow_nan: bool = True) -> str:
-    """One line of a JSONL file. Text stays readable; only half of a surrogate pair is escaped."""
+    """One line of a JSONL file. Text stays readable; only lone surrogates are escaped."""
     text = json.dumps(row, ensure_ascii=False, allow_nan=allow_nan) + "\n"
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
@@ -68,7 +68,7 @@ def read_table(path: Path, schema: str) -> tuple[dict[str, Any], list[dict[str, 
 
 
 def stream_table(path: Path, schema: str) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
-    """`read_table` with the rows one at a time. The header is checked at once, a row when it is reached."""
+    """`read_table` as an iterator. The header is checked at once, each row when it is reached."""
     lines = _lines(path, schema)
     header = next(lines, None)
     if header is None:

@@ -1,6 +1,6 @@
-"""Whose folder (or log) this is: one process has it at a time, and only the run that began it goes on with it.
+"""The identity of a run folder (or log): one process holds it at a time, and only the run that began it resumes it.
 
-Run directories, wave logs and checkpoints all ask here.
+Run directories, wave logs and checkpoints all use this module.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _MOST_SHOWN = 60  # characters of a value in a message
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """A file or folder for this process alone while the block lasts. The kernel releases it however the process dies.
-    Raises `InputError` while another process has it."""
+    """Lock a file or folder for this process while the block lasts. The kernel releases the lock when the process dies.
+    Raises `InputError` while another process holds it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         try:
@@ -49,18 +49,18 @@ def require_same(found: Any, wanted: Any, path: Path, *, free: tuple[str, ...] =
     if shown:
         more = [f"{len(shown) - _MOST_KEYS} more"] if len(shown) > _MOST_KEYS else []
         named = ", ".join(shown[:_MOST_KEYS] + more)
-        hint = "give the same settings and inputs to go on, choose another --out, or pass --overwrite to start anew"
+        hint = "give the same settings and inputs to resume, choose another --out, or pass --overwrite to start again"
         raise InputError(f"is of another run, which differs in {named}", path=path, hint=hint)
 
 
 def digest(data: bytes) -> str:
-    """The checksum of what is kept on disk."""
+    """Checksum of bytes on disk."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def file_digest(path: Path, most: int | None = None, *, flush: bool = False) -> tuple[str, int, int]:
-    """The checksum of a file, its lines and its bytes, or those of its first `most` bytes. `flush` brings it onto the
-    disk first."""
+    """Checksum, number of lines and number of bytes of a file, or of its first `most` bytes. `flush` syncs it to disk
+    first."""
     found, lines, size = hashlib.blake2b(digest_size=16), 0, 0
     with path.open("rb") as handle:
         if flush:

@@ -1,6 +1,6 @@
 """JSON from disk, read strictly: text, one value, lines (compressed by suffix: .gz, .xz).
 
-All text and all JSON that a person hands in comes through here, so that damage of any kind (another encoding, a cut
+All text and all JSON from users is read here, so that damage of any kind (another encoding, a cut
 line or archive, nesting without end, numbers of thousands of digits) is an `InputError` that names file and line.
 """
 
@@ -19,7 +19,7 @@ from typing import IO, Any, cast
 
 from turntree.core.errors import InputError, TurntreeError, disk_is_full
 
-DEEPEST = 100  # levels of nesting in what is read: far above any use, far below what recursion can bear
+DEEPEST = 100  # levels of nesting: far above any real input, far below Python's recursion limit
 DAMAGED: tuple[type[Exception], ...] = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile)
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # how JSON spells the halves of a surrogate pair
 _AGAIN = "write the file again"
@@ -27,12 +27,12 @@ _AGAIN = "write the file again"
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raises `TurntreeError` in one line where a write inside the block finds the disk (or the quota) full."""
+    """Turn a full disk (or quota) inside the block into a one-line `TurntreeError`."""
     try:
         yield
     except TurntreeError:
         raise
-    except Exception as error:  # libraries raise their own: safetensors, sqlite
+    except Exception as error:  # safetensors and sqlite raise their own errors
         if not disk_is_full(error):
             raise
         problem = f"{path}: cannot be written, because the disk or your quota is full"
@@ -88,8 +88,8 @@ def parse_json(
 ) -> Any:
     """One JSON value. Raises `InputError`.
 
-    NaN and Infinity are not JSON, although Python reads them. Neither is text with half of a surrogate pair, which no
-    tokenizer and no file can hold; `half_characters` lets it pass, for our own records of what a model wrote.
+    NaN and Infinity are not JSON, although Python reads them. Text with a lone surrogate is refused too, because no
+    tokenizer and no UTF-8 file can hold it; `half_characters` allows it, for our own records of model output.
     """
     if isinstance(text, bytes):
         text = decode(text, path, line)
@@ -99,12 +99,12 @@ def parse_json(
         raise _not_json(text, error, path, line) from error
     except RecursionError as error:
         raise _too_deep(path, line) from error
-    except ValueError as error:  # NaN, a number of more digits than Python reads
+    except ValueError as error:  # NaN, or a number with more digits than Python reads
         raise InputError(f"is not JSON ({error})", path=path, line=line, hint=_AGAIN) from error
     if text.count("[") + text.count("{") > DEEPEST and _depth(value) > DEEPEST:
         raise _too_deep(path, line)
     if not half_characters and _HALF.search(text) and not encodable(json.dumps(value, ensure_ascii=False)):
-        problem = "holds half of a surrogate pair (\\ud800 to \\udfff alone), which is no character"
+        problem = "holds half of a surrogate pair (\\ud800 to \\udfff alone), which is not a character"
         raise InputError(problem, path=path, line=line, hint="remove it")
     return value
 
@@ -120,7 +120,7 @@ def parse_object(
 
 
 def encodable(text: str) -> bool:
-    """Whether UTF-8 can hold the text: it has no half of a surrogate pair."""
+    """Whether the text can be encoded in UTF-8, that is, holds no lone surrogate."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -187,7 +187,7 @@ def _compressed(raw: IO[bytes], path: Path) -> IO[bytes]:
 
 
 class _Borrowed:
-    """A file that is left open when its block ends, as the two compressors leave theirs."""
+    """A file whose `with` block leaves it open, as the gzip and xz writers do with theirs."""
 
     def __init__(self, raw: IO[bytes]) -> None:
         self.write = raw.write

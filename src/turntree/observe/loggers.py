@@ -1,14 +1,14 @@
-"""Loggers: where the metrics of a run go beside its own directory (TensorBoard, trackio, W&B, MLflow, or your own).
+"""Loggers: copy the metrics of a run to another tool (TensorBoard, trackio, W&B, MLflow, or your own).
 
 A logger (`core.parts`, kind `loggers`) is built by a factory with the options that its configuration gives, and with
-`run` (`RunInfo`) where it declares that. It follows `metrics.jsonl`, which stays the truth:
+`run` (`RunInfo`) where it declares that. `metrics.jsonl` stays the reference:
 
 - It gets every row after it was written, as numbers by flat names (`timing/seconds`), and never a row twice. The last
-  step that it was told is kept in `loggers.json` of the run directory, and written before the logger is told. A run
-  that goes on tells what is beyond that step, and first what `metrics.jsonl` has already: so a logger that is added
-  later gets the whole curve. (A process that is killed in between loses one row there, and only there.)
+  step that each logger got is kept in `loggers.json` of the run directory, and written before the logger is called. A
+  resumed run sends the rows after that step, beginning with those already in `metrics.jsonl`, so a logger that is added
+  later gets the whole curve. (A process that is killed in between loses one row in that logger only.)
 - A logger that raises is reported once and switched off. Training goes on.
-- No result depends on it: the loggers of a run may differ when it goes on.
+- No result depends on a logger, so the loggers may differ when a run is resumed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from turntree.observe import files
 from turntree.observe.run import LOGGER_MARKS, RunDirectory, notice
 
 _NOT_IN_MLFLOW = re.compile(r"[^\w\-. :/]")
-_MOST_AT_ONCE = 1000  # metrics that MLflow takes in one call
+_MOST_AT_ONCE = 1000  # the most metrics that MLflow accepts in one call
 
 
 class Logger(Protocol):
     """What a factory of loggers builds."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Take the figures of a step. Steps grow."""
+        """Log the metrics of a step. Steps increase."""
         ...
 
     def close(self) -> None: ...
@@ -48,8 +48,8 @@ class Logger(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """The run that a logger follows. `config` is its resolved configuration, as in `config.json`. `id` is its own and
-    stays the same when the run goes on; then `resumed` says that this logger has followed it before."""
+    """The run that a logger follows. `config` is its resolved configuration, as in `config.json`. `id` identifies the
+    run and stays the same when it is resumed; `resumed` then says that this logger has logged it before."""
 
     name: str
     folder: Path
@@ -60,7 +60,7 @@ class RunInfo:
 
 
 def check(named: Sequence[Part]) -> None:
-    """Raise `InputError` or `ConfigError` for a logger that cannot be built: to be called before anything is loaded."""
+    """Raise `InputError` or `ConfigError` for a logger that cannot be built. Call it before anything is loaded."""
     for number, part in enumerate(named):
         loaded = parts.load("loggers", part.name)
         loaded.resolved(part.options)
@@ -73,7 +73,8 @@ def check(named: Sequence[Part]) -> None:
 
 
 def flat(row: Mapping[str, Any], above: str = "") -> dict[str, float]:
-    """The numbers of a row of metrics by names such as `timing/seconds`; truth is 1 or 0, the step is left out."""
+    """The numbers of a metrics row under flat names such as `timing/seconds`; booleans become 1 or 0, the step is left
+    out."""
     found: dict[str, float] = {}
     for key, value in row.items():
         name = above + (key or "_")
@@ -86,8 +87,8 @@ def flat(row: Mapping[str, Any], above: str = "") -> dict[str, float]:
 
 @contextlib.contextmanager
 def following(run: RunDirectory, named: Sequence[Part]) -> Iterator[None]:
-    """Tell the loggers what `run` has logged that they do not know, and then all that it logs while the block lasts.
-    To be entered when the logs of the run have been cut back to where it goes on."""
+    """Send the loggers the rows of `run` that they do not have, then every row that it logs while the block lasts.
+    Enter it after the logs have been cut back to the checkpoint that the run resumes from."""
     if not named:
         yield
         return
@@ -102,7 +103,7 @@ def following(run: RunDirectory, named: Sequence[Part]) -> Iterator[None]:
 
 
 class _Followers:
-    """The loggers of one run that work, and how far each has come."""
+    """The working loggers of one run, and the last step of each."""
 
     def __init__(self, run: RunDirectory, named: Sequence[Part]) -> None:
         self._path = run.path / LOGGER_MARKS
@@ -142,7 +143,7 @@ class _Followers:
             self._guarded(name, logger.close)
 
     def _guarded(self, name: str, call: Callable[[], object]) -> None:
-        """Call foreign code: what it prints is no result, and when it raises the logger is switched off."""
+        """Call foreign code: what it prints goes to standard error, and an exception switches the logger off."""
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 call()
@@ -174,7 +175,7 @@ class TensorBoard:
 
         for name, value in metrics.items():
             self._add(scalar_pb(name, float(value)), step)
-        self._writer.flush()  # a killed run has told what it logged
+        self._writer.flush()  # a killed run has sent what it logged
 
     def close(self) -> None:
         self._writer.close()

@@ -1,13 +1,13 @@
-"""The run directory: `config.json`, `metrics.jsonl`, `cost.json`, and what the stage makes.
+"""The run directory: `config.json`, `metrics.jsonl`, `cost.json`, and the stage's results.
 
-The life of a run: `config.json` says what runs here, `metrics.jsonl` (and the stage's other logs) grow, `checkpoints`
-hold what a killed run needs to go on, `model` is the result, and `cost.json` comes last: where it is, the run is
-finished. A checkpoint records how far the logs had come and their checksums, so a run that goes on cuts them back to
-there, and notices rows that are missing or changed.
+`config.json` is written first, `metrics.jsonl` (and the stage's other logs) grow, `checkpoints` hold what a killed run
+needs to resume, `model` is the result. `cost.json` is written last: where it exists, the run is finished. A checkpoint
+records the length of the logs and their checksums, so a resumed run cuts them back to that length, and notices rows
+that are missing or changed.
 
-A run may be extended: given again with a larger total (`Extent`), it goes on from its last checkpoint, which stays when
-it is finished, to what a run of that total would have made from its start. `history` in `config.json` tells the totals
-that it had before.
+A run may be extended: started again with a larger total (`Extent`), it resumes from its last checkpoint, which is kept
+when a run finishes, and gives what a run of that total would have given from the start. `history` in `config.json`
+lists its earlier totals.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from turntree.observe.identity import file_digest, locked, require_same
 T = TypeVar("T")
 
 _MADE = ("metrics.jsonl", "cost.json", "checkpoints", "model")  # by a run, after its config.json
-# how often to save, where to step, who is told: no result changes
+# how often to save, where to step environments, which loggers: no result changes
 FREE = ("config.checkpoints", "config.workers", "config.loggers")
 LOGGER_MARKS = "loggers.json"  # how far each logger has come (`observe.loggers`)
 _OWN = ("config.json", "metrics.jsonl", "cost.json", "pass_rates.jsonl", "model", LOGGER_MARKS)
@@ -42,9 +42,9 @@ Logged = dict[str, dict[str, Any]]  # by file name: {"rows", "bytes", "digest"}
 
 @dataclass(frozen=True)
 class Extent:
-    """How long a run is: the value `total` of the key `key` of its configuration, which makes `steps` steps (those that
-    checkpoints count). `fixed` says why a run of another total differs from its first step on; None: it does not, so
-    that the run may be extended."""
+    """Length of a run: the value `total` of its configuration key `key`, which gives `steps` steps (as checkpoints
+    count them). `fixed` says why a run with another total differs from its first step on; None: it does not, so the run
+    may be extended."""
 
     key: str
     total: int
@@ -61,7 +61,7 @@ class RunDirectory:
         self.checkpoints = self.path / "checkpoints"
         self.logs = ("metrics.jsonl", *logs)  # what the stage appends to
         self.listeners: list[Callable[[dict[str, Any]], None]] = []
-        self.identity: dict[str, Any] = {}  # of the run that has the folder; `begin` sets it
+        self.identity: dict[str, Any] = {}  # of the run in this folder; `begin` sets it
         self._config, self._metrics, self._cost = (
             self.path / name for name in ("config.json", "metrics.jsonl", "cost.json")
         )
@@ -76,17 +76,18 @@ class RunDirectory:
 
     @property
     def free(self) -> tuple[str, ...]:
-        """The keys that may differ when the run goes on."""
+        """The keys that may differ when the run is resumed."""
         return FREE if self.extent is None else (*FREE, f"config.{self.extent.key}")
 
     def log(self, row: dict[str, Any]) -> None:
-        """Add a row of metrics, then tell the listeners."""
+        """Append a row of metrics, then call the listeners."""
         self.append("metrics.jsonl", [row])
         for listener in self.listeners:
             listener(row)
 
     def append(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
-        """Add rows to one of `logs`; they are on disk when this returns, so that no checkpoint outlives them."""
+        """Append rows to one of `logs`. They are on disk when this returns, so that no checkpoint refers to a lost
+        row."""
         with files.writing(self.path / name), (self.path / name).open("a", encoding="utf-8") as handle:
             handle.writelines(files.json_line(row, allow_nan=False) for row in rows)
             handle.flush()
@@ -98,7 +99,7 @@ class RunDirectory:
         return [files.parse_line(text, self._metrics, number) for number, text in lines]
 
     def logged(self) -> Logged:
-        """How far every log has come, for the checkpoint that is being saved."""
+        """Rows, bytes and checksum of every log, for the checkpoint that is being saved."""
         found: Logged = {}
         for path in (self.path / name for name in self.logs):
             if path.exists():
@@ -107,9 +108,9 @@ class RunDirectory:
         return found
 
     def rewind(self, logged: Logged | None) -> None:
-        """Cut the logs back to where a checkpoint saw them (None: there is none, and nothing stays): what a killed
-        process wrote after it will be written again. Raises `InputError`, before anything is cut, where rows that the
-        checkpoint saw are missing or changed."""
+        """Cut the logs back to their length at a checkpoint (None: no checkpoint, so to nothing): what a killed process
+        wrote after it will be written again. Raises `InputError`, before anything is cut, where rows from before the
+        checkpoint are missing or changed."""
         known = logged or {}
         for name, seen in known.items():
             _check_rows(self.path / name, seen)
@@ -120,14 +121,14 @@ class RunDirectory:
                 path.unlink(missing_ok=True)
 
     def write_cost(self, cost: Cost, checks: Cost = NO_COST) -> None:
-        """The bill of the stage, which finishes the run; what held-out checks spent is an entry of its own."""
+        """Write the cost of the stage, which finishes the run; held-out checks are a separate entry."""
         bill = {**cost.counts(), "timing": cost.timing()}
         files.write_json(self._cost, {**bill, "checks": {**checks.counts(), "timing": checks.timing()}})
 
     def begin(self, identity: dict[str, Any], *, overwrite: bool) -> None:
-        """Take the folder for the run that `identity` describes, or go on with the run of the same identity that lies
-        here: it is unfinished, or is extended. Raises `InputError` for a finished run, for another run (naming what
-        differs), for a total that the run cannot have, unless `overwrite`, and for a folder that is no run's."""
+        """Begin the run that `identity` describes in this folder, or resume the run of the same identity that is here
+        (unfinished, or to be extended). Unless `overwrite`, raises `InputError` for a finished run, for another run
+        (naming what differs) and for a total that the run cannot have; always for a folder that holds no run."""
         self.identity = json.loads(json.dumps(identity))
         history: list[dict[str, Any]] = []
         if self._config.exists():
@@ -143,7 +144,7 @@ class RunDirectory:
         files.write_json(self._config, self.identity | ({"history": history} if history else {}))
 
     def _go_on(self, found: dict[str, Any]) -> list[dict[str, Any]]:
-        """Let the run that `found` describes go on, with another total where that is asked for. Returns its history."""
+        """Resume the run that `found` describes, with another total where one is given. Returns its history."""
         history = found.pop("history", [])
         require_same(found, self.identity, self.path, free=self.free)
         before = None if self.extent is None else _at(found["config"], self.extent.key)
@@ -156,8 +157,8 @@ class RunDirectory:
         done = self._require_extendable(self.extent, before)
         entry = {self.extent.key: before, "done": done, "finished": self.finished}
         if self.finished:
-            entry["last"] = self.metrics()[-1]  # with its closing check, which an extended run does not have there
-        self._cost.unlink(missing_ok=True)  # first of all: from here on the run is unfinished, whatever its total
+            entry["last"] = self.metrics()[-1]  # with the closing check, which an extended run lacks
+        self._cost.unlink(missing_ok=True)  # removed first: from here on the run counts as unfinished
         notice(f"{self.path} is extended: {self.extent.key} {before} -> {self.extent.total}")
         return [*history, entry]
 
@@ -181,14 +182,16 @@ class RunDirectory:
         return done
 
     def _tidy(self) -> None:
-        """Remove what a killed process left half done: atomic writes, and checkpoints that a finished run dropped."""
+        """Remove what a killed process left behind: temporary files of atomic writes, and checkpoints of a finished
+        run."""
         for leftover in (path for name in _OWN for path in self.path.glob(f".{name}.*")):
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         if self.finished:
             self.drop_checkpoints(keep_last=self.extendable)
 
     def drop_checkpoints(self, *, keep_last: bool) -> None:
-        """Remove the checkpoints of a finished run, all but the last where that is kept to extend it."""
+        """Remove the checkpoints of a finished run, except the last where it is kept so that the run can be
+        extended."""
         steps = saved_steps(self.checkpoints)
         if not keep_last or not steps:
             shutil.rmtree(self.checkpoints, ignore_errors=True)
@@ -196,7 +199,8 @@ class RunDirectory:
             shutil.rmtree(checkpoint_path(self.checkpoints, step), ignore_errors=True)
 
     def finished_with(self, config: dict[str, Any]) -> bool:
-        """Whether a run of this configuration lies here, finished. Raises `InputError` where it is of another one."""
+        """Whether this folder holds a finished run of this configuration. Raises `InputError` for another
+        configuration."""
         if not self.finished:
             return False
         found = _read_config(self._config).get("config")
@@ -204,7 +208,7 @@ class RunDirectory:
         return True
 
     def _clear(self) -> None:
-        """Remove what the run before made; the mark that it is finished goes first."""
+        """Remove the files of the previous run; `cost.json`, the mark of a finished run, goes first."""
         self._cost.unlink(missing_ok=True)
         (self.path / LOGGER_MARKS).unlink(missing_ok=True)
         for folder in (self.checkpoints, self.model):
@@ -222,11 +226,11 @@ def open_run(
     logs: tuple[str, ...] = (),
     extent: Extent | None = None,
 ) -> Iterator[RunDirectory]:
-    """The folder of a run, for this process alone while the block lasts (`RunDirectory.begin` says what is refused).
+    """The folder of a run, locked for this process while the block lasts (`RunDirectory.begin` says what is refused).
 
-    `config` is the resolved configuration and `inputs` names the contents that it points to (hashes): together they
-    are the identity of the run, which says whether an unfinished one may go on. `logs` are the names of files that the
-    stage appends to beside the metrics; with `extent` the run may be given again with another total.
+    `config` is the resolved configuration and `inputs` the hashes of the contents that it points to. Together they are
+    the identity of the run, which decides whether an unfinished run may be resumed. `logs` are the files that the stage
+    appends to beside the metrics. With `extent` the run may be started again with another total.
     """
     run = RunDirectory(path, logs, extent)
     with files.writing(run.path):
@@ -240,8 +244,8 @@ def open_run(
 def open_folder(
     path: Path, stage: str, config: dict[str, Any], *, overwrite: bool = False, free: tuple[str, ...] = ()
 ) -> Iterator[None]:
-    """The folder of a stage that keeps runs in folders below it, for this process alone while the block lasts; it may
-    be run there again and again. Raises `InputError` where another configuration was run there, unless `overwrite`."""
+    """The folder of a stage that keeps runs in subfolders, locked for this process while the block lasts. The stage may
+    run there repeatedly. Raises `InputError` where another configuration was run there, unless `overwrite`."""
     with files.writing(path):
         path.mkdir(parents=True, exist_ok=True)
     described, place = {"stage": stage, "config": config}, path / "config.json"
@@ -256,7 +260,7 @@ def open_folder(
 def _read_config(path: Path) -> dict[str, Any]:
     found = files.read_json(path)
     if not isinstance(found, dict) or "stage" not in found:
-        raise InputError("is no training run's folder", path=path.parent, hint="choose another --out")
+        raise InputError("is not the folder of a training run", path=path.parent, hint="choose another --out")
     return found
 
 
@@ -278,7 +282,7 @@ def _at(config: Any, key: str) -> Any:
 
 
 def _check_rows(path: Path, seen: dict[str, Any]) -> None:
-    hint = "put the file back as it was, or pass --overwrite to start anew"
+    hint = "put the file back as it was, or pass --overwrite to start again"
     checksum, held, _ = file_digest(path, seen["bytes"]) if path.exists() else ("", 0, 0)
     if held < seen["rows"]:
         problem = f"holds {held} of the {seen['rows']} rows that the run had written when it was saved"
@@ -304,5 +308,5 @@ def progress(
 
 
 def notice(text: str) -> None:
-    """One line for a person on standard error, above whatever bar is drawn there."""
+    """Write one line to standard error, above the progress bar if one is drawn."""
     tqdm.write(f"turntree: {text}", file=sys.stderr)

@@ -1,7 +1,7 @@
 """Intervals for shares, means and paired differences, rank statistics, and the bootstrap over tasks.
 
-The unit of every interval is what was drawn independently: tasks where a claim is about these policies on other tasks,
-seeds and tasks where it is about training. Coverage is simulated in tests/observe/test_coverage.py.
+The unit of every interval is what was drawn independently: tasks for a claim about these policies on other tasks, seeds
+and tasks for a claim about training. Coverage is simulated in tests/observe/test_coverage.py.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def wilson(successes: float, trials: float, z: float = Z95) -> tuple[float, floa
 def clustered_wilson(successes: Sequence[float], trials: Sequence[float]) -> tuple[float, float]:
     """Wilson's interval of a share whose trials come in clusters (episodes of one task), as (low, high).
 
-    `successes` and `trials` are counts of each cluster. The trials count as many as would be independent: p (1 - p)
-    over the variance of the share between clusters (Kish's design effect, linearised where clusters differ in size).
-    Equal clusters show no variance; each of them then counts as one trial.
+    `successes` and `trials` are counts per cluster. The effective number of trials is p (1 - p) over the variance of
+    the share between clusters (Kish's design effect, linearised where clusters differ in size). Equal clusters show no
+    variance; each of them then counts as one trial.
     """
     from scipy.stats import t
 
@@ -56,7 +56,7 @@ def clustered_wilson(successes: Sequence[float], trials: Sequence[float]) -> tup
 
 class Interval(NamedTuple):
     """A mean with its 95% interval, and the effect that a two-sided test at 5% detects with 80% power. The last three
-    are None where there is one value only, which shows no spread."""
+    are None for a single value, which has no spread."""
 
     mean: float
     low: float | None
@@ -77,9 +77,10 @@ def t_interval(values: Sequence[float] | NDArray[Any]) -> Interval:
 
 
 def crossed_interval(values_ST: Sequence[Sequence[float]] | NDArray[Any]) -> Interval:
-    """The mean over S seeds that were all measured on the same T tasks, for other seeds and other tasks.
+    """The mean over S seeds, all measured on the same T tasks, with an interval that covers other seeds and other
+    tasks.
 
-    From the two-way analysis of variance: Student's interval over seeds, widened by what tasks add of their own. Their
+    From the two-way analysis of variance: Student's interval over seeds, widened by the variance between tasks. Their
     variance is the excess of the mean square of tasks over the residual one. With one seed there is no interval.
     """
     values = np.asarray(values_ST, dtype=float)
@@ -94,7 +95,7 @@ def crossed_interval(values_ST: Sequence[Sequence[float]] | NDArray[Any]) -> Int
 
 
 def _interval(mean: float, *parts: tuple[float, int]) -> Interval:
-    """From independent parts of the mean's variance with their degrees of freedom."""
+    """The interval from independent parts of the mean's variance with their degrees of freedom."""
     from scipy.stats import t
 
     quantiles = [(variance, t.ppf(0.975, free), t.ppf(0.8, free)) for variance, free in parts]
@@ -106,7 +107,8 @@ def _interval(mean: float, *parts: tuple[float, int]) -> Interval:
 def sign_flip(differences: Sequence[float] | NDArray[Any], *, seed: int = 0, resamples: int = 4000) -> float:
     """Two-sided p-value of a mean difference of zero: the signs of the tasks' differences are flipped at random.
 
-    One difference a task, averaged over its seeds: outcomes of one task under several seeds are not independent.
+    One difference per task, averaged over its seeds, because outcomes of one task under several seeds are not
+    independent.
     """
     values = np.asarray(differences, dtype=float)
     signs = np.random.default_rng(seed).integers(0, 2, size=(resamples, len(values))) * 2.0 - 1
@@ -119,7 +121,7 @@ def paired_bootstrap(
 ) -> tuple[float, float, float]:
     """Mean of `first - second` over pairs with its 95% percentile interval: (mean, low, high).
 
-    The pairs are resampled together, so whatever makes a task hard for both cancels out.
+    Pairs are resampled together, so what makes a task hard for both cancels out.
     """
     if len(first) != len(second) or not first:
         raise ValueError(f"pairs needed, got {len(first)} and {len(second)} values")
@@ -150,7 +152,7 @@ def clopper_pearson_high(successes: int, trials: int, confidence: float = 0.95) 
 def successes_needed(trials: int, floor: float, confidence: float = 0.95) -> NDArray[np.int64]:
     """For 0 to `trials` trials, the fewest successes whose Clopper-Pearson lower bound is at least `floor`.
 
-    Above the number of trials itself where even successes alone do not suffice.
+    The entry is above the number of trials where even successes alone do not suffice.
     """
     from scipy.stats import binom
 

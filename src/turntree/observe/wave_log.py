@@ -1,7 +1,7 @@
-"""An append-only log of finished waves: what a killed stage goes on from.
+"""An append-only log of finished waves, from which a killed stage resumes.
 
-A stage that works in waves of fixed membership and order appends each one when it is done. Whatever kills the process
-costs the unfinished wave only, which is replayed; a stage that is deterministic therefore ends with the same artifact.
+A stage that works in waves of fixed membership and order appends each wave when it is done. A killed process loses only
+its unfinished wave, which is replayed, so a deterministic stage ends with the same artifact.
 
 Every line carries a checksum over itself and the line before, so that a line that was changed, lost or moved is
 noticed when the log is opened. Laws (tests): a wave is in the log whole or not at all; waves are read back in the order
@@ -25,11 +25,11 @@ _CHECK = "check"
 
 
 class WaveLog:
-    """One line that says whose waves these are, then one line a finished wave. `finished` counts them."""
+    """One line with the identity of the run, then one line per finished wave. `finished` counts the waves."""
 
     def __init__(self, path: Path, handle: IO[bytes]) -> None:
         self.path, self.finished = path, 0
-        self._handle, self._last = handle, ""  # the checksum of the last line
+        self._handle, self._last = handle, ""  # checksum of the last line
 
     def append(self, wave: dict[str, Any]) -> None:
         """Add a finished wave; it is on disk when this returns."""
@@ -44,11 +44,11 @@ class WaveLog:
                     yield _parsed(line, self.path, number)[0]
 
     def remove(self) -> None:
-        """Forget the waves: what they were made for is finished."""
+        """Delete the waves: the stage that needed them is finished."""
         self.path.unlink()
 
     def _resume(self, identity: dict[str, Any]) -> None:
-        """Drop what a kill left half written, check whose waves these are, or begin a new log."""
+        """Drop a half-written line, check the identity, or begin a new log."""
         held = whole = 0
         for line in self._handle:
             if not line.endswith(b"\n"):
@@ -85,10 +85,10 @@ class WaveLog:
 
 @contextlib.contextmanager
 def open_log(path: Path, identity: dict[str, Any], *, overwrite: bool = False) -> Iterator[WaveLog]:
-    """The log at `path`, for this process alone while the block lasts; `overwrite` empties it first.
+    """The log at `path`, locked for this process while the block lasts; `overwrite` empties it first.
 
-    `identity` (a JSON object) names everything that decides what the waves hold. Raises `InputError` where the log
-    belongs to another identity, naming what differs, where another process has it open, and where it is damaged.
+    `identity` (a JSON object) names everything that determines the contents of the waves. Raises `InputError` where the
+    log belongs to another identity, naming what differs, where another process has it open, and where it is damaged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as handle, locked(path):
@@ -105,7 +105,7 @@ def _checksum(last: str, value: dict[str, Any]) -> str:
 
 
 def _parsed(line: bytes, path: Path, number: int) -> tuple[dict[str, Any], Any]:
-    """The object of a line without its checksum, and that."""
+    """The object of a line without its checksum, and the checksum."""
     try:
         value = parse_line(line.decode("utf-8"), path, number)
     except UnicodeDecodeError as error:

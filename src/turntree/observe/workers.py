@@ -1,4 +1,4 @@
-"""Worker processes that never outlive their parent and say nothing when a person interrupts it."""
+"""Worker processes that never outlive their parent, and stay silent when the parent is interrupted."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _PR_SET_PDEATHSIG = 1
 
 @contextlib.contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Processes that are started inside the block never see an interrupt at the terminal, not even while they import:
-    the parent does, and ends them. (A blocked signal is inherited; it reaches this process when the block ends.)"""
+    """Processes that are started inside the block never get the terminal's interrupt, not even while they import: the
+    parent gets it and ends them. (A blocked signal is inherited; it reaches this process when the block ends.)"""
     resource_tracker.ensure_running()  # its first start would unblock the signal inside the block
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -29,12 +29,12 @@ def without_interrupts() -> Iterator[None]:
 
 
 def die_with_parent() -> None:
-    """Called first in a process that `multiprocessing` started: it is killed when its parent ends, however that ends.
-    A process that leads a group takes the group with it.
+    """Call it first in a process that `multiprocessing` started: the process is then killed when its parent ends, for
+    whatever reason. A process that leads a group takes the group with it.
 
-    Its end of a pipe that only the parent holds open is watched, so a parent that died before this call is noticed
-    too. On Linux the kernel helps where no thread of this process runs: it kills a process on its own, and wakes a
-    stopped leader of a group, which then kills the group.
+    A thread watches a pipe that only the parent holds open, so a parent that died before this call is noticed too. On
+    Linux the kernel helps where no thread of this process can run: it kills a single process, and wakes a stopped group
+    leader, which then kills the group.
     """
     parent = multiprocessing.parent_process()
     if parent is None:

@@ -1,5 +1,5 @@
 """Profile pivot candidates: K local rollouts of a frozen policy at every state (PivotRL, Eq. 4), or fewer where the
-first ones already say what a selection will do with it (`settle`)."""
+first ones already decide how the candidate will be selected (`settle`)."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class ProfileConfig:
     """K local rollouts at every candidate (PivotRL, Eq. 4)."""
 
     rollouts: int = 16
-    """K local rollouts of every candidate; with adaptive profiling the most that one gets."""
+    """K local rollouts per candidate; with adaptive profiling the maximum."""
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0, max_tokens=256))
     seed: int = 0
     """Of every draw."""
     wave: int = 32
-    """Candidates that are sampled and written down together: what a killed profile has to do again."""
+    """Candidates that are sampled and logged together. A killed profile repeats its unfinished wave."""
     adaptive: AdaptiveConfig | None = None
-    """Stop a candidate early where K rollouts would select no differently."""
+    """Stop a candidate early where K rollouts would not change its selection."""
     cut_turns: CutTurns = "fail"
-    """What a turn that the token limit cut is worth: nothing, or what the verifier says of its text."""
+    """Reward of a turn that the token limit cut: 0 (fail), or the verifier's verdict on its text (judge)."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.rollouts <= MOST_ROLLOUTS:
@@ -49,7 +49,7 @@ class ProfileConfig:
 
 
 class Judge:
-    """The verifier, and beside it the exact-match rule by which the miss rate is measured."""
+    """The verifier, and the exact-match rule against which the miss rate is measured."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Judge:
         return rule_name(self.verifier, self._cut_turns)
 
     def known(self, state: TurnState) -> dict[str, Judgement]:
-        """What is already known of the actions at a state, by `Sample.key`."""
+        """Known verdicts on the actions at a state, by `Sample.key`."""
         return {} if self._stored is None else self._stored.judgements(state, self.name)
 
     def __call__(self, state: TurnState, action: Message) -> Judgement:
@@ -84,7 +84,7 @@ class Draft:
         self._judge = judge
         self._samples: list[Sample] = []
         self._known = judge.known(state)
-        self._first: tuple[int, Forecast] | None = None  # when and as what it could first have stopped
+        self._first: tuple[int, Forecast] | None = None  # when it could first have stopped, and as what
 
     @property
     def rewards(self) -> list[float | None]:
@@ -101,7 +101,7 @@ class Draft:
         return forecast is not None
 
     def finish(self, rollouts: int, cost: Cost | None = None) -> CandidateProfile:
-        """The profile of the candidate, of whom K = `rollouts` were allowed."""
+        """The profile of the candidate, given at most K = `rollouts` rollouts."""
         count = len(self._samples)
         stop, certainty, audit = Stop.COMPLETE, 1.0, None
         if count < rollouts:
@@ -134,7 +134,7 @@ def profile_wave(
     prompted: Sequence[Prompted], sampler: Sampler, judge: Judge, config: ProfileConfig, prior: Prior
 ) -> list[CandidateProfile]:
     """Profile the candidates of one wave. The rollouts of a candidate depend on its id and `config.seed`, not on the
-    wave; how many there are also depends on `prior`, which does not move meanwhile."""
+    wave. Their number also depends on `prior`, which stays fixed during the wave."""
     settler = None if config.adaptive is None else Settler(config.adaptive, config.rollouts, prior)
     drafts = [Draft(item.state, judge) for item in prompted]
     drawing = list(zip(prompted, drafts, strict=True))

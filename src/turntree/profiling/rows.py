@@ -1,6 +1,6 @@
-"""The rows of a profile: the class of a candidate (PivotRL, Eq. 4 and 5), its row, and what can be read back.
+"""The rows of a profile: the class of a candidate (PivotRL, Eq. 4 and 5), its row, and reading it back.
 
-A finished profile is a store of samples and verdicts: it can be extended or judged anew without sampling.
+A finished profile stores samples and verdicts: it can be extended, or rescored without sampling.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Class(StrEnum):
 
 
 def moments(rewards: Sequence[float]) -> tuple[float, float] | None:
-    """Mean and population variance (Eq. 4) of judged rewards; None without any. Equal rewards have variance 0 exactly,
-    whatever their sum rounds to."""
+    """Mean and population variance (Eq. 4) of judged rewards; None without any. Equal rewards have a variance of
+    exactly 0, without rounding error."""
     if not rewards:
         return None
     mean = math.fsum(rewards) / len(rewards)
@@ -69,12 +69,12 @@ def class_of_moments(mean_and_variance: tuple[float, float] | None, threshold: f
 
 
 class Stop(StrEnum):
-    """Why a candidate has as many rollouts as it has."""
+    """Why sampling stopped at this number of rollouts."""
 
     COMPLETE = "K reached"
     SETTLED = "settled"
-    AUDITED = "audited"  # could have stopped, and was run to K to see whether it should have
-    OPEN = "open"  # judged anew, and no longer settled
+    AUDITED = "audited"  # could have stopped, but was run to K to check the rule
+    OPEN = "open"  # rescored, and no longer settled
 
 
 @dataclass(frozen=True)
@@ -87,15 +87,15 @@ class Judgement:
 
 @dataclass(frozen=True)
 class CandidateProfile:
-    """What its rollouts said about one candidate; the sequences are in order of sample number."""
+    """The results of one candidate's rollouts; the sequences are in order of sample number."""
 
     state: TurnState
     kind: str  # of the demonstrated action
-    gold: float | None  # the verdict on the demonstration itself: anything but 1 is a fault of the verifier
+    gold: float | None  # the verdict on the demonstration itself: a value other than 1 is a fault of the verifier
     samples: tuple[Sample, ...]
     judgements: tuple[Judgement, ...]
     stop: Stop
-    certainty: float  # that all K rollouts would lead a selection to the same decision
+    certainty: float  # predictive probability that all K rollouts would lead to the same selection
     audit: Mapping[str, Any] | None
     cost: Cost
 
@@ -140,7 +140,7 @@ class CandidateProfile:
 class StoredProfile:
     """The rows of a profile by candidate. Only their places in the file are held in memory.
 
-    A row answers for a state whose id, history and tools are those that were profiled: then its samples are what the
+    A row is used for a state whose id, history and tools are those that were profiled. Its samples are then what the
     same policy would draw again with the same sampling and seed (`check_draws`).
     """
 
@@ -160,8 +160,8 @@ class StoredProfile:
         self._read = lru_cache(maxsize=256)(self._read_place)
 
     def check_draws(self, policy: Mapping[str, str], sampling: Sampling, seed: int, engine: str = "hf") -> None:
-        """Raise `InputError` unless this policy (`POLICY` by name) would draw the stored samples again with the engine
-        of this name."""
+        """Raise `InputError` unless this policy (fields of `POLICY`) and this engine would draw the stored samples
+        again."""
         made = self.header["config"].get("profile") or {}
         found = policy_of(self.header) | {key: made.get(key) for key in ("sampling", "seed")}
         found["engine"] = _engine(self.header["config"])
@@ -172,7 +172,7 @@ class StoredProfile:
                 raise InputError(f"was made with {found[key]!r}, not {value!r}", path=self.path, field=key, hint=hint)
 
     def row(self, state: TurnState) -> Row | None:
-        """The row of a state, unless its history or tools were others."""
+        """The row of a state; None if its history or tools differ."""
         place = self._places.get((state.trace_id, state.turn))
         row = None if place is None else self._read(place)
         return row if row is not None and row.get("state") == state_hash(state) else None
@@ -183,8 +183,8 @@ class StoredProfile:
         return () if row is None else samples_of(row)
 
     def judgements(self, state: TurnState, verifier: str) -> dict[str, Judgement]:
-        """What `verifier` (and the strict rule) said at a state; nothing where another one judged there, or beside
-        another demonstration."""
+        """The stored verdicts of `verifier` (and of the strict rule) at a state; empty where another verifier judged,
+        or the demonstration differs."""
         row = self.row(state)
         if row is None or self.header["verifier"] != verifier or row["reference"] != reference_hash(state):
             return {}
@@ -197,7 +197,7 @@ class StoredProfile:
 
 
 def _engine(config: Mapping[str, Any]) -> str:
-    """The name of the engine that sampled; profiles of before engines were parts name none."""
+    """The name of the engine that sampled; older profiles, made before engines were parts, name none."""
     device = config.get("device")
     engine = device.get("engine") if isinstance(device, Mapping) else None
     return str(engine.get("name", "hf")) if isinstance(engine, Mapping) else "hf"
@@ -213,25 +213,25 @@ def samples_of(row: Row) -> list[Sample]:
 
 
 def judgements_of(row: Row) -> dict[str, Judgement]:
-    """What the verifiers said about the whole actions in a row, by `Sample.key`. Cut ones are judged again: profiles of
-    older versions hold the verdict on their text."""
+    """The verdicts on the uncut actions of a row, by `Sample.key`. Cut actions are judged again, because older profiles
+    hold the verdict on their text."""
     whole = [action for action in row["actions"] if not action.get("truncated", False)]
     return {Sample(_message(action)).key: Judgement(action["reward"], action["strict"]) for action in whole}
 
 
 def state_hash(state: TurnState) -> str:
-    """What the policy sees there: the same history and tools have the same name."""
+    """A key of what the policy sees at the state: equal for equal history and tools."""
     return _digest([[message.to_chat() for message in state.history], list(state.tools)])
 
 
 def reference_hash(state: TurnState) -> str:
-    """What a verifier compares with there: the demonstration, and how the environment is rebuilt."""
+    """A key of what a verifier compares with: the demonstration, and how the environment is rebuilt."""
     return _digest([state.demonstration.to_chat(), state.environment])
 
 
 def action_text(message: Message) -> str:
-    """An action in one line for people, and its name where equal actions are counted: call ids, which are drawn at
-    random, and the order of arguments do not matter."""
+    """An action as one readable line, which also serves as the key for counting equal actions: call ids (drawn at
+    random) and the order of arguments do not matter."""
     calls = " ".join(f"{call.name}({json.dumps(call.arguments, sort_keys=True)})" for call in message.tool_calls)
     return " ".join(part for part in (message.content.strip(), calls) if part)
 
@@ -252,7 +252,8 @@ def _actions(
 
 
 def _entry(action: Message) -> dict[str, Any]:
-    """The text says it all unless there are calls or a thought; then the whole message is kept beside it."""
+    """The row entry of an action. The text is enough unless there are calls or a thought; then the whole message is
+    kept too."""
     text = " ".join(
         part for part in (action.content, " ".join(f"{c.name}({c.arguments})" for c in action.tool_calls)) if part
     )

@@ -15,14 +15,15 @@ from turntree.core.protocols import Engine, Renderer, StreamingEngine, TurnState
 from turntree.rollouts.live import RendererFault, sampled_turn
 from turntree.rollouts.local import Prompted, local_request
 
-_AN_OUTAGE = 8  # so many requests that all fail are no chance; fewer may be one state that the engine refuses
+_AN_OUTAGE = 8  # this many failures in a row mean an outage; fewer may be one state that the engine refuses
 
 Answer = Callable[[Sequence[GenerationRequest]], Sequence[Finished]]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One local rollout as a profile keeps it. `action` is None where the engine failed: censored, never a reward."""
+    """One local rollout of a profile. `action` is None where the engine failed: it is censored and never gets a
+    reward."""
 
     action: Message | None
     cost: Cost = NO_COST
@@ -35,18 +36,18 @@ class Sample:
 
     @property
     def key(self) -> str:
-        """Equal for equal actions with equal ends."""
+        """Equal for equal actions that ended alike (cut or not)."""
         return json.dumps(None if self.action is None else self.action.to_chat(), sort_keys=True)
 
 
 class Store(Protocol):
-    """What is already known of a state: its samples by number, each exactly what the engine would draw again."""
+    """Stored samples of a state by number, each exactly what the engine would draw again."""
 
     def samples(self, state: TurnState) -> Sequence[Sample]: ...
 
 
 def together(engine: Engine) -> Answer:
-    """Requests answered as one wave; a failure of the engine is a failure of the run."""
+    """Sample requests as one wave; a failure of the engine ends the run."""
 
     def answer(requests: Sequence[GenerationRequest]) -> list[Finished]:
         completions = engine.generate(requests)
@@ -56,7 +57,7 @@ def together(engine: Engine) -> Answer:
 
 
 def one_by_one(engine: StreamingEngine) -> Answer:
-    """Requests answered as they come; a fault of one is an answer of its own, a fault of all is an outage."""
+    """Sample requests one by one; a single failure is censored, failure of all requests is an outage."""
 
     def answer(requests: Sequence[GenerationRequest]) -> list[Finished]:
         tickets = [engine.submit(request) for request in requests]
@@ -65,15 +66,15 @@ def one_by_one(engine: StreamingEngine) -> Answer:
             finished.update((done.ticket, done) for done in engine.poll())
         faults = [done.fault for done in finished.values() if done.fault is not None]
         if len(faults) == len(tickets) >= _AN_OUTAGE:
-            raise TurntreeError(f"all {len(faults)} requests failed ({faults[0]}); run the command again to go on")
+            raise TurntreeError(f"all {len(faults)} requests failed ({faults[0]}); run the command again to resume")
         return [finished[ticket] for ticket in tickets]
 
     return answer
 
 
 class Sampler:
-    """Draws samples by number. Sample k of a state is the same whatever was drawn before it or beside it, so that a
-    profile with fewer rollouts holds the first samples of one with more."""
+    """Draws samples by number. Sample k of a state does not depend on other draws, so a profile with fewer rollouts
+    holds the first samples of one with more."""
 
     def __init__(
         self, answer: Answer, renderer: Renderer, sampling: Sampling, seed: int, store: Store | None = None
@@ -81,8 +82,8 @@ class Sampler:
         self._answer, self._renderer, self._sampling, self._seed, self._store = answer, renderer, sampling, seed, store
 
     def draw(self, wanted: Sequence[tuple[Prompted, range]], *, again: bool = False) -> list[list[Sample]]:
-        """For every (state, sample numbers) its samples; all that are not in the store go to the engine at once.
-        `again`: more of these states may be asked for, so one sample of each should keep its prompt computed."""
+        """The samples for every (state, sample numbers); those that are not in the store go to the engine in one batch.
+        `again`: more samples of these states may follow, so one request per state retains its prompt."""
         held = [self._held(item.state) for item, _ in wanted]
         missing = [
             replace(

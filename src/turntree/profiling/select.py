@@ -1,8 +1,8 @@
-"""Select pivots from a profile (PivotRL, Eq. 5), the random baseline, and anchors: mastered turns kept in view.
+"""Select pivots from a profile (PivotRL, Eq. 5), the random baseline, and anchors (mastered turns).
 
-Why anchors: the low-mean filter removes exactly the kinds of action that the policy masters, and a policy trained
-on what is left forgets them (docs/results/quickstart.md). An anchor is a mastered turn that stays in the training
-mix, where its KL term and the rare failure hold it in place.
+Why anchors: the low-mean filter removes the kinds of action that the policy masters, and a policy trained on the rest
+forgets them (docs/results/quickstart.md). An anchor is a mastered turn that stays in the training mix, where the KL
+term and rare failures keep the policy from drifting on it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ Row = Mapping[str, Any]  # a row of a profile (schema turntree.profile/2)
 
 @dataclass(frozen=True, kw_only=True)
 class SelectConfig:
-    """What thins out the pivots, in this order; what is dropped is chosen by seed and counted: `per_duplicate`,
-    `per_trajectory`, `per_action`, `quota`, `max_per_kind`."""
+    """Limits on the pivots, applied in this order: `per_duplicate`, `per_trajectory`, `per_action`, `quota`,
+    `max_per_kind`. What is dropped is chosen by seed and counted."""
 
     rule: Literal["pivots", "random"] = "pivots"
-    """Keep the pivots (variance above zero, mean below lambda), or as many candidates drawn blindly."""
+    """Keep the pivots (variance above zero, mean below lambda), or the same number of candidates drawn at random."""
     threshold: float = 0.6
     """lambda_diff: keep reward means below this."""
     anchor_share: float = 0.0
-    """Share of mastered turns (mean not below lambda) kept in the mix, spread evenly over action kinds."""
+    """Share of mastered turns (mean at or above lambda) in the training mix, spread evenly over action kinds."""
     per_duplicate: int = 1
     """Most pivots of equal demonstrated actions at equal states (0: no limit)."""
     per_trajectory: int = 0
@@ -43,7 +43,7 @@ class SelectConfig:
     max_per_kind: float = 1.0
     """Largest share of one action kind among the pivots."""
     seed: int = 0
-    """Of what is dropped at a limit."""
+    """Seed for choosing what is dropped at a limit."""
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold <= 1.01:
@@ -60,7 +60,7 @@ class SelectConfig:
 
 @dataclass(frozen=True)
 class Selection:
-    """The selected rows with their role, and what happened to every candidate (the counts add up)."""
+    """The selected rows with their role, and counts by outcome that add up to all candidates."""
 
     rows: tuple[dict[str, Any], ...]
     counts: Mapping[str, int]
@@ -77,7 +77,7 @@ def is_pivot(row: Row, threshold: float) -> bool:
 
 
 def classify(row: Row, threshold: float) -> str:
-    """Why a candidate is a pivot or not; the classes partition the candidates."""
+    """The selection outcome of a candidate; the outcomes partition the candidates."""
     moments = None if row["reward_mean"] is None else (row["reward_mean"], row["reward_var"])
     return class_of_moments(moments, threshold).value
 
@@ -102,7 +102,8 @@ def select(rows: Sequence[Row], config: SelectConfig) -> Selection:
 
 
 def _thinned(pivots: list[Row], config: SelectConfig, counts: Counter[str]) -> list[Row]:
-    """The pivots within the absolute limits, in order; every other one is counted under the limit that it exceeds."""
+    """The pivots within the absolute limits, in order; each dropped pivot is counted under the limit that it
+    exceeds."""
 
     def duplicate(row: Row) -> Hashable:
         return (row["state"], row["demonstrated"]) if "state" in row else id(row)
@@ -165,7 +166,8 @@ def _capped(pivots: list[Row], config: SelectConfig, counts: Counter[str]) -> li
 
 
 def _limit(sizes: Sequence[int], cap: float) -> int:
-    """The most that one kind may keep; `sizes` fall. With c kinds cut to L and `rest` whole, L = cap (c L + rest)."""
+    """The most that one kind may keep; `sizes` are sorted descending. With c kinds cut to L and `rest` whole, L = cap
+    (c L + rest)."""
     if sizes[0] <= cap * sum(sizes):
         return sizes[0]
     for cut in range(1, len(sizes) + 1):
@@ -178,7 +180,7 @@ def _limit(sizes: Sequence[int], cap: float) -> int:
 
 
 def _spread(rows: list[Row], wanted: int, seed: int) -> list[Row]:
-    """`wanted` rows, taken from the action kinds in turn so that rare kinds are all there."""
+    """`wanted` rows, taken from the action kinds in turn, so that rare kinds are included."""
     by_kind: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         by_kind[row["kind"]].append(row)

@@ -1,23 +1,23 @@
-"""When a candidate has had enough rollouts: what a selection does with it would not change any more.
+"""When to stop sampling a candidate: more rollouts would not change how it is selected.
 
-A fixed profile draws K rollouts of every candidate and then asks two questions (PivotRL, Eq. 5): are the rewards
-mixed, and is their mean below lambda? Most candidates answer early. A selection treats a candidate in one of three
-ways: it is a pivot, it is mastered (all succeed, or mixed but easy: material for anchors), or all its rollouts fail.
-After n of K rollouts with s successes and f failures, the way that all K would lead to is
+A fixed profile draws K rollouts of every candidate and then asks two questions (PivotRL, Eq. 5): are the rewards mixed,
+and is their mean below lambda? For most candidates the first rollouts answer both. A selection treats a candidate in
+one of three ways: it is a pivot, it is mastered (all succeed, or mixed but easy: a possible anchor), or all its
+rollouts fail. After n of K rollouts with s successes and f failures, the outcome at K is
 
-- *certain* where no outcome of the other K - n can change it: mixed, and the mean on one side of lambda whatever
-  comes (curtailed sampling; no error at all against the same K draws);
+- *certain* where no outcome of the other K - n can change it: rewards are mixed, and the mean stays on one side of
+  lambda (curtailed sampling; no error against the same K draws);
 - *settled* where the posterior predictive probability of one way is at least `confidence`:
 
       P(way | s, f) = sum_p w(p | s, f) sum_t Binomial(t; K - n, p) [way of s + t successes in K]
 
   with the prior w over the success probability p estimated from the profile so far (`Prior`).
 
-With `settle="class"` all four classes are told apart. It costs most of the saving: a policy that masters a turn has to
-be seen to fail it, or not, to the last rollout.
+With `settle="class"` all four classes are distinguished. That costs most of the saving: whether all rollouts of a
+mastered turn succeed is known only after the last one.
 
-A share of the candidates (`audit`, drawn by seed) is run to K although it could have stopped. They say what the rule
-got wrong, in every run (docs/results/adaptive-profiling.md).
+A share of the candidates (`audit`, drawn by seed) is run to K although it could have stopped. They measure the errors
+of the rule, in every run (docs/results/adaptive-profiling.md).
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ from turntree.core.errors import ConfigError
 from turntree.profiling.rows import Class, class_of
 
 _SUPPORT = 65  # points of the prior in [0, 1]
-_PSEUDO_CANDIDATES = 8.0  # how many candidates the prior before any data is worth
-_ITERATIONS = 200  # of expectation maximisation; the change is then far below what a decision feels
+_PSEUDO_CANDIDATES = 8.0  # weight of the prior before any data, in candidates
+_ITERATIONS = 200  # of expectation maximisation; by then changes are too small to change a decision
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveConfig:
-    """Stop a candidate when what a selection at `threshold` (lambda) does with it is certain or probable enough.
+    """Stop a candidate when its selection at `threshold` (lambda) is certain or probable enough.
 
     The defaults were chosen on 3,000 household candidates and checked on others.
     """
 
     threshold: float = 0.6
-    """lambda_diff, which adaptive profiling settles (giving it switches adaptive profiling on)."""
+    """lambda_diff, the threshold that adaptive profiling decides on. Setting it switches adaptive profiling on."""
     confidence: float = 0.97
-    """Stop at this predictive probability of what a selection does with the candidate; 1: only when certain."""
+    """Stop when the candidate's selection has this predictive probability; 1: only when it is certain."""
     first: int = 4
     """Rollouts before the first look."""
     step: int = 2
     """Rollouts between two looks."""
     audit: float = 0.03
-    """Share of the candidates that run on to K although they could have stopped."""
+    """Share of the candidates that are run to K although they could have stopped."""
     settle: Literal["selection", "class"] = "selection"
-    """Tell apart what a selection does with a candidate, or all four classes."""
+    """Settle how the candidate is selected, or which of all four classes it has."""
 
     def __post_init__(self) -> None:
         if not 0.5 < self.confidence <= 1:
@@ -66,12 +66,12 @@ class AdaptiveConfig:
             raise ConfigError("is outside its range", field="first", hint="first >= 1, step >= 1, 0 <= audit <= 1")
 
     def looks(self, rollouts: int) -> list[int]:
-        """The numbers of rollouts after which a candidate is looked at; the last is `rollouts`."""
+        """The numbers of rollouts after which the rule is checked; the last is `rollouts`."""
         return [*range(min(self.first, rollouts), rollouts, self.step), rollouts]
 
 
 def way_of(rewards: Sequence[float], config: AdaptiveConfig) -> Class:
-    """What a selection does with these rewards: a class, which stands for its way."""
+    """The way in which a selection treats these rewards, as a class that stands for it."""
     kind = class_of(rewards, config.threshold)
     return Class.EASY if kind is Class.SUCCEED and config.settle == "selection" else kind
 
@@ -79,16 +79,17 @@ def way_of(rewards: Sequence[float], config: AdaptiveConfig) -> Class:
 class Prior:
     """The distribution of success probabilities over the candidates profiled so far, on a fixed grid.
 
-    The maximum of likelihood (binomial in s and f, whatever made the rollouts stop: the rule looks at the counts only)
-    times a Dirichlet worth `_PSEUDO_CANDIDATES` candidates of Jeffreys' prior, found by expectation maximisation from
-    the same start every time: a function of the counts, so that a resumed profile decides as an uninterrupted one.
+    It maximises the likelihood (binomial in s and f, since the stopping rule depends on the counts only) times a
+    Dirichlet with the weight of `_PSEUDO_CANDIDATES` candidates of Jeffreys' prior. Expectation maximisation starts
+    from the same point every time, so the result is a function of the counts and a resumed profile decides as an
+    uninterrupted one.
     """
 
     def __init__(self, rollouts: int) -> None:
         self._counts = np.zeros((rollouts + 1, rollouts + 1))  # candidates by (successes, failures)
 
     def learn(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Count profiled candidates (rows of a profile); those with rewards other than 0 and 1 do not fit."""
+        """Count profiled candidates (rows of a profile); those with rewards other than 0 and 1 are left out."""
         for row in rows:
             successes = row["successes"]
             failures = sum(action["count"] for action in row["actions"] if action["reward"] == 0.0)
@@ -115,14 +116,14 @@ class Prior:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The likeliest outcome of all K rollouts (a class, standing for its way), and its predictive probability."""
+    """The likeliest outcome of all K rollouts (a class that stands for its way), and its predictive probability."""
 
     kind: Class
     probability: float
 
 
 class Settler:
-    """The rule for one wave: its prior does not move."""
+    """The rule for one wave, with a fixed prior."""
 
     def __init__(self, config: AdaptiveConfig, rollouts: int, prior: Prior) -> None:
         self._config, self._rollouts = config, rollouts
@@ -130,7 +131,7 @@ class Settler:
         self._known: dict[tuple[int, int, int], Forecast] = {}
 
     def settled(self, rewards: Sequence[float | None]) -> Forecast | None:
-        """What K rollouts would find, where the first few (None: not judged) settle it; None where they do not.
+        """The outcome of K rollouts where the first few (None: not judged) settle it; None where they do not.
 
         Rewards other than 0 and 1 can be certain but are not forecast.
         """
@@ -145,7 +146,8 @@ class Settler:
         return forecast if forecast.probability >= self._config.confidence else None
 
     def _certain(self, scored: Sequence[float], left: int) -> bool:
-        """Mixed rewards stay mixed, and the mean ends between all others failing and all others succeeding."""
+        """Whether the outcome is certain: mixed rewards stay mixed, and the final mean lies between all others failing
+        and all others succeeding."""
         if class_of(scored, self._config.threshold) not in (Class.PIVOT, Class.EASY):
             return False
         low, high = sum(scored) / (len(scored) + left), (sum(scored) + left) / (len(scored) + left)
@@ -172,7 +174,8 @@ class Settler:
 
 @lru_cache(maxsize=1)
 def _grid() -> np.ndarray:
-    """Points of [0, 1], both ends among them, at which Jeffreys' prior is uniform: dense where classes are decided."""
+    """Grid points in [0, 1], both ends included, at which Jeffreys' prior is uniform: dense near 0 and 1, where classes
+    are decided."""
     points_G = np.sin(np.pi * np.arange(_SUPPORT) / (2 * (_SUPPORT - 1))) ** 2
     points_G[[0, -1]] = 0.0, 1.0
     return points_G
@@ -181,6 +184,6 @@ def _grid() -> np.ndarray:
 @lru_cache(maxsize=64)
 def _binomials(left: int) -> np.ndarray:
     """Chances of 0..left successes (rows) at every point of the grid (columns)."""
-    from scipy.stats import binom  # it takes a second to import, and a configuration needs none of it
+    from scipy.stats import binom  # imported here: it takes a second, and a configuration does not need it
 
     return binom.pmf(np.arange(left + 1)[:, None], left, _grid()[None, :])

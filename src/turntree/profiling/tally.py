@@ -1,4 +1,4 @@
-"""What a profile found, added up row by row: its summary, in memory that does not grow with the candidates."""
+"""The summary of a profile, accumulated row by row in constant memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from turntree.profiling.settle import AdaptiveConfig, way_of
 
 Row = Mapping[str, Any]
 
-_REASONS = 20  # different faults told apart; messages of a server may be endless
+_REASONS = 20  # the most distinct faults that are counted; a server may send unlimited different messages
 
 
 class Tally:

@@ -14,15 +14,15 @@ _TEMPLATE = "<template>"  # the file name under which jinja compiles a template 
 
 
 class TemplateLoops(InputError):
-    """A chat template that does not come to an end, or not soon enough."""
+    """A chat template that does not end, or takes too many steps."""
 
 
 @contextlib.contextmanager
 def at_most(steps: int) -> Iterator[None]:
     """Raises `TemplateLoops` out of a template that runs more than `steps` of its lines inside the block.
 
-    Lines of compiled templates are counted by a trace function of this thread; whatever traced it before (a debugger,
-    a coverage tool) does so again afterwards. Rendering takes four times as long meanwhile.
+    A trace function of this thread counts lines of compiled templates; an earlier trace function (a debugger, a
+    coverage tool) is restored afterwards. Rendering takes four times as long meanwhile.
     """
     left = steps
 

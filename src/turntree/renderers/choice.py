@@ -1,4 +1,4 @@
-"""Which renderer serves a model: decided by what the folder holds and how its template writes, never by a name."""
+"""Choice of the renderer for a model, by the contents of its folder and the output of its template, never by a name."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class Choice:
 def renderer_of(
     tokenizer: PreTrainedTokenizerBase, folder: Path | None = None, *, tool_format: ToolFormat | None = None
 ) -> Renderer:
-    """The renderer `auto`: the one that `choose` finds, or the model's template where the form of its tool calls is
-    given. Raises `InputError` where none serves the model."""
+    """The renderer `auto`: the one that `choose` finds, or the model's template where `tool_format` is given. Raises
+    `InputError` where no renderer fits the model."""
     if tool_format is not None:
         return ChatRenderer(tokenizer, tool_format=tool_format)
     try:
@@ -80,9 +80,9 @@ def renderer_of(
 
 
 def choose(tokenizer: PreTrainedTokenizerBase, folder: Path | None = None) -> Choice:
-    """A family is chosen where its tokens are in the vocabulary and made-up conversations look as the folder's own
-    template writes them; where there is no template, by the model type in config.json. Everything else is left to the
-    template renderer, which says itself what it cannot do."""
+    """A family is chosen if its tokens are in the vocabulary and it renders test conversations as the folder's own
+    template does; without a template, by the model type in config.json. Otherwise the template renderer is used, which
+    reports its own limits."""
     vocabulary = tokenizer.get_vocab()
     model_type = _model_type(folder)
     names = [name for name, of in FAMILIES.items() if all(mark in vocabulary for mark in of.marks)]
@@ -100,7 +100,7 @@ def choose(tokenizer: PreTrainedTokenizerBase, folder: Path | None = None) -> Ch
 
 @dataclass(frozen=True)
 class _Fit:
-    """How a family's writing differs from the template's; both are asked for the same made-up conversations."""
+    """How a family's rendering differs from the template's, on the same test conversations."""
 
     name: str
     options: dict[str, Any]
@@ -108,8 +108,9 @@ class _Fit:
 
     @property
     def enough(self) -> bool:
-        """The prompt must be the template's to the letter. Later turns may differ in details that say the same; where
-        the tokens belong to this family alone, it knows better than the template how to go on."""
+        """Whether the family is near enough. The prompt must equal the template's exactly. Later turns may differ in
+        equivalent details; where the special tokens belong to this family only, its own rendering of later turns is
+        preferred."""
         if FAMILIES[self.name].alone:
             return next(iter(_HEADS)) not in self.differences
         if any(name in _HEADS for name in self.differences):
@@ -156,8 +157,8 @@ def _candidates(
 
 
 def _alike(renderer: FamilyRenderer, key: str, wanted: str | None) -> bool:
-    """Whether the family writes this probe as the template does; what one of both cannot write is no difference, for
-    the template renderer could not serve it either, and the family says so when it is asked."""
+    """Whether the family renders this probe as the template does. A probe that either cannot render does not count as a
+    difference: the template renderer could not serve it either, and the family raises an error on use."""
     messages, tools = {**_HEADS, **_TURNS}[key]
     try:
         return wanted is None or renderer.written(messages, [TOOL] if tools else []) == wanted

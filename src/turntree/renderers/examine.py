@@ -1,4 +1,4 @@
-"""What a renderer can do with the messages that agents write: every law, tried on made-up turns and tool loops."""
+"""Check a renderer on test turns and tool loops: which messages of agents it supports."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ LOOPS: dict[str, list[Message]] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """`works`, or why not (`said`); of what works, what is worth knowing."""
+    """`works`, and in `said` why not, or a remark on what works."""
 
     case: str
     works: bool
@@ -85,7 +85,7 @@ def examine(renderer: Renderer, tokenizer: PreTrainedTokenizerBase) -> list[Find
 
 
 def shown(renderer: Renderer, tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> str:
-    """The text of a conversation as a policy would have lived it; what it said itself stands between » and «."""
+    """The text of a conversation as the policy sees it; its own turns are between » and «."""
     turns = [place for place, message in enumerate(messages) if message.role == "assistant"]
     tools = _tools(messages)
     try:
@@ -131,8 +131,8 @@ def sorted_calls(message: Message) -> list[tuple[str, list[tuple[str, object]]]]
 
 
 def loop_law(renderer: Renderer, tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> str:
-    """Turn by turn, a conversation has the tokens that it has as a whole; says how the folder's own template would
-    write that whole."""
+    """Check that a conversation has the same tokens turn by turn and as a whole; returns how the folder's own template
+    renders the whole."""
     turns = [place for place, message in enumerate(messages) if message.role == "assistant"]
     tools = _tools(messages)
     ids = renderer.prompt(messages[: turns[0]], tools)
@@ -147,7 +147,7 @@ def loop_law(renderer: Renderer, tokenizer: PreTrainedTokenizerBase, messages: S
     if whole is None and isinstance(renderer, FamilyRenderer):
         whole = _decode(tokenizer, renderer.whole(before, tools))
     if whole is None or ours == whole:
-        return "" if whole is not None else "no template to compare with"
+        return "" if whole is not None else "there is no template to compare with"
     ours, whole = _thoughtless(ours), _thoughtless(whole)
     if ours == whole:
         return "thoughts stay that the template drops"

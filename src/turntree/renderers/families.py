@@ -1,13 +1,12 @@
-"""Model families whose chat form no message-local template can hold: the renderers of the package `renderers`.
+"""Model families whose chat form a message-local template cannot express: the renderers of the package `renderers`.
 
 That package writes messages as token ids, reads sampled ids and bridges to the next turn for some thirty families.
 `FamilyRenderer` puts one of its renderers behind `core.protocols.Renderer`, as `segments` does with a template:
 
     prompt = head(R0) completion(A1) follow(A1, R1) completion(A2) follow(A2, R2) ...
 
-What follows a turn is asked of the package's bridge, so a sampled token is never tokenised again, and what was thought
-stays in the context: a model whose own template drops earlier thoughts sees them. `choice` says which family a model
-folder is of.
+The package's bridge gives the tokens after a turn, so a sampled token is never tokenised again, and reasoning stays in
+the context, even for a model whose own template drops it. `choice` finds the family of a model folder.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _TOOLS = "You may call these functions:"
 
 @dataclass(frozen=True)
 class Family:
-    """How to make one renderer of the package. `options` fix what would depend on the day or drop thoughts;
+    """How to build one renderer of the package. `options` fix what would depend on the date or drop thoughts;
     `model_types` are those of config.json; `marks` are tokens that every vocabulary of the family has. `alone`: no
     other family has these marks, so they decide even where the folder's template differs in details."""
 
@@ -57,12 +56,12 @@ Retention = Literal["tool_cycle", "all"]
 
 @dataclass(frozen=True)
 class Options:
-    """What is chosen of a family; which family has which option, its error says."""
+    """Options of a family. An option that the family does not have is an error that lists its options."""
 
     enable_thinking: bool | None = None
-    """Whether a turn begins with a thought (default: as the family has it)."""
+    """Whether a turn begins with a thought (default: that of the family)."""
     reasoning_effort: str | None = None
-    """How much is thought: low, medium, high (default: as the family has it)."""
+    """Reasoning effort: low, medium, high (default: that of the family)."""
     thinking_retention: Retention | None = None
     """Which earlier thoughts stay in the context: all (default), or those of the running tool loop (tool_cycle)."""
 
@@ -129,7 +128,7 @@ def family(
     options = {key: value for key, value in vars(named).items() if value is not None} | more
     if argument not in FAMILIES:
         known = ", ".join(FAMILIES)
-        said = f"{argument!r} is no model family" if argument else "'family' names no model family"
+        said = f"{argument!r} is not a model family" if argument else "'family' names no model family"
         raise ConfigError(said, field="renderer", hint=f"family:NAME with one of {known}")
     settings = {"thinking_retention": "all", **FAMILIES[argument].options, **options}
     return FamilyRenderer(tokenizer, argument, _source(tokenizer, argument, settings), _described(argument, settings))
@@ -151,7 +150,7 @@ def _described(name: str, settings: dict[str, Any]) -> str:
 
 
 def _source(tokenizer: PreTrainedTokenizerBase, name: str, given: dict[str, Any]) -> Any:
-    """A renderer of the package, which never sees the tokenizer's name: it would go by that."""
+    """A renderer of the package. It does not get the tokenizer's name, which it would use to choose a form."""
     base, config = _package("renderers.base"), _config(name)
     unknown = sorted(set(given) - set(config.model_fields))
     if unknown:
@@ -212,7 +211,7 @@ class FamilyRenderer:
         """Raises `InputError` where what the family writes is not what a policy can say in one turn: a stop token
         before its end, or calls or thoughts that `parse` does not find again."""
         if message.role != "assistant":
-            raise InputError(f"a message of role {message.role!r} is no completion", field="role")
+            raise InputError(f"a message of role {message.role!r} is not a completion", field="role")
         return self._segments.get(("said", key_of(message)), lambda: self._say(message))
 
     def extend(
@@ -235,8 +234,8 @@ class FamilyRenderer:
         return Message("assistant", found.content, tuple(cast("list[ToolCall]", calls)), reasoning=reasoning)
 
     def whole(self, messages: Sequence[Message], tools: Tools = ()) -> Ids:
-        """What the family writes of a conversation at once, where it keeps or drops earlier thoughts as it is used to.
-        Sampling turn by turn sees `prompt`."""
+        """The family's rendering of a whole conversation, where it keeps or drops earlier thoughts by its own rules.
+        Sampling turn by turn uses `prompt`."""
         if not tools or not self.tools_as_text:
             return self._opening(messages, tools)
         said = "\n".join([_TOOLS, *(json.dumps(tool, ensure_ascii=False) for tool in tools)])
@@ -258,8 +257,8 @@ class FamilyRenderer:
         return tuple(ids)
 
     def _follow(self, turn: Message, run: Sequence[Message], *, stopped: bool = True) -> Ids:
-        """What comes after a turn when a run of messages arrives: a function of these alone. A turn that was cut is
-        closed first, and its thought where it was cut inside of one."""
+        """The tokens after a turn when a run of messages arrives: a function of these alone. A cut turn is closed
+        first, and so is its thought if it was cut inside one."""
         thinking = self.thinks and not stopped and not turn.tool_calls and turn.reasoning and not turn.content
         if turn.tool_calls:  # what answers a call depends on its name and id: a policy's odd arguments refuse nothing
             bare = tuple(replace(call, arguments={}) for call in turn.tool_calls)
@@ -313,7 +312,7 @@ class FamilyRenderer:
         return ids
 
     def _spoken(self, message: Message) -> Ids:
-        """What is written after the generation prompt: by tokens where those of the prompt are a prefix, else by text.
+        """The part after the generation prompt: by tokens where the prompt's tokens are a prefix, else by text.
         In `<think>\\n\\n</think>` a prompt that ends with `<think>\\n` has
         taken half of a token."""
         ids = self._render([ASK, message])
@@ -327,7 +326,7 @@ class FamilyRenderer:
             answer = whole.removeprefix(prompt.removesuffix(_OPEN_THOUGHT))
             whole = f"{prompt}{message.reasoning}\n</think>\n\n{answer}"
         if not whole.startswith(prompt):
-            problem = f"{self.name} does not write this turn after its generation prompt {prompt[-40:]!r}"
+            problem = f"{self.name} cannot render this turn after its generation prompt {prompt[-40:]!r}"
             raise InputError(problem, field="messages", hint="turn thinking on or off as the messages have it")
         return self._encode(whole[len(prompt) :])
 

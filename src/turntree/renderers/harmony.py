@@ -1,4 +1,4 @@
-"""The vocabulary that gpt-oss's own encoder wants as a file of another form, written from the tokenizer."""
+"""The vocabulary file that gpt-oss's own encoder needs, written from the tokenizer."""
 
 from __future__ import annotations
 

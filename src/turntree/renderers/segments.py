@@ -158,7 +158,8 @@ class SegmentedTemplate:
         return [*givens, whole[start:]]
 
     def _blame(self, whole: str, prompt: str, before: Sequence[Message], tools: Tools, seen: int) -> InputError:
-        """Why the prompt of turn number `len(before)` is no beginning of the whole text; `seen` is the turn before."""
+        """The error when the prompt of turn `len(before)` is not a prefix of the whole text; `seen` is the turn
+        before."""
         same = next((at for at, (a, b) in enumerate(zip(whole, prompt, strict=False)) if a != b), len(whole))
         if same >= len(self.render(before, tools, generation_prompt=False)):
             return _rewritten(len(before), "than its generation prompt begins it")
@@ -257,8 +258,8 @@ class SegmentedTemplate:
 
 
 def whole_characters(text: str) -> str:
-    """The text as UTF-8 can hold it: half of a surrogate pair, which a model can write as an escape and a tool can
-    repeat, becomes the replacement character."""
+    """The text in valid UTF-8: a lone surrogate, which a model can write as an escape and a tool can repeat, becomes
+    the replacement character."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

@@ -25,7 +25,7 @@ _REMEMBERED_TOKENS = 2**20
 
 @dataclass(frozen=True)
 class Options:
-    """What is chosen of a renderer of chat templates."""
+    """Options of the renderer of chat templates."""
 
     tool_format: ToolFormat | None = None
     """How the policy writes tool calls: hermes, json, none (default: as its chat template does)."""
@@ -68,7 +68,7 @@ class ChatRenderer:
         """Raises `InputError` where the template's rendering of the message is not what a policy can say: no stop
         token at its end, one before its end, or tool calls that `parse` does not find again."""
         if message.role != "assistant":
-            raise InputError(f"a message of role {message.role!r} is no completion", field="role")
+            raise InputError(f"a message of role {message.role!r} is not a completion", field="role")
         return self._segments.get(("said", key_of(message)), lambda: self._say(message))
 
     def extend(
@@ -102,8 +102,8 @@ class ChatRenderer:
         return reasoning.strip("\n"), said.lstrip("\n")
 
     def _givens(self, messages: Sequence[Message], tools: Tools, first: int = 0) -> list[Ids]:
-        """Token ids of head, follow, follow, ... from number `first` on. What was thought is none of their business:
-        a template that drops earlier thoughts would rewrite sampled tokens, so these stay, and it is asked without."""
+        """Token ids of head, follow, follow, ... from number `first` on. They are rendered without reasoning, because a
+        template that drops earlier thoughts would rewrite sampled tokens; the sampled thoughts stay."""
         messages = [replace(message, reasoning="") if message.reasoning else message for message in messages]
         if not self._template.is_local(messages, tools):
             texts = self._template.cut(messages, tools)[first:]
@@ -157,7 +157,7 @@ class ChatRenderer:
 
 
 class Recent:
-    """Remembers the segments used last, up to a number of tokens in all."""
+    """A cache of the segments used last, up to a total number of tokens."""
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens, self._tokens = max_tokens, 0

@@ -1,4 +1,4 @@
-"""Tool calls in sampled text. What is no valid call stays text: a policy's mistake is data, never an exception."""
+"""Tool calls in sampled text. An invalid call stays text: a policy's mistake is data, never an exception."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _python_call(node: ast.expr) -> ToolCall:
         raise ValueError("a call has a name and keyword arguments")
     arguments = {keyword.arg: _literal(keyword.value) for keyword in node.keywords if keyword.arg is not None}
     if len(arguments) != len(node.keywords):
-        raise ValueError("** is no argument")
+        raise ValueError("** is not an argument")
     return ToolCall(ast.unparse(node.func), arguments)
 
 
@@ -99,7 +99,7 @@ def _literal(node: ast.expr) -> Any:
 def _key(node: ast.expr | None) -> str:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
-    raise ValueError("a key of an object is a text")
+    raise ValueError("a key of an object must be text")
 
 
 def _parse_call(text: str) -> ToolCall | None:
@@ -125,4 +125,4 @@ def _parse_object(text: str) -> dict[str, Any] | None:
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")

@@ -1,1 +1,1 @@
-"""Floor 5: one static page that says what a run directory shows, and what it does not."""
+"""Floor 5: static pages about a run directory, which also say what it lacks."""

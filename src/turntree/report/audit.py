@@ -54,7 +54,7 @@ def view(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unit_of_savings(result: dict[str, Any]) -> str | None:
-    """Tokens where the log has them, else turns, which every remedy can be counted in, else text."""
+    """The unit of savings: tokens where the log has them, else turns, else characters of text."""
     return next((unit for unit in ("tokens", "turns", "characters") if unit in result["cost"]), None)
 
 

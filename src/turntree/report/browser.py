@@ -1,8 +1,8 @@
 """The rollout browser: every kept tree of a run on one page that opens from disk, to choose a group and read it.
 
-The page holds the trees as data and draws one group at a time. It shows what the run wrote and computes nothing of its
-own but sums: the task, every turn with its tokens, what a step answered, the verdict's reason, decisions with the
-numbers they saw, entropy and credit as colour.
+The page holds the trees as data and draws one group at a time. It shows what the run wrote and computes only sums: the
+task, every turn with its tokens, what a step answered, the verdict's reason, decisions with the numbers they saw,
+entropy and credit as colour.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _short(value: float) -> float:
 
 
 def token_texts(run_dir: Path) -> dict[int, str] | None:
-    """What each token of the run's tokenizer reads as; None where the run has no tokenizer of its own to ask."""
+    """The text of each token of the run's tokenizer; None where the run has no tokenizer."""
     path = run_dir / "model" / "tokenizer.json"
     if not path.exists():
         return None
@@ -174,5 +174,5 @@ def token_texts(run_dir: Path) -> dict[int, str] | None:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises a bare Exception
-        raise InputError(f"is no tokenizer ({error})", path=path, hint="restore the file") from error
+        raise InputError(f"is not a tokenizer ({error})", path=path, hint="restore the file") from error
     return {token: tokenizer.decode([token], skip_special_tokens=False) for token in tokenizer.get_vocab().values()}

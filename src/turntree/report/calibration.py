@@ -42,7 +42,7 @@ def render(result: Row, table: GroupTable) -> str:
 
 
 def headline(result: Row) -> tuple[str, str]:
-    """What was looked at, and what it allows to do."""
+    """The data, and the recommendation."""
     groups, zero = wording.plural(result["groups"], "group"), wording.percent(result["zero_variance_rate"])
     seen = f"{groups} of {wording.plural(result['tasks'], 'task')}, {zero} of them without variance."
     chosen = result["recommended"]

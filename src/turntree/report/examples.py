@@ -1,4 +1,4 @@
-"""A few pivots to look at: the state as the policy saw it, the demonstrated action, and what was sampled instead."""
+"""A few example pivots: the state as the policy saw it, the demonstrated action, and the sampled actions."""
 
 from __future__ import annotations
 

@@ -229,5 +229,5 @@ def _bands(axes: Axes, rows: int) -> None:
 
 
 def _upper(shares: Sequence[Share]) -> float:
-    """A little more than the highest interval, so that the values beside it have room."""
+    """An axis limit slightly above the highest interval, to leave room for the values beside it."""
     return min(1.12, max(share.high for share in shares) + 0.14)

@@ -83,7 +83,7 @@ def view(run: Run, page: Path) -> dict[str, Any]:
 
 
 def missing(run: Run) -> list[str]:
-    """What a complete run directory holds and this one does not."""
+    """The parts of a complete run directory that this one lacks."""
     wanted = {
         "profile.jsonl": run.profile,
         "pivots.jsonl": run.pivots,
@@ -115,7 +115,7 @@ def _results(run: Run, arms: Sequence[results.ArmResult], differences: Sequence[
 
 
 def _remarks(summary: Row) -> str:
-    """What the summary says about the run as a whole, in a sentence or none."""
+    """A sentence about the whole run from its summary, or an empty text."""
     told = [f"seed {summary['seed']}"] if "seed" in summary else []
     told += [str(summary["machine"])] if "machine" in summary else []
     told += [f"{wording.duration(summary['wall_seconds'])} in all"] if "wall_seconds" in summary else []
@@ -196,7 +196,7 @@ def _retention(arms: Sequence[Arm]) -> dict[str, Any]:
 
 
 def _configurations(run: Run) -> list[tuple[str, Any]]:
-    """(where it stands, what it says) of everything that records how it was made."""
+    """(file, configuration) of every file that records how it was made."""
     tables = (("profile.jsonl", run.profile), ("pivots.jsonl", run.pivots), ("random.jsonl", run.random))
     found: list[tuple[str, Any]] = [] if run.config is None else [("config.json", run.config)]
     found += [

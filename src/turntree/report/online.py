@@ -1,4 +1,4 @@
-"""What an online run shows: success over what was spent, how its trees forked, and one of them drawn."""
+"""The page of an online run: success over cost, how its trees forked, and one tree drawn."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def view(run: Run, page: Path) -> dict[str, Any]:
 
 
 def lead(arm: Arm, rows: Sequence[Row]) -> str:
-    """What was trained, for how long, and how the trees grew."""
+    """What was trained, for how many iterations, and how the trees grew."""
     config = arm.config or {}
     groups = sum(row.get("groups", 0) for row in rows)
     told = (

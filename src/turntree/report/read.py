@@ -1,4 +1,5 @@
-"""What a run directory holds, as typed values. What is not there is None or empty; what is broken is an `InputError`.
+"""The contents of a run directory as typed values. Missing files give None or empty values, broken ones an
+`InputError`.
 
 Everything is optional: a folder with only a profile, only an evaluation, or a single training run is a run too.
 """

@@ -17,7 +17,7 @@ THRESHOLDS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.01)  # lambdas previewed
 
 @dataclass(frozen=True)
 class ArmResult:
-    """One line of the main table. Shares are in [0, 1]; None is what the run does not say."""
+    """One line of the main table. Shares are in [0, 1]; None is what the run does not record."""
 
     name: str
     sampled: Share | None
@@ -210,7 +210,7 @@ def lambda_preview(run: Run) -> list[Row]:
 
 
 def disagreements(run: Run) -> list[str]:
-    """Where two files of the run contradict each other: then one of them is of another run."""
+    """Contradictions between two files of the run, of which one then belongs to another run."""
     found: list[str] = []
     recorded = (run.summary or {}).get("arms", {})
     for arm in run.arms:

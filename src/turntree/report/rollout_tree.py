@@ -1,4 +1,4 @@
-"""The trees that a run kept, looked at once: what they tell together, and the one that is worth drawing."""
+"""One pass over the trees that a run kept: their totals, and the one to draw."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FITTING_TURNS = 5  # as many columns as the page is wide
 
 @dataclass
 class KeptTrees:
-    """What the trees of one run folder tell together. `chosen` is the one to draw (None: every group has one reward),
+    """Totals over the trees of one run folder. `chosen` is the one to draw (None: every group has one reward),
     `decisions` are the brancher's, `unread` counts lines that hold no tree."""
 
     groups: int = 0

@@ -21,7 +21,7 @@ OTHERS = ("#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = {"base": "s", "sft": "^", "random": "D", "pivotrl": "o"}
 OTHER_MARKERS = ("v", "P", "X", "*")
 
-PIXELS = 1.4  # at most so many on the page for a point of the figure: 10-point text is 14 pixels high
+PIXELS = 1.4  # the most pixels on the page per point of the figure: 10-point text is 14 pixels high
 
 _STYLE = {
     "svg.fonttype": "none",

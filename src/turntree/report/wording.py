@@ -77,7 +77,7 @@ def message_text(message: Message) -> str:
 
 @dataclass(frozen=True)
 class Headline:
-    """`done`: what was trained on what. `found`: the result. `verdict`: what the interval allows to say."""
+    """`done`: what was trained on what. `found`: the result. `verdict`: the conclusion from the interval."""
 
     done: str
     found: str
@@ -86,7 +86,7 @@ class Headline:
 
 
 def headline(run: Run, results: Sequence[ArmResult], differences: Sequence[Difference]) -> Headline:
-    """What was trained, on what, and the result with its interval; says so where one of them is not known."""
+    """What was trained, on what, and the result with its interval; missing parts are named."""
     main = _main(differences)
     if main is not None:
         others = tuple(_other(difference) for difference in differences if difference is not main)

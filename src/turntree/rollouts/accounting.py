@@ -1,9 +1,9 @@
-"""What a scheduler did with its time, and what branching saved: what a tree's rollouts have in common, counted once
-and counted once a rollout.
+"""The scheduler's use of time, and what branching saved: the shared parts of a tree's rollouts, counted once and
+counted per rollout.
 
-A call is *fresh* when it was made, one for each node that asked for it; the *chain* count is what the same rollouts
-would have made one by one. The same for turns and sampled tokens. What branching changes beside that (the law of the
-leaves, the policy over time) is no saving and is not in here: compare independent rollouts for it.
+*Fresh* calls are those that were made, counted per node; the *chain* count is what the same rollouts would have made
+independently. The same holds for turns and sampled tokens. Other effects of branching (on the distribution of the
+leaves, on the policy over time) are not savings and are not counted here: compare independent rollouts to measure them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TreeAccount(Additive):
 
 
 def account(tree: RolloutTree) -> TreeAccount:
-    """Count one tree. A turn that forked half-way is a turn of every branch, and its shared tokens are counted once."""
+    """Count one tree. A turn that forked inside is a turn of every branch, and its shared tokens are counted once."""
     below = [0] * len(tree)
     leaves = tree.leaves()
     for leaf in leaves:
@@ -65,10 +65,9 @@ def account(tree: RolloutTree) -> TreeAccount:
 
 
 def intraclass_correlation(groups: Iterable[tuple[RolloutTree, Rewards]]) -> float | None:
-    """How alike the rewards of leaves of one start are, beyond those of other starts of their tree: the variance
-    between starts over all variance, by analysis of variance over all trees (0: as good as independent; 1: copies).
-    Estimates below 0 are noise, and left as they are so that their means are right. None where no start has several
-    scored leaves, or nothing varies."""
+    """Intraclass correlation of rewards within a start: the variance between starts of a tree over the total variance,
+    by analysis of variance over all trees (0: as good as independent; 1: copies). Estimates below 0 are noise and are
+    not clipped, so that means are unbiased. None where no start has several scored leaves, or nothing varies."""
     within = between = spread = 0.0
     free_within = free_between = 0
     for tree, rewards in groups:
@@ -112,7 +111,7 @@ def _mean(values: Sequence[float]) -> float:
 
 @dataclass(kw_only=True)
 class Usage:
-    """What a scheduler did with its time, over all its runs. Seconds are wall-clock."""
+    """The scheduler's use of time, over all its runs. Seconds are wall-clock."""
 
     seconds: float = 0.0  # while a run was being advanced (not while its caller held a group)
     engine_seconds: float = 0.0  # of those, in the engine
@@ -122,7 +121,7 @@ class Usage:
     cut: int = 0
     rollouts: int = 0
     forked: int = 0  # of those, rollouts that a brancher made
-    refilled: int = 0  # of those, fresh ones that stand for leaves which it did not use
+    refilled: int = 0  # of those, fresh rollouts for leaves that it did not use
     unfilled: int = 0  # such leaves that were left out
     retries: int = 0
     cancelled: int = 0  # rollouts given up for a limit of time
@@ -130,5 +129,5 @@ class Usage:
 
     @property
     def busy_share(self) -> float:
-        """How full the engine's batch was: generations in flight over places, averaged over time."""
+        """Utilisation of the engine's batch: generations in flight over places, averaged over time."""
         return self.request_seconds / (self.places * self.seconds) if self.seconds else 0.0

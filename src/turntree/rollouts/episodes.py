@@ -46,10 +46,9 @@ def grow(
 ) -> list[tuple[RolloutTree, Rewards]]:
     """Play `group_size` episodes of every environment to the end; returns a tree and its rewards for each, in order.
 
-    The reward of a leaf is what its environment said that such an ending is worth, or else 1.0 when it reported success
-    and 0.0 when the episode ended without it (turn and context limits included), and None when the environment failed.
-    `finished` is told how many rollouts ended after every wave. The draws of (task, sample, turn) depend on `seed`
-    only.
+    The reward of a leaf is the one that its environment gave, or else 1.0 for success and 0.0 for an episode that ended
+    without it (turn and context limits included); None when the environment failed. `finished` is called after every
+    wave with the number of rollouts that ended. The draws of (task, sample, turn) depend on `seed` only.
     """
     trees = [RolloutTree(environment.task_id) for environment in environments]
     verdicts: list[dict[int, Verdict]] = [{} for _ in trees]
@@ -73,7 +72,7 @@ def grow(
             ending = no_room(config, environment, Observation(tree[root].messages, done=False))
             tree.stop(root, ending.stop)
             found[root] = ending.verdict
-    if refused and len(refused) == len(trees):  # nothing works: the model and the tasks do not fit
+    if refused and len(refused) == len(trees):  # every rollout was refused: the model and the tasks do not fit
         raise InputError(str(refused[0]), hint="see turntree check model") from refused[0]
     while live:
         completions = engine.generate([played.rollout.request(config, seed) for played in live])
@@ -111,13 +110,13 @@ def _plant(tree: RolloutTree, environment: Environment, renderer: Renderer, grou
 
 
 def _advance(played: _Played, completion: Completion, renderer: Renderer, config: EpisodeConfig) -> Ending | None:
-    """Append the completion, step the environment (unless the turn was cut); how the rollout ended, None if it goes
-    on."""
+    """Append the completion and step the environment (unless the turn was cut). Returns how the rollout ended, None if
+    it continues."""
     rollout, environment = played.rollout, played.environment
     try:
         action = played_turn(renderer, completion.token_ids, completion, config, environment.tools)
     except RendererFault as fault:
-        rollout.say(completion, Message("assistant"))  # what was sampled is paid for and stays
+        rollout.say(completion, Message("assistant"))  # sampled tokens stay in the tree and its cost
         return fault.ending
     rollout.say(completion, action)
     if config.fails(action):

@@ -37,15 +37,15 @@ _PLACE: tuple[tuple[str, type], ...] = (("split", str), ("count", int), ("seed",
 def environment_record(
     environment: Part, split: str, count: int, seed: int, task_id: str, model: str = ""
 ) -> dict[str, Any]:
-    """What a trace says about its environment (`Trace.environment`), so that its task can be built again: the arguments
-    of `open_tasks` and which of the tasks it is."""
+    """A trace's record of its environment (`Trace.environment`), from which its task can be rebuilt: the arguments of
+    `open_tasks` and the index of the task."""
     place = {"split": split, "count": count, "seed": seed, "model": model, "task_id": task_id}
     return {"name": environment.name, **to_value(environment.options), **place}
 
 
 @dataclass(frozen=True)
 class Effect:
-    """What an action did: the answer, and the environment's `state()` afterwards (None where it has none)."""
+    """The effect of an action: the answer, and the environment's `state()` afterwards (None where it has none)."""
 
     answer: Observation
     state: Any
@@ -53,8 +53,8 @@ class Effect:
 
 @dataclass(frozen=True)
 class _Rebuilt:
-    """A state inside a trace. `progress` is the environment's last word before the state, `shown` is what the
-    demonstration does there, `nothing` what an empty message does (None: the environment does not take one)."""
+    """A state inside a trace. `progress` is the environment's value before the state, `shown` the effect of the
+    demonstration, `nothing` that of an empty message (None: the environment does not accept one)."""
 
     environment: Environment
     progress: float | None
@@ -64,15 +64,15 @@ class _Rebuilt:
 
 class Executed:
     """1 for an action that has the effect of the demonstration (protocol `TurnVerifier`); the demonstration itself is
-    accepted unseen. `environment` is the one that the traces were played in: its code runs because the user names it,
-    never because a trace does. Its options replace those of the trace.
+    accepted without playing it. `environment` is the one that the traces were played in. Its code runs because the user
+    names it, never because a trace does. Its options replace those of the trace.
 
     `compare`: "observation" wants the same answer (messages, end, success, reward, progress) and, where the environment
     has a method `state()`, an equal value of it. "progress" wants the task's progress to rise, at least as high as the
     demonstration brings it. "either" takes one of the two. With `ignore_whitespace` texts are compared word by word.
 
-    What an empty message does as well is no effect: a demonstration that does no more is matched by itself only.
-    An environment that fails, or that answers the demonstration differently the second time, gives no reward.
+    A result that an empty message also produces does not count as an effect: such a demonstration is matched only by
+    itself. An environment that fails, or that answers the demonstration differently the second time, gives no reward.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Executed:
         if self._compare != "observation" and _as_near(at, tried.answer):
             return 1.0, "as near to the goal as the demonstration"
         if self._compare == "progress" and (at.shown.answer.progress, at.shown.answer.success) == (None, None):
-            raise EnvironmentFault("the environment tells no progress to compare")
+            raise EnvironmentFault("the environment reports no progress to compare")
         return 0.0, "another effect"
 
     def _same(self, one: Effect, other: Effect) -> bool:
@@ -125,13 +125,13 @@ class Executed:
         return outcome and self._said(a.messages) == self._said(b.messages) and _equal(one.state, other.state)
 
     def _said(self, messages: Sequence[Message]) -> list[tuple[str, str]]:
-        """Who said what. Ids of calls are drawn at random and say nothing."""
+        """Roles and texts. Ids of calls are left out, because they are drawn at random."""
         return [(m.role, " ".join(m.content.split()) if self._ignore_whitespace else m.content) for m in messages]
 
     # rebuilding
 
     def _state(self, turn: TurnState) -> _Rebuilt | str:
-        """The rebuilt state, or why there is none. It is remembered, since a state is judged once per sample."""
+        """The rebuilt state, or why it cannot be rebuilt. It is cached, because a state is judged once per sample."""
         known = self._states.get(turn.id)
         if known is not None and known[0] is turn:
             return known[1]
@@ -166,7 +166,7 @@ class Executed:
         return _Rebuilt(environment, last.progress, shown, nothing)
 
     def _task(self, turn: TurnState) -> Environment:
-        """The task of a trace, fresh. Tasks are opened as they were when the trace was recorded, once."""
+        """The task of a trace, reset. Tasks are opened once, with the arguments that the trace records."""
         source, of = turn.environment or {}, f"of trace {turn.trace_id!r}"
         if source.get("name") != self._part.name:
             problem = f"{of} is {source.get('name')!r}, not {self._part.name!r}"
@@ -214,7 +214,7 @@ def _play(environment: Environment, action: Message) -> Effect:
 
 
 def _asked(call: Callable[[], T]) -> T:
-    """What the environment answers. Raises `EnvironmentFault`, in one line, for whatever it raises."""
+    """The environment's answer. Any exception becomes a one-line `EnvironmentFault`."""
     try:
         return call()
     except Exception as error:  # the boundary to foreign code

@@ -1,4 +1,4 @@
-"""A group in flight and a grown one: what its gate and its brancher see, and the tree that it becomes."""
+"""Groups in flight and finished groups: the views for gate and brancher, and the final tree."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Key = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class GrownGroup:
-    """A task that came back. `index` is its place among the tasks of the run, `seconds` the time from the start of
+    """A finished task. `index` is its place among the tasks of the run, `seconds` the time from the start of
     its first rollout to the end of its last. `cut` is the turn at which a gate stopped it, None where none did.
 
     Every rollout of the group is a leaf of the tree with a named `StopReason` (a task that leaves no room for a
-    completion is one leaf, its root); forked ones share what they have in common. A rollout that did not come to an
-    end of its own (gated, cancelled, a fault) ends in an empty observation, which carries the cost of the calls that
-    gave nothing; so `tree.cost` is what the group cost, all included. A group cut at turn t holds t turns: what ran
-    ahead of the gate is charged there too.
+    completion is one leaf, its root); forked rollouts share nodes. A rollout that was stopped (gated, cancelled, a
+    fault) ends in an empty observation, which carries the cost of its unfinished calls, so `tree.cost` is the whole
+    cost of the group. A group cut at turn t holds t turns; the cost of later turns, which faster rollouts had already
+    sampled, is charged there too.
     """
 
     index: int
@@ -43,19 +43,19 @@ class GrownGroup:
     rewards: Rewards
     seconds: float
     cut: int | None = None
-    decision: GateDecision | None = None  # the gate's last word: cut, audited or let go on; the tree holds them all
-    unfilled: int = 0  # leaves that no branch was made for, and no fresh rollout either
+    decision: GateDecision | None = None  # the gate's last (cut, audited or passed); the tree holds all of them
+    unfilled: int = 0  # leaves that neither a branch nor a fresh rollout was made for
 
 
 @dataclass(eq=False)
 class Group:
     """The rollouts of one task while they are played.
 
-    The tree grows in the order in which things happen to arrive; `grown` lays it out in an order of its own (by turn,
-    then sample), so that the same draws give the same tree whatever the interleaving.
+    The tree grows in order of arrival; `grown` reorders it (by turn, then sample), so that the same draws give the same
+    tree under any interleaving.
 
     `size` leaves are wanted. `initial` rollouts begin independently; each may fork off its share of `branched` leaves
-    (budgets are handed down, so that no fork depends on how fast another rollout is). Leaves that no fork was made for
+    (budgets are passed down, so that no fork depends on the speed of another rollout). Leaves that no fork was made for
     become `refills`, independent rollouts that are started together when all others have ended, or are `unfilled`.
     """
 
@@ -75,7 +75,7 @@ class Group:
     rounds: int = 0  # how often the brancher was asked to expand
     expired: bool = False  # it took too long: nothing more is started
     prompt_ids: tuple[int, ...] = ()
-    told: Observation | None = None  # the task, once a rollout of the group was told it
+    told: Observation | None = None  # the task, once a rollout of the group has received it
     rollouts: dict[Key, LiveRollout] = field(default_factory=dict[Key, LiveRollout])
     endings: dict[Key, Ending] = field(default_factory=dict[Key, Ending])
     owed: dict[Key, Cost] = field(default_factory=dict[Key, Cost])  # paid for, and not yet in a node
@@ -115,7 +115,7 @@ class Group:
         return 0 if self.expired else self.size - self.wanted - len(self.forked) - self.unfilled
 
     def plant(self, key: Key, told: Observation) -> LiveRollout:
-        """The rollout `key`, which was told the task."""
+        """Begin the rollout `key` with its task."""
         self.rollouts[key] = rollout = start_rollout(self.tree, self._root, key, told, self.prompt_ids)
         if key[0] < self.initial:
             rollout.budget = self.branched // self.initial + (key[0] < self.branched % self.initial)
@@ -201,8 +201,8 @@ class Group:
         )
 
     def progress(self, turn: int) -> GroupProgress:
-        """The group as it was when everybody had played `turn` turns, whoever has gone on since: a gate's decision
-        must not depend on the interleaving. Rollouts that a fault had ended by then are left out."""
+        """The group as of `turn`, without later turns of faster rollouts, because a gate's decision must not depend on
+        the interleaving. Rollouts that a fault had ended by then are left out."""
         initial = [self.rollouts[(i,)] for i in range(self.initial) if (i,) in self.rollouts]
         seen = [rollout for rollout in initial if rollout.turns >= turn or self._ended(rollout.key)]
         finished = tuple(rollout.turns <= turn and self._ended(rollout.key) for rollout in seen)
@@ -218,7 +218,7 @@ class Group:
         )
 
     def _ended(self, key: Key) -> bool:
-        """Whether the rollout came to an end of its own."""
+        """Whether the rollout ended by itself."""
         return key in self.endings and not self.endings[key].stop.censors
 
     # what it becomes
@@ -279,8 +279,8 @@ class _Layout:
         self._ids[node.id] = self.tree.add(self._ids[node.parent], node.kind, **fields).id
 
     def _dropped_with(self, key: Key, decision: Decision) -> bool:
-        """Whether it was said of a forked rollout of a cut group, or of a turn after the cut, which a rollout may have
-        run ahead to."""
+        """Whether the decision is about a forked rollout of a cut group, or about a turn after the cut, which a faster
+        rollout may have reached."""
         cut = self._group.cut
         return cut is not None and (len(key) > 1 or decision.numbers.get("turn", 0) > cut)
 
@@ -290,8 +290,8 @@ class _Layout:
     def _survivor(self, key: Key) -> Key:
         """`key`; in a cut group the rollout that it was forked from, if that happened after the cut or in a branch.
 
-        A gate waits for the independent rollouts only. How far their branches had come when it cut, and what those
-        had branched into, is a matter of the interleaving: of a branch the tree keeps that it began, and its cost.
+        A gate waits for the independent rollouts only. The progress of their branches at the cut depends on the
+        interleaving, so the tree keeps only the beginning of a branch, and its cost.
         """
         cut, rollout = self._group.cut, self._group.rollouts.get(key)
         if cut is None or rollout is None or (rollout.forked_at <= cut and len(key) <= 2):
@@ -310,7 +310,7 @@ class _Layout:
         self._stop(leaf, ending)
 
     def _ending(self, key: Key) -> Ending:
-        """How the rollout ended; in a group that was cut at turn t: how it stood then, without a reward."""
+        """How the rollout ended; in a group that was cut at turn t, its state then, without a reward."""
         group, ending = self._group, self._group.endings.get(key)
         if group.cut is None:
             assert ending is not None

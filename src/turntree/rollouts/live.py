@@ -1,7 +1,7 @@
-"""A rollout that is not over: its place in the tree, its conversation, and the tokens that the engine has seen.
+"""An unfinished rollout: its place in the tree, its conversation, and the tokens that the engine has seen.
 
-What `episodes.grow` (waves) and `scheduler.Scheduler` (many groups in flight) do alike, so that both grow the same
-tree: what is asked, what is appended, and what ends a rollout.
+The code that `episodes.grow` (waves) and `scheduler.Scheduler` (many groups in flight) share, so that both grow the
+same tree: requests, appended nodes, and endings.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.rollouts.rewards import Episode, RewardSum
 
-CutTurns = Literal["fail", "judge"]  # what a turn that the token limit cut is worth: nothing, or what its text is
+CutTurns = Literal["fail", "judge"]  # reward of a cut turn: 0, or the verdict on its text
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeConfig:
-    """How long an episode may become."""
+    """Limits on the length of an episode."""
 
     max_turns: int = 30
     """Longest episode."""
@@ -44,7 +44,7 @@ class EpisodeConfig:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a rollout ended, and what that says about its reward."""
+    """How a rollout ended, and the verdict on it."""
 
     stop: StopReason
     verdict: Verdict
@@ -54,9 +54,9 @@ class Ending:
 class LiveRollout:
     """One rollout of a group. `key` is its sample, followed by one number per branch it was forked at.
 
-    `leaf` is where it stands: at first `origin`, then the last of `nodes`, which it appended itself. `answers` are
-    what the environment said, the task first. A gate may see their `progress`, their texts (`observations`) and
-    `actions`. `begun` are the tokens that its next turn has already, where it forked inside of one; `token_ids` end
+    `leaf` is its current node: at first `origin`, then the last of `nodes`, which it appended itself. `answers` are the
+    environment's observations, the task first. A gate may see their `progress`, their texts (`observations`) and
+    `actions`. `begun` are the tokens that its next turn already has, where it forked inside a turn; `token_ids` end
     with them.
     """
 
@@ -92,7 +92,7 @@ class LiveRollout:
         return self.turns + 1 == self.forked_at
 
     def request(self, config: EpisodeConfig, seed: int) -> GenerationRequest:
-        """The rest of the next turn. Its draws depend on (seed, task, key, turn) only."""
+        """The request for the rest of the next turn. Its draws depend on (seed, task, key, turn) only."""
         key = seeds.derive(seed, "episode", self.tree.task_id, *self.key, self.turns)
         sampling = replace(config.sampling, max_tokens=config.sampling.max_tokens - len(self.begun))
         return GenerationRequest(prompt_ids=self.token_ids, sampling=sampling, seed=key, retain=True)
@@ -102,7 +102,7 @@ class LiveRollout:
         return (*self.begun, *completion.token_ids)
 
     def say(self, completion: Completion, action: Message, *, shared: int = 0) -> None:
-        """Append what the policy sampled, the first `shared` tokens of it as a node of their own."""
+        """Append the sampled completion, its first `shared` tokens as a separate node."""
         node = self.tree.add_completion(self.leaf, completion, action, shared=shared)
         assert node.parent is not None
         self.nodes += [node.parent, node.id] if shared else [node.id]
@@ -115,8 +115,8 @@ class LiveRollout:
         self.begun = self.begun_entropies = ()
 
     def branch(self, completion: Completion, shared: int) -> LiveRollout:
-        """A rollout that leaves this one before it says `completion`, after the first `shared` tokens of it. To be
-        called after this one has said it."""
+        """A rollout that leaves this one after the first `shared` tokens of `completion`. Call it after this rollout
+        has appended the completion."""
         last = self.tree[self.leaf]
         assert last.parent is not None
         self.forks += 1
@@ -160,7 +160,7 @@ class LiveRollout:
         )
 
     def hear(self, observation: Observation, added: tuple[int, ...], cost: Cost) -> None:
-        """Append what the environment answered."""
+        """Append the environment's answer."""
         said = {"messages": observation.messages, "metrics": observation.metrics}
         node = self.tree.add(self.leaf, NodeKind.OBSERVATION, added, **said, cost=cost)
         self.leaf = node.id
@@ -174,7 +174,7 @@ class LiveRollout:
 def start_rollout(
     tree: RolloutTree, root: int, key: tuple[int, ...], task: Observation, token_ids: tuple[int, ...]
 ) -> LiveRollout:
-    """An independent rollout of the task that `task` told."""
+    """An independent rollout of the task in the observation `task`."""
     rollout = LiveRollout(key, tree, root, list(task.messages), token_ids)
     rollout.observations.append(text_of(task.messages))
     rollout.answers.append(task)
@@ -186,7 +186,7 @@ def cancelled(what: str, limit: float) -> Ending:
 
 
 class RendererFault(TurntreeError):
-    """A chat template or a parser failed on the messages of one rollout, which is censored for it."""
+    """A chat template or a parser failed on the messages of one rollout, which is then censored."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error) if isinstance(error, TurntreeError) else f"{type(error).__name__}: {error}")
@@ -261,8 +261,8 @@ def ending_of(
 def cut_ending(
     rollout: LiveRollout, task: Environment, config: EpisodeConfig, rewards: RewardSum | None = None
 ) -> Ending:
-    """How the rollout ends with the cut turn that it has just said. It is worth 0, or what an ending there is worth to
-    the environment where that is less: endless text must not be a way around a penalty."""
+    """How the rollout ends after a cut turn. The reward is 0, or the environment's reward for an ending there if that
+    is less, so that a policy cannot avoid a penalty with endless text."""
     rollout.cut = True
     last = rollout.answers[-1]
     worth = _failure_reward(task) if len(rollout.answers) == 1 else last.reward or 0.0
@@ -283,7 +283,7 @@ def no_room(config: EpisodeConfig, task: Environment, told: Observation, rewards
 
 
 def _failure_reward(task: Environment) -> float:
-    """What an episode is worth that ends at a limit before the environment has answered anything."""
+    """The reward of an episode that ends at a limit before the environment's first answer."""
     return float(getattr(task, "failure_reward", 0.0))
 
 

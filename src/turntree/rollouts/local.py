@@ -76,8 +76,8 @@ def sample_local(
 def judge_turn(verifier: TurnVerifier, state: TurnState, action: Message, *, cut_turns: CutTurns = "fail") -> Verdict:
     """The verdict on one sampled action; where it was cut by the token limit and `cut_turns` is "fail", 0 unasked.
 
-    A right call with endless text behind it is no right turn: paid for, it teaches a policy not to stop. That is an
-    outcome and no failure, so the verdict has a reward.
+    A right call followed by endless text gets no reward, because that would teach a policy not to stop. A cut turn is
+    an outcome, not a failure, so the verdict has a reward.
     """
     if action.cut and cut_turns == "fail":
         return Verdict(0.0, "cut by the token limit", action_kind(action))
@@ -85,7 +85,7 @@ def judge_turn(verifier: TurnVerifier, state: TurnState, action: Message, *, cut
 
 
 def rule_name(verifier: TurnVerifier, cut_turns: CutTurns) -> str:
-    """What profiles and pivots record: rewards of another name are no means of this one."""
+    """The verifier name that profiles and pivots record. Rewards under different names must not be mixed."""
     return verifier.name if cut_turns == "fail" else f"{verifier.name}+cut_turns={cut_turns}"
 
 

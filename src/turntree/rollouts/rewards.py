@@ -2,7 +2,7 @@
 
 A reward (`core.parts`, kind `rewards`) is a function `reward(episode) -> float | bool | None`. It comes from
 `module:object` or a registered name; its keyword-only parameters are its options, and `weight` (1 by default) is the
-option that every reward has. A function that raises, or gives None or something that is no finite number, *censors* the
+option that every reward has. A function that raises, or returns None or anything but a finite number, *censors* the
 rollout: it has no reward, and the reason names the function. A failure is never a reward of 0.
 """
 
@@ -28,11 +28,11 @@ WEIGHT = "weight"
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """A rollout that came to an end of its own, as a reward function sees it.
+    """A rollout that ended by itself, as a reward function sees it.
 
-    `messages` are all of it, the task first. `observations[0]` is the task as well, `observations[t]` what turn t was
-    answered, with the environment's own `success`, `reward` and `progress`. `reward` is what the episode is worth to
-    its environment: the reward that it gave, else 1 for success and 0 otherwise.
+    `messages` are all of it, the task first. `observations[0]` is the task as well, `observations[t]` the answer to
+    turn t, with the environment's `success`, `reward` and `progress`. `reward` is the environment's reward for the
+    episode, else 1 for success and 0 otherwise.
     """
 
     task_id: str
@@ -65,7 +65,7 @@ RewardFunction = Callable[[Episode], float | bool | None]
 
 @dataclass(frozen=True)
 class WeightedReward:
-    """One function of the sum, under the name that metrics and verdicts have for it."""
+    """One function of the sum, with its name in metrics and verdicts."""
 
     name: str
     weight: float
@@ -94,7 +94,7 @@ class RewardSum:
         return replace(verdict, reward=total, parts=values)
 
     def _report(self, name: str, problem: str) -> None:
-        """Say the first failure of each function, so that one which always fails is seen before the run has ended."""
+        """Print the first failure of each function, so that a function that always fails is noticed early."""
         if name not in self._reported:
             notice(f"warning: {problem} (rollouts that it fails on have no reward; metrics count them)")
         self._reported.add(name)
@@ -118,7 +118,7 @@ def build_rewards(named: Sequence[Part]) -> RewardSum | None:
 
 
 def identity(named: Sequence[Part]) -> dict[str, Any]:
-    """What the code of the functions was, for the identity of a run; nothing without any."""
+    """The code of the functions, for the identity of a run; empty without any."""
     return {"rewards": [parts.identity("rewards", part) for part in named]} if named else {}
 
 

@@ -1,4 +1,4 @@
-"""Many groups in flight: their rollouts share the engine's batch, and a place that becomes free is filled at once.
+"""Many groups in flight: their rollouts share the engine's batch, and a free place is filled at once.
 
 The law (tests/laws/test_scheduler_laws.py): every task that was pulled comes back exactly once, as a tree in which
 every rollout has a named ending; with an engine whose completions depend on their requests only, the same seed gives
@@ -6,9 +6,9 @@ the same trees whatever the interleaving (limits of wall-clock time aside); the 
 engine charged; a censored leaf has no reward.
 
 Faults. A generation that failed is submitted again, seed and all; an environment call that failed is made again, the
-environment rebuilt from `reset` and the recorded actions (`environments.pool`). So a retry never throws sampled
-tokens away and never draws again. A rollout that has used up its retries, or whose messages the renderer cannot take,
-ends without a reward. An exception out of the engine itself (a diverged policy) ends the run.
+environment rebuilt from `reset` and the recorded actions (`environments.pool`). So a retry never discards sampled
+tokens and never draws again. A rollout that has used up its retries, or whose messages cannot be rendered, ends without
+a reward. An exception of the engine itself (a diverged policy) ends the run.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Order = Literal["task", "completion"]
 
 T = TypeVar("T")
 
-_TICK = 0.005  # seconds the engine works on before the environments are looked at again
+_TICK = 0.005  # seconds that the engine works before the environments are polled again
 _LONGEST_WAIT = 60.0
 
 
@@ -73,7 +73,7 @@ class SchedulerConfig:
     max_live_rollouts: int | None = None
     """Rollouts played at once, of as many tasks as that takes. Default: all of an iteration, 64 outside of training."""
     max_retries: int = 2
-    """Failed calls of one rollout that are made again, of engine and environment together."""
+    """Retries of failed calls per rollout, engine and environment together."""
     rollout_seconds: float = 1800.0
     """A rollout that takes longer from its start is cancelled."""
     group_seconds: float = 3600.0
@@ -129,9 +129,9 @@ class Scheduler:
 
     `brancher` may fork rollouts after tool results (`core.protocols.Brancher`). It is asked about a turn once it was
     sampled, and a fork shares the first tokens of it that the decision depended on; the environment is forked before
-    the turn is done. Nobody waits for anybody: a branch takes the next free place.
+    the turn is executed. A branch takes the next free place; no rollout waits for another.
 
-    `rewards` says what an episode is worth, in place of its environment (`rollouts.rewards`).
+    `rewards` replaces the environment's reward of an episode (`rollouts.rewards`).
 
     >>> for group in Scheduler(engine, renderer, config).run(tasks, seed=0):  # doctest: +SKIP
     ...     learn_from(group.tree, group.rewards)
@@ -168,11 +168,11 @@ class Scheduler:
     ) -> Iterator[GrownGroup]:
         """Play `group_size` rollouts of every task; yields each task once, in the order of the tasks or of their
         completion. `tasks` is pulled from when a place is free, so it may be endless. Draws are keyed by (seed,
-        iteration, task, sample, turn); a task that comes again draws anew. `begun` counts the groups of each task id:
-        pass one counter to all runs of an iteration, and that holds across them too.
+        iteration, task, sample, turn); a task that comes again gets new draws. `begun` counts the groups of each task
+        id: pass one counter to all runs of an iteration, and that holds across them too.
 
-        Work goes on only while the caller asks for the next group. A caller that stops asking cancels what is in
-        flight, and the tasks of it do not come back. Raises `ValueError` while the engine is used by somebody else.
+        Work continues only while the caller asks for the next group. Closing the iterator cancels what is in flight,
+        and its tasks are not yielded. Raises `ValueError` while the engine has other requests in flight.
         """
         if self.engine.in_flight:
             raise ValueError("the engine has requests in flight that are not this run's")
@@ -196,8 +196,8 @@ class _Place:
     group: Group
     key: Key
     session: Session
-    started: float  # since when it is played
-    rollout: LiveRollout | None = None  # None until its environment told the task
+    started: float  # when it started
+    rollout: LiveRollout | None = None  # None until its environment returned the task
     ticket: int | None = None
     call: int = 0  # the number of its last call to its environment, among all of the run
     due: int = 0  # how many generations the run has when the answer to that call is taken
@@ -224,7 +224,7 @@ class _Run:
         self._refilling: dict[Group, None] = {}  # groups that have fresh rollouts to start
         self._by_ticket: dict[int, _Place] = {}
         self._by_session: dict[Session, _Place] = {}
-        self._touched: dict[Group, None] = {}  # something happened to them since they were settled
+        self._touched: dict[Group, None] = {}  # groups with news since they were last settled
         self._done: deque[GrownGroup] = deque()
 
     def groups(self) -> Iterator[GrownGroup]:
@@ -242,7 +242,7 @@ class _Run:
                 return
 
     def abandon(self) -> None:
-        """Leave nothing in flight."""
+        """Cancel everything in flight."""
         for place in [*self._places, *self._branches]:
             self._vacate(place)
 
@@ -297,7 +297,7 @@ class _Run:
         return group
 
     def _vacate(self, place: _Place) -> None:
-        """Free a place, whatever it is waiting for. What is given up is charged to its rollout."""
+        """Free a place and cancel its request or call, whose cost is charged to the rollout."""
         if place in self._branches:
             del self._branches[place]
         else:
@@ -325,7 +325,7 @@ class _Run:
     # what happens
 
     def _advance(self) -> None:
-        """Take in what the environments answered, then let the engine work until something is finished."""
+        """Process the environments' answers, then let the engine work until something is finished."""
         while answers := self._answered():
             self._hear(answers)
             self._admit()
@@ -337,7 +337,7 @@ class _Run:
         self._expire()
 
     def _answered(self) -> list[Answer]:
-        """What the environments answered so far; with `deterministic`, the answers that are due, in order of calls."""
+        """The environments' answers so far; with `deterministic`, the answers that are due, in order of calls."""
         if not self._config.deterministic:
             return self._pool.poll(0)
         asked = [place for place in self._places if place.ticket is None]
@@ -362,7 +362,7 @@ class _Run:
         return found
 
     def _say(self, batch: list[Finished]) -> None:
-        """Append what the engine sampled and tell the environments."""
+        """Append what the engine sampled and step the environments."""
         self._generated += len(batch)
         for finished in batch:
             place = self._by_ticket.pop(finished.ticket)
@@ -374,12 +374,12 @@ class _Run:
             try:
                 self._speak(place, place.rollout, finished.completion)
             except RendererFault as fault:
-                place.rollout.say(finished.completion, Message("assistant"))  # what was sampled is paid for and stays
+                place.rollout.say(finished.completion, Message("assistant"))  # sampled tokens stay in the tree
                 self._end(place, fault.ending)
         self._settle()
 
     def _speak(self, place: _Place, rollout: LiveRollout, completion: Completion) -> None:
-        """Append a turn, fork where the brancher says so, and do what the turn says, unless it was cut."""
+        """Append a turn, fork where the brancher decides so, and step the environment unless the turn was cut."""
         group, episodes = place.group, self._config.episodes
         action = played_turn(self._renderer, rollout.said(completion), completion, episodes, group.task.tools)
         fails = episodes.fails(action)
@@ -405,7 +405,7 @@ class _Run:
         return brancher.decide(group.moment(rollout, completion))
 
     def _fork(self, place: _Place, rollout: LiveRollout, completion: Completion, decision: BranchDecision) -> None:
-        """Record what was decided at the node that the branches have in common, and let them wait for places."""
+        """Record the decision at the node that the branches share, and queue them for places."""
         place.group.branched_at(rollout, decision)
         if decision.branches > 1:
             for twin in place.group.fork(rollout, completion, decision):
@@ -434,12 +434,12 @@ class _Run:
             else:
                 self._extend(place, place.rollout, observation)
         except RendererFault as fault:
-            if not self._scheduler.rendered:  # nothing has worked yet: the model and the tasks do not fit
+            if not self._scheduler.rendered:  # no rollout has worked yet: the model and the tasks do not fit
                 raise InputError(str(fault), hint="see turntree check model") from fault
             self._end(place, fault.ending)
 
     def _plant(self, place: _Place, told: Observation) -> None:
-        """Begin the rollout that was told its task; all rollouts of a group must be told the same."""
+        """Begin a rollout with its task, which must be the same for all rollouts of a group."""
         group, episodes = place.group, self._config.episodes
         if group.told is None:
             group.prompt_ids = task_tokens(self._renderer, told, group.task.tools)
@@ -503,9 +503,9 @@ class _Run:
         return [place for place in (*self._places, *self._branches) if place.group is group]
 
     def _settle(self) -> None:
-        """Ask the gate about the groups that went on, and let go of those that are over.
+        """Ask the gate about the groups with news, and finish those that are over.
 
-        After a whole batch of news, never in the middle of it: a cut must find every cost in its place.
+        Call it after a whole batch of news, never in between, because a cut needs all costs to be recorded.
         """
         touched, self._touched = self._touched, {}
         for group in touched:
@@ -564,7 +564,7 @@ class _Run:
                 self._stop_playing(group)
 
     def _expire(self) -> None:
-        """Cancel what takes too long."""
+        """Cancel rollouts and groups that exceed their time limit."""
         now, config = self._scheduler.clock(), self._config
         for group in [*self._groups]:
             if now - group.begun < config.group_seconds:

@@ -19,8 +19,8 @@ _SYSTEM_FILES = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime")
 
 
 class Bubblewrap:
-    """Namespaces of its own for everything (no network, no other process, a file system of /usr read-only and a small
-    scratch in memory).
+    """Separate namespaces for everything (no network, no other process, a file system with /usr read-only and a small
+    scratch folder in memory).
 
     Bubblewrap leaves the guest a capability with which it mounts the scratch folder (bubblewrap itself cannot bound
     the number of files), and the guest gives it up before it runs anything. As root, no user namespace is made: with
@@ -68,7 +68,7 @@ class Bubblewrap:
 
 
 def _system() -> list[str]:
-    """What a distribution keeps beside /usr: links into it, or folders of their own."""
+    """The folders beside /usr (/bin, /lib, ...): links into it, or real folders."""
     options: list[str] = []
     for path in _SYSTEM:
         if os.path.islink(path):
@@ -93,7 +93,7 @@ def _read_only(folders: dict[str, str]) -> list[str]:
 
 class Landlock:
     """Files denied by Landlock (Linux 6.2 or later), everything else by a system-call filter. Needs no package and no
-    privilege, but what lies around a program is then the host: programs may start no process or thread, send no signal
+    privilege, but the program then runs directly on the host: programs may start no process or thread, send no signal
     and write no file, which leaves shell commands out. They can still ask for the size and times of any file, so it is
     used only where the configuration accepts that."""
 

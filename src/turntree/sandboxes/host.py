@@ -1,4 +1,4 @@
-"""The side outside the box: start a guest, ask it, and get rid of it whatever state it is in."""
+"""The side outside the box: start a guest, send it programs, and end it in any state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GRACE_SECONDS = 2.0  # beyond a program's time limit, for the guest to notice, 
 _ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "HOME": "/tmp",
-    "PYTHONHASHSEED": "0",  # an answer depends on the program only: cached answers are honest
+    "PYTHONHASHSEED": "0",  # an answer depends on the program only, so it can be cached
     "PYTHONUTF8": "1",
     "PYTHONSAFEPATH": "1",
     "OMP_NUM_THREADS": "1",
@@ -30,7 +30,7 @@ _MAIN += "sys.path.pop(0); main({channel}, json.loads({settings!r}))"
 
 
 class SandboxLost(TurntreeError):
-    """There is no box: none starts, or boxes die under a harmless program too. Censor, do not punish."""
+    """No box works: none starts, or boxes die under a harmless program too. The rollout is censored, not punished."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Interpreter:
 
     @classmethod
     def candidates(cls) -> list[Interpreter]:
-        """The one that runs us (what lies under a virtual environment), then the system's."""
+        """The running interpreter (the base of a virtual environment), then the system's."""
         own = cls(program=os.path.realpath(sys.executable), prefix=sys.base_prefix)
         system = cls(program="/usr/bin/python3", prefix="/usr")
         return [own, system] if own.prefix != "/usr" and os.path.exists(system.program) else [own]
@@ -151,7 +151,7 @@ class Box:
         return json.loads(line)
 
     def _last_words(self) -> str:
-        """What it says at its end, which may come after it hung up."""
+        """Its last output, which may arrive after it hung up."""
         try:
             _, said = self._process.communicate(timeout=_GRACE_SECONDS)
         except subprocess.TimeoutExpired:

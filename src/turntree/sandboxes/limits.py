@@ -1,4 +1,4 @@
-"""What one execution may use, and what it gave."""
+"""The limits of one execution, and its result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Limits:
     open_files: int = 64
     """Files that are open at once."""
     output_bytes: int = 16 * 2**10
-    """What is kept of each stream."""
+    """Bytes of each stream that are kept."""
 
     def __post_init__(self) -> None:
         sizes = (self.memory_bytes, self.processes, self.disk_bytes, self.files, self.output_bytes)
@@ -59,9 +59,9 @@ class SandboxConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """What became of one program. `value` is the repr of a last line that is an expression (Python only; None when
-    there is none or it is None); a negative `exit_code` is the signal that ended it, and None says that it was ended
-    for its time or its flood of output, or that it ends the boxes that it runs in (`lost`)."""
+    """The result of one program. `value` is the repr of a last line that is an expression (Python only; None when there
+    is none or it is None). A negative `exit_code` is the signal that ended the program; None: it was ended for its time
+    or amount of output, or it ends its boxes (`lost`)."""
 
     stdout: str
     stderr: str
@@ -78,6 +78,6 @@ class Execution:
 
     @property
     def repeatable(self) -> bool:
-        """Whether the same program will answer the same: it came to its own end without an error, which may come from
-        a limit, a signal or the state of the machine."""
+        """Whether the same program will give the same answer: it ended without an error (an error may come from a
+        limit, a signal or the state of the machine)."""
         return self.exit_code == 0 and not self.timed_out

@@ -1,4 +1,4 @@
-"""The sandbox that callers use: probed before it is trusted, several boxes at work, a lost one replaced."""
+"""The sandbox that callers use: probed before use, with several boxes, of which lost ones are replaced."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from turntree.sandboxes.enclosures import Bubblewrap, Landlock
 from turntree.sandboxes.host import Box, Enclosure, Interpreter, SandboxLost
 from turntree.sandboxes.limits import Execution, Language, SandboxConfig
 
-_LOSSES = 2  # boxes that a program may end before that is its outcome
+_LOSSES = 2  # boxes that a program may end before that counts as its outcome
 _HARMLESS = "20 + 22"
 _PROBE = """
 import os, resource, socket
@@ -76,9 +76,9 @@ class Sandbox:
     def run(self, source: str, *, language: Language = "python", seconds: float | None = None) -> Execution:
         """Run a program, for at most `seconds` (default: the limit). Blocks while every box is busy.
 
-        A program under which a fresh box dies as the first one did, while a harmless program is answered, has ended
-        its boxes itself: that is its outcome (`Execution.lost`). Raises `SandboxLost` when the harmless program is not
-        answered either, and `InputError` for a language that this machine's sandbox cannot contain.
+        If a second, fresh box dies under a program while a harmless program is answered, the program has ended its
+        boxes: that is its outcome (`Execution.lost`). Raises `SandboxLost` when the harmless program is not answered
+        either, and `InputError` for a language that this machine's sandbox cannot contain.
         """
         if language not in self.languages:
             raise InputError(f"{self.name} cannot contain {language} programs", hint="install bubblewrap (bwrap)")
@@ -121,7 +121,7 @@ class _Held:
         self.box, self._start = box, start
 
     def fill(self) -> None:
-        """Start a box where there is none. Raises `SandboxLost`, which is no program's doing."""
+        """Start a box if there is none. Raises `SandboxLost`, which no program caused."""
         if self.box is None:
             self.box = self._start()
 
@@ -164,7 +164,7 @@ def _ways(config: SandboxConfig) -> tuple[Callable[[], Enclosure], ...]:
 
 
 def probed(enclosure: Enclosure, interpreter: Interpreter, config: SandboxConfig) -> Box:
-    """A box that was attacked and held. Raises `SandboxLost` with what it let through."""
+    """A box that passed the probe. Raises `SandboxLost` with what it let through."""
     box = Box(enclosure, interpreter, config)
     try:
         _attack(box, config)
@@ -176,7 +176,7 @@ def probed(enclosure: Enclosure, interpreter: Interpreter, config: SandboxConfig
 
 def _attack(box: Box, config: SandboxConfig) -> None:
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as server:
-        os.chmod(folder, 0o777)  # anybody's: only the enclosure keeps a program out
+        os.chmod(folder, 0o777)  # readable by all users: only the enclosure keeps a program out
         secret = Path(folder, "secret")
         secret.write_text("secret")
         outside = Path(folder, "outside")

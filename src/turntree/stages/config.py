@@ -1,4 +1,4 @@
-"""What the stages from traces to a policy are told, as plain values. Without torch: the command line reads it for help.
+"""Configuration of the stages from traces to a policy, as plain values. No torch: the command line reads it for help.
 
 The line of text below a field is its documentation: `turntree config` and `--help` show it.
 """
@@ -32,29 +32,29 @@ class Device:
     """Where and how to compute."""
 
     name: str = "cpu"
-    """Of torch: cpu, cuda, cuda:1."""
+    """The torch device: cpu, cuda, cuda:1."""
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
-    """Of the weights ('auto': as saved). Training keeps float32 copies of bfloat16 ones."""
+    """dtype of the weights ('auto': as saved). Training keeps float32 copies of bfloat16 weights."""
     threads: int | None = None
-    """Of the processor (default: one for a tiny model, all from 30 million parameters on)."""
+    """CPU threads (default: one below 30 million parameters, else all)."""
     attention: Literal["sdpa", "flex_attention"] = "sdpa"
-    """Over packed trees; FlexAttention on CUDA only."""
+    """Attention over packed trees; FlexAttention on CUDA only."""
     gradient_checkpointing: bool = False
-    """Compute activations twice instead of keeping them."""
+    """Recompute activations in the backward pass instead of keeping them."""
     lora: LoRAConfig | None = None
     """Train a fresh adapter instead of the weights."""
     engine: Part = HF
-    """What samples: hf (in this process), or module:object of your own."""
+    """The sampling engine: hf (in this process), or your own module:object."""
     renderer: Part = AUTO
-    """Messages to tokens and back: auto (what the folder asks for), template, family:NAME, or module:object of your
-    own."""
+    """Messages to tokens and back: auto (chosen from the model folder), template, family:NAME, or your own
+    module:object."""
 
     def __post_init__(self) -> None:
         if self.threads is not None and self.threads < 1:
             raise ConfigError("must be at least 1", field="threads")
 
 
-# what several stages are told
+# options that several stages share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +64,10 @@ class Playing:
     model: str = "default"
     """A folder in Hugging Face format, a name on the Hub, or a registered policy ('default': the environment's own)."""
     environment: Part = parts.DEFAULT
-    """What to play: a registered name, module:object of your own, or gymnasium:ID and the like. Its options are given
+    """The environment: a registered name, your own module:object, or for example gymnasium:ID. Its options are given
     like those of the command."""
     task_seed: int = 0
-    """For environments that draw their tasks."""
+    """Seed for environments that draw their tasks."""
     device: Device = field(default_factory=Device)
 
 
@@ -76,8 +76,8 @@ class TracesPlayed:
     """Traces whose turns a verifier judges."""
 
     environment: Part | None = field(default=None, metadata=parts.AS_GIVEN)
-    """Where the traces were played, as they name it: for a verifier that plays actions (executed). Options given here
-    replace those that a trace names."""
+    """The environment of the traces, under the name that they record, for a verifier that plays actions (executed).
+    Options given here replace those of the trace."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class FromProfile(TracesPlayed):
     """As `TracesPlayed`, where a profile names the traces."""
 
     traces: str | None = None
-    """Where the traces are now, if not where the profile says."""
+    """Path of the traces, if not the one in the profile."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class Training:
     """What changes weights."""
 
     loggers: tuple[Part, ...] = ()
-    """Log to tensorboard, trackio, wandb or mlflow as well, or to module:object of your own (repeatable)."""
+    """Log to tensorboard, trackio, wandb or mlflow as well, or to your own module:object (repeatable)."""
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     device: Device = field(default_factory=Device)
 
@@ -121,7 +121,7 @@ class SFTStageConfig(Training):
     model: str = "default"
     """A folder in Hugging Face format, a name on the Hub, or a registered policy."""
     split: str = "train"
-    """Which traces ('' for all)."""
+    """The split of the traces ('' for all)."""
     sft: SFTConfig = field(default_factory=SFTConfig)
     checkpoints: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every=100))
 
@@ -139,7 +139,7 @@ class ProfileStageConfig(TracesPlayed):
     """recommended, paper, nemo, judge, tool_call, strict, executed, another registered name, or module:function of your
     own. 'default' is that of the games which the default policy plays."""
     split: str = "train"
-    """Which traces ('' for all)."""
+    """The split of the traces ('' for all)."""
     limit: int = 0
     """Profile the first candidates only, this many (0: all)."""
     reuse: str | None = None
@@ -159,7 +159,7 @@ class RescoreConfig(FromProfile):
     """`turntree rescore`."""
 
     profile: str
-    """The profile whose samples are judged anew."""
+    """The profile to rescore."""
     verifier: Part
     """recommended, paper, nemo, judge, tool_call, strict, executed, another registered name, or module:function of your
     own."""
@@ -170,15 +170,15 @@ class CheckConfig:
     """Held-out figures during training. Pivot reward alone misleads (docs/results/quickstart.md)."""
 
     states: int = 0
-    """Development candidates whose acceptance is measured, by kind of action (0: none)."""
+    """Development candidates for measuring acceptance by kind of action (0: none)."""
     samples: int = 4
-    """Rollouts of each of these states."""
+    """Rollouts per development candidate."""
     environment: Part = parts.DEFAULT
-    """Whose tasks are played."""
+    """The environment of the held-out tasks."""
     tasks: int = 0
-    """Tasks of the split "dev" that are played (0: none)."""
+    """Number of tasks of the split "dev" to play (0: none)."""
     task_seed: int = 0
-    """For environments that draw their tasks."""
+    """Seed for environments that draw their tasks."""
     max_turns: int = 16
     """Longest episode."""
     max_tokens: int = 24
@@ -194,7 +194,7 @@ class TrainPivotConfig(ReinforcedTraining, FromProfile):
     model: str = "default"
     """A folder in Hugging Face format, a name on the Hub, or a registered policy."""
     verifier: Part | None = None
-    """Default: that of the profile; code of your own is named again. "strict" is the baseline of Eq. 2."""
+    """Default: the verifier of the profile; name custom code again. "strict" is the baseline of Eq. 2."""
     allow_stale: bool = False
     """Accept pivots that were profiled with another policy, sampling or verifier: their means are then not those of
     the start."""
@@ -209,27 +209,26 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
     count: int = 400
     """Tasks of the split "train" to train on."""
     held_out_count: int = 100
-    """Tasks of another split to check on."""
+    """Held-out tasks for the checks."""
     held_out_split: str = DEV
-    """The split of these."""
+    """The split of the held-out tasks."""
     held_out_temperature: float = 0.0
-    """Of held-out episodes (0: greedy)."""
+    """Sampling temperature of held-out episodes (0: greedy)."""
     held_out_samples: int = 1
-    """Held-out episodes of a task."""
+    """Held-out episodes per task."""
     train: OnlineConfig = field(default_factory=OnlineConfig)
     rewards: tuple[Part, ...] = ()
     """Functions that judge episodes in training, as module:function=0.5 (repeatable). Their sum replaces the reward of
     the environment, which is the reward 'environment'."""
     gate: Annotated[Part | None, Usual("divergence")] = None
     """Stop groups mid-rollout: divergence (once their rollouts have converged on the same actions), random (the control
-    of an experiment), or module:object of your own."""
+    of an experiment), or your own module:object."""
     brancher: Annotated[Part | None, Usual("entropy")] = None
-    """Fork episodes after tool results: entropy, random, fixed, arpo_released, posthoc, or module:object of your
-    own."""
+    """Fork episodes after tool results: entropy, random, fixed, arpo_released, posthoc, or your own module:object."""
     filters: tuple[Part, ...] = ()
-    """Skip tasks, or keep finished groups out of the update: greso, dapo, or module:object of your own (repeatable)."""
+    """Skip tasks, or drop finished groups from the update: greso, dapo, or your own module:object (repeatable)."""
     estimator: Part | None = None
-    """Credit by module:object of your own (default: `train.credit`)."""
+    """Credit by your own module:object (default: `train.credit`)."""
     workers: ProcessPoolConfig = field(default_factory=lambda: ProcessPoolConfig(workers=0))
 
     def __post_init__(self) -> None:
@@ -271,7 +270,8 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         return brancher
 
     def build_filters(self) -> list[Filter]:
-        """Raises `InputError` for what is no filter, and for one of ours that `train` switches on as well."""
+        """Raises `InputError` for an object that is not a filter, and for a built-in filter that `train` also switches
+        on."""
         found: list[Filter] = []
         for part in self.filters:
             one = parts.build("filters", part, seed=self.train.seed)
@@ -299,13 +299,13 @@ class EvaluateConfig(Playing):
     count: int = 200
     """Tasks to play."""
     split: str = TEST
-    """Which tasks: train, dev or test."""
+    """The split of the tasks: train, dev or test."""
     samples: int = 1
-    """Sampled episodes of a task."""
+    """Sampled episodes per task."""
     temperature: float = 1.0
-    """Of the sampled episodes."""
+    """Temperature of the sampled episodes."""
     greedy: bool = True
-    """Add a greedy pass."""
+    """Also play each task once greedily."""
     max_turns: int = 16
     """Longest episode."""
     max_tokens: int = 48
@@ -315,7 +315,7 @@ class EvaluateConfig(Playing):
     cut_turns: CutTurns = "fail"
     """A turn that the token limit cut ends the episode as a failure, or the environment judges its text."""
     skills_per_kind: int = 0
-    """Questions of each unrelated skill, which say what a tiny policy retained (0: none are asked)."""
+    """Questions per unrelated skill, to measure retention of a tiny policy (0: none)."""
     seed: int = 0
     """Of every draw."""
     keep_trees: bool = False
@@ -336,16 +336,16 @@ class RecordConfig(Playing):
     endpoint: EndpointConfig | None = None
     """Sample from a server, such as vLLM."""
     split: str = "train"
-    """Which tasks: train, dev or test."""
+    """The split of the tasks: train, dev or test."""
     count: int = 100
-    """How many tasks of the split."""
+    """Number of tasks of the split."""
     samples: int = 1
-    """Episodes of each task."""
+    """Episodes per task."""
     only: Literal["all", "successes"] = "all"
     """Which episodes are kept; the others are counted."""
     episodes: EpisodeConfig = field(default_factory=lambda: EpisodeConfig(sampling=Sampling(max_tokens=256)))
     wave: int = 16
-    """Tasks that are played together and written down together."""
+    """Tasks that are played and logged together."""
     seed: int = 0
     """Draws the episodes."""
     workers: ProcessPoolConfig = field(default_factory=lambda: ProcessPoolConfig(workers=0))
@@ -369,13 +369,13 @@ class RetentionConfig:
     base: str = "default"
     """The policy before post-training."""
     include: str | None = None
-    """A folder with YAML files of tasks of your own."""
+    """A folder with YAML files of your own tasks."""
     limit: int = 0
-    """Ask only the first questions of each task, this many (0: all)."""
+    """Use only this many first questions of each task (0: all)."""
     shots: int | None = None
     """Examples before a question (default: the task's own number)."""
     chat: bool = False
-    """Render questions with the chat template: right for a policy that was only ever spoken to in turns."""
+    """Render questions with the chat template: for a policy that was trained on chat turns only."""
     batch: int = 8
     """Questions at once."""
     seed: int = 0

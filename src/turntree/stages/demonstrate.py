@@ -1,4 +1,4 @@
-"""`turntree traces NAME`: the demonstrations of a demonstrator, which comes through the door (`core.parts`)."""
+"""`turntree traces NAME`: the demonstrations of a demonstrator, which is a part (`core.parts`)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from turntree.traces.schema import Trace, write_traces
 def demonstrate(demonstrator: Part, out: Path) -> dict[str, Any]:
     """Write the traces of a demonstrator to `out` and return how many there are, and what was dropped by reason.
 
-    A demonstrator is a dataclass whose fields are its options. It is iterable: for every task it gives a `Trace`, or
-    the reason why there is none. Its `noun` says what its tasks are ("games"). Raises `InputError` where it gives
-    something else, or no trace at all.
+    A demonstrator is a dataclass whose fields are its options. Iterating over it gives, for every task, a `Trace` or
+    the reason why there is none. Its `noun` names its tasks ("games"). Raises `InputError` where it gives something
+    else, or no trace at all.
     """
     demonstrator = parts.resolve("demonstrators", demonstrator)
     made = parts.build("demonstrators", demonstrator)

@@ -33,7 +33,7 @@ def evaluate(config: EvaluateConfig, out: Path | None = None) -> dict[str, Any]:
     """Play and write `out` (evaluation JSON); returns the same value. With `keep_trees` the trees of all episodes are
     written beside it, as `NAME.trees.jsonl`."""
     if config.keep_trees and out is None:
-        raise ConfigError("needs a file to lie beside", field="keep_trees", hint="name one with --out")
+        raise ConfigError("needs an output file", field="keep_trees", hint="name one with --out")
     config = parts.resolved(config)
     policy = load_policy(policy_name(config.model, config.environment), config.device)
     kept: list[KeptTree] = []
@@ -136,14 +136,14 @@ def _outcome(environment: Environment, tree: RolloutTree, rewards: Rewards) -> d
     return {
         "task": tree.task_id,
         "task_type": getattr(environment, "task_type", ""),
-        "rewards": [float(bool(verdict.success)) for verdict in scored],  # success, whatever a task pays for it
+        "rewards": [float(bool(verdict.success)) for verdict in scored],  # success, independent of the task's reward
         "censored": len(rewards.verdicts) - len(scored),
         "turns": sum(node.kind is NodeKind.COMPLETION for node in tree),
     }
 
 
 def _metrics(trees: Sequence[RolloutTree]) -> dict[str, float]:
-    """What the domain counted for itself, by `NAME_share`: its mean over the steps that told it."""
+    """The domain's own counters as `NAME_share`: the mean over the steps that report them."""
     told: dict[str, list[float]] = defaultdict(list)
     for node in (node for tree in trees for node in tree):
         for name, value in node.metrics.items():

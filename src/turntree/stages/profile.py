@@ -1,7 +1,7 @@
 """`turntree profile`: traces and a frozen policy in, a profile of every candidate out.
 
 Traces are read one at a time and candidates profiled in waves of fixed membership, each of which is logged when it is
-done: memory does not grow with the candidates, and a killed profile goes on with the wave that it was in.
+done: memory does not grow with the number of candidates, and a killed profile resumes with its unfinished wave.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ Wave = dict[str, Any]  # of a profile {"rows", "skipped": reasons with counts, "
 def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
     """Write the profile table to `out`; returns its summary.
 
-    A run that was killed goes on where it was when it is started again, and ends with the same table but for
-    `timing`. Raises `InputError` where the interrupted run was another one, unless `overwrite`.
+    A killed run resumes when it is started again, and ends with the same table except for `timing`. Raises `InputError`
+    where the interrupted run was another one, unless `overwrite`.
     """
     config = parts.resolved(config)
     surveyed = survey(config.traces, config.split, config.limit)
@@ -64,7 +64,7 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
         prior = Prior(config.profile.rollouts)
 
         def profiled(states: Sequence[TurnState]) -> Wave:
-            policy.forget()  # what a wave computes must not depend on the waves before it: a resumed run has none
+            policy.forget()  # a wave must not depend on earlier waves, because a resumed run has not computed them
             prompted, skipped = _that_fit(states, policy, config)
             found = profile_wave(prompted, sampler, judge, config.profile, prior)
             timing = sum((candidate.cost for candidate in found), NO_COST).timing()
@@ -87,7 +87,8 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
 
 @dataclass(frozen=True)
 class Survey:
-    """What a first pass over the traces found: how many candidates there are and, by reason, turns that are none."""
+    """Result of a first pass over the traces: the number of candidates and, by reason, of turns that are not
+    candidates."""
 
     traces_hash: str
     candidates: int
@@ -95,7 +96,7 @@ class Survey:
 
 
 def survey(traces: str, split: str, limit: int = 0) -> Survey:
-    """Read all the traces once, so that what is wrong with them is known before anything is paid for. Raises
+    """Read all the traces once, so that errors in them are found before anything is sampled. Raises
     `InputError` where a line is malformed, a group lies in two splits, or the split holds no candidate."""
     splits: dict[str, Any] = {}
     found, skipped = 0, Counter[str]()
@@ -125,7 +126,8 @@ def stream_candidates(traces: str, split: str, limit: int = 0) -> Iterator[TurnS
 
 
 def read_candidates(traces: str, split: str, limit: int = 0) -> tuple[list[TurnState], Counter[str]]:
-    """The candidates of a split and, by reason, the turns that are none. Raises `InputError` when nothing is left."""
+    """The candidates of a split and, by reason, the turns that are not candidates. Raises `InputError` when nothing is
+    left."""
     surveyed = survey(traces, split, limit)
     return list(stream_candidates(traces, split, limit)), surveyed.skipped
 
@@ -170,7 +172,7 @@ def _stored(config: ProfileStageConfig, policy: Speaker) -> StoredProfile | None
 
 
 def _identity(config: ProfileStageConfig) -> dict[str, Any]:
-    """Everything that decides what the waves hold."""
+    """Everything that determines the contents of the waves."""
     settings = {**to_mapping(config), "endpoint": connection_free(config.endpoint)}
     reused = {} if config.reuse is None else {"reuse_hash": file_hash(Path(config.reuse))}
     return {"config": settings, "version": __version__, **reused}
@@ -190,13 +192,13 @@ def work(
     what: str = "profile",
     noun: str = "candidates",
 ) -> None:
-    """Do the waves of `size` items that the log does not hold. `learn` sees every wave in order, those of a killed run
-    included."""
+    """Compute the waves of `size` items that are not in the log. `learn` gets every wave in order, including those of a
+    killed run."""
     for wave in log:
         learn(wave)
     done = min(log.finished * size, total)
     if done:
-        notice(f"going on with an interrupted run: {done} of {total} {noun} are there")
+        notice(f"resuming an interrupted run: {done} of {total} {noun} are done")
     rest = itertools.islice(items, log.finished * size, None)
     with progress((), what, total=total, initial=done) as bar:
         try:
@@ -207,17 +209,17 @@ def work(
                 bar.update(len(members))
         except BaseException as error:
             if not log.finished:
-                log.remove()  # it holds no work, and would stand in the way of other settings
+                log.remove()  # an empty log would only block other settings
             elif isinstance(error, KeyboardInterrupt):
-                notice(f"{bar.n:.0f} of {total} {noun} are kept; run the same command again to go on")
+                notice(f"{bar.n:.0f} of {total} {noun} are kept; run the same command again to resume")
             raise
 
 
 def write_profile(
     log: WaveLog, header: dict[str, Any], tally: Tally, skipped: Counter[str], out: Path
 ) -> dict[str, Any]:
-    """The table of all waves with its summary; the log has then done its work. Raises `InputError` when no candidate
-    could be profiled, or no rollout has a reward: a profile of nothing."""
+    """Write the table of all waves with its summary, and delete the log. Raises `InputError` when no candidate could be
+    profiled, or no rollout has a reward."""
     seconds = Counter[str](header.get("timing", {}))
     reasons = Counter(skipped)
     for wave in log:

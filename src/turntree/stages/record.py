@@ -1,7 +1,7 @@
 """`turntree traces record`: tasks of any environment and a policy in, traces of its episodes out.
 
-Tasks are played in waves of fixed membership, each of which is logged when it is done: a killed recording goes on with
-the wave that it was in. Every trace says how its task is built again (`rollouts.executed.environment_record`).
+Tasks are played in waves of fixed membership, each of which is logged when it is done: a killed recording resumes with
+its unfinished wave. Every trace records how its task is rebuilt (`rollouts.executed.environment_record`).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from turntree.stages.policy import Speaker, open_speaker, policy_name
 from turntree.stages.profile import Wave, work
 from turntree.traces.schema import Trace, write_traces
 
-_ERROR = "error:"  # how a tool's answer says that the call went wrong
+_ERROR = "error:"  # how a tool's answer begins when the call failed
 
 
 def record_traces(config: RecordConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
     """Play and write `out`; returns what was counted. Episodes that failed (of the environment or the engine) are
     counted by reason and never written.
 
-    A recording that was killed goes on when it is started again, and ends with the same file. Raises `InputError` where
+    A killed recording resumes when it is started again, and ends with the same file. Raises `InputError` where
     the interrupted one was another, unless `overwrite`, and where no episode is kept.
     """
     config = parts.resolved(config)
@@ -70,7 +70,7 @@ def _played(
     members: Sequence[Environment], opened: TaskSet, speaker: Speaker, config: RecordConfig, model: str
 ) -> Wave:
     """One wave: its traces as JSON, and what was counted."""
-    speaker.forget()  # what a wave computes must not depend on the waves before it: a resumed run has none
+    speaker.forget()  # a wave must not depend on earlier waves, because a resumed run has not computed them
     settings = SchedulerConfig(episodes=config.episodes, group_size=config.samples)
     scheduler = Scheduler(speaker.engine, speaker.renderer, settings, pool=opened.pool)
     counts: Counter[str] = Counter()
@@ -103,7 +103,7 @@ def _traces(group: GrownGroup, config: RecordConfig, model: str, counts: Counter
 
 
 def _dropped(tree: RolloutTree, leaf: int, verdict: Verdict, config: RecordConfig) -> str | None:
-    """Why an episode is not written; None where it is."""
+    """Why an episode is not written; None if it is."""
     if verdict.reward is None:
         return f"failed ({verdict.reason})"
     if tree[leaf].parent is None:

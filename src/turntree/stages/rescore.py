@@ -27,7 +27,7 @@ from turntree.verifiers.strict import StrictMatch
 
 
 def run_rescore(config: RescoreConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
-    """Write to `out` what a profile of the same samples under `config.verifier` is, and return its summary.
+    """Write to `out` the profile of the same samples under `config.verifier`, and return its summary.
 
     The costs are those of the samples. Of an adaptive profile, candidates that the new verdicts leave uncertain are
     marked "open"; `turntree profile --adaptive --reuse` settles them. Raises `InputError` when the traces are not those

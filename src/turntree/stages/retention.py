@@ -1,4 +1,4 @@
-"""`turntree retention`: what post-training took from (or gave to) a policy outside its domain, by EleutherAI's lm-eval.
+"""`turntree retention`: change of a policy outside its training domain, measured with EleutherAI's lm-eval.
 
 Both policies answer the same questions, so changes are paired question by question.
 """
@@ -75,7 +75,7 @@ def compare(base: Mapping[str, Any], policy: Mapping[str, Any]) -> list[dict[str
 def _pairs(
     base: Mapping[str, Any], policy: Mapping[str, Any], task: str, metric: str, kind: str
 ) -> list[tuple[float, float]]:
-    """The two numbers of every question; empty for groups, and for metrics that are no mean over questions."""
+    """The two numbers of every question; empty for groups, and for metrics that are not a mean over questions."""
     before, after = (_by_question(found, task, metric, kind) for found in (base, policy))
     if not before or before.keys() != after.keys():
         return []
@@ -109,7 +109,7 @@ def _tasks(config: RetentionConfig) -> Any:
         problem = f"retention needs lm-eval and its backend ({error})"
         raise InputError(problem, hint="pip install 'turntree[lm-eval]'") from error
     if config.include is not None and not Path(config.include).is_dir():
-        raise InputError("is no folder", path=config.include, hint="name the folder of the tasks' YAML files")
+        raise InputError("is not a folder", path=config.include, hint="name the folder of the tasks' YAML files")
     with _on_standard_error():
         manager = TaskManager(include_path=config.include, include_defaults=False)
         if not set(config.tasks) <= set(manager.all_tasks):
@@ -157,7 +157,7 @@ def _measure(source: str, config: RetentionConfig, manager: Any) -> tuple[str, A
 
 @contextlib.contextmanager
 def _on_standard_error():
-    """Standard output carries results only, and lm-eval has much to say."""
+    """Redirect lm-eval's output, because standard output carries results only."""
     logger = logging.getLogger("lm_eval")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -41,7 +41,7 @@ class ScoreConfig:
     tools: str = ""
     """Declared tools for all lines: a JSON list."""
     labels: str = ""
-    """What is right, one a line: 1, 0 or null. Adds how far the verifier agrees."""
+    """Labels, one per line: 1, 0 or null. Adds the verifier's agreement with them."""
     environment: Part | None = field(default=None, metadata=parts.AS_GIVEN)
     """For a verifier that plays actions (executed)."""
 
@@ -66,7 +66,7 @@ class AuditConfig:
 
 @dataclass(frozen=True)
 class Said:
-    """An action of a file, with what its line says about the state."""
+    """An action of a file, with the state that its line gives."""
 
     action: Message
     history: tuple[Message, ...] = ()
@@ -75,7 +75,8 @@ class Said:
 
 
 def score(config: ScoreConfig) -> dict[str, Any]:
-    """The verdicts in order. Raises `InputError` for a line that is no action, and for files of different lengths."""
+    """The verdicts in order. Raises `InputError` for a line that is not an action, and for files of different
+    lengths."""
     gold, tried = (list(read_actions(Path(path))) for path in (config.gold, config.candidate))
     if len(gold) != len(tried):
         problem = f"has {len(tried)} actions, and {config.gold} {len(gold)}"
@@ -120,7 +121,7 @@ def _state(
 
 
 def run_audit(config: AuditConfig) -> dict[str, Any]:
-    """What the verifier makes of the demonstrations, of copies that break them and of copies that do the same."""
+    """The verifier's verdicts on the demonstrations, on broken copies and on equivalent copies."""
     kept = (trace for trace in read_traces(config.traces) if config.split in ("", trace.split))
     states = itertools.islice((state for trace in kept for state in candidates(trace)), config.limit or None)
     with open_verifier(config.verifier, config.environment) as verifier:
@@ -136,7 +137,7 @@ def run_audit(config: AuditConfig) -> dict[str, Any]:
 
 
 def read_actions(path: Path) -> Iterator[Said]:
-    """The actions of a JSONL file. Raises `InputError` with the line of what is none."""
+    """The actions of a JSONL file. Raises `InputError` with the line that is not an action."""
     for number, line in read_lines(path):
         if line.strip():
             try:

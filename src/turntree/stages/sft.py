@@ -21,8 +21,8 @@ from turntree.training.sft import Example, example, train_sft
 
 
 def run_sft(config: SFTStageConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
-    """Train on the assistant turns of a split; the policy lies in `out/model`. An unfinished run of the same
-    configuration and contents in `out` goes on; any other is refused unless `overwrite`."""
+    """Train on the assistant turns of a split; the policy is written to `out/model`. An unfinished run of the same
+    configuration and contents in `out` is resumed; any other is refused unless `overwrite`."""
     loggers.check(config.loggers)
     found = [trace for trace in read_traces(config.traces) if config.split in ("", trace.split)]
     if not found:

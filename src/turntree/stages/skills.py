@@ -1,4 +1,4 @@
-"""Small text skills that have nothing to do with the training domain: what a policy must not lose (retention).
+"""Small text skills outside the training domain, to measure forgetting (retention).
 
 Each skill makes question and answer pairs from a seed. `chance` is the accuracy of the best answer that does not read
 the question's content (measured over the generator's own distribution where it is not obvious); a retention figure
@@ -23,7 +23,7 @@ _MONTHS = (
     *("january", "february", "march", "april", "may", "june"),
     *("july", "august", "september", "october", "november", "december"),
 )
-# Synthetic facts: they live in the weights only, which is what forgetting erases first.
+# Synthetic facts, which are stored in the weights only and are forgotten first.
 _LANDS = ("arlia", "boren", "cavos", "delim", "estor", "fanor", "gilda", "hovar", "istan", "jorum", "kelda", "lomar")
 _CAPITALS = ("velm", "tusk", "orin", "pell", "sarn", "quil", "rask", "mond", "neve", "ulto", "wick", "zand")
 
@@ -44,7 +44,7 @@ class Skill:
     name: str
     make: Callable[[random.Random], tuple[str, str]]
     chance: float
-    asked: bool = True  # False: taught, but known too badly to tell whether it was forgotten
+    asked: bool = True  # False: taught, but accuracy is too low to measure forgetting
 
 
 def _reverse(rng: random.Random) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""How many threads of the processor compute: by the model's size and the machine, unless the configuration says."""
+"""The number of CPU threads: by the model's size and the machine, unless the configuration sets it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from turntree.observe.run import notice
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Parameters from which on threads pay. In small matrix products the threads wait for each other for longer than they
+# Number of parameters from which threads help. In small matrix products threads wait for each other longer than they
 # compute (measured: up to a hundred times longer on a shared machine).
 MANY = 30_000_000
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of processor in a period, or "max"
 
 
 def set_threads(model: PreTrainedModel, asked: int | None) -> int:
-    """Set the threads of this process and say how many: the same number gives the same bits again."""
+    """Set the threads of this process and print their number: the same number gives the same bits."""
     import torch
 
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -30,8 +30,8 @@ def set_threads(model: PreTrainedModel, asked: int | None) -> int:
 
 
 def available() -> int:
-    """The processors that this process may use: of its affinity, of its container's share, and at most what the user
-    said in OMP_NUM_THREADS (which the command keeps as TURNTREE_THREADS, 0 for no word, before it sets its own)."""
+    """The CPUs that this process may use: by its affinity, its container's share, and at most the user's
+    OMP_NUM_THREADS (which the command keeps as TURNTREE_THREADS, 0 if unset, before it sets its own)."""
     own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     said = os.environ.get("TURNTREE_THREADS") or os.environ.get("OMP_NUM_THREADS", "")
     return max(1, min(own, _quota() or own, int(said) if said.isdecimal() and int(said) else own))

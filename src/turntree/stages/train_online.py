@@ -38,7 +38,7 @@ SAID = ("success", "turns_per_episode")  # of held-out checks, beside what the d
 def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
     """Train; the policy lies in `out/model`, the curves in `out/metrics.jsonl`, every group that was played in
     `out/rollouts.jsonl` (what `turntree audit` and `turntree gate calibrate` read), whole trees in `out/trees.jsonl`,
-    what the gate saw and said in `out/gate.jsonl`, held-out outcomes by task in `out/held_out.jsonl`, the bill in
+    the gate's input and decisions in `out/gate.jsonl`, held-out outcomes by task in `out/held_out.jsonl`, the cost in
     `out/cost.json`."""
     config = parts.resolved(config)
     named = [parts.resolve("filters", part, field=f"filters.{i}") for i, part in enumerate(config.filters)]
@@ -86,7 +86,7 @@ def _train(
     summed: RewardSum | None,
     filters: Sequence[Filter],
 ) -> TrainedOnline:
-    """Train from where the run stands to its end, and write what it made; the bill last."""
+    """Train from the run's current state to its end, and write the results; the cost last."""
     reference = policy.reference() if config.train.loss.kl_coefficient > 0 else None  # before a checkpoint is loaded
     checkpoints, done = resume(run, config.checkpoints)
     parts = Parts(
@@ -143,7 +143,7 @@ def _keep(
     groups: Sequence[GrownGroup],
     credits: Sequence[Credit | None],
 ) -> None:
-    """Append the groups to the rollout log, their trees where the iteration's are kept, and what the gate last said."""
+    """Append the groups to the rollout log, their trees if the iteration's are kept, and the gate's last decisions."""
     kept = [
         _kept_tree(f"{iteration}.{number}", iteration, group, credit)
         for number, (group, credit) in enumerate(zip(groups, credits, strict=True))
@@ -203,6 +203,6 @@ def _check(run: RunDirectory, policy: Policy, tasks: Sequence[Environment], conf
 
 
 def keep_held_out(run: RunDirectory, iteration: int, summary: dict[str, Any]) -> None:
-    """Append what every held-out task gave at the check after `iteration`."""
+    """Append the outcome of every held-out task at the check after `iteration`."""
     rows = [{"iteration": iteration, "task": row["task"], "rewards": row["rewards"]} for row in summary["outcomes"]]
     run.append(HELD_OUT, rows)

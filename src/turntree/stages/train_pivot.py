@@ -39,10 +39,10 @@ from turntree.training.pivot import Check, Checked, Pivot, PivotGroup, Trained, 
 
 
 def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
-    """Train; the policy lies in `out/model`, the curves in `out/metrics.jsonl`, how every pivot fared in
+    """Train; the policy lies in `out/model`, the curves in `out/metrics.jsonl`, the pass rate of every pivot in
     `out/pass_rates.jsonl`, the groups of every step in `out/trees.jsonl`, outcomes of held-out games in
-    `out/held_out.jsonl`, the bill in `out/cost.json`. An unfinished run of the same configuration and contents in `out`
-    goes on; any other is refused unless `overwrite`."""
+    `out/held_out.jsonl`, the cost in `out/cost.json`. An unfinished run of the same configuration and contents in `out`
+    is resumed; any other is refused unless `overwrite`."""
     config = parts.resolved(config)
     loggers.check(config.loggers)
     header, rows = PIVOTS.read(Path(config.pivots))
@@ -94,7 +94,7 @@ def _train(
     check: Check | None,
     config: TrainPivotConfig,
 ) -> Trained:
-    """Train from where the run stands to its end, and write what it made; the bill last."""
+    """Train from the run's current state to its end, and write the results; the cost last."""
     reference = policy.reference()  # before a checkpoint is put into the model
     checkpoints, done = resume(run, config.checkpoints)
     measured = config.train.loss.kl_coefficient > 0
@@ -196,7 +196,8 @@ def _pivots(
 
 
 def _require_profiled_alike(config: TrainPivotConfig, header: dict[str, Any], policy: Policy) -> None:
-    """Raise `InputError`, naming all that differs, unless training samples at its start what the profile sampled."""
+    """Raise `InputError`, naming all differences, unless training begins with the policy and sampling of the
+    profile."""
     profiled, trained = dict(header["sampling"]), to_mapping(config.train.sampling)
     if trained["max_tokens"] > profiled["max_tokens"] and not header["cut"]:
         profiled.pop("max_tokens")  # no rollout reached the limit, so a higher one changes nothing
@@ -213,8 +214,8 @@ def _require_profiled_alike(config: TrainPivotConfig, header: dict[str, Any], po
 
 
 def _verifier(config: TrainPivotConfig, header: dict[str, Any]) -> Part:
-    """The named verifier, or that of the profile. Code runs only where the user names it: a file that does is refused,
-    without importing anything."""
+    """The named verifier, or that of the profile. Code runs only if the user names it: code that is named only by a
+    file is refused, without importing anything."""
     source = Part.from_value(header["verifier_source"], "verifier_source")
     if config.verifier is None and not is_registered(source):
         raise InputError(

@@ -1,4 +1,4 @@
-"""Which verifier judges turns: a part (`core.parts`, kind `verifiers`), by a registered name or `module:object`."""
+"""The verifier of turns: a part (`core.parts`, kind `verifiers`), by a registered name or `module:object`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ def is_registered(verifier: Part) -> bool:
 @contextlib.contextmanager
 def open_verifier(verifier: Part, environment: Part | None = None) -> Iterator[TurnVerifier]:
     """The verifier, closed after the block where it can be. `environment` is the one that a verifier may play actions
-    in. A function of the user's is wrapped (`UserVerifier`), and so is the `judge` of an object: what it raises is
-    counted and no reward. Raises `InputError` for what is no verifier and `ConfigError` for an unknown option."""
+    in. A user's function is wrapped (`UserVerifier`), and so is the `judge` of an object: an exception is counted and
+    gives no reward. Raises `InputError` for an object that is not a verifier and `ConfigError` for an unknown
+    option."""
     loaded = parts.load("verifiers", verifier.name)
     built = loaded.build(verifier.options, {"environment": environment})
     with contextlib.closing(built) if hasattr(built, "close") else contextlib.nullcontext():

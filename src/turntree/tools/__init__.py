@@ -1,1 +1,1 @@
-"""Above floor 2: what a policy may call. Every call is cached, bounded, counted, and fails as a failure."""
+"""Above floor 2: the tools of a policy. Calls are cached, limited in time and counted; a failure is a typed result."""

@@ -24,7 +24,7 @@ class Document:
 def read_documents(path: Path) -> Iterator[Document]:
     """The documents of a `.jsonl` file (`text`, and `id` and `title` if it has them), of a text file (its name is the
     title), or of every such file below a folder, in order of path. Raises `InputError` naming file, line and field;
-    an empty document is an error too, because nothing could ever find it.
+    an empty document is an error too, because a search cannot find it.
     """
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix in (".jsonl", *_TEXT))

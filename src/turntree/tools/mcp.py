@@ -99,7 +99,7 @@ class McpTool:
         self._portal, self._client = portal, client
 
     def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolOutput:
-        """What the tool calls an error of its own is an answer (which is not kept); one of the protocol is raised."""
+        """A tool's own error is an answer (which is not cached); an error of the protocol is raised."""
         return _output(
             self._portal.call(
                 lambda: self._client.call_tool(self.spec.name, dict(arguments), read_timeout_seconds=seconds)

@@ -14,8 +14,8 @@ from turntree.environments.pool import Answer, Session
 
 
 class ThreadPool:
-    """`EnvironmentPool` whose calls run in `threads` threads of this process, so that a slow tool keeps only its own
-    session waiting and the engine works on.
+    """`EnvironmentPool` whose calls run in `threads` threads of this process, so that a slow tool delays only its own
+    session while the engine works.
 
     For environments whose calls return by themselves, as those of a `ToolRuntime` do: a thread cannot be killed.
     """
@@ -72,7 +72,7 @@ class ThreadPool:
 
     def close(self, session: Session) -> int:
         del self._homes[session]
-        return self._calls.pop(session, 0)  # it is not called back: what it does in its thread is done and counted
+        return self._calls.pop(session, 0)  # a running call cannot be cancelled: it ends in its thread and is counted
 
     def _home(self, session: Session) -> Session:
         self._homes[session] = InlinePool()

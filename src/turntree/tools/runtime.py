@@ -73,9 +73,9 @@ class ToolRuntimeConfig:
     concurrent: int = 64
     """Executions that run at once."""
     output_chars: int = 8000
-    """Most characters that the policy is told."""
+    """Most characters of an answer."""
     cached_answers: int = 100_000
-    """Answers of pure tools that are kept."""
+    """Number of cached answers of pure tools."""
 
     def __post_init__(self) -> None:
         if self.seconds <= 0 or min(self.retries, self.pause_seconds, self.cached_answers) < 0:
@@ -86,7 +86,7 @@ class ToolRuntimeConfig:
 
 @dataclass(frozen=True)
 class _Ended:
-    """How a call ended, for all who wait for it."""
+    """How a call ended, shared by all its callers."""
 
     text: str
     failed: bool
@@ -100,7 +100,7 @@ class ToolRuntime:
     and whenever; a slow call delays its own callers only; `call` returns within the time limits whatever a tool does
     and its schema declares; a failure is a typed result, shared with those who wait for it and never kept.
 
-    Raises `ConfigError` for a tool whose parameters are no JSON schema, or refer to anything outside of it.
+    Raises `ConfigError` for a tool whose parameters are not a JSON schema, or refer to anything outside it.
     """
 
     def __init__(self, tools: Iterable[Tool], config: ToolRuntimeConfig | None = None) -> None:
@@ -126,7 +126,7 @@ class ToolRuntime:
         return tuple(tool.spec.to_chat() for tool in self._tools.values())
 
     def call(self, call: ToolCall) -> ToolResult:
-        """Answer one call, waiting for it. Never raises for what a policy or a tool does."""
+        """Answer one call, waiting for it. Never raises for errors of a policy or a tool."""
         started = time.perf_counter()
         tool = self._tools.get(call.name)
         try:
@@ -198,8 +198,8 @@ class ToolRuntime:
         return _Ended(f"{tool.spec.name}: {reasons[-1]}{tried}", failed=True, final=False)
 
     def _attempt(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolOutput | str:
-        """The output, or why there is none. A thread of its own makes the limit real: a tool that does not return is
-        left behind, and its place given to others."""
+        """The output, or why there is none. The tool runs in its own thread to enforce the limit: one that does not
+        return is abandoned, and its place is freed."""
         answer: Future[ToolOutput] = Future()
 
         def work() -> None:

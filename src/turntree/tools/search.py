@@ -83,7 +83,7 @@ class SearchIndex:
     """An index that `build_index` made, opened read-only; any number of threads may search it."""
 
     def __init__(self, path: Path) -> None:
-        """Raises `InputError` for a file that is no index, or one of another version."""
+        """Raises `InputError` for a file that is not an index, or is one of another version."""
         if not path.is_file():
             raise InputError("no such file", path=path, hint="make it with 'turntree index build'")
         self._uri = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
@@ -108,7 +108,7 @@ class SearchIndex:
         self.close()
 
     def search(self, query: str, count: int = 5) -> list[Found]:
-        """The `count` best documents for any words of `query`; nothing in it has a meaning to the engine but words.
+        """The `count` best documents for any words of `query`; only its words count, not the operators of FTS5.
         Equal scores stand in the order of the corpus."""
         expression = match_expression(query)
         if not expression:

@@ -1,4 +1,4 @@
-"""What a tool is, and what a call of one comes to."""
+"""The protocol of tools, and the results of calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ToolSpec:
 
 @dataclass(frozen=True)
 class ToolOutput:
-    """`final` False: it may come out otherwise another time (a time limit was hit), so it is not kept."""
+    """`final` False: another execution may give another answer (a time limit was hit), so it is not cached."""
 
     text: str
     final: bool = True
@@ -40,7 +40,7 @@ class Tool(Protocol):
 
     @property
     def version(self) -> str:
-        """Whatever else the answer depends on (the hash of an index, the limits of a sandbox)."""
+        """Everything else that the answer depends on (the hash of an index, the limits of a sandbox)."""
         ...
 
     @property
@@ -49,15 +49,15 @@ class Tool(Protocol):
         ...
 
     def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolOutput:
-        """Answer within about `seconds`; raise whatever kept it from answering. What a policy got wrong is an answer,
-        not an exception."""
+        """Answer within about `seconds`, or raise why it could not. A policy's mistake is an answer, not an
+        exception."""
         ...
 
 
 class ToolStatus(StrEnum):
     ANSWERED = "answered"
-    REFUSED = "refused"  # the policy's mistake (no such tool, wrong arguments): it is told, nothing is executed
-    FAILED = "failed"  # nobody's mistake that the policy could have avoided: the rollout is censored
+    REFUSED = "refused"  # the policy's mistake (no such tool, wrong arguments): the answer says so, nothing is executed
+    FAILED = "failed"  # not the policy's mistake: the rollout is censored
 
 
 class ToolSource(StrEnum):
@@ -71,7 +71,7 @@ class ToolSource(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ToolResult:
-    """`text` is what the policy is told; of a failure, the reason. `seconds` is how long the caller waited."""
+    """`text` is the answer for the policy; for a failure, the reason. `seconds` is how long the caller waited."""
 
     text: str
     status: ToolStatus

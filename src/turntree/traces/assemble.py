@@ -29,13 +29,13 @@ _ERRORS = ("error", "traceback (most recent call last)")  # how the text of a fa
 
 @dataclass(frozen=True)
 class Assembled:
-    """`turns` = candidates of the trace + its skipped turns + `lost` ones (where a malformed message cut it off, or
-    the format left them out)."""
+    """`turns` = candidates of the trace + its skipped turns + `lost` turns (after a malformed message, or left out by
+    the format)."""
 
     trace: Trace | None
     turns: int
     merged_messages: int
-    cut: str | None  # what the malformed message was that the trace ends before
+    cut: str | None  # the kind of malformed message that ended the trace
     lost: Counter[str] = field(default_factory=Counter[str])
 
 
@@ -92,12 +92,12 @@ def assemble(
 
 
 def count_turns(row: ChatRow) -> int:
-    """The agent's turns of a row, whether or not they can be read."""
+    """The number of the agent's turns in a row, readable or not."""
     return sum(turn.is_assistant for turn in _turns(row.messages)) + row.left_out.total()
 
 
 def _skipped(turns: Sequence[_Turn], messages: Sequence[Message], rule: Rule) -> dict[str, str]:
-    """Assistant turn index as text -> why the source, or the rule of its domain, keeps the turn from being learned."""
+    """Assistant turn index as text -> why the source, or the rule of its domain, excludes the turn from training."""
     skip: dict[str, str] = {}
     number = 0
     for i, (turn, message) in enumerate(zip(turns, messages, strict=True)):
@@ -141,7 +141,7 @@ def _trace(
         history = kept if cut else kept - 1  # a cut row has lost the turn that it demonstrates
         skip = {str(i): PIVOT_HISTORY for i in range(history)} | skip
     marked = meta.get("skip_turns") or {}
-    if skip and isinstance(marked, dict):  # what is no object is refused by `skipped_turns`
+    if skip and isinstance(marked, dict):  # `skipped_turns` refuses anything but an object
         meta["skip_turns"] = skip | marked
     if cut:
         meta["cut"] = cut

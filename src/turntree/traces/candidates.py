@@ -1,6 +1,6 @@
 """Pivot candidates: every assistant turn of a trace with the history before it (PivotRL, Eq. 3).
 
-A turn that cannot be learned from, or whose state the policy would never meet, is no candidate; it stays in the
+A turn that cannot be trained on, or whose state the policy would never meet, is not a candidate; it stays in the
 history of later turns and is counted under one reason. Law: candidates plus skipped turns are all assistant turns.
 """
 
@@ -25,19 +25,19 @@ _SEARCH = frozenset(
 
 
 class SkipReason(StrEnum):
-    """Why an assistant turn is no candidate; the first that holds, in this order."""
+    """Why an assistant turn is not a candidate; the first reason that holds, in this order."""
 
     EMPTY_TURN = "empty_turn"  # no text and no calls
-    UNDECLARED_TOOL = "undeclared_tool"  # the trace declares tools, and this call is of none of them
+    UNDECLARED_TOOL = "undeclared_tool"  # the trace declares tools, but not the one called here
     NO_PROMPT = "no_prompt"  # neither a system nor a user message comes before: the task was not recorded
     CANNED_OPENING = "canned_opening"  # text before the first user message, as harnesses put it in
     AFTER_ASSISTANT = "after_assistant"  # follows another assistant turn directly
-    UNANSWERED_CALL = "unanswered_call"  # a call has no result, although the episode went on
+    UNANSWERED_CALL = "unanswered_call"  # a call has no result, although the episode continued
     RESULT_WITHOUT_CALL = "result_without_call"  # a tool result follows that answers none of the calls
 
 
 def candidates(trace: Trace) -> list[TurnState]:
-    """The turns of `trace` worth a state, in order. Raises `InputError` for a malformed `meta["skip_turns"]`."""
+    """The candidate turns of `trace`, in order. Raises `InputError` for a malformed `meta["skip_turns"]`."""
     skipped = skipped_turns(trace)
     return [
         TurnState(
@@ -54,7 +54,7 @@ def candidates(trace: Trace) -> list[TurnState]:
 
 
 def skipped_turns(trace: Trace) -> dict[int, str]:
-    """Assistant turn index -> why it is no candidate: a mark in `meta["skip_turns"]`, else a `SkipReason`."""
+    """Assistant turn index -> why it is not a candidate: a mark in `meta["skip_turns"]`, else a `SkipReason`."""
     marked = _marked(trace)
     names = tool_names(trace.tools)
     skipped: dict[int, str] = {}
@@ -66,7 +66,7 @@ def skipped_turns(trace: Trace) -> dict[int, str]:
 
 
 def rule_reason(rule: str, turn: Message, acts: Sequence[str], failed: bool) -> str | None:
-    """Why the paper's rule for the domain (appendix A.2) makes `turn` no candidate; None where it does not.
+    """Why the paper's rule for the domain (appendix A.2) excludes `turn` from the candidates; None where it does not.
 
     `acts` are the kinds of action that its text holds ("tool", "bash", "search"), besides those of its calls, which
     their names tell; `failed` says that the answer to it reported an error.
@@ -88,7 +88,7 @@ def _kinds(name: str) -> set[str]:
 
 
 def count_skipped(traces: Iterable[Trace]) -> Counter[str]:
-    """How many turns of all traces are no candidates, by reason."""
+    """The number of turns in all traces that are not candidates, by reason."""
     return Counter(reason for trace in traces for reason in skipped_turns(trace).values())
 
 

@@ -1,9 +1,9 @@
-"""Import what people have (`traces.formats`) into traces and a report that adds up.
+"""Import source files (`traces.formats`) into traces, with a report whose counts add up.
 
 Policy. A malformed row (a damaged line, an unknown key, arguments that are not JSON, no assistant turn) stops the
-import with its file, line and field. With `on_error="drop"` it is dropped and counted; a malformed *message* then
-ends its trace early, because later turns would have a history that never was. Turns that are well-formed but no
-candidates (`candidates.SkipReason`) never stop anything; they are counted, and stay in the history of later turns.
+import with its file, line and field. With `on_error="drop"` it is dropped and counted; a malformed *message* then ends
+its trace early, because the history of later turns would be wrong. Well-formed turns that are not candidates
+(`candidates.SkipReason`) never stop the import; they are counted, and stay in the history of later turns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TRACE_DROPPED = "in_dropped_trace"
 
 @dataclass
 class ImportReport:
-    """What an import read, kept and left behind. Laws (tests/traces/test_chat.py):
+    """What an import read, kept and dropped. Laws (tests/traces/test_chat.py):
 
     traces_read = traces_kept + sum(dropped_traces); turns_read = turns_kept + sum(dropped_turns), where turns_kept
     are exactly the candidates of the kept traces. A row whose messages could not be read has no turns to count.
@@ -66,7 +66,7 @@ class ImportReport:
         return cls(**fields)
 
     def summary(self) -> str:
-        """Two lines for people."""
+        """A summary in two lines."""
         return "\n".join(
             f"{name}: {kept} of {read} kept" + "".join(f", {n} {reason}" for reason, n in sorted(dropped.items()))
             for name, kept, read, dropped in (
@@ -122,11 +122,11 @@ def stream_chat(
 
     `format` is a part (`traces.formats`); "auto" asks every registered format whether it knows the row. `success_only`
     drops traces that failed or whose outcome is unknown, counted apart. `unknown_keys="keep"` carries unknown keys of
-    chat rows in `meta["extra"]`; what other formats do not know is counted in `ignored`. `domain` is given to rows
-    that name none, and `tools` (declarations in chat form) to rows that declare none. `candidates` is the rule by
-    which turns become candidates ("auto": that of the format). Rows equal in id and content are kept once and
-    counted; one id with two contents is malformed. `after_row` hears the number of rows read; an import that was
-    interrupted goes on from what it kept then (`done`).
+    chat rows in `meta["extra"]`; what other formats do not know is counted in `ignored`. `domain` is given to rows that
+    name none, and `tools` (declarations in chat form) to rows that declare none. `candidates` is the rule by which
+    turns become candidates ("auto": that of the format). Rows equal in id and content are kept once and counted; one id
+    with two contents is malformed. `after_row` is called with the number of rows read; an interrupted import resumes
+    from what it had kept (`done`).
     """
     kinds = (("on_error", on_error, OnError), ("unknown_keys", unknown_keys, UnknownKeys))
     for name, value, kind in (*kinds, ("candidates", candidates, CandidateRule)):
@@ -150,7 +150,7 @@ def stream_chat(
 
 @dataclass(frozen=True)
 class Done:
-    """What an interrupted import had done: the rows that it had read, its report, and the traces that it had kept."""
+    """The state of an interrupted import: the number of rows read, its report, and the traces kept."""
 
     rows: int
     report: ImportReport
@@ -174,7 +174,7 @@ class _Options:
 
 @contextlib.contextmanager
 def _shown(file: SourceFile) -> Iterator[None]:
-    """Errors name the file as a person knows it: inside an archive it has another path."""
+    """Errors name the file as the user named it; inside an archive the actual path differs."""
     try:
         yield
     except InputError as error:
@@ -264,7 +264,7 @@ def _why_not(built: Assembled, known: Known, success_only: bool) -> tuple[str | 
         if before == content:
             return "duplicate", content
         problem = f"{trace.id!r} names another trace already ({first})"
-        raise RowRefused("duplicate_id", problem, field="id", hint="give every trace an id of its own")
+        raise RowRefused("duplicate_id", problem, field="id", hint="give every trace its own id")
     return None, content
 
 

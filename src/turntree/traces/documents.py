@@ -1,8 +1,8 @@
-"""One JSON document read row by row: what is held is one row, not the document.
+"""One JSON document read row by row: only one row is held in memory.
 
-The document is cut at the brackets of its rows, and every row is parsed by `parse_json` as everything else is: the
-same strictness, the same errors. (ijson would be a second reading of JSON, which lets NaN, endless nesting and half
-characters pass.)
+The document is cut at the brackets of its rows, and every row is parsed by `parse_json` as everything else is: the same
+strictness, the same errors. (ijson would be a second JSON parser, which accepts NaN, unlimited nesting and lone
+surrogates.)
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _value(raw: bytes) -> Any:
 
 
 class _Scanner:
-    """Reads a file forward and cuts values out of it. Raises `InputError` where it is cut off or is no JSON."""
+    """Reads a file forward and cuts values out of it. Raises `InputError` where it is cut off or is not JSON."""
 
     def __init__(self, path: Path) -> None:
         self._chunks = read_chunks(path)
@@ -206,7 +206,7 @@ class _Scanner:
         return value
 
     def _more(self) -> bool:
-        """Read on; what was consumed is let go. Moves `_at`."""
+        """Read more and drop what was consumed. Moves `_at`."""
         chunk = next(self._chunks, b"")
         del self._buffer[: self._at]
         self._at = 0

@@ -60,7 +60,7 @@ class Readers:
             yield replace(row, environment_info=info)
 
     def read(self, row: SourceRow, formats: Counter[str]) -> Iterator[ChatRow | InputError | None]:
-        """The row in chat shape, several where it holds several traces; None for one that its format leaves out, an
+        """The row in chat shape, several if it holds several traces; None for a row that its format leaves out, an
         error for one that it cannot read. Counts the format."""
         value = row.value
         if isinstance(value, InputError):
@@ -128,7 +128,7 @@ class Readers:
 
 @functools.cache
 def _registered() -> dict[str, Told]:
-    """How each registered format is told: they are looked up once a process."""
+    """How each registered format is recognised; looked up once per process."""
     found = {name: told(parts.load("trace_formats", name).target) for name in parts.names("trace_formats")}
     return {name: how for name, how in found.items() if how is not None}
 

@@ -1,7 +1,7 @@
 """The trace record, `turntree.trace/1`: one demonstrated episode and what is known about it (docs/traces.md).
 
 On disk: JSON lines. The first line is a header, `{"schema": "turntree.traces/1", ...}`; every further line is one
-trace. Reading is strict: what this version does not know is an error with its file, line and field, never skipped.
+trace. Reading is strict: an unknown key is an error with its file, line and field, and is never skipped.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Trace:
 
     def __post_init__(self) -> None:
         if not self.id:
-            raise InputError("is empty", field="id", hint="give every trace an id of its own")
+            raise InputError("is empty", field="id", hint="give every trace its own id")
         if not any(message.role == "assistant" for message in self.messages):
             raise InputError("hold no assistant turn", field="messages", hint="a trace demonstrates at least one turn")
         if self.split is not None and self.split not in SPLITS:
@@ -121,7 +121,7 @@ def read_traces(path: str | Path) -> Iterator[Trace]:
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
-    """The first line of a trace file: its schema and what its writer said about it."""
+    """The first line of a trace file: its schema and the writer's metadata."""
     return next(_rows(path))[1]
 
 
@@ -199,7 +199,7 @@ def _check_schema(found: Any, expected: str) -> None:
 def _check_unique(trace_id: str, ids: dict[str, int], line: int, path: str | Path) -> None:
     if trace_id in ids:
         problem = f"{trace_id!r} is already the trace of line {ids[trace_id]}"
-        raise InputError(problem, path=path, line=line, field="id", hint="give every trace an id of its own")
+        raise InputError(problem, path=path, line=line, field="id", hint="give every trace its own id")
     ids[trace_id] = line
 
 

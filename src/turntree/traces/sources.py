@@ -1,7 +1,7 @@
-"""The rows of what a person names: a file of JSON lines or text, one JSON document, a folder or an archive of them.
+"""The rows of a source: a file of JSON lines or text, one JSON document, a folder or an archive of them.
 
-A document (a list of rows, one row, a tau2 result) is told by its name or by its first line, which is no whole value,
-and is read row by row (`traces.documents`).
+A document (a list of rows, one row, a tau2 result) is recognised by its name or by a first line that is not a complete
+value, and is read row by row (`traces.documents`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SourceRow:
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of rows. `shown` names it to people; `info` is that of a tau2 result of which it is one simulation."""
+    """One file of rows. `shown` is its name in errors; `info` is that of the tau2 result that it belongs to."""
 
     path: Path
     shown: Path
@@ -85,7 +85,7 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def is_text(path: Path) -> bool:
-    """Whether a file begins like no JSON does: it holds text."""
+    """Whether a file is text: its beginning cannot be JSON."""
     return next(read_chunks(path, 1 << 12), b"").lstrip(b"\xef\xbb\xbf \t\r\n")[:1] not in (b"{", b"[", b"")
 
 
@@ -108,7 +108,7 @@ def _members(path: Path, ignored: Counter[str]) -> Iterator[SourceFile]:
     except FileNotFoundError as error:
         raise InputError("does not exist", path=path, hint="check the path") from error
     except (tarfile.TarError, *DAMAGED) as error:
-        raise InputError(f"is no readable tar archive ({error})", path=path, hint="copy it again") from error
+        raise InputError(f"is not a readable tar archive ({error})", path=path, hint="copy it again") from error
 
 
 def _is_file(path: Path, ignored: Counter[str]) -> bool:

@@ -1,4 +1,4 @@
-"""Splits by trajectory: a pure function of (seed, group), so that no two turns of one group are ever apart.
+"""Splits by trajectory: a pure function of (seed, group), so that all turns of a group are in one split.
 
 The group of a trace is `Trace.group`: a task or a trajectory, several traces of which may be in the data.
 """

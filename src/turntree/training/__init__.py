@@ -1,1 +1,1 @@
-"""From credited trees to new weights: pack every unique token once, score, lose, step."""
+"""From credited trees to new weights: pack every unique token once, compute log-probabilities and loss, step."""

@@ -1,13 +1,11 @@
 """Attention over packed trees through Transformers' `AttentionInterface`: any decoder that uses it runs unpatched.
 
-Slot q sees slot k iff `k <= q < last[k]`. Three layouts compute that:
-    dense   SDPA with the boolean mask [B, 1, L, L]; also what a model on stock "sdpa" gets
-    blocks  SDPA per block of consecutive queries, over only the keys that some query of the block sees. In depth-first
-            order those are the path above the block and the block itself, so a long prompt costs its causal half and
-            its siblings never meet each other's keys
-    flex    FlexAttention with a block mask (CUDA; on CPU it has no backward pass)
-A model on `TREE_SDPA` gets whichever of the first two costs less for the batch, one on `TREE_FLEX` the third. Without
-a tree in the call both are stock SDPA, so the same model samples as before.
+Slot q sees slot k iff `k <= q < last[k]`. Three layouts compute that: dense   SDPA with the boolean mask [B, 1, L, L];
+    also what a model on stock "sdpa" gets blocks  SDPA per block of consecutive queries, over only the keys that some
+    query of the block sees. In depth-first order those are the path above the block and the block itself, so a long
+    prompt costs its causal half and siblings never compute scores with each other's keys flex    FlexAttention with a
+    block mask (CUDA; on CPU it has no backward pass) With `TREE_SDPA` the cheaper of the first two is chosen for each
+    batch; `TREE_FLEX` is the third. A call without a tree runs stock SDPA, so the same model can sample.
 
 Shape suffixes as in `training.packing`; H heads, Q queries and K keys of a block, E width of a head.
 """
@@ -58,7 +56,7 @@ Blocks = tuple[tuple[Block, ...], ...]  # of every row
 
 
 def set_tree_attention(model: PreTrainedModel, backend: Literal["sdpa", "flex_attention"] = "sdpa") -> None:
-    """Let `model` attend over packed trees at their own cost. It samples and scores flat rows as under "sdpa".
+    """Set `model` to attend over packed trees efficiently. Flat rows are sampled and scored as with "sdpa".
 
     Raises `ConfigError` for FlexAttention off CUDA, and for a decoder that does not use `AttentionInterface`.
     """
@@ -67,7 +65,7 @@ def set_tree_attention(model: PreTrainedModel, backend: Literal["sdpa", "flex_at
     name = TREE_FLEX if backend == "flex_attention" else TREE_SDPA
     model.set_attn_implementation(name)
     if model.config._attn_implementation != name:
-        raise ConfigError(f"{type(model).__name__} has an attention of its own", field="attention", hint="use sdpa")
+        raise ConfigError(f"{type(model).__name__} has its own attention code", field="attention", hint="use sdpa")
 
 
 def layouts(model: PreTrainedModel) -> tuple[Layout, ...]:
@@ -84,7 +82,8 @@ def layouts(model: PreTrainedModel) -> tuple[Layout, ...]:
 
 
 def decoder_inputs(model: PreTrainedModel, batch: PackedBatch, layout: Layout | None = None) -> dict[str, Any]:
-    """The keyword arguments, beside the tokens, that make the decoder of `model` see each row of `batch` as its tree.
+    """The keyword arguments, besides the tokens, with which the decoder of `model` attends over each row of `batch` as
+    a tree.
 
     `layout` overrides the choice by cost, for `check_path_isolation`: "blocks" is then one block per chain.
     """
@@ -100,7 +99,7 @@ def decoder_inputs(model: PreTrainedModel, batch: PackedBatch, layout: Layout | 
     blocks_cost = sum(row.cost(*block) for row, blocks in zip(rows, bounds, strict=False) for block in blocks)
     if "dense" in allowed and (not bounds or dense_cost <= blocks_cost):
         return positions | {"attention_mask": batch.attention_mask()}
-    # A decoder that does not hand the keyword on to its attention sees nothing at all and fails the isolation check.
+    # A decoder that does not pass the keyword on to its attention loses the tree and fails the isolation check.
     nothing = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=batch.tokens_BL.device)
     blocks = tuple(
         tuple(_block(row, last_L, start, end, model.dtype) for start, end in found)
@@ -110,7 +109,7 @@ def decoder_inputs(model: PreTrainedModel, batch: PackedBatch, layout: Layout | 
 
 
 def tree_block_mask(batch: PackedBatch) -> BlockMask:
-    """The tree as FlexAttention reads it; only blocks of 128 x 128 that hold a visible pair are computed."""
+    """The block mask of the tree for FlexAttention; only blocks of 128 x 128 with a visible pair are computed."""
     last_BL = batch.last_BL
 
     def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:

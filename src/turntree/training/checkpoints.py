@@ -1,13 +1,13 @@
 """Checkpoints of a training run: whole or absent, bit for bit, without pickle.
 
 A checkpoint is a folder `step-00000040` with `weights.safetensors` (every trainable parameter), `optimizer.safetensors`
-(moments and step counts) and `state.json`: what the loop itself remembers (its step, its place in the data, what it
-spent), whose run it is, how far the run's logs had come, and checksums of all of it. It is written under a hidden
-name, flushed to disk and renamed, so that a process killed at any point leaves either the whole checkpoint or none. A
-flipped bit or a checkpoint of another run is refused.
+(moments and step counts) and `state.json`: the state of the loop (its step, its place in the data, its costs), the
+identity of the run, the length of the run's logs, and checksums of all of it. It is written under a hidden name,
+flushed to disk and renamed, so that a process killed at any point leaves either the whole checkpoint or none. A flipped
+bit or a checkpoint of another run is refused.
 
-No generator state is in it, because there is none: every draw is keyed by what it is for (`core.seeds`), so a loop
-that knows its step knows its draws. The frozen reference is not in it either: a resumed stage loads it anew.
+There is no generator state to save: every draw is keyed by its purpose (`core.seeds`), so the step determines the
+draws. The frozen reference is not saved either; a resumed stage loads it again.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from turntree.training.optimizer import Optimizer
 
 SCHEMA = "turntree.checkpoint/2"
 _WEIGHTS, _OPTIMIZER, _STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
-_GO_ON = "delete its folder to go on from the checkpoint before"
+_GO_ON = "delete its folder to resume from the checkpoint before"
 
 
 class Checkpoints:
-    """The checkpoints of one run, in `folder`. With `run` they belong to its identity and know how far its logs had
-    come. `clock` tells seconds."""
+    """The checkpoints of one run, in `folder`. With `run` they record its identity and the length of its logs. `clock`
+    returns seconds."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Checkpoints:
                 partial.rename(checkpoint_path(self.folder, step))
                 _flush(self.folder)
         finally:
-            shutil.rmtree(partial, ignore_errors=True)  # what a full disk cut off
+            shutil.rmtree(partial, ignore_errors=True)  # partial files after a full disk
         self._saved = self._clock()
         for old in sorted(saved_steps(self.folder))[: -self.config.keep]:
             shutil.rmtree(checkpoint_path(self.folder, old))
@@ -100,7 +100,7 @@ class Checkpoints:
             _flush(path)
 
     def restore(self, model: Module, optimizer: Optimizer) -> dict[str, Any] | None:
-        """Put the newest checkpoint into `model` and `optimizer` and return its state; None where there is none.
+        """Load the newest checkpoint into `model` and `optimizer` and return its state; None without a checkpoint.
         Raises `InputError` for one that is damaged, of another run or of another model."""
         held = self.held()
         if held is None:
@@ -108,15 +108,15 @@ class Checkpoints:
         folder = checkpoint_path(self.folder, held["state"]["step"])
         for name, wanted in held["files"].items():
             if (folder / name).exists() and file_digest(folder / name)[0] != wanted:
-                problem = "cannot be read back as it was written: its checksum differs"
+                problem = "is damaged: its checksum differs"
                 raise InputError(problem, path=folder / name, hint=_GO_ON)
         _copy(_load(folder / _WEIGHTS), trainable(model), folder / _WEIGHTS)
         optimizer.load_tensors(_load(folder / _OPTIMIZER))
         return held["state"]
 
     def held(self) -> dict[str, Any] | None:
-        """What `state.json` of the newest checkpoint holds; None where there is none. Raises `InputError` where it is
-        damaged or of another run."""
+        """The contents of the newest checkpoint's `state.json`; None without a checkpoint. Raises `InputError` where it
+        is damaged or of another run."""
         step = self.latest()
         if step is None:
             return None
@@ -133,7 +133,7 @@ class Checkpoints:
         return held
 
     def finish(self) -> None:
-        """The run is finished: remove all of them, but the last where the run could be extended from it."""
+        """The run is finished: remove all checkpoints, except the last where the run can be extended from it."""
         if self._run is not None:
             self._run.drop_checkpoints(keep_last=self._keeps_last)
 
@@ -141,8 +141,8 @@ class Checkpoints:
 def extent(
     key: str, total: int, optimizer: OptimizerConfig, *, steps: int | None = None, keep_trees: int | None = None
 ) -> Extent:
-    """That of a training run whose `key` is `total`, which makes `steps` steps (default: as many). All that depends on
-    the total before the last step is reached is named here."""
+    """The extent of a training run whose `key` is `total`, which gives `steps` steps (default: `total`). Everything
+    that depends on the total before the last step is checked here."""
     fixed = None
     if optimizer.schedule != "constant":
         fixed = f"its learning rate was lowered over all of it (schedule {optimizer.schedule!r})"
@@ -152,14 +152,14 @@ def extent(
 
 
 def resume(run: RunDirectory, config: CheckpointConfig) -> tuple[Checkpoints, int]:
-    """The checkpoints of `run` and the step of the newest (0: none), with the logs cut back to it. Says so."""
+    """The checkpoints of `run` and the step of the newest (0: none), with the logs cut back to it. Prints a notice."""
     checkpoints = Checkpoints(run.checkpoints, config, run)
     held = checkpoints.held()
     run.rewind(None if held is None else held["logs"])
     if held is None:
         return checkpoints, 0
     done = int(held["state"]["step"])
-    notice(f"{run.path} goes on after step {done}")
+    notice(f"{run.path} resumes after step {done}")
     return checkpoints, done
 
 
@@ -170,7 +170,7 @@ def trainable(model: Module) -> dict[str, Tensor]:
 
 def _copy(saved: dict[str, Tensor], into: dict[str, Tensor], path: Path) -> None:
     if {name: value.shape for name, value in saved.items()} != {name: value.shape for name, value in into.items()}:
-        raise InputError("holds the weights of another model", path=path, hint="pass --overwrite to start anew")
+        raise InputError("holds the weights of another model", path=path, hint="pass --overwrite to start again")
     with torch.no_grad():
         for name, value in saved.items():
             into[name].copy_(value)
@@ -185,12 +185,12 @@ def _load(path: Path) -> dict[str, Tensor]:
 
 
 def _digest(held: dict[str, Any]) -> str:
-    """Of JSON values, whatever the order and the type of their keys."""
+    """Equality of JSON values, independent of the order and type of their keys."""
     return digest(json.dumps(json.loads(json.dumps(held)), sort_keys=True).encode())
 
 
 def _flush(path: Path) -> None:
-    """Onto the disk, contents or (for a folder) names."""
+    """Sync a file's contents or a folder's entries to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

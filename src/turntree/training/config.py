@@ -1,4 +1,4 @@
-"""How training learns, as plain values. Without torch, so that the command line can read it without it.
+"""Configuration of training, as plain values. It does not import torch, so that the command line starts fast.
 
 The line of text below a field is its documentation: `turntree config` and `--help` show it.
 """
@@ -24,12 +24,14 @@ FEWEST_STATES = 8  # of a kind of action, below which a check is no evidence
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """No weight decay: it would pull a post-trained policy away from its start for no reason given by data."""
+    """AdamW without weight decay, which would pull a post-trained policy away from its start without evidence from
+    data."""
 
     learning_rate: float = 1e-5
     """AdamW's step size. The embedded tiny policies want 3e-4 to 5e-4."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """0.95 forgets a large gradient within some twenty steps, which suits runs of tens to hundreds of steps."""
+    """Decay rates of AdamW's moments. With 0.95 a large gradient fades within about twenty steps, which suits runs of
+    tens to hundreds of steps."""
     eps: float = 1e-8
     """Added to the denominator of AdamW."""
     weight_decay: float = 0.0
@@ -39,9 +41,9 @@ class OptimizerConfig:
     schedule: Literal["constant", "cosine"] = "constant"
     """After warm-up: hold the learning rate, or lower it to `final_fraction` of it at the last step."""
     final_fraction: float = 0.1
-    """Of "cosine": the fraction of the learning rate that is left at the last step."""
+    """For "cosine": the learning rate at the last step as a fraction of `learning_rate`."""
     max_grad_norm: float = 1.0
-    """Longer gradients are scaled down to this norm."""
+    """Gradients with a larger norm are scaled down to this norm."""
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "eps"):
@@ -83,15 +85,15 @@ class LossConfig:
     kl_coefficient: float = 0.01
     """Weight of the KL term towards the starting policy; 0 switches it off."""
     kl: Literal["k1", "k2", "k3", "full"] = "k2"
-    """The KL estimator (`training.losses` tells them apart by their gradients)."""
+    """The KL estimator (`training.losses` describes their gradients)."""
     kl_on_zero_variance: bool = True
     """Whether trees without reward variance still pull towards the reference."""
     normalizer: Normalizer = "tokens"
     """What the loss is divided by: trained tokens, rollouts, or the number `constant`."""
     constant: float | None = None
-    """Of normalizer "constant": the loss divides by this many trained tokens."""
+    """For normalizer "constant": the number of trained tokens that the loss is divided by."""
     old_logprobs: Literal["auto", "trainer", "engine"] = "auto"
-    """Whose numbers pi_old is: the engine's, the trainer's before the update, or the trainer's wherever the two can
+    """Source of pi_old: the engine, the trainer before the update, or (auto) the trainer wherever the two can
     differ."""
     importance_cap: float = 2.0
     """Bounds exp(old - sampling), which is 1 with the engine's log-probabilities."""
@@ -131,17 +133,17 @@ class LossConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """Without both rules a killed run starts over. None of it changes a result, so all may differ when a run is
-    resumed."""
+    """When to save checkpoints. With both intervals 0, a killed run starts over. No result depends on these, so they
+    may differ when a run is resumed."""
 
     every: int = 10
     """Steps between two checkpoints (0: never)."""
     every_seconds: float = 300.0
-    """A checkpoint at the end of a step where the last one is this old (0: never)."""
+    """Save at the end of a step if the last checkpoint is this old (0: never)."""
     keep: int = 2
-    """The newest ones that stay while the run is unfinished."""
+    """How many of the newest checkpoints are kept while the run is unfinished."""
     extendable: bool = True
-    """Keep the last one of a finished run, so that it can be extended, where its schedule allows that."""
+    """Keep the last checkpoint of a finished run, so that it can be extended, where its schedule allows that."""
 
     def __post_init__(self) -> None:
         if self.every < 0 or self.every_seconds < 0 or self.keep < 1:
@@ -153,13 +155,13 @@ class LoRAConfig:
     """Low-rank adaptation (Hu et al. 2021). There is no dropout: a policy must score as it samples."""
 
     rank: int = 16
-    """Of the two matrices of the adapter."""
+    """Rank of the adapter's two matrices."""
     alpha: int = 32
     """alpha over rank scales the adapter."""
     targets: tuple[str, ...] = ("all-linear",)
-    """Names of linear modules, or "all-linear": every one but the head."""
+    """Names of linear modules, or "all-linear": all except the head."""
     seed: int = 0
-    """Of the random half of the adapter; the other half begins at zero."""
+    """Seed of the adapter's random matrix; the other one begins at zero."""
 
     def __post_init__(self) -> None:
         if self.rank < 1 or self.alpha < 1:
@@ -179,7 +181,7 @@ class SFTConfig:
     max_tokens: int = 8192
     """Most padded positions of one forward pass."""
     seed: int = 0
-    """Of the order of the traces."""
+    """Seed of the order of the traces."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
     def __post_init__(self) -> None:
@@ -187,7 +189,7 @@ class SFTConfig:
             raise ConfigError("epochs and batch must be at least 1", field="epochs")
 
     def steps(self, examples: int) -> int:
-        """Optimizer steps over so many examples."""
+        """Optimizer steps for this number of examples."""
         return math.ceil(examples / self.batch) * self.epochs
 
 
@@ -196,14 +198,14 @@ class CurriculumConfig:
     """Off by default, as in the paper (PivotRL, Algorithm 1 draws from a fixed set).
 
     One visit at which everything succeeds is weak evidence: a pivot solved 80% of the time fills a group of 8 with
-    successes every sixth time. Anchors are saturated on purpose (they hold what is mastered in place), so they never
-    retire and are not replaced. DAPO draws until its batch is full and aborts beyond a bound; here what is missing
-    after the last round is filled with the groups at hand, so a step always trains on as many. The policy pays for
-    every replaced group, and the metrics and the ledger say so.
+    successes every sixth time. Anchors are saturated on purpose (they keep mastered turns in training), so they never
+    retire and are not replaced. DAPO draws until its batch is full and aborts beyond a bound. Here the batch is filled
+    with groups already drawn after the last round, so every step trains on the same number of groups. Replaced groups
+    still cost rollouts, which the metrics and the ledger count.
     """
 
     retire_after: int = 0
-    """A pivot whose rollouts all succeeded at this many visits in a row is drawn no more (0: never)."""
+    """Retire a pivot after this many visits in a row at which all its rollouts succeeded (0: never)."""
     revisit_after: int = 0
     """Steps after which a retired pivot may be drawn again; one more such visit retires it again (0: never)."""
     replacement_rounds: int = 0
@@ -219,11 +221,11 @@ class DriftConfig:
     """When a kind of action that is accepted less often than at the start raises an alarm (`training.drift`)."""
 
     tolerance: float = 0.1
-    """A fall of acceptance by up to this raises none."""
+    """The alarm tolerates a fall of acceptance by up to this much."""
     false_alarms: float = 0.05
     """Bound on the chance of any false alarm in a whole run."""
     window: int = 32
-    """Groups of one kind that are compared with its first ones."""
+    """Size of the blocks of groups of one kind that are compared with the first block."""
 
     def __post_init__(self) -> None:
         if not 0 < self.false_alarms < 1 or self.tolerance < 0 or self.window < FEWEST_STATES:
@@ -233,7 +235,7 @@ class DriftConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ReinforcedConfig:
-    """What both kinds of training on rollouts are told."""
+    """Options that both kinds of training on rollouts share."""
 
     updates: int = 1
     """Optimizer steps on one batch of rollouts."""
@@ -273,7 +275,7 @@ class PivotConfig(ReinforcedConfig):
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     drift: DriftConfig = field(default_factory=DriftConfig)
     cut_turns: CutTurns = "fail"
-    """What a turn that the token limit cut is worth: nothing, or what the verifier says of its text."""
+    """Reward of a turn that the token limit cut: 0 (fail), or the verifier's verdict on its text (judge)."""
 
     def __post_init__(self) -> None:
         if self.group_size < 2:
@@ -295,7 +297,7 @@ class OnlineConfig(ReinforcedConfig):
         default_factory=lambda: SchedulerConfig(episodes=EpisodeConfig(max_turns=16, sampling=Sampling(max_tokens=256)))
     )
     dapo: DapoFilter | None = None
-    """Keep groups without reward variance out of the update."""
+    """Drop groups without reward variance from the update."""
     greso: GresoConfig | None = None
     """Skip tasks that are predicted to give no variance."""
 

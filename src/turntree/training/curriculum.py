@@ -1,8 +1,8 @@
-"""Which pivots a step draws, and how each of them has fared since training began.
+"""Which pivots a step draws, and the live pass rate of each.
 
-A profile says what a turn could teach the policy that it was made with. The policy moves on, so every visit updates
-the turn's *live pass rate*, and a turn that has nothing left to teach can be retired. The profile's own mean is no
-start for that rate: turns were selected by it, so it regresses to the mean at the next look.
+A profile describes turns for the policy that was profiled. The policy changes, so every visit updates the turn's *live
+pass rate*, and a turn without a gradient can be retired. The rate does not begin with the profile's mean: turns were
+selected by that mean, so it is biased (regression to the mean).
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from turntree.core import seeds
 from turntree.core.outcome import GroupOutcome, group_outcome
 from turntree.training.config import CurriculumConfig
 
-_DISCOUNT = 0.5  # of earlier visits at each new one: between two visits to a pivot the policy has moved by an epoch
+_DISCOUNT = 0.5  # factor on earlier visits at each new one: the policy has trained for an epoch between two visits
 
 
 @dataclass
 class PivotRecord:
-    """One pivot's visits. `successes` and `rollouts` are discounted, so that their ratio forgets old policies."""
+    """One pivot's visits. `successes` and `rollouts` are discounted, so that older policies lose weight in their
+    ratio."""
 
     visits: int = 0
     last_visit: int = 0  # the step
@@ -36,7 +37,7 @@ class PivotRecord:
 
 
 class Curriculum:
-    """Seeded epochs over the pivots that are not retired: none is drawn twice before all were."""
+    """Seeded epochs over the pivots that are not retired: none is drawn twice before all were drawn."""
 
     def __init__(self, roles: Sequence[str], config: CurriculumConfig, seed: int) -> None:
         self.config, self._seed = config, seed
@@ -50,8 +51,7 @@ class Curriculum:
         return all(record.retired_at is not None and not self._due(record, step) for record in self.records)
 
     def draw(self, count: int, step: int) -> list[int]:
-        """Numbers of the next `count` pivots, some of them twice where there are fewer. Not to be called when
-        `exhausted`."""
+        """Indices of the next `count` pivots, with repeats where there are fewer. Do not call it when `exhausted`."""
         drawn: list[int] = []
         while len(drawn) < count:
             if not self._queue:
@@ -62,7 +62,7 @@ class Curriculum:
         return drawn
 
     def record(self, index: int, step: int, rewards: Sequence[float | None]) -> None:
-        """What a visit found (None: censored); with fewer than two scored rollouts it found nothing."""
+        """Record the rewards of a visit (None: censored); a visit with fewer than two scored rollouts is ignored."""
         outcome = group_outcome(rewards)
         if outcome is GroupOutcome.CENSORED:
             return

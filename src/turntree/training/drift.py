@@ -1,13 +1,12 @@
 """An alarm when a kind of action is accepted less often than at the start.
 
-Overall reward can rise while the policy forgets a kind of action that it knew (PivotRL's own gains come kind by kind),
-so acceptance is watched kind by kind, in two places:
+Overall reward can rise while the policy forgets one kind of action, so acceptance is monitored per kind, in two places:
 
-    live       rewards of training rollouts. A pivot comes back once an epoch, so what is compared are blocks of
-               `window` groups: each later block of a kind against its first one, by Welch's unequal variances
-               (degrees of freedom: the smaller block's). Pivots that have retired since are left out of the first
-               block too, because the later ones cannot hold them.
-    held_out   the caller's checks. They ask the same states each time, so the differences are paired by state.
+    live       rewards of training rollouts. A pivot comes back once per epoch, so blocks of `window` groups are
+               compared: each later block of a kind against its first one, by Welch's unequal variances (degrees of
+               freedom: the smaller block's). Pivots that have retired since are left out of the first block too,
+               because later blocks cannot contain them. held_out   the caller's checks. They use the same states each
+               time, so the differences are paired by state.
 
 Groups and states are the units, never single rollouts: samples at one state are not independent.
 
@@ -35,8 +34,8 @@ STILL = 1e-6  # of the KL divergence from the start, in nats a token
 
 
 def too_still(row: Mapping[str, Any], steps: int) -> str | None:
-    """What to say of a metrics row at a tenth of the `steps` (the third at least) whose policy has not left its start:
-    a learning rate that moves nothing. None of any other row, and where the KL term was not measured."""
+    """A warning for the metrics row at a tenth of the `steps` (step 3 or later) if the policy has hardly left its
+    start, which means that the learning rate is too low. None for any other row, and where the KL was not measured."""
     if row["step"] != max(3, math.ceil(steps / 10)) or row.get("kl") is None or row["kl"] >= STILL:
         return None
     return (
@@ -47,7 +46,7 @@ def too_still(row: Mapping[str, Any], steps: int) -> str | None:
 
 @dataclass
 class _Watch:
-    """One kind in one place. `first` and `block` map what was measured (a group's number, a state's) to its mean."""
+    """One kind in one place. `first` and `block` map the number of a group or state to its mean reward."""
 
     first: list[tuple[int, float]] = field(default_factory=list)
     block: list[tuple[int, float]] = field(default_factory=list)

@@ -80,7 +80,7 @@ def slot_scores(
 def with_old_logprobs(
     model: PreTrainedModel, batches: Sequence[PackedBatch], *, temperature: float = 1.0
 ) -> list[PackedBatch]:
-    """The batches with `old_logprobs` recomputed by the trainer, as the model is now (start of an update).
+    """The batches with `old_logprobs` recomputed by the trainer with the current model (at the start of an update).
 
     Needed when the engine's numbers differ from the trainer's, or when its weights were older; the sampling
     log-probabilities stay, for the truncated importance weight.
@@ -115,15 +115,16 @@ def _hidden_states(model: PreTrainedModel, batch: PackedBatch, layout: Layout | 
 
 
 def set_checkpointing(model: PreTrainedModel) -> None:
-    """Keep only the inputs of the layers for the backward pass and compute the rest again: a third more time, and
-    memory for one layer. Works in evaluation mode too, as a policy is that also samples."""
+    """Gradient checkpointing: keep only the inputs of the layers and recompute the rest in the backward pass, for a
+    third more time and the memory of one layer. Works in evaluation mode too, because the same model also samples."""
     enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)  # name before 5.20
     enable({"use_reentrant": False})
 
 
 @contextmanager
 def _checkpointing(model: PreTrainedModel) -> Iterator[None]:
-    """Transformers checkpoints layers in training mode only; a policy that also samples is kept in evaluation mode."""
+    """Transformers checkpoints layers in training mode only, but a policy that also samples stays in evaluation
+    mode."""
     layers: list[Any] = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
     waking = [layer for layer in layers if not layer.training] if torch.is_grad_enabled() else []
     for layer in waking:

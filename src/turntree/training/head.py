@@ -20,7 +20,7 @@ _TILE = 1 << 18  # logits of one tile (1 MiB in float32): the passes over it sta
 def head_logits(model: PreTrainedModel, hidden_UD: Tensor) -> Tensor:
     """The model's own head with its own scaling and soft-cap, on gathered hidden states.
 
-    Cohere and Falcon-H1 multiply, Granite divides, Gemma soft-caps. What this does not know is caught at load by
+    Cohere and Falcon-H1 multiply, Granite divides, Gemma soft-caps. Other heads are caught at load by
     `training.isolation.check_path_isolation`.
     """
     config = model.config.get_text_config()

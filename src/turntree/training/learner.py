@@ -1,4 +1,4 @@
-"""The verb that every stage shares: labelled trees in, a better policy and its bill out."""
+"""One training step, shared by all stages: labelled trees in, updated policy and cost out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from turntree.training.update import update_step
 
 @dataclass
 class Learner:
-    """Packs, scores with the old policy and the reference, steps `updates` times on the same batch, and tells the
+    """Packs, scores with the old policy and the reference, steps `updates` times on the same batch, and notifies the
     engine.
 
     `max_tokens` bounds one forward and backward pass; all passes of a batch share one normaliser.
@@ -38,9 +38,8 @@ class Learner:
     max_tokens: int
 
     def learn(self, trees: Sequence[RolloutTree], credits: Sequence[Credit]) -> tuple[dict[str, float], Cost]:
-        """The metrics of the last step, and what all steps cost, the passes that only score included. Where no tree
-        has a scored leaf there is nothing to learn: no step is taken, the policy keeps its version, and the metrics
-        say that 0 groups were trained."""
+        """The metrics of the last step, and the cost of all steps, scoring passes included. If no tree has a scored
+        leaf, no step is taken, the policy keeps its version, and the metrics show 0 trained groups."""
         started = time.perf_counter()
         batches = [part.to(self.model.device) for part in pack(trees, credits, max_tokens=self.max_tokens)]
         if not batches:
@@ -60,23 +59,22 @@ class Learner:
             metrics = update_step(self.model, self.reference, self.optimizer, batches, self.loss)
             cost += Cost(trained_tokens=int(metrics["trained_tokens"]))
             if self.loss.kl_coefficient > 0 and self.loss.kl == "full":
-                cost += one_pass  # the reference, which the exact divergence asks again at every step
+                cost += one_pass  # the exact KL needs the reference again at every step
         self.engine.update_weights(self.model, self.engine.policy_version + 1)
         return {"trained_groups": trained, **metrics}, cost + Cost(training_seconds=time.perf_counter() - started)
 
     def rescores(self, trees: Sequence[RolloutTree]) -> bool:
-        """Whether old log-probabilities are computed by the trainer, at the price of a forward pass."""
+        """Whether the trainer computes old log-probabilities, which costs a forward pass."""
         if self.loss.old_logprobs == "auto":
             return engine_differs(self.engine, self.model, trees)
         return self.loss.old_logprobs == "trainer"
 
 
 def engine_differs(engine: Engine, model: PreTrainedModel, trees: Sequence[RolloutTree]) -> bool:
-    """Whether the engine's log-probabilities can be others than `model` gives now, by more than float32 rounding.
-
-    They cannot where the engine samples from this very object (its `model`, so an adapter is merged alike), every
-    weight and product is float32 or wider, and no completion is older than the weights. In bfloat16 decoding and the
-    packed pass round differently: log-probabilities are off by 0.1, which the clip takes for an update.
+    """Whether the engine's log-probabilities can differ from those of `model` now by more than float32 rounding. They
+    cannot where the engine samples from the same model object (so an adapter is merged in the same way), every weight
+    and product is float32 or wider, and no completion is older than the weights. In bfloat16, decoding and the packed
+    pass round differently: log-probabilities are off by 0.1, which the clip would treat as an update.
     """
     if getattr(engine, "model", None) is not model:
         return True

@@ -1,4 +1,4 @@
-"""LoRA through PEFT: the policy is a base and a small adapter, and the base with the adapter off is the reference."""
+"""LoRA through PEFT: the policy is a base with a small adapter; the base without the adapter is the reference."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from turntree.training.config import LoRAConfig
 
 @dataclass(frozen=True)
 class AdapterOff:
-    """The frozen base below a LoRA policy, as a reference: no second copy of the weights."""
+    """The frozen base of a LoRA policy as the reference, without a second copy of the weights."""
 
     policy: PreTrainedModel
 
@@ -27,7 +27,8 @@ Reference = PreTrainedModel | AdapterOff
 
 @contextmanager
 def reference_model(reference: Reference) -> Iterator[PreTrainedModel]:
-    """The model that scores as `reference` inside, and is the policy again outside."""
+    """The model that scores as `reference` inside the block; with an adapter, it is the policy again after the
+    block."""
     if not isinstance(reference, AdapterOff):
         yield reference
         return
@@ -39,7 +40,8 @@ def reference_model(reference: Reference) -> Iterator[PreTrainedModel]:
 
 
 def frozen_reference(model: PreTrainedModel) -> Reference:
-    """The policy as it is now, for the KL term: its base where it has a fresh adapter, a frozen copy otherwise."""
+    """A reference that equals the current policy, for the KL term: its base if it has a fresh adapter, else a frozen
+    copy."""
     return AdapterOff(model) if has_adapter(model) else copy.deepcopy(model).requires_grad_(False)
 
 
@@ -57,7 +59,7 @@ def add_adapter(model: PreTrainedModel, config: LoRAConfig) -> None:
     except ImportError as error:
         raise ConfigError("needs PEFT", field="lora", hint="pip install turntree[lora]") from error
     if has_adapter(model):
-        raise InputError("the policy has an adapter already", hint="train it as it is, or merge it first")
+        raise InputError("the policy already has an adapter", hint="train it as it is, or merge it first")
     targets = "all-linear" if config.targets == ("all-linear",) else list(config.targets)
     settings = LoraConfig(
         r=config.rank, lora_alpha=config.alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM"

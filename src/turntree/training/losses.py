@@ -17,7 +17,7 @@ Z, the normaliser, spans the whole accumulation window and is passed in:
     constant  a given number, so that a tree's gradient does not depend on what else is in the batch; what Dr. GRPO
               and path-weighted credit need (whose sums come out on the scale of the number of starts)
 
-KL estimators are to be told apart by the expectation of their *gradient*, with d = log pi - log ref at a token drawn
+KL estimators differ in the expectation of their *gradient*, with d = log pi - log ref at a token drawn
 from pi (tokens drawn from pi_old are weighted by r, without gradient):
     k2    d^2 / 2              the gradient of KL(pi || ref)
     full  sum over V of pi d   the same, without sampling noise at each visited position, for V times the memory
@@ -68,8 +68,7 @@ class LossSums:
         """Means weighted by multiplicity, so that packed and flat batches report the same numbers.
 
         `clip_fraction` is the share of advantage mass without gradient; `importance_truncated` that of the ratios whose
-        importance weight was cut at the cap; `dilution` the share of the trained tokens
-        that lie in zero-variance trees.
+        importance weight was truncated at the cap; `dilution` the share of the trained tokens in zero-variance trees.
         """
         weight = max(self.multiplicity, 1e-30)
         return {
@@ -162,11 +161,11 @@ def exact_kl(policy_SV: Tensor, reference_SV: Tensor) -> Tensor:
 
 
 def probability_ratio(log_ratio: Tensor) -> Tensor:
-    """exp(log_ratio), which stays finite: beyond the fourth root of the largest float (e^22 in float32) it goes on
-    along its tangent.
+    """exp(log_ratio), kept finite: beyond the fourth root of the largest float (e^22 in float32) it continues along its
+    tangent.
 
     A completion of 200 tokens reaches a log ratio of 100, where exp is infinite, and infinity times an advantage of
-    zero, or times the zero gradient of a clipped ratio, is no number. The root leaves room for squaring in a norm.
+    zero, or times the zero gradient of a clipped ratio, is NaN. The fourth root leaves room for squaring in a norm.
     """
     bound = math.log(torch.finfo(log_ratio.dtype).max) / 4
     return log_ratio.clamp(max=bound).exp() * (1 + torch.relu(log_ratio - bound))

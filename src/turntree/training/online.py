@@ -1,8 +1,8 @@
-"""End-to-end GRPO: whole episodes of the current policy, one update on what they teach, again.
+"""End-to-end GRPO: sample whole episodes with the current policy, update on them, repeat.
 
-Where the budget goes is decided before a group is planted and before it is learned from (filters such as GRESO and
-DAPO), and while it grows (the gate; the brancher). One ledger says what each saved (`training.savings`),
-`rollouts.accounting` what branches had in common.
+The budget is decided before a group starts and before it is trained on (filters such as GRESO and DAPO), and while it
+grows (the gate; the brancher). `training.savings` counts what each of them saved, `rollouts.accounting` what branches
+share.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ from turntree.training.savings import SavingsLedger
 
 @dataclass(frozen=True)
 class Parts:
-    """What a run plays with. `model` is what `engine` samples from; `gate`, `brancher`, `pool`, `rewards` are the
-    scheduler's."""
+    """The components of a run. `engine` samples from `model`; `gate`, `brancher`, `pool`, `rewards` are passed to the
+    scheduler."""
 
     model: PreTrainedModel
     reference: Reference | None
@@ -69,7 +69,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class TrainedOnline:
-    """What a run cost, what its checks cost beside that, and what each filter saved."""
+    """The cost of a run, the separate cost of its checks, and what each filter saved."""
 
     cost: Cost
     checks: Cost
@@ -90,12 +90,12 @@ def train_online(
     check: Check | None = None,
     checkpoints: Checkpoints | None = None,
 ) -> TrainedOnline:
-    """Update `parts.model` in place. `log` gets one row an iteration, `keep` before it all groups of the iteration
-    with the credit of those that were learned from (None: cut, dropped, censored); `check(iteration)` adds held-out
-    figures.
+    """Update `parts.model` in place. `log` gets one row per iteration. Before it, `keep` gets all groups of the
+    iteration with the credit of those that were trained on (None: cut, dropped, censored). `check(iteration)` adds
+    held-out figures.
 
-    Synchronous: every group of an iteration is sampled by the weights that the update before it made. Where
-    `checkpoints` holds an earlier part of this run, it goes on from there.
+    Synchronous: all groups of an iteration are sampled with the weights of the previous update. Where `checkpoints`
+    holds an earlier part of this run, it is resumed.
     """
     if not parts.tasks:
         raise InputError("there is no task to play", hint="choose a split with games in it")
@@ -121,7 +121,7 @@ def train_online(
 
 
 def _filters(config: OnlineConfig) -> list[Filter]:
-    """Those that the configuration switches on."""
+    """The filters that the configuration switches on."""
     found: list[Filter] = []
     if config.greso is not None:
         seed = config.seed if config.greso.seed is None else config.greso.seed
@@ -130,7 +130,7 @@ def _filters(config: OnlineConfig) -> list[Filter]:
 
 
 class _Run:
-    """The state of a run between two iterations, and the verbs of one."""
+    """The state of a run between two iterations, and the steps of one iteration."""
 
     def __init__(self, parts: Parts, config: OnlineConfig, checker: Check | None) -> None:
         self.config, self.checker, self._engine = config, checker, parts.engine
@@ -164,11 +164,11 @@ class _Run:
         self.account = self._grown = TreeAccount()  # since the start, and in this iteration
         self._skipped: list[tuple[str, str]] = []  # (task, reason), in this iteration
         self.row: dict[str, Any] = {}  # of an iteration that was trained and is not logged yet
-        self._labels: dict[int, Credit | None] = {}  # by id of a group of this iteration: what is learned from it
+        self._labels: dict[int, Credit | None] = {}  # the credit of this iteration's groups, by id
         self._dropped = Counter[str]()  # reasons, in this iteration
 
     def state(self) -> dict[str, Any]:
-        """All that a next iteration depends on, as plain JSON."""
+        """Everything that the next iteration depends on, as plain JSON."""
         return {
             "row": self.row,
             "cost": dataclasses.asdict(self.cost),
@@ -183,7 +183,7 @@ class _Run:
         }
 
     def restore(self, checkpoints: Checkpoints | None) -> int:
-        """The iteration after which this run goes on; 0 from the start."""
+        """The iteration after which this run resumes; 0 for a new run."""
         state = None if checkpoints is None else checkpoints.restore(self.learner.model, self.learner.optimizer)
         if state is None:
             return 0
@@ -217,7 +217,8 @@ class _Run:
         return groups
 
     def _round(self, count: int, iteration: int, begun: Counter[str]) -> list[GrownGroup]:
-        """`count` more groups. `begun` counts those of the iteration by task, so that none repeats another's draws."""
+        """`count` more groups. `begun` counts the iteration's groups by task, so that no group repeats another's
+        draws."""
         tasks, skipped = self.stream.draw(count, iteration)
         self._skipped += skipped
         groups = list(self.scheduler.run(tasks, seed=self.config.seed, iteration=iteration, begun=begun))
@@ -233,7 +234,7 @@ class _Run:
         return groups
 
     def _filter(self, group: GrownGroup, iteration: int) -> None:
-        """What is learned from a finished group: its credit, or nothing where it is censored or a filter drops it."""
+        """The credit of a finished group; None where it is censored or a filter drops it."""
         rewards = tuple(_rewards(group))
         credit = self.credit(group.tree, group.rewards) if _is_scored(group) else None
         shown = FinishedGroup(task_id=group.tree.task_id, iteration=iteration, rewards=rewards, credit=credit)
@@ -251,7 +252,7 @@ class _Run:
         self._judged.append((decision, zero_variance))
 
     def _kept(self, groups: Sequence[GrownGroup]) -> list[GrownGroup]:
-        """Those that the update learns from: scored ones that no filter dropped."""
+        """The groups that the update trains on: scored ones that no filter dropped."""
         return [group for group in groups if self._labels[id(group)] is not None]
 
     def credits(self, groups: Sequence[GrownGroup]) -> list[Credit | None]:
@@ -277,17 +278,17 @@ class _Run:
         }
 
     def _trained_tokens(self, groups: Sequence[GrownGroup]) -> int:
-        """What an update on these groups computes: the slots that the packer lays out, once for every step."""
+        """The tokens that an update on these groups computes: the packer's slots times the optimizer steps."""
         credits = [self.credit(group.tree, group.rewards) for group in groups]
         slots = packed_slots([group.tree for group in groups], credits, max_tokens=self.config.max_tokens)
         return slots * self.config.updates
 
     def observe(self, groups: Sequence[GrownGroup]) -> dict[str, Any]:
-        """What the groups say. Means are over scored rollouts; a cut group has none, and no outcome.
+        """The metrics of the groups. Means are over scored rollouts; a cut group has none, and no outcome.
 
-        `predicted_amplification` is by how much the gradient of the rest grows when the cut groups, were they all
-        without variance, leave a normaliser that counts trained tokens or rollouts. A constant one does not move, and
-        DAPO keeps such groups out of any.
+        `predicted_amplification` is the factor by which the gradient of the other groups grows if the cut groups,
+        assumed to have no variance, are removed from a normaliser that counts trained tokens or rollouts. A constant
+        normaliser does not change, and DAPO removes such groups anyway.
         """
         outcomes = Counter(group_outcome(_rewards(group)) for group in groups if group.cut is None)
         scored = [reward for group in groups for reward in _rewards(group) if reward is not None]
@@ -324,7 +325,7 @@ class _Run:
         }
 
     def _gate_figures(self) -> dict[str, Any]:
-        """The gate's precision over the run, from the would-be cuts that were let go on; nothing without any."""
+        """The gate's precision over the run, from audited would-be cuts; empty without any."""
         precision = self.monitor.precision()
         if not precision.audits:
             return {}
@@ -349,8 +350,8 @@ class _Run:
         }
 
     def only_closing(self, iteration: int) -> bool:
-        """Whether it is checked only because the run ends with it. It is saved before that check: a run that is
-        extended would not have made it, so it must not remember it."""
+        """Whether the iteration is checked only because the run ends with it. The checkpoint is saved before that
+        check, because an extended run does not make it."""
         every = self.config.check_every
         return iteration == self.config.iterations and not (every and iteration % every == 0)
 

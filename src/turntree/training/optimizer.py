@@ -1,8 +1,8 @@
-"""AdamW, warm-up, schedule and gradient clipping: one object that takes a step and says what it did.
+"""AdamW, warm-up, schedule and gradient clipping in one object that takes a step and returns its metrics.
 
 Weights narrower than float32 have *masters*: float32 copies that collect the gradients, are clipped and stepped, and
-are then rounded into the weights (Micikevicius et al. 2018, "Mixed precision training", section 3.1). Stepped by
-themselves, bfloat16 weights near 0.1 move in steps of 5e-4 and forget every smaller one.
+are then rounded into the weights (Micikevicius et al. 2018, "Mixed precision training", section 3.1). Without
+masters, bfloat16 weights near 0.1 move in steps of 5e-4, and smaller updates are lost.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _MASTER = "master"
 class Optimizer:
     """AdamW over the trainable parameters. `steps` counts the steps taken of `total_steps` (None: open-ended).
 
-    Gradients come from `backward`. What a plain `loss.backward()` leaves on the weights is taken too, but sums of
-    several passes are then rounded to the type of the weights.
+    Gradients come from `backward`. Gradients of a plain `loss.backward()` are used too, but sums of several passes are
+    then rounded to the dtype of the weights.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Optimizer:
         self.total_steps = total_steps
         self.steps = 0
         self.parameters = [p for p in parameters if p.requires_grad]
-        self._masters = [_master(parameter) for parameter in self.parameters]  # the weights themselves where wide
+        self._masters = [_master(parameter) for parameter in self.parameters]  # float32 weights are their own masters
         self._adamw = torch.optim.AdamW(
             self._masters,
             lr=config.learning_rate,
@@ -52,7 +52,7 @@ class Optimizer:
             tensor.grad = None
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradient of `loss` to what the next step follows, in float32 at least."""
+        """Accumulate the gradient of `loss` for the next step, in float32 or wider."""
         loss.backward()
         self._collect()
 
@@ -64,7 +64,7 @@ class Optimizer:
                 parameter.grad = None
 
     def _narrow(self) -> Iterator[tuple[Parameter, Parameter]]:
-        """The weights that have a master, each with it."""
+        """Pairs of narrow weights and their masters."""
         return (pair for pair in zip(self.parameters, self._masters, strict=True) if pair[0] is not pair[1])
 
     def step(self) -> dict[str, float]:
@@ -86,12 +86,12 @@ class Optimizer:
 
     @torch.no_grad()
     def _round(self) -> None:
-        """Bring the narrow weights to their masters."""
+        """Round the masters into the narrow weights."""
         for parameter, master in self._narrow():
             parameter.copy_(master)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that `step` remembers, as tensors that safetensors can hold: `steps`, and for parameter number i
+        """The optimizer state as tensors for safetensors: `steps`, and for parameter number i
         `i.exp_avg`, `i.exp_avg_sq` and `i.step` (absent before it took its first step), and `i.master` where it has
         one."""
         state = self._adamw.state_dict()["state"]
@@ -102,8 +102,8 @@ class Optimizer:
 
     @torch.no_grad()
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Go on from `tensors`; weights that have a master become what it rounds to. Raises ValueError where they
-        belong to other parameters, or to the same in a type that has other masters."""
+        """Load `tensors`; weights with a master become the rounded master. Raises ValueError where they belong to other
+        parameters, or to the same parameters in another dtype."""
         state: dict[int, dict[str, Tensor]] = defaultdict(dict)
         for key, value in tensors.items():
             if key != "steps":
@@ -130,8 +130,8 @@ def build_optimizer(model: Module, config: OptimizerConfig, total_steps: int | N
 
 
 def _master(parameter: Parameter) -> Parameter:
-    """A float32 copy of a bfloat16 weight; a wide one is its own. Raises `ConfigError` for other narrow types, whose
-    smallest gradients would need a scaled loss."""
+    """A float32 copy of a bfloat16 weight; a float32 weight is its own master. Raises `ConfigError` for other narrow
+    dtypes, which would need loss scaling."""
     if torch.finfo(parameter.dtype).bits >= 32:
         return parameter
     if parameter.dtype != torch.bfloat16:

@@ -38,7 +38,7 @@ class PackingStats:
     rollouts: float = 0.0  # sum of leaf weights
     rollout_tokens: float = 0.0  # sum of leaf weight times trained tokens
     unique_tokens: int = 0  # slots that are computed, without padding
-    flat_tokens: int = 0  # what one row per rollout would compute
+    flat_tokens: int = 0  # tokens computed with one row per rollout
     padding: int = 0
     recomputed_tokens: int = 0  # of the unique ones: ancestors that a cut tree computes again
     cut_trees: int = 0
@@ -118,8 +118,8 @@ def flat_batches(
 
 
 def packed_slots(trees: Sequence[RolloutTree], credits: Sequence[Credit], *, max_tokens: int) -> int:
-    """The slots that `pack` would compute for these trees, without padding and without making a tensor. A tree with a
-    path above `max_tokens`, which `pack` refuses, is counted uncut."""
+    """The number of slots that `pack` would compute for these trees, without padding and without making tensors. A tree
+    with a path above `max_tokens`, which `pack` refuses, is counted uncut."""
     found = [segment for segment in _segments(trees, credits) if segment is not None]
     return sum(len(part) for segment in found for part in cut(segment, max_tokens) or [segment])
 

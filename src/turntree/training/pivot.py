@@ -38,8 +38,8 @@ class Pivot:
 
 @dataclass(frozen=True)
 class Checked:
-    """What a held-out check found, and what it cost. `acceptance`: by kind of action the mean reward at each state
-    (None: censored), the same states in the same order at every check; it is watched for drift."""
+    """The figures of a held-out check, and its cost. `acceptance`: by kind of action the mean reward at each state
+    (None: censored), the same states in the same order at every check; it is monitored for drift."""
 
     figures: dict[str, Any]
     cost: Cost = NO_COST
@@ -48,7 +48,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run cost, what its checks cost beside that, and how every pivot fared (in the order given)."""
+    """The cost of a run, the separate cost of its checks, and the record of every pivot (in the order given)."""
 
     cost: Cost
     checks: Cost
@@ -70,7 +70,7 @@ class PivotGroup:
 
     @property
     def wanted(self) -> bool:
-        """Has a policy gradient, or is there to hold something in place."""
+        """Whether the group has reward variance, or is an anchor, which trains either way."""
         return self.pivot.role == "anchor" or group_outcome(self.verdicts) is GroupOutcome.MIXED
 
 
@@ -94,12 +94,12 @@ def train_pivot(
     estimator: Estimator | None = None,
     checkpoints: Checkpoints | None = None,
 ) -> Trained:
-    """Update `model` (which `engine` samples from) in place. `log` gets one row a step, `keep` before it all groups
-    that were drawn with the credit of those that were trained on (None: replaced), `check(step)` adds held-out figures.
+    """Update `model` (which `engine` samples from) in place. `log` gets one row per step. Before it, `keep` gets all
+    drawn groups with the credit of those that were trained on (None: replaced). `check(step)` adds held-out figures.
     `estimator` replaces that of `config.credit`. Ends early when every pivot has retired.
 
-    Same seed, same weights, where the stage is single-threaded; and where `checkpoints` holds an earlier part of this
-    run, it goes on from there to the same weights and rows.
+    The same seed gives the same weights with a single thread. Where `checkpoints` holds an earlier part of this run, it
+    is resumed and ends with the same weights and rows.
     """
     if not pivots:
         raise InputError("there is no pivot to train on", hint="raise the threshold, or profile more candidates")
@@ -131,7 +131,7 @@ def train_pivot(
 
 @dataclass
 class _Run:
-    """The state of a run between two steps, and the verbs of a step."""
+    """The state of a run between two steps, and the parts of a step."""
 
     learner: Learner
     renderer: Renderer
@@ -150,7 +150,7 @@ class _Run:
         self._alarms: list[dict[str, Any]] = []
 
     def state(self) -> dict[str, Any]:
-        """All that a next step depends on, as plain JSON."""
+        """Everything that the next step depends on, as plain JSON."""
         return {
             "row": self.row,
             "alarms": self._alarms,
@@ -162,7 +162,7 @@ class _Run:
         }
 
     def restore(self, checkpoints: Checkpoints | None) -> int:
-        """The step after which this run goes on; 0 from the start."""
+        """The step after which this run resumes; 0 for a new run."""
         state = None if checkpoints is None else checkpoints.restore(self.learner.model, self.learner.optimizer)
         if state is None:
             return 0
@@ -174,7 +174,7 @@ class _Run:
         return state["step"]
 
     def sample(self, step: int) -> tuple[list[PivotGroup], list[PivotGroup]]:
-        """The groups of a step: all that were drawn, and the `config.states` of them to train on."""
+        """The groups of a step: all drawn ones, and the `config.states` of them to train on."""
         drawn = self._wave(step, 0, self.config.states)
         for number in range(1, self.config.curriculum.replacement_rounds + 1):
             missing = self.config.states - sum(group.wanted for group in drawn)
@@ -191,7 +191,7 @@ class _Run:
         return drawn, trained
 
     def _wave(self, step: int, number: int, count: int) -> list[PivotGroup]:
-        """`count` groups of the next pivots; wave `number` of its step, with draws of its own."""
+        """`count` groups of the next pivots; wave `number` of its step, with its own draws."""
         indices = self.curriculum.draw(count, step)
         batch = [self.pivots[index] for index in indices]
         trees = sample_local(
@@ -242,8 +242,8 @@ class _Run:
         return step == self.config.steps or self.curriculum.exhausted(step + 1)
 
     def only_closing(self, step: int) -> bool:
-        """Whether this step is checked only because `config.steps` end with it. It is saved before that check: a run
-        that is extended would not have made it, so it must not remember it."""
+        """Whether this step is checked only because the run ends with it. The checkpoint is saved before that check,
+        because an extended run does not make it."""
         every = self.config.check_every
         return step == self.config.steps and not (every and step % every == 0)
 
@@ -264,7 +264,7 @@ class _Run:
         return found.figures
 
     def alarms(self) -> dict[str, Any]:
-        """What the drift monitor has to say about this step."""
+        """The drift monitor's alarms for this step."""
         found, self._alarms = self._alarms, []
         return {"drift_alarms": found} if found else {}
 

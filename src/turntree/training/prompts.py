@@ -10,10 +10,10 @@ from turntree.core.protocols import Environment, Filter
 
 
 class TaskStream:
-    """Every task once an epoch, in an order drawn anew for each; the place in it is the whole state.
+    """Every task once per epoch, in a new order each epoch; the position is the whole state.
 
-    A drawn task that one of `filters` skips comes again in the next epoch. When a whole epoch in a row would be
-    skipped, the next task is taken all the same, so that an iteration always has something to play.
+    A task that one of `filters` skips is drawn again in the next epoch. After a whole epoch of skips the next task is
+    taken anyway, so that an iteration always has tasks.
     """
 
     def __init__(self, tasks: Sequence[Environment], seed: int, filters: Sequence[Filter] = ()) -> None:
@@ -22,7 +22,7 @@ class TaskStream:
         self._epoch: tuple[int, list[int]] = (-1, [])
 
     def draw(self, count: int, iteration: int) -> tuple[list[Environment], list[tuple[str, str]]]:
-        """The next `count` tasks, and (task id, reason) whenever one was skipped on the way to them."""
+        """The next `count` tasks, and (task id, reason) for every skipped task before them."""
         drawn: list[Environment] = []
         skipped: list[tuple[str, str]] = []
         in_a_row = 0

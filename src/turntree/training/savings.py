@@ -1,15 +1,15 @@
-"""What each filter saved, on one ledger, against the same iteration without it.
+"""What each filter saved, compared with the same iteration without it.
 
-Gate: an estimate. The turns that a cut group no longer plays were never paid for, so each rollout alive at the cut is
-priced at the mean of what the rollouts of whole groups that were alive at the same turn went on to cost. It assumes
-that cut groups would have gone on like the rest; an audited share, or an arm without the gate, measures it.
+Gate: an estimate. The turns after a cut were not sampled, so each rollout alive at the cut is priced at the mean
+remaining cost of rollouts of whole groups that were alive at the same turn. This assumes that cut groups would have
+continued like the others; an audited share, or an arm without the gate, measures it.
 
 DAPO: exact, given the groups that were played. Saved are the tokens that an update on the groups of the first round
 would have computed beyond those that were trained. Refills would not have been played, so their cost is negative.
 
-GRESO: not a saving in itself. Another prompt takes the place of a skipped one, so the work is redirected. What can be
-saved is the refills that DAPO would have asked for in place of the skipped groups. Their outcomes are unknown, so
-only a bound is given: as many groups as were skipped, and as many as the cap on refills had left.
+GRESO: not a saving in itself. Another prompt takes the place of a skipped one, so the work is redirected. Only the
+refills that DAPO would have requested for the skipped groups can be saved. Their outcomes are unknown, so only a bound
+is given: as many groups as were skipped, and as many as the cap on refills had left.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Saving(Additive):
 
 @dataclass(frozen=True, kw_only=True)
 class Redirected(Additive):
-    """`prompts` that GRESO skipped, each once an iteration, for others in their place."""
+    """`prompts` that GRESO skipped and replaced by others, each counted once per iteration."""
 
     prompts: int = 0
     refills_avoided_at_most: int = 0  # groups
@@ -69,12 +69,12 @@ class _Sum:
 
 
 class SavingsLedger:
-    """Tell it every group that came back, and what was skipped and filtered in each iteration."""
+    """Call it with every finished group, and with what each iteration skipped and filtered."""
 
     def __init__(self) -> None:
         self.saved = {"gate": Saving(), "dapo": Saving()}
         self.redirected = Redirected()
-        self._after: dict[int, _Sum] = defaultdict(_Sum)  # by turn: what a rollout alive then went on to cost
+        self._after: dict[int, _Sum] = defaultdict(_Sum)  # by turn: remaining costs of rollouts alive then
 
     def came_back(self, group: GrownGroup) -> None:
         tree = group.tree
@@ -95,12 +95,12 @@ class SavingsLedger:
         self.redirected += Redirected(prompts=len(set(tasks)), refills_avoided_at_most=avoided)
 
     def filtered(self, trained_tokens: int, refills: Sequence[Cost]) -> None:
-        """The tokens by which an iteration's filter made the update smaller, and what each of its refills cost."""
+        """The tokens by which an iteration's filter reduced the update, and the cost of each refill."""
         played = Saving.mean(sum(refills, NO_COST), 1)
         self.saved["dapo"] += Saving(trained_tokens=trained_tokens) + played * -1
 
     def counts(self) -> dict[str, dict[str, float]]:
-        """What was saved and redirected so far, by filter, without the clock."""
+        """What was saved and redirected so far, by filter, without seconds."""
         saved = {
             name: {key: value for key, value in dataclasses.asdict(saving).items() if key != "seconds"}
             for name, saving in self.saved.items()

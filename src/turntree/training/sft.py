@@ -33,9 +33,9 @@ class Example:
 
 
 def example(trace: Trace, renderer: Renderer) -> Example:
-    """The trace exactly as the policy would have lived it: prompts and completions from the same renderer that
-    sampling uses, so that training and sampling see the same tokens. The loss covers the turns that are pivot
-    candidates, so that every method learns from the same turns."""
+    """The trace in tokens, with prompts and completions from the renderer that sampling uses, so that training and
+    sampling see the same tokens. The loss covers the turns that are pivot candidates, so that all methods train on the
+    same turns."""
     ids: list[int] = []
     mask: list[bool] = []
     skipped = skipped_turns(trace)
@@ -91,7 +91,7 @@ def train_sft(
 ) -> Cost:
     """Minimise the mean token negative log-likelihood; `log` gets one row a step. Returns what it cost.
 
-    Where `checkpoints` holds an earlier part of this run, it goes on from there to the same weights and rows.
+    Where `checkpoints` holds an earlier part of this run, it is resumed and ends with the same weights and rows.
     """
     total = config.steps(len(examples))
     optimizer = Optimizer(model.parameters(), config.optimizer, total)
@@ -102,7 +102,7 @@ def train_sft(
         if step <= done:
             continue
         started = time.perf_counter()
-        torch.manual_seed(seeds.derive(config.seed, "dropout", step))  # so that a step's draws need its number only
+        torch.manual_seed(seeds.derive(config.seed, "dropout", step))  # a step's draws depend on its number only
         rows = [examples[index] for index in indices]
         loss = _accumulate(model, optimizer, rows, config.max_tokens)
         if not math.isfinite(loss):

@@ -18,7 +18,8 @@ from turntree.core.tree import Node, RolloutTree
 
 @dataclass(frozen=True)
 class Action:
-    """One sampling event: where its tokens lie in the segment, what the sampler saw, what the estimator said."""
+    """One sampling event: the places of its tokens in the segment, the sampler's log-probabilities, the estimator's
+    credit."""
 
     slots: tuple[int, ...]
     sampling_logprobs: tuple[float, ...]
@@ -49,7 +50,7 @@ class Segment:
 
     @property
     def is_chain(self) -> bool:
-        """No branch: plain causal attention and counting positions are exact."""
+        """Whether there is no branch: plain causal attention and positions 0, 1, 2, ... are then exact."""
         return all(end == len(self) for end in self.last)
 
 

@@ -25,8 +25,8 @@ ANSWER_TYPES: tuple[AnswerType, ...] = get_args(AnswerType)
 
 
 def equal(given: str, gold: str, answer_type: AnswerType) -> bool | None:
-    """Whether two answers are the same by their type; a text that is not of its type equals only itself. None: two
-    expressions of which that could not be decided within the limits (`symbolic`)."""
+    """Whether two answers are equal by their type; a text that cannot be read as its type equals only itself. None: two
+    expressions whose comparison was not decided within the limits (`symbolic`)."""
     if answer_type == "span":
         return words_of(given) == words_of(gold)
     if answer_type == "list":
@@ -93,7 +93,7 @@ def read_number(text: str) -> Fraction | None:
 
     Thousands may be grouped by commas, spaces or underscores, in threes; a comma is never a decimal point. One unit
     sign is dropped, because the question names the unit: a currency before the number, `%` or a degree sign after it
-    (so 50% is 50, not 1/2). Words are no part of a number: "5 million" is none. None for anything else, a zero
+    (so 50% is 50, not 1/2). A number contains no words: "5 million" is not one. None for anything else, a zero
     denominator, more than 200 characters or a power of ten beyond 1000.
     """
     text = _plain_number(text)

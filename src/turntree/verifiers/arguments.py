@@ -3,9 +3,9 @@
 Two argument objects mean the same call when they are equal after the declared defaults are filled in and numbers
 that are declared `integer` or `number` are compared by value (1 and 1.0; never true). Keys have no order, arrays do.
 
-Schemas are written by strangers. Nothing that they refer to is ever fetched. A schema with a regular expression or a
-reference may take endless time to apply, so it is applied in a process that is killed (`arguments_worker`); of all
-others the time is bounded by the sizes of schema and arguments, and they are applied here.
+Schemas are untrusted. External references are never fetched. A schema with a regular expression or a reference may take
+unbounded time, so it is applied in a process that can be killed (`arguments_worker`). The time of other schemas is
+bounded by the sizes of schema and arguments, and they are applied in this process.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Folding:
 
 
 class ArgumentRules:
-    """The declared schema of one tool's arguments. Raises `SchemaUnusable` when it is none."""
+    """The declared schema of one tool's arguments. Raises `SchemaUnusable` when it is not a valid schema."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
         try:
@@ -67,11 +67,11 @@ class ArgumentRules:
             kind.check_schema(schema)
             _check_references(schema, kind)
         except jsonschema.SchemaError as error:
-            raise SchemaUnusable(f"its parameters are no JSON schema ({_one_line(error.message)})") from error
+            raise SchemaUnusable(f"its parameters are not a JSON schema ({_one_line(error.message)})") from error
         except Unresolvable as error:
             raise SchemaUnusable(f"its parameters refer to {_one_line(error.ref)!r}, which leads nowhere") from error
-        except Exception as error:  # whatever a stranger's schema makes of jsonschema (it is too deep, ...)
-            raise SchemaUnusable(f"its parameters are no JSON schema ({_one_line(repr(error))})") from error
+        except Exception as error:  # an untrusted schema may raise anything in jsonschema (too deep, ...)
+            raise SchemaUnusable(f"its parameters are not a JSON schema ({_one_line(repr(error))})") from error
         self._schema = schema
         self._validator = kind(schema, registry=Registry())  # an empty registry: nothing is ever fetched
         self._plain = _is_plain(schema)
@@ -222,7 +222,7 @@ def _rules(schema_text: str) -> ArgumentRules | BoundedRules:
 
 
 def rules_here(schema_text: str) -> ArgumentRules:
-    """The rules that are applied in this process, whatever time that takes."""
+    """The rules that are applied in this process, without a time limit."""
     schema = json.loads(schema_text)
     if not isinstance(schema, dict):
         raise SchemaUnusable("its parameters are not an object")

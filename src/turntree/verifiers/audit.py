@@ -1,8 +1,8 @@
-"""Does a verifier hold what it must before it pays for anything? Gold scores 1; broken copies of gold are counted.
+"""Audit of a verifier: demonstrations (gold) must score 1, and accepted broken copies of them are counted.
 
-Run it before profiling: a verifier that refuses its own demonstrations makes every turn look hard, and one that
-accepts emptied or multiplied calls will be found out by the policy (both happened in published set-ups). Equivalent
-rewrites of gold (`rewrites`) show the other fault: how much that does the same is refused.
+Run it before profiling: a verifier that refuses demonstrations makes every turn look hard, and one that accepts emptied
+or repeated calls will be exploited by the policy (both happened in published set-ups). Equivalent rewrites of gold
+(`rewrites`) measure the opposite fault: equivalent actions that are refused.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Offender:
-    """A verdict that should have been another one."""
+    """A wrong verdict."""
 
     state: str
     copy: str  # "gold", or the name of the mutation or rewrite
@@ -72,9 +72,9 @@ class Offender:
 
 @dataclass(frozen=True)
 class VerifierAudit:
-    """`gold`: demonstrations judged against themselves; `mutations`: name of the mutation -> what became of it;
-    `rewrites`: the same of copies that do the same. `strict_refused` counts those rewrites that the verifier accepts
-    and exact matching does not. `paid` and `refused` are the first wrong verdicts of every kind."""
+    """`gold`: demonstrations judged against themselves; `mutations`: name of the mutation -> verdict counts;
+    `rewrites`: the same for equivalent copies. `strict_refused` counts those rewrites that the verifier accepts and
+    exact matching does not. `paid` and `refused` are the first wrong verdicts of every kind."""
 
     verifier: str
     states: int
@@ -146,7 +146,7 @@ def audit_verifier(
     for state in states:
         count += 1
         if judged(state, "gold", state.demonstration, gold, 1.0) is None:
-            continue  # nothing can be said of its copies
+            continue  # its copies cannot be judged either
         for name, mutate in mutations.items():
             action = mutate(state)
             if action is not None:

@@ -1,7 +1,7 @@
 """The hierarchical reward of a question-answering episode: format, then correctness, then the tools (ARPO, Tool-Star).
 
-It reads the policy's last message and the record of what was executed, nothing else: what a tool returned, what the
-prompt shows and what the policy *says* it called can neither earn a reward nor spoil one.
+It reads only the policy's last message and the record of executed calls: tool outputs, the prompt and the calls that
+the policy *claims* cannot change the reward.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class HierarchicalConfig:
     boxed: Literal["optional", "required"] = "optional"
     """Whether an answer must stand in a \\boxed{} inside its tags, or may."""
     cut_turns: Literal["fail", "judge"] = "fail"
-    """An answer that the token limit cut is none, or is read."""
+    """Whether an answer that the token limit cut is refused (fail) or read (judge)."""
 
     def __post_init__(self) -> None:
         if self.format_penalty > 0 or self.tool_bonus < 0:

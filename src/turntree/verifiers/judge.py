@@ -2,7 +2,8 @@
 
 The question is symmetric: the judge is shown two numbered actions and not which of them was demonstrated. It is asked
 `votes` times in either order. Both orders must agree; where they do not, where votes are split, or where no answer can
-be read, the judge abstains, which is no reward and not 0. What cannot be reached abstains as well, with its reason.
+be read, the judge abstains: there is no reward, which is not 0. An unreachable server counts as an abstention too, with
+its reason.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class LlmJudge:
         max_tokens: int = 0,
     ) -> None:
         if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"{url!r} is no URL", field="url", hint="write http://host:port/v1")
+            raise ConfigError(f"{url!r} is not a URL", field="url", hint="write http://host:port/v1")
         if votes < 1 or concurrency < 1 or retries < 0 or timeout <= 0:
             raise ConfigError(
                 "impossible judge settings", field="votes", hint="votes and concurrency >= 1, timeout > 0"
@@ -228,7 +229,7 @@ class _Cache:
             self._file.execute("create table if not exists answers (question text primary key, answer text not null)")
             self._file.commit()
         except sqlite3.Error as error:
-            raise InputError(f"is no cache of a judge ({error})", path=path, hint="name another file") from error
+            raise InputError(f"is not a judge cache ({error})", path=path, hint="name another file") from error
 
     def get(self, key: str) -> str | None:
         with self._using():

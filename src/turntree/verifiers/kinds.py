@@ -1,4 +1,4 @@
-"""What kind of tool a call is of, by its name, and which of its arguments say what.
+"""The kind of tool that a call uses, by its name, and the roles of its arguments.
 
 Agents call the same few kinds of tools by many names. A name that is not known here is of kind "other": all its
 arguments act and are compared as they are declared. A verifier's option `kinds` names more.
@@ -83,7 +83,7 @@ _NEEDS: Mapping[Kind, tuple[str, ...]] = {"shell": COMMAND, "edit": PATH, "read"
 
 
 def idle_of(call: ToolCall, kind: Kind) -> frozenset[str]:
-    """The arguments of a call that do not act. What OpenHands' `finish` says is for nobody but the user."""
+    """The arguments of a call that do not act. The text of OpenHands' `finish` is for the user only."""
     return IDLE[kind] | {"message"} if kind == "finish" and call.name == "finish" else IDLE[kind]
 
 

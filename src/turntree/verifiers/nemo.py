@@ -1,4 +1,5 @@
-"""The verifier `nemo`: what NVIDIA's released NeMo-Gym servers pay, leaks included, so that numbers can be compared.
+"""The verifier `nemo`: the rewards of NVIDIA's released NeMo-Gym servers, flaws included, so that numbers can be
+compared.
 
 Behaviour of NeMo-Gym 07d6b0d (August 2026): `single_step_tool_use_with_argument_comparison` (domains tau2,
 function_calling, search, swe, droid), the string rule of `terminus_judge` (domain terminal) and `swe_pivot`. Written
@@ -189,7 +190,7 @@ def _category(name: str) -> str:
 
 
 def _read(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the released code makes of arguments that are not JSON: none."""
+    """Arguments that are not JSON become no arguments, as in the released code."""
     return {} if MALFORMED in arguments else arguments
 
 
@@ -198,7 +199,7 @@ MALFORMED = "(arguments that are not JSON)"
 
 
 def _same_target(kinds: tuple[str, str], shown: Mapping[str, Any], tried: Mapping[str, Any]) -> bool:
-    """What is absent on either side matches everything: the released rule, and its leak."""
+    """A missing value on either side matches everything: the released rule, and its flaw."""
     if kinds == ("edit", "edit"):
         commands = str(shown.get("command", "")), str(tried.get("command", ""))
         if all(commands) and commands[0] != commands[1]:

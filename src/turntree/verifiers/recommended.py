@@ -1,10 +1,10 @@
 """The verifier `recommended`: does the action do what the demonstrated one does? It fails closed.
 
 A call is judged by what acts in it: arguments under their declared schema, shell commands by their parsed words, edits
-by the file that they leave, reading by the lines, searches by the query. Equal reward needs every demonstrated call
-once and no other. What rules refuse for sure (another tool, a call too many, broken arguments, a claim to be done
-where the demonstration acts, another destructive command) stays 0. What they leave open (other words of a message,
-another command of the same tool) is 0 too, unless `then` names a verifier that decides it.
+by the file that they leave, reading by the lines, searches by the query. Reward 1 needs every demonstrated call once
+and no other. Certain refusals (another tool, an extra call, broken arguments, a claim to be done where the
+demonstration acts, another destructive command) stay 0. Undecided cases (other words of a message, another command of
+the same tool) are 0 too, unless `then` names a verifier that decides them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True)
 class _Gold:
-    """What is needed of a demonstration to judge many actions. `calls` is None for a message."""
+    """A prepared demonstration, for judging many actions. `calls` is None for a message."""
 
     calls: tuple[Reading, ...] | None
     keys: Counter[Any]
@@ -250,7 +250,7 @@ class Recommended:
         return self._kinds.get(call.name, "other") if self._domain == "conversation" else kind_of(call, self._kinds)
 
     def _read(self, call: ToolCall, tools: tuple[dict[str, Any], ...], folder: str | None) -> Reading:
-        """Raises `SchemaUnusable` for a declaration that is none, ValueError for a call that cannot be read."""
+        """Raises `SchemaUnusable` for an invalid declaration, ValueError for a call that cannot be read."""
         known = declared(tools)
         if known and call.name in known:
             arguments = rules_of(known[call.name]["function"].get("parameters")).normal(call.arguments, _PLAIN)
@@ -313,7 +313,7 @@ class Recommended:
 
 
 def invalid(calls: Sequence[ToolCall], tools: tuple[dict[str, Any], ...]) -> str | None:
-    """What breaks a declaration; None where no tools are declared. Raises `SchemaUnusable`."""
+    """How a call violates its declaration; None where no tools are declared. Raises `SchemaUnusable`."""
     known = declared(tools)
     for call in calls:
         if not known or call.name == TERMINUS:
@@ -340,7 +340,7 @@ def query(text: str) -> str:
 
 
 def url(text: str) -> str:
-    """An address without what a server does not see, or does not tell apart."""
+    """An address without the parts that a server does not see or distinguish."""
     found = urlsplit(text.strip())
     where = found.path.rstrip("/")
     asked = f"?{found.query}" if found.query else ""

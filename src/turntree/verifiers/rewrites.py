@@ -1,4 +1,4 @@
-"""Copies of a demonstration for the audit: some that do another thing, some that do the same in other words.
+"""Copies of a demonstration for the audit: broken ones with another effect, and equivalent ones.
 
 Each is None where it does not apply. Nothing is drawn at random.
 """

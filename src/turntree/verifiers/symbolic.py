@@ -1,7 +1,7 @@
 """Mathematical expressions compared symbolically, within limits of time and memory.
 
-Needs the extra `math` (latex2sympy2_extended and sympy). Computer algebra knows no time limit of its own, hence
-processes that are killed (`workers`). They run `symbolic_worker`.
+Needs the extra `math` (latex2sympy2_extended and sympy). Computer algebra has no time limit, so it runs in processes
+that can be killed (`workers`). They run `symbolic_worker`.
 """
 
 from __future__ import annotations

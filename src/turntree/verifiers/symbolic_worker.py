@@ -94,7 +94,7 @@ def answer(texts: list[str]) -> bool:
     try:
         values = [parse(re.sub(r"\s+", " ", text)) for text in texts]
         return bool(len(values) == 1 or equal(*values))
-    except (Exception, RecursionError, MemoryError):  # whatever a policy wrote
+    except (Exception, RecursionError, MemoryError):  # a policy's text may raise anything
         return False
 
 

@@ -1,8 +1,8 @@
 """Schema-normalising comparison of tool calls: the demonstrated call, written in any equivalent way.
 
-It fails closed. What does not validate against the declared schema, calls a tool that is not declared, makes one call
-too many or talks instead of acting scores 0; a demonstration that breaks its own schema, or a schema that is none,
-cannot judge anything and gives no reward at all.
+It fails closed. An action scores 0 if it violates the declared schema, calls an undeclared tool, makes one call too
+many or answers with text instead of a call. A demonstration that violates its own schema, or an invalid schema, gives
+no reward.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Unjudgeable(Exception):
 
 
 class Remembered(Generic[T]):
-    """What was made of the last few states: a state is judged once for every sample."""
+    """A cache for the last few states, because a state is judged once per sample."""
 
     def __init__(self, count: int = 512) -> None:
         self._count = count
@@ -122,7 +122,7 @@ class ToolCallMatch:
         return Counter(self._canonical(call, tools) for call in message.tool_calls)
 
     def _canonical(self, call: ToolCall, tools: dict[str, dict[str, Any]]) -> tuple[str, str]:
-        """Raises ValueError for a call that breaks its declaration, `SchemaUnusable` for a declaration that is none."""
+        """Raises ValueError for a call that breaks its declaration, `SchemaUnusable` for an invalid declaration."""
         if not tools:
             return call.name, canonical_json(_fold(call.arguments, self._folding))
         if call.name not in tools:

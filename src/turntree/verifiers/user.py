@@ -1,9 +1,9 @@
-"""A user's own verifier: `--verifier module:function`.
+"""A custom verifier: `--verifier module:function`.
 
 The function is called as `function(state, action)` with a `TurnState` and an assistant `Message` and returns a reward
 in [0, 1], True or False, None when it cannot tell, or a whole `Verdict`. When it raises, the action was not judged: the
-verdict has no reward and names the error, so that a crash is counted and never punished. A reward that is none (NaN,
-outside [0, 1], another type) is a mistake in the function and stops the run.
+verdict has no reward and names the error, so that a crash is counted and never punished. An invalid reward (NaN,
+outside [0, 1], another type) is an error in the function and stops the run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class UserVerifier:
     def _reward(self, answer: Any) -> float:
         if not isinstance(answer, numbers.Real):
             raise InputError(
-                f"returned {type(answer).__name__}, which is no reward",
+                f"returned {type(answer).__name__}, which is not a reward",
                 field=self.name,
                 hint="return a number from 0 to 1, True, False, None or a Verdict",
             )

@@ -1,8 +1,8 @@
-"""Work that may never end, done in processes that are killed when it takes too long.
+"""Work that may never end, in processes that are killed when it takes too long.
 
-Computer algebra and regular expressions know no time limit of their own, and a limit by signals works in main threads
-only, while environments step in threads. The limit is one of CPU time where the work computes (so that a loaded
-machine decides what an idle one does), and one of wall-clock time behind it.
+Computer algebra and regular expressions have no time limit, and a limit by signals works in main threads only, while
+environments step in threads. The limit is CPU time (so that a loaded machine decides as an idle one), with a longer
+wall-clock limit as a fallback.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Workers:
             process.kill()
 
     def _forget(self) -> None:
-        """Begin without processes. After a fork those that there are belong to the parent."""
+        """Begin without processes. After a fork, existing ones belong to the parent."""
         self._places = threading.BoundedSemaphore(self._count)
         self._idle: list[subprocess.Popen[bytes]] = []
         self._running: set[subprocess.Popen[bytes]] = set()

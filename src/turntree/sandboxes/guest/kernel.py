@@ -1,4 +1,4 @@
-"""What the guest asks of the kernel beyond the standard library: privileges, Landlock, seccomp (all by ctypes)."""
+"""System calls of the guest beyond the standard library: privileges, Landlock, seccomp (all by ctypes)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def _prctl(option: int, *arguments: int | ctypes.c_void_p) -> None:
 
 
 def drop_privileges(uid: int | None) -> None:
-    """Become `uid` (None: stay who one is), without groups or capabilities, and out of reach of `/proc` and ptrace."""
+    """Switch to user `uid` (None: keep the current one), drop groups and capabilities, and block `/proc` and ptrace
+    access."""
     for capability in range(64) if os.geteuid() == 0 else ():
         if _libc.prctl(_CAPBSET_DROP, ctypes.c_ulong(capability), *[ctypes.c_ulong(0)] * 3) < 0:
             break  # past the last capability of this kernel, or the bounding set is out of reach (and then harmless)
@@ -61,7 +62,7 @@ def io_priority() -> int:
 
 
 def _column() -> int:
-    """Where the tables below have this machine's numbers. Raises `OSError` on an architecture they do not know."""
+    """The column of this machine's numbers in the tables below. Raises `OSError` for an unknown architecture."""
     machine = os.uname().machine
     if machine not in _MACHINES:
         raise OSError(errno.ENOSYS, f"no system-call filter for {machine}")
@@ -143,12 +144,12 @@ _KERNEL_SURFACE: dict[str, tuple[int | None, int | None]] = {
     "sched_setaffinity": (203, 122), "sched_setattr": (314, 274), "ioprio_set": (251, 30),
     "migrate_pages": (256, 238), "move_pages": (279, 239), "process_madvise": (440, 440),
     "process_mrelease": (448, 448),
-    # what tells of files that others use
+    # what reveals files that others use
     "inotify_init": (253, None), "inotify_init1": (294, 26), "inotify_add_watch": (254, 27),
     "fanotify_init": (300, 262), "fanotify_mark": (301, 263),
 }  # fmt: skip
-# what reaches other processes, or the owner, mode and times of any file, where all that lies around the program is
-# the host (Landlock does not look at these)
+# what reaches other processes, or the owner, mode and times of any file, where the program runs directly
+# on the host (Landlock does not cover these)
 _HOST_SURFACE: dict[str, tuple[int | None, int | None]] = {
     "fork": (57, None), "vfork": (58, None), "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131),
     "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424),
@@ -161,7 +162,7 @@ _HOST_SURFACE: dict[str, tuple[int | None, int | None]] = {
 _CLONE, _CLONE3, _SOCKET, _FCNTL, _IOCTL, _PRLIMIT = (56, 220), (435, 435), (41, 198), (72, 25), (16, 29), (302, 261)
 _IOPRIO_GET = (252, 31)
 _WATCH_COMMANDS = (1024, 1026)  # F_SETLEASE, F_NOTIFY: to be told when others open or change a file
-_OWNER_COMMANDS = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: a signal to somebody else on input
+_OWNER_COMMANDS = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: a signal to another process on input
 _OWNER_REQUESTS = (0x8901, 0x8902)  # FIOSETOWN, SIOCSPGRP
 
 
@@ -221,7 +222,7 @@ def _program(machine: str, alone: bool) -> list[_Instruction]:
 
 
 class SystemCallFilter:
-    """Assembled once, applied in each program's process. Raises `OSError` on an architecture it does not know."""
+    """Assembled once, applied in each program's process. Raises `OSError` for an unknown architecture."""
 
     def __init__(self, *, alone: bool) -> None:
         instructions = _program(list(_MACHINES)[_column()], alone)
@@ -231,5 +232,5 @@ class SystemCallFilter:
         )
 
     def apply(self) -> None:
-        """To this process and what it starts, for good."""
+        """Apply to this process and its children; it cannot be undone."""
         _prctl(_SET_SECCOMP, 2, ctypes.c_void_p(ctypes.addressof(self._header)))

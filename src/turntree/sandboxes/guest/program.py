@@ -1,4 +1,4 @@
-"""One program in a process of its own: started ahead of need, fed through a pipe, read with caps, ended for sure."""
+"""One program in its own process: started in advance, fed through a pipe, read with caps, always ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 
 from turntree.sandboxes.guest import kernel
 
-FLOOD_BYTES = 16 * 2**20  # a program that writes more than this is not going to stop
+FLOOD_BYTES = 16 * 2**20  # a program that writes more than this is ended
 _CHUNK = 65536
 _NAME = "<program>"
 _VALUE, _SOURCE = 3, 4  # descriptors in the program's process, beside the standard three
@@ -27,7 +27,7 @@ _BEGUN, _NOT_STARTED = b"+", b"-"  # what comes first from `_VALUE`, and what fo
 
 @dataclass(frozen=True)
 class Bounds:
-    """What each program's process is held to; `alone` says that nothing but the box shares its process space."""
+    """The limits of each program's process; `alone`: the box has its own process space."""
 
     memory_bytes: int
     file_bytes: int
@@ -46,7 +46,7 @@ class Stream:
     written: int = 0
 
     def read(self) -> bool:
-        """Take in what is there; False at the end."""
+        """Read what is available; False at the end."""
         try:
             chunk = os.read(self.descriptor, _CHUNK)
         except BlockingIOError:
@@ -89,8 +89,8 @@ class Program:
         self._exited = os.pidfd_open(self.process)
 
     def run(self, language: str, source: str, seconds: float) -> dict[str, Any]:
-        """Feed it, read it, end it. The reply of the protocol. Raises `ChildProcessError` when it never began: what
-        its process did is then no answer."""
+        """Feed it, read it, end it. Returns the reply of the protocol. Raises `ChildProcessError` when it never began:
+        the behaviour of its process is then not an answer."""
         started = time.monotonic()
         deadline = started + seconds
         timed_out, flooded = self._watch((language[0] + source).encode("utf-8", "replace"), deadline)
@@ -127,7 +127,7 @@ class Program:
         while (left := deadline - time.monotonic()) > 0:
             for descriptor, _ in poller.poll(left * 1000 + 1):
                 if descriptor == self._channel:
-                    os._exit(0)  # nobody waits for the answer: the box ends, and the program with it
+                    os._exit(0)  # the host hung up: the box ends, and the program with it
                 if descriptor == self._exited:
                     self._stop_feeding(poller)
                     return False, False

@@ -1,4 +1,4 @@
-"""The guest: a warm interpreter that lives in the box and runs one program after another, each in a fork of its own.
+"""The guest: a warm interpreter in the box that runs one program after another, each in its own fork.
 
 One JSON object a line over a socket that programs do not inherit: a request `{language, source, seconds}` and its
 reply (`Program.run`) with `dirty`, which says that the box is not as it was before the program and must not be used
@@ -23,13 +23,13 @@ from turntree.sandboxes.guest.program import Bounds, Program, reap
 
 
 def main(channel: int, settings: dict[str, Any]) -> None:
-    """Lock the door, then serve until the other end closes. `settings`: see `host.Box`."""
+    """Confine itself, then serve until the other end closes. `settings`: see `host.Box`."""
     link = socket.socket(fileno=channel)
     sys.path[:] = [entry for entry in sys.path if entry] + settings["packages"]
     for module in settings["preload"]:
         importlib.import_module(module)
     assert isinstance(sys.stdout, io.TextIOWrapper)
-    sys.stdout.reconfigure(line_buffering=True)  # what was said before a time limit is shown
+    sys.stdout.reconfigure(line_buffering=True)  # output before a time limit is shown
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # process 1 is spared the signals that it does not handle
     bounds = Bounds(**settings["bounds"])
     if bounds.alone:

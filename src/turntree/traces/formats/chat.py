@@ -1,4 +1,4 @@
-"""Chat rows: `{"messages": [...], "tools": [...], ...}`, the form that people and data sets share traces in."""
+"""Chat rows: `{"messages": [...], "tools": [...], ...}`, the common form of shared traces and data sets."""
 
 from __future__ import annotations
 

@@ -98,7 +98,8 @@ def _said(said: dict[str, Any]) -> list[Any]:
 
 
 def _call(text: Any) -> Any:
-    """A call written as JSON `{name, arguments}`; what is none is left to be refused as arguments that are no JSON."""
+    """A call written as JSON `{name, arguments}`. Other text is passed on and later refused as arguments that are not
+    JSON."""
     if isinstance(text, str):
         try:
             call = parse_object(text)
@@ -174,7 +175,7 @@ def read_react(row: dict[str, Any]) -> Iterator[ChatRow]:
     heading = ""
     for line in cast("Iterable[str]", row.get("events") or ()):
         if not isinstance(line, str):
-            raise RowRefused("malformed_field", "is no text", hint="give the file as text, not as JSON")
+            raise RowRefused("malformed_field", "is not text", hint="give the file as text, not as JSON")
         if _SECTION.match(line) or line.startswith("Question:"):
             if lines:
                 yield _react(lines, heading)
@@ -187,7 +188,7 @@ def read_react(row: dict[str, Any]) -> Iterator[ChatRow]:
 
 
 def _react(lines: list[str], heading: str) -> ChatRow:
-    """One question. Thought and action are a turn; lines that begin no step go on with the one before."""
+    """One question. Thought and action are one turn; lines that do not begin a step belong to the one before."""
     chat = ChatRow(messages=[], domain="search", rule="search")
     kind, last = "Question", ""
     for line in lines:

@@ -1,4 +1,4 @@
-"""Trajectories written as events or steps, of which each is an action, what came of it, or something said.
+"""Trajectories written as events or steps, each of which is an action, its result, or a message.
 
 | format | the row, or the file |
 |---|---|
@@ -251,7 +251,7 @@ def _step(step: dict[str, Any], chat: ChatRow) -> list[Any]:
             *({"role": "user", "content": text_in(r.get("content"))} for r in results if isinstance(r, dict)),
         ]
     if not all(isinstance(call, dict) for call in calls):
-        return [BrokenMessage("holds a call that is no object", turn=True, field="tool_calls")]
+        return [BrokenMessage("holds a call that is not an object", turn=True, field="tool_calls")]
     message["tool_calls"] = [call_of(c.get("function_name"), c.get("arguments"), c.get("tool_call_id")) for c in calls]
     return [message, *_atif_answers(calls, results)]
 
@@ -334,7 +334,10 @@ def _opencode_message(role: Any, parts: list[Any], chat: ChatRow) -> list[Any]:
 
     for part in parts:
         if not isinstance(part, dict):
-            return [*found, BrokenMessage("holds a part that is no object", turn=role == "assistant", field="parts")]
+            return [
+                *found,
+                BrokenMessage("has a part that is not an object", turn=role == "assistant", field="parts"),
+            ]
         kind = part.get("type")
         count_unknown(part, _PART_KEYS, "parts[].", chat.ignored)
         if kind == "text" and isinstance(part.get("text"), str):

@@ -1,4 +1,4 @@
-"""What evaluations write down about an episode, with the dialogue inside.
+"""Episode records that evaluations write, with the dialogue inside.
 
 | format | the row |
 |---|---|
@@ -53,7 +53,7 @@ def _is_record(row: dict[str, Any]) -> str:
 
 @told_by(_is_record)
 def read_record(row: dict[str, Any]) -> ChatRow:
-    """A rollout of the verifiers library. One that failed with an error is no demonstration and is left out."""
+    """A rollout of the verifiers library. One that failed with an error is not a demonstration and is left out."""
     meta = {key: row[key] for key in ("task", "env_name", "answer", "stop_condition") if row.get(key)}
     chat = ChatRow(
         messages=[],

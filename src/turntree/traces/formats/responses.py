@@ -2,8 +2,7 @@
 
 A rollout row holds `responses_create_params.input` and `response.output`; together they are the episode. A pivot row
 holds `expected_action` (or, for a Terminus harness, the text `expected_answer`): then that is the demonstration, its
-last turn and its only one, whatever a policy sampled into `response`, and `reward` (which judged that sample) says
-nothing about it.
+last turn and its only one. A policy's sample in `response` is ignored, and so is `reward`, which judged that sample.
 
 Some agents get their task without `input`: then the prompt is what `metadata` says it is, after the system prompt of
 the agent's configuration (`instance_config.agent_kwargs.system_prompt`).
@@ -46,7 +45,7 @@ _META_KEYS = ("_ng_task_index", "_ng_rollout_index", "instance_id", "category", 
 
 @told_by(lambda row: needs(row, responses_create_params=dict))
 def read_responses_row(row: dict[str, Any]) -> ChatRow:
-    """Items that are no messages, calls, outputs or reasoning are broken messages. Raises `RowRefused`."""
+    """Items other than messages, calls, outputs and reasoning are broken messages. Raises `RowRefused`."""
     request = object_of(row, "responses_create_params")
     action = _expected_action(row)
     pivot = action is not None
@@ -90,7 +89,7 @@ def _prompt_elsewhere(row: dict[str, Any], request: dict[str, Any], chat: ChatRo
 
 
 def _input_items(request: dict[str, Any]) -> list[Any]:
-    """The request's items; `instructions` speak first, and a plain text input is what the user said."""
+    """The request's items; `instructions` come first, and a plain text input is a user message."""
     instructions = request.get("instructions")
     first = [{"role": "system", "content": instructions}] if instructions else []
     if isinstance(request.get("input"), str):

@@ -1,4 +1,4 @@
-"""What every source format is turned into: a row in chat shape, its messages not yet parsed."""
+"""The common form of every source format: a row in chat shape, its messages not yet parsed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from turntree.observe.jsonl import parse_json
 F = TypeVar("F", bound=Callable[..., Any])
 Rule = Literal["turns", "tool_calls", "bash", "search"]
 
-# Marks that a format puts on raw messages, for what a message itself does not tell:
+# Marks that a format puts on raw messages, for facts that a message itself does not hold:
 ACT = (
     "_act"  # of an assistant message: "tool", "bash" or "search", where the action is written in its text; "" for none
 )
@@ -33,8 +33,8 @@ class RowRefused(InputError):
 
 
 class BrokenMessage(InputError):
-    """Stands among the messages of a row where one could not be read. The trace ends before it, as before any other
-    malformed message; `turn` says whether it was a turn of the agent, to be counted."""
+    """Placeholder in the messages of a row for one that could not be read. The trace ends before it, as before any
+    other malformed message; `turn` says whether it was a turn of the agent, to be counted."""
 
     def __init__(self, problem: str, *, turn: bool = False, field: str | None = None, hint: str | None = None) -> None:
         super().__init__(problem, field=field, hint=hint)
@@ -65,14 +65,14 @@ class ChatRow:
     ignored: Counter[str] = field(default_factory=Counter[str])
 
 
-WhyNot = Callable[[dict[str, Any]], str]  # "" for what is of the format, else what speaks against it
+WhyNot = Callable[[dict[str, Any]], str]  # "" for a row of the format, else why it is not
 
 
 @dataclass(frozen=True)
 class Told:
-    """How `--format auto` tells a format: by a `row`, or by the first row of a `session`, which is a file whose rows
-    are one recording (its reader gets `{"events": rows}`, of a text file its lines). A `general` format is chosen only
-    where no other recognises the row."""
+    """How `--format auto` recognises a format: by a `row`, or by the first row of a `session`, which is a file whose
+    rows are one recording (its reader gets `{"events": rows}`, of a text file its lines). A `general` format is chosen
+    only where no other recognises the row."""
 
     row: WhyNot | None = None
     session: WhyNot | None = None
@@ -98,7 +98,7 @@ def told(reader: Any) -> Told | None:
 
 
 def needs(row: Mapping[str, Any], **kinds: type) -> str:
-    """ "" where the row has all these keys with values of these types, else the first that speaks against it."""
+    """ "" where the row has all these keys with values of these types, else the first mismatch."""
     names = {list: "a list", dict: "an object", str: "text"}
     for key, kind in kinds.items():
         if key not in row:

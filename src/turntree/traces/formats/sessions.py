@@ -77,7 +77,7 @@ def read_codex(row: dict[str, Any]) -> Iterator[ChatRow]:
 
 
 def _codex_meta(payload: dict[str, Any], chat: ChatRow, sessions: list[str]) -> None:
-    """The first names the session; those that follow are of the sessions that it goes on from."""
+    """The first line names the session; later ones name the sessions that it continues."""
     sessions += [one for key in ("id", "session_id", "forked_from_id") if (one := text_of(payload, (key,)))]
     told: Any = payload.get("base_instructions") or payload.get("instructions")
     prompt = told.get("text") if isinstance(told, dict) else told
@@ -95,7 +95,7 @@ def _codex_result(payload: dict[str, Any], message: Any) -> Any:
 
 
 def _closed(chat: ChatRow, sessions: list[str]) -> ChatRow:
-    """All that goes back to one session is one group."""
+    """All traces that stem from one session are one group."""
     if sessions:
         chat.id = sessions[0] if chat.id == "1" else f"{sessions[0]}#{chat.id}"
         chat.group = sessions[-1]
@@ -135,7 +135,8 @@ def _is_claude(first: dict[str, Any]) -> str:
 def read_claude_code(row: dict[str, Any]) -> Iterator[ChatRow]:
     """A Claude Code session: its main thread and each sub-agent, one trace for each context.
 
-    What the user rewound to before is left out, counted as `abandoned_branch`. The system prompt is not recorded.
+    Branches that the user abandoned by rewinding are left out, counted as `abandoned_branch`. The system prompt is not
+    recorded.
     """
     threads: dict[str, _Thread] = {}
     owner: dict[str, str] = {}  # line -> its thread
@@ -200,7 +201,7 @@ class _Thread:
             yield chat
 
     def _rewind(self, line: dict[str, Any]) -> None:
-        """Where the user speaks after an earlier line than the last, what lies between is another branch."""
+        """Where a user message follows an earlier line than the last one, the lines between are another branch."""
         said: Any = line.get("message")
         content: Any = cast("dict[str, Any]", said).get("content") if isinstance(said, dict) else None
         if line.get("type") != "user" or not isinstance(content, str) or not self._lines:
@@ -245,7 +246,7 @@ def _claude(role: str, message: dict[str, Any], chat: ChatRow) -> list[Any]:
         else:
             chat.ignored[f"blocks of type {kind}"] += 1
     if not all(isinstance(text, str) for text in said):
-        return [BrokenMessage("holds a text that is none", turn=role == "assistant", field="message.content")]
+        return [BrokenMessage("holds a text block without text", turn=role == "assistant", field="message.content")]
     turn: dict[str, Any] = {"role": role, "content": "\n".join(said)}
     if role == "assistant":
         turn |= {RESPONSE: message.get("id")} | ({"tool_calls": calls} if calls else {})
@@ -254,7 +255,7 @@ def _claude(role: str, message: dict[str, Any], chat: ChatRow) -> list[Any]:
 
 
 def _shown(content: Any, chat: ChatRow) -> Any:
-    """What a tool returned, without what is no text (images, ...), which is counted."""
+    """The text that a tool returned; parts that are not text (images, ...) are left out and counted."""
     if not isinstance(content, list):
         return content
     texts = [part for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]

@@ -2,9 +2,9 @@
 
 tau-bench: a list of runs `{task_id, trial, reward, traj}` with chat messages in `traj`. Its few-shot files hold
 dialogues as text, `{messages_display}`, in which the calls are lost. tau2: a document `{info, tasks, simulations}`, or
-a folder with `results.json` and one file a simulation. Each simulation has `messages` with flat tool calls. What the
-simulated user did with tools of its own is not part of the agent's conversation and is left out, counted. tau2 files
-hold no system prompt: it is put together from the domain policy as the benchmark's own agent does.
+a folder with `results.json` and one file a simulation. Each simulation has `messages` with flat tool calls. Tool calls
+of the simulated user are not part of the agent's conversation; they are left out and counted. tau2 files hold no system
+prompt: it is put together from the domain policy as the benchmark's own agent does.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def _read_run(row: dict[str, Any]) -> ChatRow:
 
 
 def _read_display(row: dict[str, Any]) -> ChatRow:
-    """From the first turn on whose call was not recorded ("assistant: None"), no history is what it was."""
+    """The trace ends before the first turn whose call was not recorded ("assistant: None"), because later histories
+    would be wrong."""
     chat = ChatRow(messages=[], meta={"trajectory": "text"})
     _, *spoken = _SPEAKER.split(str(row["messages_display"]))
     lost = False
