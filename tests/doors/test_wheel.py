@@ -108,7 +108,7 @@ def test_a_run_by_names_that_is_killed_goes_on_to_the_same_artifacts(turntree, i
         capture_output=True,
     )
     assert died.returncode == -signal.SIGKILL, died.stderr
-    assert "goes on after step" in turntree(*ONLINE, "--out", "killed").stderr
+    assert "resumes after step" in turntree(*ONLINE, "--out", "killed").stderr
     weights = "model/model.safetensors"
     assert (place / "killed" / weights).read_bytes() == (whole / weights).read_bytes()
     for name in ("metrics.jsonl", "rollouts.jsonl", "trees.jsonl", "held_out.jsonl", "gate.jsonl"):

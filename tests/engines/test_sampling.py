@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from turntree.core.completion import GenerationRequest, Sampling
-from turntree.engines.sampling import Laws, draw, invert, nucleus, uniforms
+from turntree.engines.sampling import SamplingBatch, draw, invert, nucleus, uniforms
 
 CPU = torch.device("cpu")
 
 
-def laws_of(count: int, **sampling: float) -> Laws:
+def laws_of(count: int, **sampling: float) -> SamplingBatch:
     requests = [
         GenerationRequest(prompt_ids=(1,), sampling=Sampling(**sampling), seed=seed)  # type: ignore[arg-type]
         for seed in range(count)
     ]
-    return Laws.of(requests, [1] * count, CPU)
+    return SamplingBatch.of(requests, [1] * count, CPU)
 
 
 def test_the_first_draws_do_not_depend_on_how_many_follow() -> None:

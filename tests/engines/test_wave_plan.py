@@ -104,7 +104,7 @@ def test_a_mostly_dead_block_is_copied_down_and_its_matches_still_read_the_same(
         match = kept.find((*sequences[row], 1))
         assert match is not None
         kept.drop(match.entry)
-    kept.settle()
+    kept.compact()
     after = kept.find((*sequences[2], 1))
     assert after is not None
     assert (before.cache.rows, after.cache.rows) == (4, 1)
@@ -118,7 +118,7 @@ def test_the_bound_drops_whole_blocks_oldest_first() -> None:
     sequences = [tuple(range(100 * k, 100 * k + 40)) for k in range(3)]
     for ids in sequences:
         kept.add(KeptBlock(filled(1, 40)), [Retained(0, ids, 40)])
-        kept.settle()
+        kept.compact()
     assert [kept.find((*ids, 1)) is not None for ids in sequences] == [False, True, True]
     assert kept.held_tokens == 80
     kept.clear()
@@ -129,7 +129,7 @@ def test_a_block_larger_than_the_bound_keeps_the_rows_that_fit() -> None:
     kept = KeptSequences(100)
     sequences = [tuple(range(100 * row, 100 * row + 20)) for row in range(8)]
     kept.add(KeptBlock(filled(8, 20)), [Retained(row, ids, 20) for row, ids in enumerate(sequences)])
-    kept.settle()
+    kept.compact()
     assert [kept.find((*ids, 1)) is not None for ids in sequences] == [False] * 3 + [True] * 5
     last = kept.find((*sequences[7], 1))
     assert last is not None
@@ -161,11 +161,11 @@ def test_a_busy_block_is_neither_moved_nor_forgotten() -> None:
     block = KeptBlock(filled(4, 20), busy={3})
     kept.add(block, [Retained(0, tuple(range(20)), 20)])
     before = block.cache
-    kept.settle()
+    kept.compact()
     assert block.cache is before
     assert kept.held_tokens == 80
     block.busy.clear()
-    kept.settle()
+    kept.compact()
     assert kept.held_tokens == 20
 
 
@@ -174,6 +174,6 @@ def test_equal_sequences_are_kept_once() -> None:
     ids = tuple(range(20))
     for _ in range(2):
         kept.add(KeptBlock(filled(1, 20)), [Retained(0, ids, 20)])
-    kept.settle()
+    kept.compact()
     assert len(kept) == 1
     assert kept.held_tokens == 20

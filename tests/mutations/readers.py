@@ -17,7 +17,7 @@ from turntree.observe.files import file_hash
 from turntree.profiling.profile import Draft, Judge
 from turntree.profiling.samples import Sample
 from turntree.profiling.select import SelectConfig
-from turntree.profiling.tally import Tally
+from turntree.profiling.summary import ProfileSummary
 from turntree.traces.candidates import candidates
 from turntree.traces.schema import Trace, read_header, read_traces, write_traces
 from turntree.verifiers.strict import StrictMatch
@@ -74,14 +74,14 @@ def write_profile_file(path: Path) -> None:
     traces = path.parent / "traces.jsonl"
     write_trace_file(traces)
     rows: list[dict[str, Any]] = []
-    tally = Tally(4, None)
+    found = ProfileSummary(4, None)
     for state in states():
         draft = Draft(state, Judge(StrictMatch(), StrictMatch()))
         wrong = replace(state.demonstration, content="no", tool_calls=())
         cut = Sample(replace(wrong, cut=True))
         draft.add([Sample(state.demonstration), Sample(wrong), Sample(None, fault="lost"), cut])
         rows.append(json.loads(json.dumps(draft.finish(4, NO_COST).to_json())))
-        tally.add(rows[-1])
+        found.add(rows[-1])
     from turntree.core.config import Part, to_mapping
     from turntree.profiling.profile import ProfileConfig
     from turntree.stages.profile import ProfileStageConfig
@@ -95,7 +95,7 @@ def write_profile_file(path: Path) -> None:
         "verifier": "strict/1",
         "traces_hash": file_hash(traces),
     }
-    PROFILE.write(path, {**header, "summary": tally.summary({}), "timing": {"engine_seconds": 0.0}}, rows)
+    PROFILE.write(path, {**header, "summary": found.summary({}), "timing": {"engine_seconds": 0.0}}, rows)
 
 
 def read_by_selecting(path: Path) -> object:

@@ -15,7 +15,7 @@ from turntree.engines.scripted import ScriptedEngine
 from turntree.profiling.profile import Judge, ProfileConfig, profile_wave
 from turntree.profiling.rows import samples_of
 from turntree.profiling.samples import Sample, Sampler, one_by_one, together
-from turntree.profiling.settle import AdaptiveConfig, Prior
+from turntree.profiling.stopping import AdaptiveConfig, Prior
 from turntree.rollouts.local import Prompted
 from turntree.verifiers.strict import StrictMatch
 

@@ -241,7 +241,7 @@ def test_embedded_policies_keep_their_template() -> None:
 def test_unknown_families_options_and_foreign_tokenizers_end_in_one_line() -> None:
     with pytest.raises(ConfigError, match=r"'family' names no model family; family:NAME with one of"):
         parts.build("renderers", Part("family"), tokenizer=tiny_tokenizer(), folder=None)
-    with pytest.raises(ConfigError, match=r"'qwen9' is no model family.*family:NAME with one of qwen3, "):
+    with pytest.raises(ConfigError, match=r"'qwen9' is not a model family.*family:NAME with one of qwen3, "):
         family(tokenizer_of("qwen3"), "qwen9")
     with pytest.raises(ConfigError, match=r"renderer.loud.*qwen3 has no option 'loud'; the family has enable_thinking"):
         family(tokenizer_of("qwen3"), "qwen3", loud=True)

@@ -19,7 +19,7 @@ from turntree.engines.scripted import ScriptedEngine
 from turntree.profiling.profile import Draft, Judge, ProfileConfig, profile_wave
 from turntree.profiling.rows import judgements_of, samples_of
 from turntree.profiling.samples import Sampler, together
-from turntree.profiling.settle import Prior
+from turntree.profiling.stopping import Prior
 from turntree.renderers.template import ChatRenderer
 from turntree.rollouts.episodes import EpisodeConfig, grow
 from turntree.rollouts.local import judge_turn, render, rule_name, sample_local, score_local

@@ -47,8 +47,8 @@ def play(rollout: LiveRollout, turns: int, sample: int) -> Session:
     episode = Session(SimpleNamespace(), [], [TOLD])
     for turn in range(rollout.turns + 1, rollout.turns + turns + 1):
         action = Message("assistant", f"said {sample}.{turn}")
-        rollout.say(completion(sample, turn), action)
-        rollout.hear(answer(sample, turn), (30 + turn,), Cost(tool_calls=1))
+        rollout.append_turn(completion(sample, turn), action)
+        rollout.append_answer(answer(sample, turn), (30 + turn,), Cost(tool_calls=1))
         episode.actions.append(action)
         episode.answers.append(answer(sample, turn))
     return episode
@@ -121,7 +121,7 @@ def test_a_rollout_that_leaves_one_in_flight_knows_what_that_knew_and_the_tokens
     for each in (rollout, before):
         play(each, turns, 0)
     said = completion(0, turns + 1)
-    rollout.say(said, Message("assistant", "said"), shared=shared)
+    rollout.append_turn(said, Message("assistant", "said"), shared=shared)
     twin = rollout.branch(said, shared)
     start = said.token_ids[:shared]
     assert knows(twin) == {**knows(before), "token_ids": (*before.token_ids, *start), "begun": start}
@@ -130,8 +130,8 @@ def test_a_rollout_that_leaves_one_in_flight_knows_what_that_knew_and_the_tokens
     assert twin.request(config, 3).sampling.max_tokens == 8 - shared
     assert twin.request(config, 3).seed != before.request(config, 3).seed, "its draws are its own"
     rest = dataclasses.replace(said, token_ids=(7,), logprobs=(0.0,), entropies=(0.5,))
-    assert twin.said(rest) == (*start, 7)
-    twin.say(rest, Message("assistant", "other"))
+    assert twin.turn_tokens(rest) == (*start, 7)
+    twin.append_turn(rest, Message("assistant", "other"))
     assert twin.entropies[-1] == (*said.entropies[:shared], 0.5), "one for every token of the turn"
     assert not twin.begun and not twin.begun_entropies
 

@@ -16,8 +16,8 @@ from turntree.observe.files import file_hash
 from turntree.profiling.profile import Draft, Judge, ProfileConfig
 from turntree.profiling.samples import Sample
 from turntree.profiling.select import SelectConfig
-from turntree.profiling.settle import AdaptiveConfig
-from turntree.profiling.tally import Tally
+from turntree.profiling.stopping import AdaptiveConfig
+from turntree.profiling.summary import ProfileSummary
 from turntree.stages.profile import ProfileStageConfig
 from turntree.stages.rescore import RescoreConfig, run_rescore
 from turntree.stages.select import THRESHOLDS, run_select
@@ -43,15 +43,15 @@ def profile(folder: Path, *, verifier: Part = TOOL_CALL, adaptive: AdaptiveConfi
     profiling = ProfileConfig(rollouts=4, sampling=Sampling(max_tokens=9), adaptive=adaptive)
     config = ProfileStageConfig(traces=str(traces), verifier=verifier, split="train", profile=profiling)
     with open_verifier(verifier) as opened:
-        judge, tally, rows = Judge(opened, StrictMatch()), Tally(4, adaptive), []
+        judge, found, rows = Judge(opened, StrictMatch()), ProfileSummary(4, adaptive), []
     for trace, actions in zip(made, drawn, strict=True):
         (state,) = candidates(trace)
         draft = Draft(state, judge)
         draft.add([Sample(action, cost=Cost(turns=1)) for action in actions])
         rows.append(json.loads(json.dumps(draft.finish(4).to_json())))
-        tally.add(rows[-1])
+        found.add(rows[-1])
     named = {**NAMED, "verifier": judge.name, "traces_hash": file_hash(traces)}
-    summary = tally.summary({"too long": 2})
+    summary = found.summary({"too long": 2})
     header = {"config": to_mapping(config), **named, "summary": summary, "timing": {"engine_seconds": 2.0}}
     PROFILE.write(folder / "profile.jsonl", header, rows)
     return folder / "profile.jsonl"

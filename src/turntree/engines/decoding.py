@@ -22,7 +22,7 @@ from turntree.core.completion import GenerationRequest
 from turntree.engines.attention import DecodingCache, Group, Tails, shared_prefix_attention
 from turntree.engines.cache import RowCache
 from turntree.engines.kept import KeptBlock
-from turntree.engines.sampling import Laws, draw, truncates
+from turntree.engines.sampling import SamplingBatch, draw, truncates
 
 _MAX_LANE_RATIO = 2  # rows of one group have lanes of similar number
 
@@ -78,7 +78,7 @@ class _State:
     count_C: Tensor  # tokens drawn
     length_C: Tensor  # of the prompt
     limit_C: Tensor  # 0 marks an idle place
-    laws: Laws
+    sampling: SamplingBatch
 
     @classmethod
     def empty(cls, places: int, positions: int, device: torch.device) -> _State:
@@ -92,12 +92,12 @@ class _State:
             count_C=zeros(places, dtype=torch.long),
             length_C=zeros(places, dtype=torch.long),
             limit_C=zeros(places, dtype=torch.long),
-            laws=Laws.idle(places, positions, device),
+            sampling=SamplingBatch.idle(places, positions, device),
         )
 
     def tensors(self) -> list[Tensor]:
         drawn = [self.tokens_CT, self.logprobs_CT, self.entropies_CT, self.count_C, self.length_C, self.limit_C]
-        return drawn + self.laws.tensors()
+        return drawn + self.sampling.tensors()
 
     def grown(self, places: int, positions: int) -> _State:
         """The same with room for more places or completion positions."""
@@ -195,7 +195,7 @@ class Decoder:
     def _draw(self, places_N: Tensor, logits_NV: Tensor) -> list[Cell]:
         state = self._state
         position_N = state.count_C[places_N]
-        drawn = draw(logits_NV, state.laws, places_N, position_N)
+        drawn = draw(logits_NV, state.sampling, places_N, position_N)
         state.tokens_CT[places_N, position_N] = drawn.tokens
         state.logprobs_CT[places_N, position_N] = drawn.logprobs
         state.entropies_CT[places_N, position_N] = drawn.entropies
@@ -227,19 +227,19 @@ class Decoder:
         state.count_C[places] = 0
         state.length_C[places] = torch.tensor([cell.length for cell in cells], device=device)
         state.limit_C[places] = torch.tensor(limits, device=device)
-        new = Laws.of([cell.request for cell in cells], limits, device)
-        for old, values in zip(state.laws.tensors(), new.tensors(), strict=True):
+        new = SamplingBatch.of([cell.request for cell in cells], limits, device)
+        for old, values in zip(state.sampling.tensors(), new.tensors(), strict=True):
             old[(places, *map(slice, values.shape[1:]))] = values
         self._set_flags()
 
     def _set_flags(self) -> None:
         """Which work sampling for the present cells needs."""
-        laws = [cell.request.sampling for cell in self._cells.values()]
-        self._state.laws = dataclasses.replace(
-            self._state.laws,
-            any_tempered=any(law.temperature not in (0, 1) for law in laws),
-            any_greedy=any(law.temperature == 0 for law in laws),
-            any_truncated=any(map(truncates, laws)),
+        samplings = [cell.request.sampling for cell in self._cells.values()]
+        self._state.sampling = dataclasses.replace(
+            self._state.sampling,
+            any_tempered=any(each.temperature not in (0, 1) for each in samplings),
+            any_greedy=any(each.temperature == 0 for each in samplings),
+            any_truncated=any(map(truncates, samplings)),
         )
 
     def _close_up(self) -> None:

@@ -30,7 +30,7 @@ from turntree.engines.kept import Entry, KeptBlock, KeptSequences
 from turntree.engines.limits import EngineConfig
 from turntree.engines.prefill import prefill
 from turntree.engines.requests import check_idle, check_requests, cost_of
-from turntree.engines.retention import bring_home, homes_of, vacate
+from turntree.engines.retention import bring_home, homes_of, release_row
 from turntree.engines.waves import Pool, Row, pools_of, rows_of
 
 _ROOM = 64  # slots set aside behind a prompt for what may follow it in place
@@ -324,9 +324,9 @@ class HFEngine:
         for flight in flights:
             del self._flights[flight.cell]
             flight.shared.cells -= 1
-            vacate(flight.cell)
+            release_row(flight.cell)
             self._release(flight.shared)
-        self._kept.settle()
+        self._kept.compact()
 
     def _release(self, shared: _Shared) -> None:
         """Close a row that no request continues or waits to continue."""

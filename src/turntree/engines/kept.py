@@ -115,7 +115,7 @@ class KeptSequences:
             entry.block.entries.remove(entry)
             self._unlist(entry)
 
-    def settle(self) -> None:
+    def compact(self) -> None:
         """Free blocks without entries, copy the living rows out of blocks that are mostly dead, respect the bound.
         Blocks with busy rows are left alone."""
         self._blocks = [block for block in self._blocks if block.entries]

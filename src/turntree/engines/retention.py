@@ -47,7 +47,7 @@ def bring_home(decoder: Decoder, kept: KeptSequences, cells: Sequence[Cell], tok
         kept.add(block, [Retained(cell.home.row, ids, len(ids) - 1) for cell, ids in sequences if cell.home])
 
 
-def vacate(cell: Cell) -> None:
+def release_row(cell: Cell) -> None:
     """Mark that the cell no longer writes to its home. A row of its own prefix stays busy while others continue it."""
     if cell.home is not None and cell.home.block.cache is not cell.prefix.cache:
         cell.home.block.busy.discard(cell.home.row)

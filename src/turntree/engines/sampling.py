@@ -31,8 +31,8 @@ def truncates(sampling: Sampling) -> bool:
 
 
 @dataclass(frozen=True)
-class Laws:
-    """The sampling laws of N requests as tensors. The flags say which work their draws need."""
+class SamplingBatch:
+    """The sampling parameters of N requests as tensors. The flags say which work their draws need."""
 
     temperature_N: Tensor  # 1 where greedy
     greedy_N: Tensor
@@ -44,27 +44,27 @@ class Laws:
     any_truncated: bool
 
     @classmethod
-    def of(cls, requests: Sequence[GenerationRequest], limits: Sequence[int], device: torch.device) -> Laws:
-        """The laws of requests that sample at most `limits` tokens."""
-        laws = [request.sampling for request in requests]
-        uniform_NT = np.zeros((len(laws), max(limits)), dtype=np.float32)
+    def of(cls, requests: Sequence[GenerationRequest], limits: Sequence[int], device: torch.device) -> SamplingBatch:
+        """The parameters of requests that sample at most `limits` tokens."""
+        samplings = [request.sampling for request in requests]
+        uniform_NT = np.zeros((len(samplings), max(limits)), dtype=np.float32)
         for row, request, limit in zip(uniform_NT, requests, limits, strict=True):
             if request.sampling.temperature > 0:
                 row[:limit] = uniforms(request.seed, limit)
         return cls(
-            temperature_N=torch.tensor([law.temperature or 1.0 for law in laws], device=device),
-            greedy_N=torch.tensor([law.temperature == 0 for law in laws], device=device),
-            top_p_N=torch.tensor([law.top_p for law in laws], dtype=torch.float32, device=device),
-            top_k_N=torch.tensor([law.top_k for law in laws], device=device),
+            temperature_N=torch.tensor([each.temperature or 1.0 for each in samplings], device=device),
+            greedy_N=torch.tensor([each.temperature == 0 for each in samplings], device=device),
+            top_p_N=torch.tensor([each.top_p for each in samplings], dtype=torch.float32, device=device),
+            top_k_N=torch.tensor([each.top_k for each in samplings], device=device),
             uniform_NT=torch.from_numpy(uniform_NT).to(device),
-            any_tempered=any(law.temperature not in (0, 1) for law in laws),
-            any_greedy=any(law.temperature == 0 for law in laws),
-            any_truncated=any(map(truncates, laws)),
+            any_tempered=any(each.temperature not in (0, 1) for each in samplings),
+            any_greedy=any(each.temperature == 0 for each in samplings),
+            any_truncated=any(map(truncates, samplings)),
         )
 
     @classmethod
-    def idle(cls, requests: int, positions: int, device: torch.device) -> Laws:
-        """Room for the laws of this many requests."""
+    def idle(cls, requests: int, positions: int, device: torch.device) -> SamplingBatch:
+        """Room for the parameters of this many requests."""
         return cls(
             temperature_N=torch.ones(requests, device=device),
             greedy_N=torch.zeros(requests, dtype=torch.bool, device=device),
@@ -89,25 +89,25 @@ class Draw:
     entropies: Tensor
 
 
-def draw(logits_RV: Tensor, laws: Laws, request_R: Tensor, position_R: Tensor) -> Draw:
+def draw(logits_RV: Tensor, batch: SamplingBatch, request_R: Tensor, position_R: Tensor) -> Draw:
     """Sample completion position `position_R[r]` of request `request_R[r]` from its next-token logits.
 
     Statistics are float32 over the full vocabulary: of softmax(logits / temperature), at temperature 1 for greedy
     rows. Where top-k or top-p truncates, they are those of the truncated, renormalised distribution.
     """
     logits_RV = logits_RV.float()
-    greedy_R = laws.greedy_N[request_R]
-    if laws.any_tempered:
-        logits_RV = logits_RV / laws.temperature_N[request_R, None]
-    if laws.any_truncated:
-        kept_RV = nucleus(logits_RV, laws.top_p_N[request_R], laws.top_k_N[request_R])
+    greedy_R = batch.greedy_N[request_R]
+    if batch.any_tempered:
+        logits_RV = logits_RV / batch.temperature_N[request_R, None]
+    if batch.any_truncated:
+        kept_RV = nucleus(logits_RV, batch.top_p_N[request_R], batch.top_k_N[request_R])
         logits_RV = logits_RV.masked_fill(~(kept_RV | greedy_R[:, None]), float("-inf"))
     # Few passes over [R, V]: at small models they cost as much as the output layer. The clamp makes 0 log 0 = 0.
     shifted_RV = (logits_RV - logits_RV.amax(-1, keepdim=True)).clamp_(min=-1e4)
     mass_RV = shifted_RV.exp()
     total_R = mass_RV.sum(-1)
-    tokens_R = invert(mass_RV, laws.uniform_NT[request_R, position_R])
-    if laws.any_greedy:
+    tokens_R = invert(mass_RV, batch.uniform_NT[request_R, position_R])
+    if batch.any_greedy:
         tokens_R = torch.where(greedy_R, logits_RV.argmax(-1), tokens_R)
     logprobs_R = shifted_RV.gather(-1, tokens_R[:, None])[:, 0] - total_R.log()
     entropies_R = total_R.log() - torch.linalg.vecdot(mass_RV, shifted_RV) / total_R

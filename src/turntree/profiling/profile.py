@@ -15,7 +15,7 @@ from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.observe.artifacts import MOST_ROLLOUTS
 from turntree.profiling.rows import SCHEMA, CandidateProfile, Judgement, Stop, StoredProfile
 from turntree.profiling.samples import Sample, Sampler
-from turntree.profiling.settle import AdaptiveConfig, Forecast, Prior, Settler
+from turntree.profiling.stopping import AdaptiveConfig, Forecast, Prior, StoppingRule
 from turntree.rollouts.local import CutTurns, Prompted, judge_turn, rule_name
 
 __all__ = ["SCHEMA", "Draft", "Judge", "ProfileConfig", "profile_wave"]
@@ -93,9 +93,9 @@ class Draft:
     def add(self, samples: Sequence[Sample]) -> None:
         self._samples += samples
 
-    def look(self, settler: Settler) -> bool:
+    def look(self, stopping: StoppingRule) -> bool:
         """Whether the rollouts so far settle the candidate."""
-        forecast = settler.settled(self.rewards)
+        forecast = stopping.settled(self.rewards)
         if forecast is not None and self._first is None:
             self._first = (len(self._samples), forecast)
         return forecast is not None
@@ -135,7 +135,7 @@ def profile_wave(
 ) -> list[CandidateProfile]:
     """Profile the candidates of one wave. The rollouts of a candidate depend on its id and `config.seed`, not on the
     wave. Their number also depends on `prior`, which stays fixed during the wave."""
-    settler = None if config.adaptive is None else Settler(config.adaptive, config.rollouts, prior)
+    stopping = None if config.adaptive is None else StoppingRule(config.adaptive, config.rollouts, prior)
     drafts = [Draft(item.state, judge) for item in prompted]
     drawing = list(zip(prompted, drafts, strict=True))
     drawn = 0
@@ -144,8 +144,8 @@ def profile_wave(
         for (_, draft), more in zip(drawing, samples, strict=True):
             draft.add(more)
         drawn = look
-        if settler is not None and look < config.rollouts:
-            settled = {id(draft) for _, draft in drawing if draft.look(settler)}
+        if stopping is not None and look < config.rollouts:
+            settled = {id(draft) for _, draft in drawing if draft.look(stopping)}
             drawing = [(i, d) for i, d in drawing if id(d) not in settled or _audited(d.state, config)]
     return [draft.finish(config.rollouts) for draft in drafts]
 

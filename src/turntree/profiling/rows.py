@@ -125,7 +125,7 @@ class CandidateProfile:
             "reward_var": variance,
             "low": low,
             "high": high,
-            "demonstrated": action_text(state.demonstration),
+            "demonstrated": one_line(state.demonstration),
             "state": state_hash(state),
             "reference": reference_hash(state),
             "actions": actions,
@@ -229,7 +229,7 @@ def reference_hash(state: TurnState) -> str:
     return _digest([state.demonstration.to_chat(), state.environment])
 
 
-def action_text(message: Message) -> str:
+def one_line(message: Message) -> str:
     """An action as one readable line, which also serves as the key for counting equal actions: call ids (drawn at
     random) and the order of arguments do not matter."""
     calls = " ".join(f"{call.name}({json.dumps(call.arguments, sort_keys=True)})" for call in message.tool_calls)

@@ -116,9 +116,9 @@ def _advance(played: _Played, completion: Completion, renderer: Renderer, config
     try:
         action = played_turn(renderer, completion.token_ids, completion, config, environment.tools)
     except RendererFault as fault:
-        rollout.say(completion, Message("assistant"))  # sampled tokens stay in the tree and its cost
+        rollout.append_turn(completion, Message("assistant"))  # sampled tokens stay in the tree and its cost
         return fault.ending
-    rollout.say(completion, action)
+    rollout.append_turn(completion, action)
     if config.fails(action):
         return cut_ending(rollout, environment, config)
     started = time.perf_counter()
@@ -128,8 +128,8 @@ def _advance(played: _Played, completion: Completion, renderer: Renderer, config
         return Ending(StopReason.ENVIRONMENT_ERROR, Verdict(None, f"{type(error).__name__}: {error}"))
     cost = Cost(tool_calls=1, environment_seconds=time.perf_counter() - started)
     try:
-        rollout.hear(observation, answer_tokens(rollout, observation, environment, renderer), cost)
+        rollout.append_answer(observation, answer_tokens(rollout, observation, environment, renderer), cost)
     except RendererFault as fault:
-        rollout.hear(observation, (), cost)
+        rollout.append_answer(observation, (), cost)
         return fault.ending
     return ending_of(rollout, environment, config)

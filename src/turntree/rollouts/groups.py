@@ -171,7 +171,7 @@ class Group:
         """Count the cost of a failed call of the rollout."""
         self.owed[key] = self.owed.get(key, NO_COST) + cost
 
-    def settle(self, key: Key) -> Cost:
+    def pop_owed(self, key: Key) -> Cost:
         """Pop the cost of the rollout's failed calls, to charge to its next node."""
         return self.owed.pop(key, NO_COST)
 

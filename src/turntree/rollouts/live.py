@@ -97,11 +97,11 @@ class LiveRollout:
         sampling = replace(config.sampling, max_tokens=config.sampling.max_tokens - len(self.begun))
         return GenerationRequest(prompt_ids=self.token_ids, sampling=sampling, seed=key, retain=True)
 
-    def said(self, completion: Completion) -> tuple[int, ...]:
+    def turn_tokens(self, completion: Completion) -> tuple[int, ...]:
         """The whole turn that ends with `completion`."""
         return (*self.begun, *completion.token_ids)
 
-    def say(self, completion: Completion, action: Message, *, shared: int = 0) -> None:
+    def append_turn(self, completion: Completion, action: Message, *, shared: int = 0) -> None:
         """Append the sampled completion, its first `shared` tokens as a separate node."""
         node = self.tree.add_completion(self.leaf, completion, action, shared=shared)
         assert node.parent is not None
@@ -159,7 +159,7 @@ class LiveRollout:
             forked_at=turn,
         )
 
-    def hear(self, observation: Observation, added: tuple[int, ...], cost: Cost) -> None:
+    def append_answer(self, observation: Observation, added: tuple[int, ...], cost: Cost) -> None:
         """Append the environment's answer."""
         said = {"messages": observation.messages, "metrics": observation.metrics}
         node = self.tree.add(self.leaf, NodeKind.OBSERVATION, added, **said, cost=cost)

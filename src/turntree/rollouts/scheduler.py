@@ -244,7 +244,7 @@ class _Run:
     def abandon(self) -> None:
         """Cancel everything in flight."""
         for place in [*self._places, *self._branches]:
-            self._vacate(place)
+            self._release(place)
 
     # places
 
@@ -254,7 +254,7 @@ class _Run:
             place = next(iter(self._branches), None)
             if place is not None:
                 del self._branches[place]
-                self._seat(place)
+                self._assign(place)
                 assert place.rollout is not None
                 self._submit(place, place.rollout)
                 continue
@@ -268,10 +268,10 @@ class _Run:
             group.started += 1
             if group.started == group.wanted:
                 self._refilling.pop(group, None)
-            self._seat(place)
+            self._assign(place)
             self._reset(place)
 
-    def _seat(self, place: _Place) -> None:
+    def _assign(self, place: _Place) -> None:
         place.started = self._scheduler.clock()
         self._places[place] = None
         self._by_session[place.session] = place
@@ -296,7 +296,7 @@ class _Run:
         self._groups[group] = None
         return group
 
-    def _vacate(self, place: _Place) -> None:
+    def _release(self, place: _Place) -> None:
         """Free a place and cancel its request or call, whose cost is charged to the rollout."""
         if place in self._branches:
             del self._branches[place]
@@ -327,13 +327,13 @@ class _Run:
     def _advance(self) -> None:
         """Process the environments' answers, then let the engine work until something is finished."""
         while answers := self._answered():
-            self._hear(answers)
+            self._take_answers(answers)
             self._admit()
         look = self._pool.in_flight and not self._config.deterministic
         if self._engine.in_flight:
-            self._say(self._timed(self._engine.poll, _TICK if look else self._patience()))
+            self._take_completions(self._timed(self._engine.poll, _TICK if look else self._patience()))
         elif look:
-            self._hear(self._timed(self._pool.poll, self._patience()))
+            self._take_answers(self._timed(self._pool.poll, self._patience()))
         self._expire()
 
     def _answered(self) -> list[Answer]:
@@ -361,7 +361,7 @@ class _Run:
         usage.engine_seconds += seconds if requests else 0.0
         return found
 
-    def _say(self, batch: list[Finished]) -> None:
+    def _take_completions(self, batch: list[Finished]) -> None:
         """Append what the engine sampled and step the environments."""
         self._generated += len(batch)
         for finished in batch:
@@ -372,22 +372,22 @@ class _Run:
                 self._fail(place, StopReason.ENGINE_ERROR, finished.fault or "")
                 continue
             try:
-                self._speak(place, place.rollout, finished.completion)
+                self._take_turn(place, place.rollout, finished.completion)
             except RendererFault as fault:
-                place.rollout.say(finished.completion, Message("assistant"))  # sampled tokens stay in the tree
+                place.rollout.append_turn(finished.completion, Message("assistant"))  # sampled tokens stay in the tree
                 self._end(place, fault.ending)
-        self._settle()
+        self._look_at_groups()
 
-    def _speak(self, place: _Place, rollout: LiveRollout, completion: Completion) -> None:
+    def _take_turn(self, place: _Place, rollout: LiveRollout, completion: Completion) -> None:
         """Append a turn, fork where the brancher decides so, and step the environment unless the turn was cut."""
         group, episodes = place.group, self._config.episodes
-        action = played_turn(self._renderer, rollout.said(completion), completion, episodes, group.task.tools)
+        action = played_turn(self._renderer, rollout.turn_tokens(completion), completion, episodes, group.task.tools)
         fails = episodes.fails(action)
         if fails:  # no answer will follow that could carry it
-            completion = replace(completion, cost=completion.cost + group.settle(place.key))
+            completion = replace(completion, cost=completion.cost + group.pop_owed(place.key))
         decision = self._decide(group, rollout, completion)
         shared = decision.shared if decision is not None and decision.branches > 1 else 0
-        rollout.say(completion, action, shared=shared)
+        rollout.append_turn(completion, action, shared=shared)
         if decision is not None:
             self._fork(place, rollout, completion, decision)
         elif place.key[0] >= group.initial and len(place.key) == 1 and rollout.turns == 0:
@@ -415,7 +415,7 @@ class _Run:
         self._branches[_Place(group, rollout.key, session, 0.0, rollout)] = None
         self._usage.forked += 1
 
-    def _hear(self, batch: list[Answer]) -> None:
+    def _take_answers(self, batch: list[Answer]) -> None:
         """Append what the environments answered and ask the engine for the next turns."""
         for answer in batch:
             if (place := self._by_session.get(answer.session)) is None:
@@ -424,10 +424,10 @@ class _Run:
             if answer.observation is None:
                 self._fail(place, StopReason.ENVIRONMENT_ERROR, answer.fault or "")
             else:
-                self._heard(place, answer.observation)
-        self._settle()
+                self._take_observation(place, answer.observation)
+        self._look_at_groups()
 
-    def _heard(self, place: _Place, observation: Observation) -> None:
+    def _take_observation(self, place: _Place, observation: Observation) -> None:
         try:
             if place.rollout is None:
                 self._plant(place, observation)
@@ -457,7 +457,7 @@ class _Run:
     def _extend(self, place: _Place, rollout: LiveRollout, observation: Observation) -> None:
         group = place.group
         added = answer_tokens(rollout, observation, group.task, self._renderer)
-        rollout.hear(observation, added, group.settle(place.key))
+        rollout.append_answer(observation, added, group.pop_owed(place.key))
         self._touched[group] = None
         ending = ending_of(rollout, group.task, self._config.episodes, self._scheduler.rewards)
         if ending is None:
@@ -488,21 +488,21 @@ class _Run:
     # endings
 
     def _end(self, place: _Place, ending: Ending) -> None:
-        self._vacate(place)
+        self._release(place)
         place.group.endings[place.key] = ending
         place.group.episodes[place.key] = place.session
         self._touched[place.group] = None
 
     def _stop_playing(self, group: Group) -> None:
         for place in self._of(group):
-            self._vacate(place)
+            self._release(place)
         self._refilling.pop(group, None)
         self._touched[group] = None
 
     def _of(self, group: Group) -> list[_Place]:
         return [place for place in (*self._places, *self._branches) if place.group is group]
 
-    def _settle(self) -> None:
+    def _look_at_groups(self) -> None:
         """Ask the gate about the groups with news, and finish those that are over.
 
         Call it after a whole batch of news, never in between, because a cut needs all costs to be recorded.
@@ -511,7 +511,7 @@ class _Run:
         for group in touched:
             if group not in self._groups:
                 continue
-            self._consult(group)
+            self._ask_gate(group)
             while group.ended and group.missing and group.cut is None:  # again where leaves are left out: none starts
                 self._complete(group)
             if group.over:
@@ -540,7 +540,7 @@ class _Run:
             self._usage.refilled += group.wanted - group.started
             self._refilling[group] = None
 
-    def _consult(self, group: Group) -> None:
+    def _ask_gate(self, group: Group) -> None:
         """Ask the gate about every turn that the group has reached since it was last asked."""
         gate = self._scheduler.gate
         while gate is not None and not group.decided and group.reached(group.asked + 1):
@@ -579,7 +579,7 @@ class _Run:
             if now - place.started < config.rollout_seconds:
                 break
             self._cancel([place], "rollout", config.rollout_seconds)
-        self._settle()
+        self._look_at_groups()
 
     def _cancel(self, places: list[_Place], what: str, limit: float) -> None:
         for place in places:

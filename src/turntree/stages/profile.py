@@ -28,8 +28,8 @@ from turntree.observe.wave_log import WaveLog, open_log
 from turntree.profiling.profile import Judge, profile_wave
 from turntree.profiling.rows import StoredProfile
 from turntree.profiling.samples import Sampler, one_by_one, together
-from turntree.profiling.settle import Prior
-from turntree.profiling.tally import Tally
+from turntree.profiling.stopping import Prior
+from turntree.profiling.summary import ProfileSummary
 from turntree.rollouts.local import Prompted
 from turntree.stages.config import ProfileStageConfig
 from turntree.stages.policy import Speaker, open_speaker
@@ -78,7 +78,7 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
             )
             header = {"config": to_mapping(config), **made_from}
             return write_profile(
-                log, header, Tally(config.profile.rollouts, config.profile.adaptive), surveyed.skipped, out
+                log, header, ProfileSummary(config.profile.rollouts, config.profile.adaptive), surveyed.skipped, out
             )
 
 
@@ -216,7 +216,7 @@ def work(
 
 
 def write_profile(
-    log: WaveLog, header: dict[str, Any], tally: Tally, skipped: Counter[str], out: Path
+    log: WaveLog, header: dict[str, Any], found: ProfileSummary, skipped: Counter[str], out: Path
 ) -> dict[str, Any]:
     """Write the table of all waves with its summary, and delete the log. Raises `InputError` when no candidate could be
     profiled, or no rollout has a reward."""
@@ -226,19 +226,19 @@ def write_profile(
         reasons.update(wave["skipped"])
         seconds.update(wave["timing"])
         for row in wave["rows"]:
-            tally.add(row)
-    if not tally.candidates:
+            found.add(row)
+    if not found.candidates:
         log.remove()
         counted = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
         unrendered = any(reason.startswith("renderer_error") for reason in reasons)
         hint = "see turntree check model" if unrendered else "raise --max-tokens"
         raise InputError(f"holds no state that fits ({counted})", path=header["config"]["traces"], hint=hint)
-    if not tally.scored:
+    if not found.scored:
         log.remove()
-        counted = ", ".join(f"{count} {reason}" for reason, count in tally.unscored.items())
+        counted = ", ".join(f"{count} {reason}" for reason, count in found.unscored.items())
         hint = "look at the model and the verifier; nothing was written"
         raise InputError(f"no rollout has a reward ({counted})", path=header["config"]["traces"], hint=hint)
-    summary = tally.summary(reasons)
+    summary = found.summary(reasons)
     rows = (row for wave in log for row in wave["rows"])
     PROFILE.write(out, {**header, "summary": summary, "timing": dict(seconds)}, rows)
     log.remove()

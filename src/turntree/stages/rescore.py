@@ -18,8 +18,8 @@ from turntree.observe.files import file_hash
 from turntree.observe.wave_log import open_log
 from turntree.profiling.profile import Draft, Judge
 from turntree.profiling.rows import StoredProfile, samples_of
-from turntree.profiling.settle import Prior, Settler
-from turntree.profiling.tally import Tally
+from turntree.profiling.stopping import Prior, StoppingRule
+from turntree.profiling.summary import ProfileSummary
 from turntree.stages.config import ProfileStageConfig, RescoreConfig
 from turntree.stages.profile import Survey, Wave, stream_candidates, survey, work, write_profile
 from turntree.stages.verifier import open_verifier
@@ -55,7 +55,7 @@ def _rescored(
     """The profile `made` with the stored samples judged by `verifier`."""
     judge = Judge(verifier, StrictMatch(), cut_turns=made.profile.cut_turns)
     rollouts, adaptive = made.profile.rollouts, made.profile.adaptive
-    settler = None if adaptive is None else Settler(replace(adaptive, confidence=1.0), rollouts, Prior(rollouts))
+    stopping = None if adaptive is None else StoppingRule(replace(adaptive, confidence=1.0), rollouts, Prior(rollouts))
 
     def judged(states: Sequence[TurnState]) -> Wave:
         rows: list[dict[str, Any]] = []
@@ -64,8 +64,8 @@ def _rescored(
             if row is not None:
                 draft = Draft(state, judge)
                 draft.add(samples_of(row))
-                if settler is not None and row["rollouts"] < rollouts:
-                    draft.look(settler)
+                if stopping is not None and row["rollouts"] < rollouts:
+                    draft.look(stopping)
                 rows.append(draft.finish(rollouts, Cost(**row["cost"])).to_json())
         return {"rows": rows, "skipped": {}, "timing": {}}
 
@@ -76,4 +76,4 @@ def _rescored(
     with open_log(out.with_name(f"{out.name}.waves"), identity, overwrite=overwrite) as log:
         states = stream_candidates(made.traces, made.split, made.limit)
         work(log, states, surveyed.candidates, made.profile.wave, judged, lambda wave: None)
-        return write_profile(log, header, Tally(rollouts, adaptive), Counter(skipped), out)
+        return write_profile(log, header, ProfileSummary(rollouts, adaptive), Counter(skipped), out)

@@ -135,7 +135,7 @@ def _cut(trees: Sequence[RolloutTree], segment: Segment, max_tokens: int) -> lis
         raise InputError(
             f"a path of {trees[segment.tree].task_id!r} has {longest} tokens, above {max_tokens}",
             field="max_tokens",
-            hint=f"raise max_tokens to at least {longest} (--set train.max_tokens={longest}), or leave such long states out",
+            hint=f"raise max_tokens to at least {longest} (--set train.max_tokens={longest}), or leave it out",
         )
     return parts
 

@@ -9,7 +9,7 @@ from scipy.stats import betabinom
 
 from turntree.core.errors import ConfigError
 from turntree.profiling.rows import Class, class_of
-from turntree.profiling.settle import AdaptiveConfig, Prior, Settler, way_of
+from turntree.profiling.stopping import AdaptiveConfig, Prior, StoppingRule, way_of
 
 K = 16
 outcomes = st.lists(st.sampled_from([0.0, 1.0]), min_size=K, max_size=K)
@@ -20,15 +20,15 @@ def row(successes: int, failures: int) -> dict:
     return {"successes": successes, "rollouts": successes + failures, "unjudged": 0, "actions": actions}
 
 
-def settler(rollouts: int = K, rows: tuple[dict, ...] = (), **settings) -> Settler:
+def stopping(rollouts: int = K, rows: tuple[dict, ...] = (), **settings) -> StoppingRule:
     prior = Prior(rollouts)
     prior.learn(rows)
-    return Settler(AdaptiveConfig(**settings), rollouts, prior)
+    return StoppingRule(AdaptiveConfig(**settings), rollouts, prior)
 
 
 @given(outcomes, st.sampled_from([0.3, 0.6, 1.0]), st.sampled_from(["selection", "class"]))
 def test_what_is_certain_early_is_what_all_rollouts_find(rewards, threshold, settle):
-    certain = settler(confidence=1.0, threshold=threshold, settle=settle)
+    certain = stopping(confidence=1.0, threshold=threshold, settle=settle)
     config = AdaptiveConfig(threshold=threshold, settle=settle)
     for count in range(1, K + 1):
         forecast = certain.settled(rewards[:count])
@@ -38,7 +38,7 @@ def test_what_is_certain_early_is_what_all_rollouts_find(rewards, threshold, set
 
 def test_certainty_comes_as_early_as_it_can():
     """Of 16, lambda = 0.6 lies between 9 and 10 successes."""
-    certain = settler(confidence=1.0)
+    certain = stopping(confidence=1.0)
     assert certain.settled([1.0] + [0.0] * 6) is None  # 10 of 16 are above lambda
     assert certain.settled([1.0] + [0.0] * 7).kind is Class.PIVOT  # at most 9 of 16
     assert certain.settled([0.0] + [1.0] * 9) is None  # 9 of 16 are below
@@ -47,13 +47,13 @@ def test_certainty_comes_as_early_as_it_can():
 
 
 def test_rewards_that_are_not_judged_shorten_the_group():
-    certain = settler(confidence=1.0)
+    certain = stopping(confidence=1.0)
     assert certain.settled([None] * 6 + [1.0] + [0.0] * 5).kind is Class.PIVOT  # 5 of 10 at most
     assert certain.settled([None] * K).kind is Class.UNJUDGED
 
 
 def test_fractional_rewards_can_be_certain_and_are_not_forecast():
-    rule = settler(confidence=0.6)
+    rule = stopping(confidence=0.6)
     assert rule.settled([0.5] * 6) is None
     assert rule.settled([0.5, 0.25] + [0.0] * 8).kind is Class.PIVOT
 
@@ -64,7 +64,7 @@ def test_without_candidates_the_forecast_is_that_of_jeffreys_prior(successes, fa
     left = 8 - successes - failures
     to_come = betabinom(left, successes + 0.5, failures + 0.5)
     above = to_come.sf(4 - successes)  # more than four in all
-    forecast = settler(8, confidence=0.51).settled([1.0] * successes + [0.0] * failures)
+    forecast = stopping(8, confidence=0.51).settled([1.0] * successes + [0.0] * failures)
     assert forecast is not None
     assert forecast.kind is (Class.EASY if above > 0.5 else Class.PIVOT)
     assert forecast.probability == pytest.approx(max(above, 1 - above), abs=0.015)
@@ -72,7 +72,7 @@ def test_without_candidates_the_forecast_is_that_of_jeffreys_prior(successes, fa
 
 def test_only_failures_leave_a_pivot_or_all_fail():
     """None of four, Jeffreys' prior: that the other four fail too has the chance B(1/2, 8.5) / B(1/2, 4.5) = 0.72."""
-    forecast = settler(8, confidence=0.51).settled([0.0] * 4)
+    forecast = stopping(8, confidence=0.51).settled([0.0] * 4)
     assert forecast is not None and forecast.kind is Class.FAIL
     assert forecast.probability == pytest.approx(betabinom(4, 0.5, 4.5).pmf(0), abs=0.015)
 
@@ -108,7 +108,7 @@ def test_the_rule_errs_no_more_often_than_it_says(confidence):
     used = wrong = 0
     doubt = 0.0
     for _ in range(25):
-        rule, rows = Settler(config, K, prior), []
+        rule, rows = StoppingRule(config, K, prior), []
         for _ in range(40):
             chance = rng.choice([0.0, 0.03, 0.3, 0.6, 0.95, 1.0, 1.0])
             rewards = [float(rng.random() < chance) for _ in range(K)]

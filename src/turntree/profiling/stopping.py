@@ -122,7 +122,7 @@ class Forecast:
     probability: float
 
 
-class Settler:
+class StoppingRule:
     """The rule for one wave, with a fixed prior."""
 
     def __init__(self, config: AdaptiveConfig, rollouts: int, prior: Prior) -> None:

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from turntree.profiling.rows import Stop, class_of_moments
-from turntree.profiling.settle import AdaptiveConfig, way_of
+from turntree.profiling.stopping import AdaptiveConfig, way_of
 
 Row = Mapping[str, Any]
 
 _REASONS = 20  # the most distinct faults that are counted; a server may send unlimited different messages
 
 
-class Tally:
+class ProfileSummary:
     """Counts over the rows of a profile. The classes are those at lambda = `threshold`."""
 
     def __init__(self, rollouts: int, adaptive: AdaptiveConfig | None, threshold: float = 0.6) -> None:
