@@ -29,6 +29,11 @@ def bare(text):
     return "".join(text.split())  # long values are broken anywhere
 
 
+@pytest.mark.parametrize("stage", ["train online", "traces household", "traces record", "sft --traces x", "select x"])
+def test_a_forgotten_out_is_missed_before_anything_is_read(turntree, stage):
+    assert "Missing option '--out'" in turntree.error(*stage.split())
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_help_and_config_say_the_same_of_every_option(turntree, stage):
     """The law: the default that --help shows is the one that `turntree config` lists, of a key that exists."""

@@ -329,6 +329,47 @@ def test_what_is_no_engine_is_refused_by_what_it_lacks(turntree, folder) -> None
     assert "'device.engine.max_batch_row': unknown key; did you mean 'max_batch_rows'?" in message
 
 
+HALVES = """
+from turntree.core.messages import Message
+from turntree.core.protocols import Observation
+
+class Half:
+    tools = ()
+
+    def __init__(self, number, fails):
+        self.task_id, self.fails, self.step_now = f"half-{number}", fails, 0
+
+    def reset(self):
+        return (Message("user", "Your task is to: look around.\\n> "),)
+
+    def step(self, action):
+        self.step_now += 1
+        if self.fails:
+            raise TypeError("no such room")
+        seldom = {"seen": 1.0} if self.step_now == 2 else {}
+        return Observation((Message("user", "Nothing happens."),), self.step_now == 4, metrics=seldom)
+
+def tasks(split, count, *, seed, fails: bool = False):
+    return [Half(f"{split}-{number}", fails) for number in range(count)]
+"""
+
+
+def test_a_number_that_only_some_answers_tell_is_a_share_of_all_of_them(turntree, folder) -> None:
+    (folder / "halves.py").write_text(HALVES)
+    command = ("evaluate", "--environment", "halves:tasks", "--count", 3, "--max-turns", 4, "--max-tokens", 24)
+    result = turntree.json(*command, "--set", "cut_turns=judge")
+    assert result["greedy"]["seen_share"] == 0.25
+
+
+def test_rollouts_that_all_fail_are_said_with_their_reason(turntree, folder) -> None:
+    (folder / "halves.py").write_text(HALVES)
+    halves = ("--environment", "halves:tasks", "--set", "environment.fails=true")
+    said = turntree("evaluate", *halves, "--count", 2, "--max-turns", 2, *SHORT).stdout
+    assert "2 of 2 episodes have no reward: 2 x TypeError: no such room" in said
+    said = turntree("train", "online", *halves, *TINY, "--out", "halves").stdout
+    assert "16 of 16 rollouts have no reward: 16 x TypeError: no such room" in said
+
+
 def test_an_error_in_a_part_of_ones_own_is_not_called_a_defect_of_turntree(turntree, folder) -> None:
     (folder / "door_mistakes.py").write_text("def wrong(tree, rewards):\n    return rewards.nothing\n")
     command = ("train", "online", *ROOMS, *TINY, "--out", "mistaken", "--estimator", "door_mistakes:wrong")

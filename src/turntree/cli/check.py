@@ -10,6 +10,8 @@ import click
 
 from turntree.cli.common import finish, json_option
 from turntree.cli.options import StageCommand
+from turntree.core import parts
+from turntree.core.config import Part
 
 if TYPE_CHECKING:
     from turntree.environments.check import CheckConfig
@@ -87,8 +89,12 @@ def check_model(model: str, named: str | None, json_path: str | None) -> None:
 
     folder = resolve(model)
     tokenizer = load_tokenizer(folder)
-    choice = choose(tokenizer, folder) if named is None else Choice(named, "named by --renderer")
-    renderer = choice.build(tokenizer)
+    if named is None:
+        choice = choose(tokenizer, folder)
+        renderer = choice.build(tokenizer)
+    else:
+        choice = Choice(named, "named by --renderer")
+        renderer = parts.build("renderers", Part(named), tokenizer=tokenizer, folder=folder)
     findings = examine(renderer, tokenizer)
     loop = LOOP if any(found.case == LOOP and found.works for found in findings) else TALK
     options = "".join(f" {key}={value}" for key, value in choice.options.items())

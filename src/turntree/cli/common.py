@@ -23,10 +23,9 @@ def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def out_option(text: str, *, required: bool = True, default: Path | None = None) -> Callable[..., Any]:
-    kind = click.Path(path_type=Path)
-    return click.option(
-        "--out", required=required, default=default, show_default=default is not None, type=kind, help=text
-    )
+    # an explicit default of None would count as given, and --out would never be missed (click 8.3 and later)
+    given: dict[str, Any] = {} if default is None else {"default": default, "show_default": True}
+    return click.option("--out", required=required, type=click.Path(path_type=Path), help=text, **given)
 
 
 def overwrite_option(text: str) -> Callable[..., Any]:
@@ -66,6 +65,15 @@ def dropped(reports: list[dict[str, Any]]) -> list[str]:
         for report in reports
         if report["dropped"]
     ]
+
+
+def censored(what: str, reasons: dict[str, int], played: int) -> list[str]:
+    """One line that says how many rollouts have no reward, and why; the three most frequent reasons."""
+    if not reasons:
+        return []
+    most = sorted(reasons.items(), key=lambda item: -item[1])[:3]
+    why = "; ".join(f"{count} x {reason}" for reason, count in most)
+    return [f"{sum(reasons.values())} of {played} {what} have no reward: {why}"]
 
 
 def finish(result: dict[str, Any], json_path: str | None, lines: list[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from turntree.cli.common import KEEP_TREES, dropped, environment_for, finish, out_option, overwrite_option
+from turntree.cli.common import KEEP_TREES, censored, dropped, environment_for, finish, out_option, overwrite_option
 from turntree.cli.options import Read, StageCommand
 
 
@@ -89,4 +89,5 @@ def online(config: Any, out: Path, overwrite: bool, json_path: str | None) -> No
         probe = config.brancher.options.get("probe_tokens")
         why = f": turns that end within brancher.probe_tokens ({probe}) cannot" if probe else ""
         lines.append(f"no rollout forked{why}")
+    lines += censored("rollouts", result["censored"], result["rollouts"])
     finish(result, json_path, [*lines, *dropped(result["read"])])

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from turntree.cli.common import dropped, environment_for, finish, json_option, out_option, overwrite_option, share
+from turntree.cli.common import (
+    censored,
+    dropped,
+    environment_for,
+    finish,
+    json_option,
+    out_option,
+    overwrite_option,
+    share,
+)
 from turntree.cli.options import StageCommand
 from turntree.observe.run import notice
 
@@ -51,10 +60,10 @@ def evaluate(config: EvaluateConfig, out: Path | None, json_path: str | None) ->
 
     notice(f"evaluates {config.model!r} on up to {config.count} tasks of split {config.split!r} of {_shown(config)}")
     result = run(config, out)
-    lines = [f"sampled at {config.temperature:g}: {_told(result['sampled'])}"]
+    lines = [f"sampled at {config.temperature:g}: {_told(result['sampled'])}", *_unjudged(result["sampled"])]
     lines += [f"  {kind}: {share(row)}" for kind, row in result["sampled"]["by_task_type"].items() if kind]
     if "greedy" in result:
-        lines.append(f"greedy: {_told(result['greedy'])}")
+        lines += [f"greedy: {_told(result['greedy'])}", *_unjudged(result["greedy"])]
     if "retention" in result:
         kept = result["retention"]
         skills = ", ".join(f"{name} {row['accuracy']:.0%}" for name, row in kept["by_skill"].items())
@@ -66,6 +75,10 @@ def _told(row: dict[str, Any]) -> str:
     """Success, and what the domain counted for itself."""
     counted = [f"{value:.1%} {name.removesuffix('_share')}" for name, value in row.items() if name.endswith("_share")]
     return ", ".join([share(row), *counted])
+
+
+def _unjudged(row: dict[str, Any]) -> list[str]:
+    return [f"  {line}" for line in censored("episodes", row["censored_reasons"], row["episodes"] + row["censored"])]
 
 
 def _shown(config: EvaluateConfig) -> str:

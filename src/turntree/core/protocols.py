@@ -110,8 +110,8 @@ class Observation:
     """What an environment answers to an assistant message.
 
     `reward` is the reward of the episode if it ends here, by itself or at a limit (None: 1 for success, 0 otherwise).
-    `metrics` are the domain's numbers about this step (for example 1.0 for an impossible command); evaluations report
-    their mean over steps.
+    `metrics` are the environment's own numbers about this step (for example 1.0 for an impossible command); evaluations
+    report their mean over all steps as `NAME_share`, where a step without the number counts as 0.
     """
 
     messages: tuple[Message, ...]

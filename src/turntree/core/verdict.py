@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 
@@ -17,3 +18,9 @@ class Verdict:
     success: bool | None = None  # of an episode: whether its task was solved, whatever the reward is
     # of an episode: what each reward function gave, by name (`rollouts.rewards`), None where it failed
     parts: Mapping[str, float | None] = field(default_factory=dict[str, "float | None"], hash=False)
+
+
+def censored(verdicts: Iterable[Verdict]) -> dict[str, int]:
+    """How many verdicts have no reward, by the first line of their reasons, most frequent first."""
+    reasons = Counter(verdict.reason.strip().split("\n")[0] for verdict in verdicts if verdict.reward is None)
+    return dict(reasons.most_common())

@@ -15,6 +15,7 @@ from turntree.core.errors import ConfigError
 from turntree.core.labels import Rewards
 from turntree.core.protocols import Environment
 from turntree.core.tree import NodeKind, RolloutTree
+from turntree.core.verdict import censored
 from turntree.environments.tasks import identity, open_tasks
 from turntree.logs.trees import KeptTree
 from turntree.observe.files import write_json
@@ -113,6 +114,7 @@ def play(
         **_metrics([tree for tree, _ in grown]),
         "turns_per_episode": turns / (len(outcomes) * samples),
         "censored": sum(outcome["censored"] for outcome in outcomes),
+        "censored_reasons": censored(v for _, rewards in grown for v in rewards.verdicts.values()),
         "outcomes": outcomes,
     }
     return summary, sum((tree.cost for tree, _ in grown), NO_COST)
@@ -143,12 +145,13 @@ def _outcome(environment: Environment, tree: RolloutTree, rewards: Rewards) -> d
 
 
 def _metrics(trees: Sequence[RolloutTree]) -> dict[str, float]:
-    """The domain's own counters as `NAME_share`: the mean over the steps that report them."""
-    told: dict[str, list[float]] = defaultdict(list)
-    for node in (node for tree in trees for node in tree):
+    """The environment's own numbers as `NAME_share`: the mean over all of its answers, 0 where one does not tell."""
+    answers, told = 0, defaultdict[str, float](float)
+    for node in (node for tree in trees for node in tree if node.kind is NodeKind.OBSERVATION):
+        answers += 1
         for name, value in node.metrics.items():
-            told[name].append(value)
-    return {f"{name}_share": _mean(values) for name, values in sorted(told.items())}
+            told[name] += value
+    return {f"{name}_share": total / answers for name, total in sorted(told.items())}
 
 
 def _share(games: Sequence[Sequence[float]]) -> dict[str, Any]:

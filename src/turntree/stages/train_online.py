@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,8 @@ def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = 
         "reward_mean": rows[-1]["reward_mean"],
         "held_out_success": rows[-1].get("held_out_success"),
         "forks": rows[-1]["trees"]["forks"],
+        "censored": dict(sum((Counter(row.get("censored") or {}) for row in rows), Counter[str]())),
+        "rollouts": sum(sum(row.get("stops", {}).values()) for row in rows),
         "read": list(opened.read),
         "saved": trained.savings.counts(),
         "trees_bytes_per_trained_token": trees.bytes_per_trained_token(

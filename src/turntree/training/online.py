@@ -31,6 +31,7 @@ from turntree.core.protocols import (
     StreamingEngine,
 )
 from turntree.core.tree import StopReason
+from turntree.core.verdict import censored
 from turntree.environments.pool import EnvironmentPool
 from turntree.filters.dapo import DapoFilter, allowed, refill
 from turntree.filters.greso import Greso
@@ -308,6 +309,7 @@ class _Run:
             "groups_audited": sum(group.decision is not None and group.decision.audited for group in groups),
             **self._gate_figures(),
             **self._branch_figures(groups),
+            "censored": censored(v for g in groups if g.cut is None for v in g.rewards.verdicts.values()),
             "groups_dropped": dict(self._dropped),
             "prompts_skipped": dict(Counter(dict(self._skipped).values())),
             "zero_variance_share": zero / whole if whole else None,
