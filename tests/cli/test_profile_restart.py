@@ -91,7 +91,7 @@ def test_an_interruption_says_what_is_kept_and_the_next_run_what_is_there(turntr
     stopped = interrupted(turntree, household, tmp_path / "p.jsonl", monkeypatch)
     assert "5 of 12 candidates are kept; run the same command again to resume" in stopped.stderr
     assert not (tmp_path / "p.jsonl").exists()
-    assert "5 of 12 candidates are there" in turntree(*command(household, tmp_path / "p.jsonl")).stderr
+    assert "5 of 12 candidates are done" in turntree(*command(household, tmp_path / "p.jsonl")).stderr
     turntree(*command(household, tmp_path / "calm.jsonl"))
     assert artifact(tmp_path / "p.jsonl") == artifact(tmp_path / "calm.jsonl")
 

@@ -117,7 +117,7 @@ def test_a_folder_of_something_else_is_never_taken(turntree, train, tmp_path) ->
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
     (tmp_path / "model").mkdir()
     for more in ((), ("--overwrite",)):
-        assert "no training run" in train(tmp_path, *more, run=turntree.error)
+        assert "is not the folder of a training run" in train(tmp_path, *more, run=turntree.error)
     assert (tmp_path / "model").exists()
 
 
