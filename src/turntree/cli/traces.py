@@ -141,7 +141,28 @@ def import_(config: Any, files: tuple[Path, ...], out: Path, json_path: str | No
     Example: turntree traces import my_agent.jsonl --out runs/traces.jsonl
              turntree traces import my_agent.jsonl --format my_logs:read --out runs/traces.jsonl
     """
+    from turntree.report.wording import plural
     from turntree.stages.import_traces import import_traces
 
     result = import_traces(list(files), out, config)
-    finish(result, json_path, [f"{key}: {value}" for key, value in result.items()])
+    shares = ", ".join(f"{count} {name}" for name, count in result["splits"].items())
+    kept, turns = plural(result["traces_kept"], "trace"), plural(result["turns_kept"], "candidate turn")
+    finish(result, json_path, [f"{kept} ({shares}), {turns} -> {out}", *_told(result)])
+
+
+def _told(result: dict[str, Any]) -> list[str]:
+    """One line for every non-empty count by reason of an import."""
+    named = {
+        "formats": "rows by format",
+        "dropped_traces": f"dropped of {result['traces_read']} traces",
+        "dropped_turns": f"not candidates of {result['turns_read']} turns",
+        "cut_traces": "traces that end before a malformed message",
+        "merged_messages": "assistant messages joined to the one before",
+        "ignored": "fields that a trace has no place for",
+    }
+    counts = {key: result[key] for key in named if result[key]}
+    return [
+        f"{named[key]}: "
+        + (", ".join(f"{n} {reason}" for reason, n in found.items()) if isinstance(found, dict) else str(found))
+        for key, found in counts.items()
+    ]
