@@ -45,6 +45,14 @@ def test_dropping_is_asked_for_and_counted(turntree, tmp_path):
     assert "no_assistant_turn" in text
 
 
+def test_an_import_says_what_it_kept_in_a_sentence_and_names_no_empty_count(turntree, tmp_path):
+    source, out = write(tmp_path / "a.jsonl", json.dumps(ROW), json.dumps({"messages": ROW["messages"][:1]})), "t.jsonl"
+    said = turntree("traces", "import", source, "--on-error", "drop", "--dev", 0, "--out", out, cwd=tmp_path).stdout
+    assert said.startswith("1 trace (1 train), 1 candidate turn -> t.jsonl\n")
+    assert "dropped of 2 traces: 1 no_assistant_turn\n" in said
+    assert "{" not in said and "cut" not in said and "joined" not in said
+
+
 @pytest.mark.parametrize("key", ["profil.rollouts=4", "profile.rolouts=4", "seeds=1"])
 def test_an_unknown_key_is_an_error(turntree, household, tmp_path, key):
     message = turntree.error(

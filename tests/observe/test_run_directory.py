@@ -1,8 +1,10 @@
 """A run goes on from what it wrote itself, all of it, or not at all."""
 
 import errno
+import io
 import json
 import os
+import sys
 
 import pytest
 from hypothesis import given
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from turntree.core.errors import InputError, TurntreeError
 from turntree.observe.files import write_json
 from turntree.observe.identity import require_same
-from turntree.observe.run import open_folder, open_run
+from turntree.observe.run import open_folder, open_run, progress
 
 CONFIG = {"seed": 0, "checkpoints": {"every": 10}}
 INPUTS = {"policy_hash": "w", "tokenizer_hash": "t", "template_hash": "c"}
@@ -144,3 +146,16 @@ def test_a_device_without_space_is_named(tmp_path) -> None:
         (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
         with pytest.raises(TurntreeError, match=r"metrics\.jsonl: cannot be written"):
             run.log({"step": 1})
+
+
+@pytest.mark.parametrize(("terminal", "lines"), [(False, 0), (True, 52)])
+def test_progress_of_a_short_stage_fills_no_log_file(terminal, lines, monkeypatch):
+    """A terminal draws one line over and over; in a file each update is a line."""
+    stderr = io.StringIO()
+    stderr.isatty = lambda: terminal
+    monkeypatch.setattr(sys, "stderr", stderr)
+    with progress((), "tasks", total=50) as bar:
+        for step in range(50):
+            bar.update()
+            bar.set_postfix(reward=step)
+    assert stderr.getvalue().count("tasks: ") == lines

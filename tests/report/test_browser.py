@@ -42,7 +42,8 @@ def forked(number: int, *, rewards: tuple[float | None, float | None] = (1.0, 0.
     for leaf, reward in zip(leaves, rewards, strict=True):
         tree.stop(leaf, StopReason.COMPLETED if reward is not None else StopReason.ENVIRONMENT_ERROR)
         verdicts[leaf] = Verdict(reward, "it was there" if reward else "it was not", success=bool(reward))
-    credit = Credit({first: NodeCredit(1.0, -1.0, 2.0), leaves[0]: NodeCredit(1.0, 0.0, 1.0)}, 3.0, 2.0, False)
+    by = float(len(set(rewards)) > 1)  # equal rewards push nothing
+    credit = Credit({first: NodeCredit(by, -by, 2.0), leaves[0]: NodeCredit(by, 0.0, 1.0)}, 3.0, 2.0, not by)
     return KeptTree(id=f"1.{number}", iteration=1, tree=tree, rewards=Rewards(verdicts), credit=credit)
 
 
@@ -115,6 +116,22 @@ def test_a_node_is_chosen_by_mouse_and_by_keyboard(page: str) -> None:
         body.send_keys("]")
         assert "task 1" in window.find_element("id", "summary").text
         assert window.get_log("browser") == []
+
+
+def test_a_reward_is_a_failure_only_beside_a_better_one(page: str) -> None:
+    with browser() as window:
+        window.get(page)
+
+        def shown() -> tuple[list[str], str]:
+            marks = window.find_elements("css selector", ".end")
+            return [mark.get_attribute("class") for mark in marks], window.find_element("id", "summary").text
+
+        marks, said = shown()
+        assert marks == ["end good", "end bad"] and "learned from" in said
+        window.find_element("id", "after").click()  # both rewards are 1
+        marks, said = shown()
+        assert [mark.strip() for mark in marks] == ["end", "end"]
+        assert "no gradient: all rewards equal" in said and "learned from" not in said
 
 
 def long_group(turns: int) -> KeptTree:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from online_directories import metrics, write_experiment, write_online_run
+from online_directories import metrics, write_experiment, write_lines, write_online_run
 
 from turntree.core.errors import InputError
 from turntree.core.tree import Decision
@@ -50,6 +50,18 @@ def test_success_is_drawn_over_fresh_calls_and_over_turns(online: Path) -> None:
     said = alternatives(online)
     assert "Held-out success over fresh tool calls, from 0.25 to 0.75 (20 fresh tool calls at the end)" in said
     assert "Held-out success over turns sampled in training, from 0.25 to 0.75 (40 turns" in said
+
+
+def test_an_environment_without_tools_saves_no_calls_and_is_drawn_over_what_it_did_spend(tmp_path: Path) -> None:
+    run = write_online_run(tmp_path / "mine")
+    rows = metrics([0.25, 0.5], calls=0)
+    rows[-1]["branching"]["calls_chain"] = 0
+    write_lines(run / "metrics.jsonl", rows)
+    page = build_report(run)
+    assert "Tool calls 0 0 –" in text_of(page)
+    assert "over fresh tool calls" not in alternatives(page)
+    assert "over turns sampled in training" in alternatives(page)
+    assert "over tokens sampled in training, from 0.25 to 0.5 (100 tokens" in alternatives(page)
 
 
 def test_a_check_counts_what_was_spent_before_it() -> None:

@@ -81,7 +81,8 @@ def main(arguments: list[str] | None = None) -> None:
     except OSError as error:
         _fail(_of_system(error))
     except (KeyboardInterrupt, click.Abort):
-        print("turntree: interrupted; finished files are complete, the unfinished one was not written", file=sys.stderr)
+        again = "give the same command again to continue a run after its last checkpoint"
+        print(f"turntree: interrupted; finished files are complete; {again}", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
         own = _of_own_part(error)

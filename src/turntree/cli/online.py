@@ -76,14 +76,15 @@ def online(config: Any, out: Path, overwrite: bool, json_path: str | None) -> No
     \b
     Example: turntree train online --environment my_game:tasks --model models/mine --out runs/mine
     """
+    from turntree.report.wording import plural
     from turntree.stages.train_online import run_train_online
 
     result = run_train_online(config, out, overwrite=overwrite)
     success = result["held_out_success"]
     how = "greedy" if config.held_out_temperature == 0 else f"at temperature {config.held_out_temperature:g}"
+    played = f"{plural(result['iterations'], 'iteration')}, {plural(result['cost']['turns'], 'turn')}"
     lines = [
-        f"{result['iterations']} iterations, {result['cost']['turns']:,} turns, held-out success ({how}) "
-        f"{'unknown' if success is None else f'{success:.1%}'} -> {result['model']}"
+        f"{played}, held-out success ({how}) {'unknown' if success is None else f'{success:.1%}'} -> {result['model']}"
     ]
     if config.brancher is not None and not result["forks"]:
         probe = config.brancher.options.get("probe_tokens")

@@ -38,10 +38,11 @@ def sft(config: Any, out: Path, overwrite: bool, json_path: str | None) -> None:
     \b
     Example: turntree sft --traces runs/traces.jsonl --out runs/sft
     """
+    from turntree.report.wording import plural
     from turntree.stages.sft import run_sft
 
     result = run_sft(config, out, overwrite=overwrite)
-    finish(result, json_path, [f"{result['steps']} steps, loss {result['loss']:.3f} -> {result['model']}"])
+    finish(result, json_path, [f"{plural(result['steps'], 'step')}, loss {result['loss']:.3f} -> {result['model']}"])
 
 
 @click.command(

@@ -57,12 +57,12 @@ def _demonstrations(name: str) -> click.Command:
     )
     @out_option("The traces file to write (JSONL).")
     def make(config: Any, out: Path, json_path: str | None) -> None:
+        from turntree.report.wording import plural
         from turntree.stages.demonstrate import demonstrate
 
         result = demonstrate(Part(name, to_mapping(config)), out)
-        dropped = {key: value for key, value in result.items() if key.startswith("dropped")}
-        lines = [f"{result['traces']} traces, {result['turns']} turns -> {out}" + (f"; {dropped}" if dropped else "")]
-        finish(result, json_path, lines)
+        line = f"{plural(result['traces'], 'trace')}, {plural(result['turns'], 'turn')} -> {out}"
+        finish(result, json_path, [line, *_left_out(result)])
 
     return make
 
@@ -108,12 +108,11 @@ def record(config: Any, out: Path, overwrite: bool, json_path: str | None) -> No
     from turntree.stages.record import record_traces
 
     result = record_traces(config, out, overwrite=overwrite)
-    dropped = {key: value for key, value in result.items() if key.startswith("dropped")}
     line = (
         f"{result['traces']} traces of {result['tasks']} tasks, {result['successes']} successes, "
         f"{result['tool_errors']} tool errors -> {out}"
     )
-    finish(result, json_path, [line, *([f"left out: {dropped}"] if dropped else [])])
+    finish(result, json_path, [line, *_left_out(result)])
 
 
 @traces.command(
@@ -141,7 +140,35 @@ def import_(config: Any, files: tuple[Path, ...], out: Path, json_path: str | No
     Example: turntree traces import my_agent.jsonl --out runs/traces.jsonl
              turntree traces import my_agent.jsonl --format my_logs:read --out runs/traces.jsonl
     """
+    from turntree.report.wording import plural
     from turntree.stages.import_traces import import_traces
 
     result = import_traces(list(files), out, config)
-    finish(result, json_path, [f"{key}: {value}" for key, value in result.items()])
+    shares = ", ".join(f"{count} {name}" for name, count in result["splits"].items())
+    kept, turns = plural(result["traces_kept"], "trace"), plural(result["turns_kept"], "candidate turn")
+    finish(result, json_path, [f"{kept} ({shares}), {turns} -> {out}", *_told(result)])
+
+
+def _left_out(result: dict[str, Any]) -> list[str]:
+    """One line of the reasons why tasks gave no trace; none where all did."""
+    counts = {key: value for key, value in result.items() if key.startswith("dropped")}
+    told = ", ".join(f"{count} {key.removeprefix('dropped').lstrip(': ')}" for key, count in counts.items())
+    return [f"left out: {told}"] if told else []
+
+
+def _told(result: dict[str, Any]) -> list[str]:
+    """One line for every non-empty count by reason of an import."""
+    named = {
+        "formats": "rows by format",
+        "dropped_traces": f"dropped of {result['traces_read']} traces",
+        "dropped_turns": f"not candidates of {result['turns_read']} turns",
+        "cut_traces": "traces that end before a malformed message",
+        "merged_messages": "assistant messages joined to the one before",
+        "ignored": "fields that a trace has no place for",
+    }
+    counts = {key: result[key] for key in named if result[key]}
+    return [
+        f"{named[key]}: "
+        + (", ".join(f"{n} {reason}" for reason, n in found.items()) if isinstance(found, dict) else str(found))
+        for key, found in counts.items()
+    ]

@@ -34,6 +34,7 @@ T = TypeVar("T")
 _MADE = ("metrics.jsonl", "cost.json", "checkpoints", "model")  # by a run, after its config.json
 # how often to save, where to step environments, which loggers: no result changes
 FREE = ("config.checkpoints", "config.workers", "config.loggers")
+LOG_EVERY = 30.0  # seconds between two lines of progress where standard error is not a terminal
 LOGGER_MARKS = "loggers.json"  # how far each logger has come (`observe.loggers`)
 _OWN = ("config.json", "metrics.jsonl", "cost.json", "pass_rates.jsonl", "model", LOGGER_MARKS)
 
@@ -291,17 +292,27 @@ def _check_rows(path: Path, seen: dict[str, Any]) -> None:
         raise InputError(f"its first {seen['rows']} rows are not those that the run wrote", path=path, hint=hint)
 
 
+class _Bar(tqdm):  # pyright: ignore[reportMissingTypeArgument]
+    def set_postfix(self, ordered_dict: Any = None, refresh: bool | None = True, **kwargs: Any) -> None:
+        """In a file the figures wait for the next line: tqdm would write one at once."""
+        super().set_postfix(ordered_dict, refresh=bool(refresh) and sys.stderr.isatty(), **kwargs)
+
+
 def progress(
     items: Iterable[T], what: str, total: int | None = None, *, initial: int = 0, quiet: bool = False
 ) -> tqdm[T]:
-    """Progress on standard error (standard output carries results only); `quiet` inside another bar."""
-    return tqdm(
+    """Progress on standard error (standard output carries results only); `quiet` inside another bar. In a log file,
+    where every update is a line, there is one each 30 s, and none for what takes less."""
+    terminal = sys.stderr.isatty()
+    return _Bar(
         items,
         desc=what,
         total=total,
         initial=initial,
         file=sys.stderr,
-        mininterval=1.0,
+        mininterval=1.0 if terminal else LOG_EVERY,
+        maxinterval=10.0 if terminal else LOG_EVERY,
+        delay=0 if terminal else LOG_EVERY,
         dynamic_ncols=True,
         disable=quiet,
     )

@@ -19,7 +19,11 @@ from turntree.report.svg import Chart
 
 HELD_OUT = "held_out.jsonl"  # a name given by the stage, which lies beside this floor
 SUCCESS = Curve("held_out_success", "Held-out success", "success (%)", "share", size=(5.0, 2.9))
-SPENT = (("trees.calls_fresh", "fresh tool calls"), ("spent.turns", "turns sampled in training"))
+SPENT = (
+    ("trees.calls_fresh", "fresh tool calls"),
+    ("spent.turns", "turns sampled in training"),
+    ("spent.decoded_tokens", "tokens sampled in training"),
+)
 CURVES = (
     Curve("reward_mean", "Training reward", "mean reward", "reward"),
     Curve("success_share", "Training success", "rollouts (%)", "share"),
@@ -68,6 +72,7 @@ def view(run: Run, page: Path) -> dict[str, Any]:
             "result": result(run.path, arm.metrics),
             "spent": rows[-1].get("spent", {}) if rows else {},
             "success_charts": list(_success(arm.metrics)),
+            "calls_made": any(calls for _, calls in series(arm.metrics, SPENT[0][0])),
             "curves": _curves(CURVES, arm.metrics),
             "stops": stops.most_common(),
             "stops_chart": online_figures.shares("stops", "Rollouts that did not complete", broken) if broken else None,
@@ -136,7 +141,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
 def _success(metrics: Sequence[Row]) -> Iterator[Chart]:
     for key, label in SPENT:
         points = over(metrics, key, SUCCESS.key)
-        if points:
+        if points and points[-1][0]:  # an environment without tools spends no calls
             yield online_figures.progress(f"success-{key}", SUCCESS, points, label)
 
 
@@ -187,7 +192,10 @@ def _totals(logged: Sequence[Row], groups: int) -> dict[str, Any]:
     for name in ("correlation_within_starts", "effective_leaves"):
         known = [row[name] for row in logged if row.get(name) is not None]
         totals[name] = sum(known) / len(known) if known else None
-    return {**totals, "groups": groups, "saving": 1 - totals["calls_fresh"] / max(1, totals["calls_chain"])}
+    for unit in ("calls", "tokens"):
+        made, one_by_one = totals[f"{unit}_fresh"], totals[f"{unit}_chain"]
+        totals[f"{unit}_saving"] = 1 - made / one_by_one if one_by_one else None
+    return {**totals, "groups": groups}
 
 
 def decisions(made: Iterable[Decision]) -> Decisions | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from turntree.logs.trees import FILE_NAME
-from turntree.report.browser import PAGE
+from turntree.report.browser import MAX_NODES, PAGE
 from turntree.report.read import Run
 from turntree.report.rollout_tree import KeptTrees, deciding_forks, look, tree_of
 from turntree.report.tree_figures import rollout_tree
@@ -37,7 +37,8 @@ def view(kept: KeptTrees | None, folder: Path, page: Path) -> dict[str, Any]:
     sentence why there is none."""
     if kept is None:
         return {"kept": None, "absent": f"This run kept no trees: there is no {FILE_NAME} in its folder."}
-    shown = {"kept": kept, "link": os.path.relpath(folder / PAGE, page.parent), "note": _note(kept, folder)}
+    link = os.path.relpath(folder / PAGE, page.parent)
+    shown = {"kept": kept, "link": link, "most_nodes": MAX_NODES, "note": _note(kept, folder)}
     chosen = kept.chosen
     if chosen is None:
         return {**shown, "chosen": None, "absent": "No group has two different rewards, so none is drawn."}

@@ -24,6 +24,7 @@
   const scoredOf = (one) => rewardsOf(one).filter((reward) => reward !== null);
   const forksOf = (one) => one.nodes.filter((node) => (node.decisions || []).some((d) => d.action === "fork")).length;
   const mixed = (one) => new Set(scoredOf(one)).size > 1;
+  const pushed = (one) => one.nodes.some(({ credit }) => credit && Math.max(credit[0], -credit[1]) > 1e-12);
   const tests = {
     all: () => true,
     mixed,
@@ -50,6 +51,12 @@
   }
   const word = (id) => (data.words[id] === undefined ? ` ${id} ` : data.words[id]);
   const words = (ids) => ids.slice(0, 60).map(word).join("");
+
+  function use(one) {
+    if (one.cut !== null) return `cut at turn ${one.cut}`;
+    if (tests.same(one) && !pushed(one)) return "no gradient: all rewards equal";
+    return one.learned ? "learned from" : "not learned from";
+  }
 
   // groups
 
@@ -83,13 +90,14 @@
     const rewards = rewardsOf(group);
     scale = {
       middle: scored.length ? mean(scored) : 0,
+      mixed: mixed(group),
       peak: group.nodes.reduce((peak, { credit }) => (credit ? Math.max(peak, credit[0], -credit[1]) : peak), 1e-9),
     };
     const told = [
       `iteration ${group.iteration}`, `task ${group.task}`, plural(rewards.length, "rollout"),
       scored.length ? `mean reward ${scale.middle.toFixed(3)}` : "no reward",
       plural(forksOf(group), "fork"), `${group.nodes.length} nodes`,
-      group.cut === null ? (group.learned ? "learned from" : "not learned from") : `cut at turn ${group.cut}`,
+      use(group),
     ];
     if (rewards.length > scored.length) told.push(`${rewards.length - scored.length} censored`);
     if (data.unread) told.push(`${plural(data.unread, "line")} of the file could not be read`);
@@ -149,7 +157,8 @@
     }
     if (node.end) {
       const reward = node.end.reward;
-      const kind = reward === null ? "" : reward > scale.middle ? "good" : "bad";
+      const compared = reward !== null && scale.mixed; // without variance no reward is better than another
+      const kind = compared ? (reward > scale.middle ? "good" : "bad") : "";
       row.append(make("span", `end ${kind}`, reward === null ? node.end.stop : `reward ${+reward.toFixed(3)}`));
     }
     return row;
@@ -323,6 +332,6 @@
       moves[event.key]();
     }
   });
-  at("legend").textContent = " Left edge: green pushes a turn up, orange down; or entropy. Blue: a fork.";
+  at("legend").textContent = " Left edge: green pushes a turn up, orange down; or entropy. Reward: green above the mean of the group, orange not above it, grey where all are equal. Blue: a fork.";
   listGroups();
 })();
