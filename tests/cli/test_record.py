@@ -100,7 +100,7 @@ def test_a_recording_that_was_stopped_goes_on_and_ends_with_the_same_file(turntr
         stopped = turntree(*arguments, cwd=rooms, code=130)
     assert "2 of 6 tasks are kept" in stopped.stderr and not (rooms / "again.jsonl").exists()
     assert "seed (0, not 5)" in turntree.error(*arguments, "--seed", 5, cwd=rooms)
-    assert "2 of 6 tasks are there" in turntree(*arguments, cwd=rooms).stderr
+    assert "2 of 6 tasks are done" in turntree(*arguments, cwd=rooms).stderr
     assert (rooms / "again.jsonl").read_text().splitlines()[1:] == recorded.read_text().splitlines()[1:]
     assert not list(rooms.glob("*.waves"))
 
