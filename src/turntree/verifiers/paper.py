@@ -19,20 +19,20 @@ from rapidfuzz.distance import Indel
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message, ToolCall
-from turntree.core.protocols import TurnState, TurnVerifier
+from turntree.core.protocols import TurnState
 from turntree.core.verdict import Verdict
 from turntree.verifiers.kinds import COMMAND, QUERY, URL, command_text, kind_of, of_any
 from turntree.verifiers.recommended import invalid, query, url
 from turntree.verifiers.strict import action_kind
 from turntree.verifiers.texts import TERMINUS, calls_in, said
 from turntree.verifiers.tool_call import ToolCallMatch
-from turntree.verifiers.user import build_verifier
+from turntree.verifiers.user import Chained
 
 Domain = Literal["auto", "conversation", "swe", "terminal", "search"]
 _THRESHOLDS = {"terminal": 0.9, "search": 0.3}
 
 
-class Paper:
+class Paper(Chained):
     """`domain` "auto": terminal for shell commands and Terminus answers, search for search tools, swe for editors and
     readers, conversation for everything else; decided by the demonstration. `messages`: what a message is worth that
     is not the demonstrated one ("any": 1 unless it is blank; "judge": what `then` says)."""
@@ -52,23 +52,10 @@ class Paper:
             raise ConfigError("needs a judge", field="messages", hint="name it: --set verifier.then.name=judge")
         self._domain, self._similarity, self._messages = domain, similarity, messages
         self._calls = ToolCallMatch(messages="any" if messages == "any" else "exact")
-        self._then: TurnVerifier | None = None
-        if then is not None:
-            self._then = build_verifier(then, environment)
         options = [f"domain={domain}"] if domain != "auto" else []
         options += [f"similarity={similarity:g}"] if similarity is not None else []
         options += [f"messages={messages}"] if messages != "any" else []
-        self.name = "+".join(["paper/1", *options, *([f"then={self._then.name}"] if self._then else [])])
-
-    @property
-    def concurrency(self) -> int:
-        """How many verdicts are worth asking for at the same time: those of `then`."""
-        return getattr(self._then, "concurrency", 1)
-
-    def close(self) -> None:
-        close = getattr(self._then, "close", None)
-        if callable(close):
-            close()
+        super().__init__(then, environment, ["paper/1", *options])
 
     def judge(self, state: TurnState, action: Message) -> Verdict:
         kind = action_kind(action)

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message, ToolCall
-from turntree.core.protocols import TurnState, TurnVerifier
+from turntree.core.protocols import TurnState
 from turntree.core.verdict import Verdict
 from turntree.verifiers.arguments import Folding, SchemaUnusable, rules_of
 from turntree.verifiers.commands import path
@@ -44,7 +44,7 @@ from turntree.verifiers.shell import Script
 from turntree.verifiers.strict import action_kind, canonical_json
 from turntree.verifiers.texts import TERMINUS, calls_in, plain, said
 from turntree.verifiers.tool_call import Remembered, Unjudgeable, declared
-from turntree.verifiers.user import build_verifier
+from turntree.verifiers.user import Chained
 
 Domain = Literal["auto", "conversation", "swe", "terminal", "search"]
 _PLAIN = Folding()
@@ -77,7 +77,7 @@ class _Gold:
     folder: str | None
 
 
-class Recommended:
+class Recommended(Chained):
     """1 iff the action does what the demonstrated one does, as far as rules can tell (docs/design/reward.md).
 
     `messages`: what a message is worth that is not the demonstrated one but for case and spacing: "exact" 0, "any" 1
@@ -107,25 +107,12 @@ class Recommended:
         self._domain, self._messages, self._folder, self._wider = domain, messages, folder or None, wider_view
         self._kinds: Mapping[str, Kind] = dict(kinds or {})  # pyright: ignore[reportAttributeAccessIssue]
         self._idle = {tool: frozenset(names) for tool, names in (idle or {}).items()}
-        self._then: TurnVerifier | None = None
-        if then is not None:
-            self._then = build_verifier(then, environment)
         self._gold: Remembered[_Gold] = Remembered()
         told = {"domain": domain, "messages": messages, "kinds": kinds, "idle": idle, "folder": folder}
         usual = {"domain": "auto", "messages": "exact", "kinds": None, "idle": None, "folder": ""}
         options = [f"{key}={canonical_json(value)}" for key, value in told.items() if value and value != usual[key]]
         options += [f"wider_view={wider_view:g}"] if wider_view != 4.0 else []
-        self.name = "+".join(["recommended/1", *options, *([f"then={self._then.name}"] if self._then else [])])
-
-    @property
-    def concurrency(self) -> int:
-        """How many verdicts are worth asking for at the same time: those of `then`."""
-        return getattr(self._then, "concurrency", 1)
-
-    def close(self) -> None:
-        close = getattr(self._then, "close", None)
-        if callable(close):
-            close()
+        super().__init__(then, environment, ["recommended/1", *options])
 
     def judge(self, state: TurnState, action: Message) -> Verdict:
         kind = action_kind(action)

@@ -9,7 +9,7 @@ outside [0, 1], another type) is an error in the function and stops the run.
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,25 @@ def build_verifier(part: Part, environment: Part | None = None) -> TurnVerifier:
     if part.name in parts.names("verifiers") and hasattr(built, "judge"):
         return built
     return UserVerifier(loaded.identity, getattr(built, "judge", built))
+
+
+class Chained:
+    """A verifier whose rules leave something open, about which it may ask another one (`then`). `named` is its rule
+    and the options that are not usual: its name, with that of `then`."""
+
+    def __init__(self, then: Part | None, environment: Part | None, named: Sequence[str]) -> None:
+        self._then = None if then is None else build_verifier(then, environment)
+        self.name = "+".join([*named, *([f"then={self._then.name}"] if self._then else [])])
+
+    @property
+    def concurrency(self) -> int:
+        """How many verdicts are worth asking for at the same time: those of `then`."""
+        return getattr(self._then, "concurrency", 1)
+
+    def close(self) -> None:
+        close = getattr(self._then, "close", None)
+        if callable(close):
+            close()
 
 
 def _one_line(text: str) -> str:
