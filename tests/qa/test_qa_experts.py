@@ -9,7 +9,7 @@ import pytest
 from turntree.core import seeds
 from turntree.domains.qa.build import QaWorld, QaWorldConfig, SearchConfig, open_tools
 from turntree.domains.qa.environment import QaConfig, QaEnvironment
-from turntree.domains.qa.experts import NotFound, Played, play, play_evidence
+from turntree.domains.qa.experts import NotFound, Played, next_turn, play, play_evidence
 from turntree.domains.qa.questions import Question
 from turntree.sandboxes.limits import SandboxConfig
 from turntree.tools.builtin import SearchTool
@@ -115,3 +115,21 @@ def test_a_world_of_ones_own_seed_is_opened_in_three_lines(tmp_path: Path, tools
         told = QaEnvironment(posed.question, runtime)
         told.reset()
         assert {tool["function"]["name"] for tool in told.tools} == {"search", "python"}
+
+
+def test_the_teacher_leads_to_the_answer_from_wherever_mistakes_have_led(world: QaWorld, tools: ToolRuntime) -> None:
+    for number, posed in enumerate(world.questions("train", 60)):
+        played, environment = (QaEnvironment(posed.question, tools, config=QaConfig(max_calls=100)) for _ in range(2))
+        played = play(played, posed, seeds.generator(0, number), noise=0.6)
+        messages = list(environment.reset())
+        for message in [m for m in played.messages if m.role == "assistant"][: number % 5]:
+            if not message.tool_calls:  # an answer would end the episode
+                break
+            messages += [message, *environment.step(message).messages]
+        for _ in range(10):
+            said = next_turn(posed, messages)
+            observation = environment.step(said)
+            messages += [said, *observation.messages]
+            if observation.done:
+                break
+        assert observation.success, posed.question.text

@@ -15,7 +15,8 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
 from turntree.rollouts import executed as module
-from turntree.rollouts.executed import Executed, environment_record
+from turntree.rollouts.executed import Executed
+from turntree.rollouts.rebuild import environment_record
 
 sys.path.append(str(Path(__file__).parent))  # as the current folder is, for a user
 import line_game

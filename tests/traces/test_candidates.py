@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from trace_strategies import traces
@@ -101,3 +104,38 @@ class TestMarks:
     def test_marks_that_name_no_turn_or_no_reason_are_refused(self, marks: object) -> None:
         with pytest.raises(InputError, match="skip_turns"):
             skipped_turns(trace(USER, say("x"), meta={"skip_turns": marks}))
+
+
+class TestLabels:
+    """A policy's own path: the history is what was played, the demonstration what a teacher would have done."""
+
+    def test_a_label_is_the_demonstration_and_the_history_keeps_what_was_played(self) -> None:
+        own = trace(
+            Message("user", "go"),
+            say("wrong"),
+            Message("user", "no"),
+            say("again wrong"),
+            labels={0: say("right"), 1: say("better")},
+        )
+        first, second = candidates(own)
+        assert (first.demonstration.content, second.demonstration.content) == ("right", "better")
+        assert [message.content for message in second.history] == ["go", "wrong", "no"]
+
+    @given(traces())
+    def test_labelled_unlabelled_and_skipped_turns_are_all_assistant_turns(self, found: Trace) -> None:
+        turns = len(found.turn_positions)
+        labels = {turn: say(f"label {turn}") for turn in range(0, turns, 2)}
+        own = replace(found, labels=labels)
+        skipped = skipped_turns(own)
+        assert len(candidates(own)) + len(skipped) == turns
+        assert {turn for turn in range(turns) if turn not in labels} <= set(skipped)
+
+    @given(traces())
+    def test_labels_survive_the_file(self, found: Trace) -> None:
+        own = replace(found, labels={0: say("label")})
+        assert Trace.from_json(json.loads(json.dumps(own.to_json()))) == own
+
+    @pytest.mark.parametrize("labels", [{5: say("x")}, {0: Message("user", "x")}])
+    def test_a_label_of_no_turn_or_of_another_role_is_refused(self, labels: dict[int, Message]) -> None:
+        with pytest.raises(InputError, match="labels"):
+            trace(Message("user", "go"), say("x"), labels=labels)

@@ -85,6 +85,7 @@ def _demonstrations(name: str) -> click.Command:
         "--count": "count",
         "--samples": "samples",
         "--only": "only",
+        "--teacher": "teacher",
         "--max-turns": "episodes.max_turns",
         "--max-tokens": "episodes.sampling.max_tokens",
         "--temperature": "episodes.sampling.temperature",

@@ -59,6 +59,7 @@ KINDS: dict[str, Kind] = {
     "environments": Kind("environment", ("split", "count", "seed", "model")),
     "policies": Kind("policy"),
     "demonstrators": Kind("demonstrator"),
+    "teachers": Kind("teacher", plain=True),
     "verifiers": Kind("verifier", ("environment",), plain=True),
     "rewards": Kind("reward", plain=True),
     "gates": Kind("gate", ("seed",)),

@@ -138,6 +138,15 @@ class Environment(Protocol):
     def fork(self) -> Environment: ...
 
 
+class Teacher(Protocol):
+    """Says what to do at a state that a policy has reached (part of kind `teachers`; a plain function is one)."""
+
+    def __call__(self, environment: Environment, history: Sequence[Message]) -> Message | str:
+        """The assistant message that the teacher would give after `history`, or why it gives none. `environment` is a
+        copy of the task at this state, for teachers that look inside."""
+        ...
+
+
 class TurnVerifier(Protocol):
     """Judges one assistant action at a state inside a demonstration (PivotRL, Eq. 6).
 

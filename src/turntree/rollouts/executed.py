@@ -6,41 +6,26 @@ trace is refused where the environment answers differently from it. What it cann
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from turntree.core import parts
 from turntree.core.config import Part, to_value
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.errors import ConfigError
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation, TurnState
 from turntree.core.verdict import Verdict
-from turntree.environments.pool import EnvironmentFault, checked, reason_of, start
-from turntree.environments.tasks import open_tasks
+from turntree.environments.pool import EnvironmentFault, checked, reason_of
+from turntree.rollouts.rebuild import Rebuilder, Said, asked, said
 from turntree.verifiers.strict import StrictMatch, action_kind
 
 Compare = Literal["observation", "progress", "either"]
 
-Said = Sequence[tuple[str, str]]  # role and text of messages
-
-T = TypeVar("T")
-
 _REMEMBERED_TURNS = 256
 _NOTHING = Message("assistant", "")
-_PLACE: tuple[tuple[str, type], ...] = (("split", str), ("count", int), ("seed", int), ("model", str), ("task_id", str))
-
-
-def environment_record(
-    environment: Part, split: str, count: int, seed: int, task_id: str, model: str = ""
-) -> dict[str, Any]:
-    """A trace's record of its environment (`Trace.environment`), from which its task can be rebuilt: the arguments of
-    `open_tasks` and the index of the task."""
-    place = {"split": split, "count": count, "seed": seed, "model": model, "task_id": task_id}
-    return {"name": environment.name, **to_value(environment.options), **place}
 
 
 @dataclass(frozen=True)
@@ -82,14 +67,13 @@ class Executed:
             hint = "name the environment that the traces were played in: --environment NAME"
             raise ConfigError("`executed` plays actions and needs one", field="environment", hint=hint)
         self.name = _name(environment, {"compare": compare, "ignore_whitespace": ignore_whitespace})
-        self._part, self._compare, self._ignore_whitespace = environment, compare, ignore_whitespace
-        self._open = contextlib.ExitStack()
-        self._tasks: dict[str, Mapping[str, Environment]] = {}
+        self._compare, self._said = compare, _word_by_word if ignore_whitespace else said
+        self._rebuilder = Rebuilder(environment, self._said)
         self._states: dict[str, tuple[TurnState, _Rebuilt | str]] = {}
 
     def close(self) -> None:
         """Close the environments' tasks."""
-        self._open.close()
+        self._rebuilder.close()
 
     def judge(self, state: TurnState, action: Message) -> Verdict:
         """Raises `InputError` where the trace does not say how to build its environment, or does not fit it."""
@@ -100,7 +84,7 @@ class Executed:
         if isinstance(rebuilt, str):
             return Verdict(None, rebuilt, kind)
         try:
-            reward, reason = self._compared(rebuilt, _asked(lambda: _play(rebuilt.environment, action)))
+            reward, reason = self._compared(rebuilt, asked(lambda: _play(rebuilt.environment, action)))
         except EnvironmentFault as fault:
             return Verdict(None, str(fault), kind)
         return Verdict(reward, reason, kind)
@@ -124,10 +108,6 @@ class Executed:
         outcome = (a.done, a.success, a.reward, a.progress) == (b.done, b.success, b.reward, b.progress)
         return outcome and self._said(a.messages) == self._said(b.messages) and _equal(one.state, other.state)
 
-    def _said(self, messages: Sequence[Message]) -> list[tuple[str, str]]:
-        """Roles and texts. Ids of calls are left out, because they are drawn at random."""
-        return [(m.role, " ".join(m.content.split()) if self._ignore_whitespace else m.content) for m in messages]
-
     # rebuilding
 
     def _state(self, turn: TurnState) -> _Rebuilt | str:
@@ -145,50 +125,15 @@ class Executed:
         return found
 
     def _rebuilt(self, turn: TurnState) -> _Rebuilt:
-        task = self._task(turn)
-        environment = _asked(task.fork)
-        spoken = [place for place, message in enumerate(turn.history) if message.role == "assistant"]
-        last = _asked(lambda: start(environment))
-        for place, end in zip([-1, *spoken], [*spoken, len(turn.history)], strict=True):
-            if place >= 0:
-                action = turn.history[place]
-                last = _asked(lambda action=action: checked(environment.step(action)))
-            told = turn.history[place + 1 : end]
-            if self._said(told) != self._said(last.messages):
-                raise _misfit(turn, place, self._said(told), self._said(last.messages))
-        shown, again = (_asked(lambda: _play(environment, turn.demonstration)) for _ in range(2))
-        if not _asked(lambda: self._same(shown, again)):
+        environment, last = self._rebuilder.at(turn)
+        shown, again = (asked(lambda: _play(environment, turn.demonstration)) for _ in range(2))
+        if not asked(lambda: self._same(shown, again)):
             raise EnvironmentFault("the environment answers the demonstration differently when it is played again")
         try:
-            nothing = _asked(lambda: _play(environment, _NOTHING))
+            nothing = asked(lambda: _play(environment, _NOTHING))
         except EnvironmentFault:
             nothing = None
         return _Rebuilt(environment, last.progress, shown, nothing)
-
-    def _task(self, turn: TurnState) -> Environment:
-        """The task of a trace, reset. Tasks are opened once, with the arguments that the trace records."""
-        source, of = turn.environment or {}, f"of trace {turn.trace_id!r}"
-        if source.get("name") != self._part.name:
-            problem = f"{of} is {source.get('name')!r}, not {self._part.name!r}"
-            hint = "name the environment of the traces with --environment (`turntree traces record` writes it down)"
-            raise InputError(problem, field="environment", hint=hint)
-        for key, kind in _PLACE:
-            if type(source.get(key)) is not kind:
-                hint = "record the traces with `turntree traces record`, or use another verifier"
-                raise InputError(f"{of} does not say which task it is", field=f"environment.{key}", hint=hint)
-        place = {key: source[key] for key, _ in _PLACE}
-        task_id = place.pop("task_id")
-        key = json.dumps({name: value for name, value in source.items() if name != "task_id"}, sort_keys=True)
-        if key not in self._tasks:
-            given = {name: value for name, value in source.items() if name not in ("name", *place, "task_id")}
-            part = Part(self._part.name, {**given, **self._part.options})
-            tasks = open_tasks(part, {place["split"]: place["count"]}, seed=place["seed"], model=place["model"])
-            opened = self._open.enter_context(tasks).of(place["split"])
-            self._tasks[key] = {task.task_id: task for task in opened}
-        if task_id not in self._tasks[key]:
-            hint = "name the environment, with the options, that was played"
-            raise InputError(f"{of} is task {task_id!r}, which {self._part.name!r} does not have", hint=hint)
-        return self._tasks[key][task_id]
 
 
 def _as_near(at: _Rebuilt, tried: Observation) -> bool:
@@ -213,14 +158,6 @@ def _play(environment: Environment, action: Message) -> Effect:
     return Effect(answer, state() if callable(state) else None)
 
 
-def _asked(call: Callable[[], T]) -> T:
-    """The environment's answer. Any exception becomes a one-line `EnvironmentFault`."""
-    try:
-        return call()
-    except Exception as error:  # the boundary to foreign code
-        raise EnvironmentFault(reason_of(error)) from error
-
-
 def _equal(one: Any, other: Any) -> bool:
     try:
         return bool(one == other)
@@ -228,17 +165,8 @@ def _equal(one: Any, other: Any) -> bool:
         raise EnvironmentFault(f"its states cannot be compared: {reason_of(error)}") from error
 
 
-def _misfit(turn: TurnState, place: int, told: Said, said: Said) -> InputError:
-    what = "its task" if place < 0 else f"the answer to its message {place}"
-    both = f"{what} is {_short(told)}, and played again {_short(said)}"
-    hint = "name the environment that was played; one that draws at random without a seed cannot be played again"
-    problem = f"trace {turn.trace_id!r} does not fit its environment: {both}"
-    return InputError(problem, field="environment", hint=hint)
-
-
-def _short(said: Said) -> str:
-    text = " | ".join(content for _, content in said)
-    return repr(text if len(text) <= 80 else text[:77] + "...")
+def _word_by_word(messages: Sequence[Message]) -> Said:
+    return [(role, " ".join(text.split())) for role, text in said(messages)]
 
 
 def _name(environment: Part, options: Mapping[str, Any]) -> str:

@@ -343,6 +343,9 @@ class RecordConfig(Playing):
     """Episodes per task."""
     only: Literal["all", "successes"] = "all"
     """Which episodes are kept; the others are counted."""
+    teacher: Part | None = None
+    """Label every state of the episodes with what a teacher would do there: household, qa, model, or your own
+    module:object. The labels are the demonstrations of later stages (default: what was played is)."""
     episodes: EpisodeConfig = field(default_factory=lambda: EpisodeConfig(sampling=Sampling(max_tokens=256)))
     wave: int = 16
     """Tasks that are played and logged together."""

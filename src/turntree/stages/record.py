@@ -1,7 +1,7 @@
 """`turntree traces record`: tasks of any environment and a policy in, traces of its episodes out.
 
 Tasks are played in waves of fixed membership, each of which is logged when it is done: a killed recording resumes with
-its unfinished wave. Every trace records how its task is rebuilt (`rollouts.executed.environment_record`).
+its unfinished wave. Every trace records how its task is rebuilt (`rollouts.rebuild.environment_record`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from turntree.core import parts
 from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
-from turntree.core.protocols import Environment
+from turntree.core.protocols import Environment, Teacher
 from turntree.core.tree import RolloutTree
 from turntree.core.verdict import Verdict
 from turntree.engines.endpoint import connection_free
 from turntree.environments.tasks import TaskSet, identity, open_tasks
 from turntree.observe.wave_log import WaveLog, open_log
-from turntree.rollouts.executed import environment_record
 from turntree.rollouts.groups import GrownGroup
+from turntree.rollouts.rebuild import environment_record
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
+from turntree.rollouts.teachers import labelled
 from turntree.stages.config import RecordConfig
 from turntree.stages.policy import Speaker, open_speaker, policy_name
 from turntree.stages.profile import Wave, work
@@ -70,17 +71,20 @@ def _played(
     members: Sequence[Environment], opened: TaskSet, speaker: Speaker, config: RecordConfig, model: str
 ) -> Wave:
     """One wave: its traces as JSON, and what was counted."""
+    teacher = None if config.teacher is None else parts.build("teachers", config.teacher)
     speaker.forget()  # a wave must not depend on earlier waves, because a resumed run has not computed them
     settings = SchedulerConfig(episodes=config.episodes, group_size=config.samples)
     scheduler = Scheduler(speaker.engine, speaker.renderer, settings, pool=opened.pool)
     counts: Counter[str] = Counter()
     traces: list[Trace] = []
     for group in scheduler.run(members, seed=config.seed):
-        traces += _traces(group, config, model, counts)
+        traces += _traces(group, config, model, teacher, counts)
     return {"traces": [trace.to_json() for trace in traces], "counts": dict(counts)}
 
 
-def _traces(group: GrownGroup, config: RecordConfig, model: str, counts: Counter[str]) -> list[Trace]:
+def _traces(
+    group: GrownGroup, config: RecordConfig, model: str, teacher: Teacher | None, counts: Counter[str]
+) -> list[Trace]:
     """The episodes of one task that are kept; every one is counted."""
     counts["tasks"] += 1
     kept: list[Trace] = []
@@ -92,6 +96,9 @@ def _traces(group: GrownGroup, config: RecordConfig, model: str, counts: Counter
             counts[f"dropped: {reason}"] += 1
             continue
         trace = _trace(group, sample, leaf, verdict, config, model)
+        if teacher is not None:
+            trace, told = labelled(trace, group.task, teacher)
+            counts.update({f"dropped turn: {reason}": count for reason, count in told.items()})
         counts.update(
             traces=1,
             turns=len(trace.turn_positions),

@@ -17,7 +17,7 @@ from turntree.stages.config import SFTStageConfig
 from turntree.stages.policy import Policy, load_policy
 from turntree.traces.schema import Trace, read_traces
 from turntree.training.checkpoints import extent, resume
-from turntree.training.sft import Example, example, train_sft
+from turntree.training.sft import Example, examples, train_sft
 
 
 def run_sft(config: SFTStageConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
@@ -28,40 +28,43 @@ def run_sft(config: SFTStageConfig, out: Path, *, overwrite: bool = False) -> di
     if not found:
         raise InputError(f"holds no trace in split {config.split!r}", path=config.traces, hint="choose another split")
     policy = load_policy(config.model, config.device)
-    examples = _examples(found, policy.renderer)
-    if not examples:
+    learned, left_out = _examples(found, policy.renderer)
+    if not learned:
         raise InputError("holds no turn to learn from", path=config.traces, hint="see skip_turns in docs/traces.md")
     inputs = {**policy.identity, "traces_hash": file_hash(Path(config.traces))}
-    steps = config.sft.steps(len(examples))
+    steps = config.sft.steps(len(learned))
     length = extent("sft.epochs", config.sft.epochs, config.sft.optimizer, steps=steps)
     with open_run(out, "sft", to_mapping(config), inputs, overwrite=overwrite, extent=length) as run:
-        _train(run, policy, examples, config)
+        _train(run, policy, learned, config)
         last = run.metrics()[-1]
     return {
         "model": str(run.model),
-        "traces": len(examples),
-        "left_out": len(found) - len(examples),
+        "traces": len(found) - left_out,
+        "left_out": left_out,
         "steps": last["step"],
         "loss": last["loss"],
     }
 
 
-def _examples(traces: Sequence[Trace], renderer: Renderer) -> list[Example]:
-    """The traces that hold a turn to learn from. One that the renderer refuses is left out; an error if all are."""
-    examples: list[Example] = []
+def _examples(traces: Sequence[Trace], renderer: Renderer) -> tuple[list[Example], int]:
+    """What is learned, and how many traces are left out: those without a turn to learn from and those that the renderer
+    refuses. An error if it refuses all."""
+    found: list[Example] = []
+    left_out = 0
     refused: list[InputError] = []
     for trace in traces:
         try:
-            row = example(trace, renderer)
+            learned = [row for row in examples(trace, renderer) if any(row.loss_mask)]
         except InputError as error:
             refused.append(error)
-            continue
-        examples += [row] if any(row.loss_mask) else []
+            learned = []
+        found += learned
+        left_out += not learned
     if refused:
-        if not examples:
+        if not found:
             raise refused[0]
         notice(f"{len(refused)} of {len(traces)} traces cannot be rendered and are left out; the first: {refused[0]}")
-    return examples
+    return found, left_out
 
 
 def _train(run: RunDirectory, policy: Policy, examples: list[Example], config: SFTStageConfig) -> None:

@@ -34,6 +34,7 @@ class SkipReason(StrEnum):
     AFTER_ASSISTANT = "after_assistant"  # follows another assistant turn directly
     UNANSWERED_CALL = "unanswered_call"  # a call has no result, although the episode continued
     RESULT_WITHOUT_CALL = "result_without_call"  # a tool result follows that answers none of the calls
+    UNLABELLED = "unlabelled"  # the trace has labels, and none here
 
 
 def candidates(trace: Trace) -> list[TurnState]:
@@ -44,7 +45,7 @@ def candidates(trace: Trace) -> list[TurnState]:
             trace_id=trace.id,
             turn=turn,
             history=trace.messages[:position],
-            demonstration=trace.messages[position],
+            demonstration=trace.labels.get(turn, trace.messages[position]),
             tools=trace.tools,
             environment=trace.environment,
         )
@@ -54,12 +55,18 @@ def candidates(trace: Trace) -> list[TurnState]:
 
 
 def skipped_turns(trace: Trace) -> dict[int, str]:
-    """Assistant turn index -> why it is not a candidate: a mark in `meta["skip_turns"]`, else a `SkipReason`."""
+    """Assistant turn index -> why it is not a candidate: a mark in `meta["skip_turns"]`, else a `SkipReason`. At a
+    labelled turn the label is looked at, and not what was played."""
     marked = _marked(trace)
     names = tool_names(trace.tools)
     skipped: dict[int, str] = {}
     for turn, position in enumerate(trace.turn_positions):
-        reason = marked.get(turn) or _reason(trace.messages, position, names)
+        if turn in trace.labels:
+            reason = marked.get(turn) or _reason((*trace.messages[:position], trace.labels[turn]), position, names)
+        elif trace.labels:
+            reason = marked.get(turn, SkipReason.UNLABELLED)
+        else:
+            reason = marked.get(turn) or _reason(trace.messages, position, names)
         if reason is not None:
             skipped[turn] = str(reason)
     return skipped

@@ -27,12 +27,17 @@ MESSAGE_KEYS = frozenset({"role", "content", "tool_calls", "tool_call_id", "name
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """One episode as it was demonstrated. Raises `InputError` (naming the field) unless it holds an assistant turn.
+    """One episode as it was demonstrated, or as a policy played it and a teacher labelled it. Raises `InputError`
+    (naming the field) unless it holds an assistant turn.
 
     `tools` are declarations in the OpenAI chat form, `{"type": "function", "function": {"name", "parameters"}}`;
     empty means that the source did not record them. `environment` says how to rebuild the environment and is opaque
     here. `meta` holds JSON values; three keys have a meaning: "group" (traces of one group share a split),
     "skip_turns" (assistant turn index as text -> why it must not become a candidate) and "reward".
+
+    `labels` (assistant turn index -> message) is what a teacher would say there. A label is the demonstration of its
+    turn in place of what was played; the history keeps what was played. An empty `labels` is an episode of the
+    demonstrator's own; otherwise a turn without a label is not a candidate.
     """
 
     id: str
@@ -43,6 +48,7 @@ class Trace:
     success: bool | None = None
     environment: dict[str, Any] | None = None
     meta: dict[str, Any] = field(default_factory=dict[str, Any])
+    labels: dict[int, Message] = field(default_factory=dict[int, Message])
 
     def __post_init__(self) -> None:
         if not self.id:
@@ -52,6 +58,10 @@ class Trace:
         if self.split is not None and self.split not in SPLITS:
             raise InputError(f"is {self.split!r}", field="split", hint=f"use one of {', '.join(SPLITS)}, or null")
         tool_names(self.tools)
+        for turn, label in self.labels.items():
+            if label.role != "assistant" or not 0 <= turn < len(self.turn_positions):
+                problem = f"is a message of {label.role!r}, and the trace has {len(self.turn_positions)} turns"
+                raise InputError(problem, field=f"labels.{turn}", hint="label assistant turns with assistant messages")
 
     @property
     def turn_positions(self) -> tuple[int, ...]:
@@ -74,6 +84,7 @@ class Trace:
             "tools": list(self.tools),
             "environment": self.environment,
             "meta": self.meta,
+            **({"labels": {str(turn): label.to_chat() for turn, label in self.labels.items()}} if self.labels else {}),
         }
 
     @classmethod
@@ -87,17 +98,20 @@ class Trace:
                 raise InputError("is missing", field=key, hint="every trace has an id and messages")
         return cls(
             id=_typed(row, "id", str, ""),
-            messages=tuple(_message(m, i) for i, m in enumerate(_typed(row, "messages", list, []))),
+            messages=tuple(_message(m, f"messages[{i}]") for i, m in enumerate(_typed(row, "messages", list, []))),
             tools=tuple(_object(tool, f"tools[{i}]") for i, tool in enumerate(_typed(row, "tools", list, []))),
             domain=_typed(row, "domain", str, ""),
             split=cast("Split | None", _typed(row, "split", str, None)),
             success=_typed(row, "success", bool, None),
             environment=_typed(row, "environment", dict, None),
             meta=_typed(row, "meta", dict, {}),
+            labels=dict(_label(*pair) for pair in _typed(row, "labels", dict, {}).items()),
         )
 
 
-_TRACE_KEYS = frozenset({"schema", "id", "domain", "split", "success", "messages", "tools", "environment", "meta"})
+_TRACE_KEYS = frozenset(
+    {"schema", "id", "domain", "split", "success", "messages", "tools", "environment", "meta", "labels"}
+)
 _NULLABLE = frozenset({"split", "success", "environment"})
 
 
@@ -203,8 +217,13 @@ def _check_unique(trace_id: str, ids: dict[str, int], line: int, path: str | Pat
     ids[trace_id] = line
 
 
-def _message(value: Any, index: int) -> Message:
-    inside = f"messages[{index}]"
+def _label(turn: str, value: Any) -> tuple[int, Message]:
+    if not turn.isdecimal() or len(turn) > 9:
+        raise InputError("is not the index of a turn", field=f"labels.{turn}", hint="count assistant turns from 0")
+    return int(turn), _message(value, f"labels.{turn}")
+
+
+def _message(value: Any, inside: str) -> Message:
     row = _object(value, inside)
     try:
         check_keys(row, MESSAGE_KEYS)

@@ -32,6 +32,20 @@ class Example:
     loss_mask: tuple[bool, ...]
 
 
+def examples(trace: Trace, renderer: Renderer) -> list[Example]:
+    """What is learned from a trace: the episode, or, where a teacher labelled it, every label after its history."""
+    if not trace.labels:
+        return [example(trace, renderer)]
+    skipped = skipped_turns(trace)
+    found: list[Example] = []
+    for turn, index in enumerate(trace.turn_positions):
+        if turn not in skipped:
+            prompt = renderer.prompt(trace.messages[:index], trace.tools)
+            said = renderer.completion(trace.labels[turn])
+            found.append(Example((*prompt, *said), (False,) * len(prompt) + (True,) * len(said)))
+    return found
+
+
 def example(trace: Trace, renderer: Renderer) -> Example:
     """The trace in tokens, with prompts and completions from the renderer that sampling uses, so that training and
     sampling see the same tokens. The loss covers the turns that are pivot candidates, so that all methods train on the

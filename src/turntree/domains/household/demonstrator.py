@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from turntree.core import seeds
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message
+from turntree.core.protocols import Environment
 from turntree.domains.household.door import GamesConfig, games
+from turntree.domains.household.environment import HouseholdEnvironment
 from turntree.domains.household.experts import UnreachableGoal, next_exploring_action, shortest_plan, stumble
 from turntree.domains.household.world import Game, State
 from turntree.traces.schema import Trace
@@ -67,6 +69,16 @@ class HouseholdDemonstrator:
     def __iter__(self) -> Iterator[Trace | str]:
         """Every game played once: the episode, or why there is none."""
         return (_play(game, source, self) for game, source in games(self.games))
+
+
+def teacher(environment: Environment, history: Sequence[Message]) -> Message | str:
+    """What a player who has read the same texts does next (part `household` of kind `teachers`)."""
+    if not isinstance(environment, HouseholdEnvironment):
+        return "not a household game"
+    try:
+        return Message("assistant", next_exploring_action(environment.world))
+    except UnreachableGoal:
+        return "goal out of reach"
 
 
 def _play(game: Game, source: dict[str, Any], config: HouseholdDemonstrator) -> Trace | str:

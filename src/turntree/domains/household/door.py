@@ -99,6 +99,10 @@ class Household:
         files = {split: each.source for split, each in chosen.items() if each.source != GENERATED}
         yield TaskSet(tasks=tasks, contents=contents(files))
 
+    def rebuild(self, record: Mapping[str, Any]) -> HouseholdEnvironment:
+        """The task of a trace of `turntree traces household`."""
+        return HouseholdEnvironment(build_game(record))
+
     def _games(self, split: str, count: int, first: bool) -> GamesConfig:
         source, offset = (self.games, self.offset) if first else (self.held_out, 0)
         return GamesConfig(source=source, split=split, count=count, offset=offset, difficulty=self.difficulty)

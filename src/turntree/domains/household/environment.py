@@ -34,6 +34,11 @@ class HouseholdEnvironment:
     def task_type(self) -> str:
         return self._game.task_type
 
+    @property
+    def world(self) -> State:
+        """The state of the game; step a `fork` of it."""
+        return self._state
+
     def reset(self) -> tuple[Message, ...]:
         self._state = self._game.reset()
         return (Message("user", self._game.intro),)

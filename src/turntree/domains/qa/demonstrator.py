@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from turntree.core import seeds
 from turntree.core.errors import ConfigError
+from turntree.core.messages import Message
+from turntree.core.protocols import Environment
 from turntree.domains.qa.door import Questions
-from turntree.domains.qa.experts import Mistake, Played, play
+from turntree.domains.qa.environment import QaEnvironment
+from turntree.domains.qa.experts import Mistake, NotFound, Played, next_turn, play
 from turntree.domains.qa.generate import Posed
 from turntree.environments.tasks import TRAIN
 from turntree.traces.schema import Trace
@@ -63,6 +66,16 @@ class QaDemonstrator:
                 rng = seeds.generator(self.seed, "expert", environment.task_id)
                 played = play(environment, posed, rng, self.slips, _RECOVERABLE)
                 yield _trace(posed, played, environment.tools, self) if played.success else "answered wrong"
+
+
+def teacher(environment: Environment, history: Sequence[Message]) -> Message | str:
+    """What the expert does next on a generated question (part `qa` of kind `teachers`)."""
+    if not isinstance(environment, QaEnvironment) or environment.posed is None:
+        return "not a generated question"
+    try:
+        return next_turn(environment.posed, history)
+    except NotFound:
+        return "not found by searching"
 
 
 def _trace(posed: Posed, played: Played, tools: tuple[dict[str, Any], ...], config: QaDemonstrator) -> Trace:

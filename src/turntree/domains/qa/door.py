@@ -99,6 +99,9 @@ class Questions:
             pool = stack.enter_context(ThreadPool(self.threads))
             reward, episodes = HierarchicalReward(self.reward), self._episodes()
             tasks = {split: environments(found, tools, reward, episodes) for split, found in asked.items()}
+            for split, found in posed.items():
+                for environment, each in zip(tasks[split], found, strict=True):
+                    environment.posed = each
             yield Opened(tasks, pool, tools, posed, read)
 
     def read(self, splits: Mapping[str, int]) -> tuple[dict[str, Sequence[Question]], list[dict[str, Any]]]:

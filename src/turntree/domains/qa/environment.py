@@ -8,6 +8,7 @@ from typing import Any
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Observation
+from turntree.domains.qa.generate import Posed
 from turntree.domains.qa.questions import Question
 from turntree.tools.runtime import ToolRuntime
 from turntree.tools.tool import ToolStatus
@@ -50,6 +51,7 @@ class QaEnvironment:
     ) -> None:
         self.question = question
         self.calls: tuple[ExecutedCall, ...] = ()  # of this episode's own path
+        self.posed: Posed | None = None  # the way to the answer of a generated question, for teachers
         self._runtime = runtime
         self._reward = reward or HierarchicalReward()
         self._config = config or QaConfig()
@@ -85,7 +87,7 @@ class QaEnvironment:
 
     def fork(self) -> QaEnvironment:
         twin = QaEnvironment(self.question, self._runtime, self._reward, self._config)
-        twin.calls = self.calls
+        twin.calls, twin.posed = self.calls, self.posed
         return twin
 
     def _call(self, call: ToolCall) -> Message:

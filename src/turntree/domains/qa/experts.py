@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -66,6 +67,37 @@ def play(
         if observation.done:
             return Played(tuple(messages), frozenset(slips), observation.success is True)
     raise AssertionError("the last turn of an expert is an answer")
+
+
+def next_turn(posed: Posed, messages: Sequence[Message]) -> Message:
+    """What the expert does after `messages`, which another policy may have written: look up the first thing that no
+    result has told yet, then compute, then answer. Raises `NotFound` where a look-up did not tell what it was for."""
+    results = [message.content for message in messages if message.role == "tool"]
+    facts = {
+        (title, relation): value
+        for result in results
+        for title, text in _PASSAGE.findall(result)
+        for relation, value in _FACT.findall(text)
+    }
+    asked = {str(call.arguments.get("query")) for message in messages for call in message.tool_calls}
+    ends: list[str] = []
+    for chain in posed.chains:
+        held = chain.start
+        for relation in chain.relations:
+            if (held, relation) not in facts:
+                if f"{relation} of {held}" in asked:
+                    raise NotFound(f"the results do not tell the {relation} of {held}")
+                return search(f"{relation} of {held}")
+            held = facts[held, relation]
+        ends.append(held)
+    if posed.operation == "none":
+        return answer(ends[0])
+    computing = compute(f"{ends[0]}+{ends[1]}" if posed.operation == "sum" else f"abs({ends[0]}-{ends[1]})")
+    (wanted,) = computing.tool_calls
+    for message, after in itertools.pairwise(messages):
+        if [(call.name, call.arguments) for call in message.tool_calls] == [(wanted.name, wanted.arguments)]:
+            return answer(after.content)
+    return computing
 
 
 def play_evidence(environment: Environment, subjects: Sequence[str], answers: Sequence[str]) -> Played:

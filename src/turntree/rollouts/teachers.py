@@ -1,0 +1,89 @@
+"""Label the states of a policy's own episodes with what a teacher would do there."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from turntree.core.errors import ConfigError, InputError
+from turntree.core.messages import Message
+from turntree.core.protocols import Environment, Teacher
+from turntree.environments.pool import EnvironmentFault, reason_of
+from turntree.rollouts.rebuild import walk
+from turntree.traces.schema import Trace
+
+NO_LABEL = "no_label"
+
+
+def labelled(trace: Trace, task: Environment, teacher: Teacher) -> tuple[Trace, Counter[str]]:
+    """The trace with a label at every turn that the teacher has one for, and the reasons of the others.
+
+    The episode is played again on a copy of `task`. Where the environment fails or answers differently, the states from
+    there on have no label. A teacher that fails at a state gives it none."""
+    spoken = trace.turn_positions
+    labels: dict[int, Message] = {}
+    missing: dict[int, str] = {}
+    steps = walk(task, trace.messages[: spoken[-1]], f"trace {trace.id!r}")
+    try:
+        for turn, (place, (environment, _)) in enumerate(zip(spoken, steps, strict=True)):
+            said = _said(teacher, environment.fork(), trace.messages[:place])
+            if isinstance(said, Message):
+                labels[turn] = said
+            else:
+                missing[turn] = f"{NO_LABEL}: {said}"
+    except (EnvironmentFault, InputError) as fault:
+        missing |= {turn: f"{NO_LABEL}: {reason_of(fault)}" for turn in range(len(labels) + len(missing), len(spoken))}
+    marks = {"skip_turns": {str(turn): reason for turn, reason in missing.items()}} if missing else {}
+    meta = {key: value for key, value in trace.meta.items() if key != "skip_turns"}  # a cut turn is a state like others
+    return replace(trace, labels=labels, meta={**meta, **marks}), Counter(missing.values())
+
+
+def _said(teacher: Teacher, environment: Environment, history: Sequence[Message]) -> Message | str:
+    try:
+        said = teacher(environment, history)
+    except Exception as error:  # the boundary to foreign code
+        return reason_of(error)
+    if isinstance(said, Message) and said.role != "assistant":
+        return f"the teacher gave a message of {said.role!r}"
+    return said
+
+
+class ModelTeacher:
+    """A model behind a server that speaks OpenAI's chat completions (a key, where one is needed, is OPENAI_API_KEY)."""
+
+    def __init__(
+        self, *, url: str, model: str, max_tokens: int = 1024, temperature: float = 0.0, timeout: float = 120.0
+    ) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"{url!r} is not a URL", field="teacher.url", hint="write http://host:port/v1")
+        import openai
+
+        key = os.environ.get("OPENAI_API_KEY", "none")
+        self._client = openai.OpenAI(base_url=url, api_key=key, timeout=timeout, max_retries=4)
+        self._model, self._max_tokens, self._temperature = model, max_tokens, temperature
+
+    def __call__(self, environment: Environment, history: Sequence[Message]) -> Message | str:
+        asked: dict[str, Any] = {"tools": list(environment.tools)} if environment.tools else {}
+        answer = self._client.chat.completions.create(
+            model=self._model,
+            messages=cast(Any, [_spelled(message) for message in history]),
+            max_tokens=self._max_tokens,
+            temperature=self._temperature,
+            **asked,
+        )
+        choice = answer.choices[0]
+        if choice.finish_reason == "length":
+            return "the teacher's answer was cut"
+        return Message.from_chat(choice.message.model_dump(exclude_none=True))
+
+
+def _spelled(message: Message) -> dict[str, Any]:
+    """The message as servers take it: arguments are JSON text there, and our own marks are unknown."""
+    chat = {key: value for key, value in message.to_chat().items() if key != "cut"}
+    for call in chat.get("tool_calls", ()):
+        call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+    return chat

@@ -1,0 +1,102 @@
+"""A policy's own states, labelled: what was played stays, and the teacher leads to the goal from anywhere."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turntree.core.messages import Message
+from turntree.domains.household.demonstrator import teacher
+from turntree.domains.household.door import GamesConfig, games
+from turntree.domains.household.environment import HouseholdEnvironment
+from turntree.domains.household.experts import slip
+from turntree.domains.household.verifier import HouseholdVerifier
+from turntree.engines.checkpoint import load_tokenizer
+from turntree.renderers.choice import renderer_of
+from turntree.rollouts.teachers import labelled
+from turntree.stages.policy import resolve
+from turntree.traces.candidates import candidates
+from turntree.traces.schema import Trace
+from turntree.training.sft import examples
+
+GAMES = list(games(GamesConfig(split="train", count=6)))
+
+
+def clumsy(seed: int, turns: int) -> tuple[HouseholdEnvironment, Trace]:
+    """A game played with mistakes only."""
+    game, source = GAMES[seed % len(GAMES)]
+    environment = HouseholdEnvironment(game)
+    rng = random.Random(seed)
+    messages = list(environment.reset())
+    for _ in range(turns):
+        action = Message("assistant", slip(environment.world, rng))
+        observation = environment.step(action)
+        messages += [action, *observation.messages]
+        if observation.done:
+            break
+    return HouseholdEnvironment(game), Trace(id="t", messages=tuple(messages), environment=source, domain="household")
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 500), st.integers(1, 10))
+def test_every_state_is_labelled_with_an_action_that_the_verifier_accepts(seed: int, turns: int) -> None:
+    task, trace = clumsy(seed, turns)
+    own, missing = labelled(trace, task, teacher)
+    assert len(own.labels) + sum(missing.values()) == len(trace.turn_positions)
+    assert own.messages == trace.messages
+    verifier = HouseholdVerifier()
+    for state in candidates(own):
+        assert verifier.judge(state, state.demonstration).reward == 1.0
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 500), st.integers(0, 10))
+def test_a_player_who_follows_the_teacher_from_any_own_state_wins(seed: int, turns: int) -> None:
+    task, trace = clumsy(seed, max(1, turns))
+    list(task.reset())
+    for message in trace.messages:
+        if message.role == "assistant" and task.step(message).done:
+            return
+    for _ in range(60):
+        said = teacher(task, ())
+        if isinstance(said, str):
+            assert said == "goal out of reach"
+            return
+        if task.step(said).done:
+            return
+    pytest.fail("sixty turns of the teacher did not win")
+
+
+def test_a_teacher_that_fails_is_counted_and_labels_nothing() -> None:
+    task, trace = clumsy(1, 4)
+
+    def broken(environment: object, history: object) -> Message:
+        raise ValueError("out of order")
+
+    own, missing = labelled(trace, task, broken)
+    assert own.labels == {} and missing == Counter({"no_label: ValueError: out of order": len(trace.turn_positions)})
+    assert candidates(own) == []  # what the policy did is not taught in place of the missing labels
+
+
+def test_an_environment_that_answers_differently_leaves_the_rest_unlabelled() -> None:
+    task, trace = clumsy(2, 4)
+    messages = list(trace.messages)
+    messages[2] = replace(messages[2], content="something else")
+    own, missing = labelled(replace(trace, messages=tuple(messages)), task, teacher)
+    assert set(own.labels) == {0} and sum(missing.values()) == 3
+
+
+def test_sft_on_a_labelled_trace_learns_the_labels_and_nothing_that_was_played() -> None:
+    task, trace = clumsy(3, 5)
+    own, _ = labelled(trace, task, teacher)
+    folder = resolve("household")
+    tokenizer = load_tokenizer(folder)
+    renderer = renderer_of(tokenizer, folder)
+    learned = examples(own, renderer)
+    assert len(learned) == len(own.labels)
+    for row, label in zip(learned, own.labels.values(), strict=True):
+        said = [token for token, learns in zip(row.token_ids, row.loss_mask, strict=True) if learns]
+        assert tuple(said) == renderer.completion(label)
