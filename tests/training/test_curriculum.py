@@ -146,3 +146,23 @@ def test_negative_numbers_are_refused() -> None:
     for name in ("retire_after", "revisit_after", "replacement_rounds"):
         with pytest.raises(ConfigError):
             CurriculumConfig(**{name: -1})
+
+
+def test_a_heavier_pivot_is_drawn_in_proportion_and_weight_zero_never() -> None:
+    weighted = Curriculum(["pivot"] * 4, CurriculumConfig(), 0, [0.0, 1.0, 2.0, 4.0])
+    drawn = [index for step in range(3000) for index in weighted.draw(1, step)]
+    shares = [drawn.count(index) / len(drawn) for index in range(4)]
+    assert shares == pytest.approx([0, 1 / 7, 2 / 7, 4 / 7], abs=0.03)
+
+
+def test_a_step_draws_no_weighted_pivot_twice_before_the_others() -> None:
+    weighted = Curriculum(["pivot"] * 4, CurriculumConfig(), 0, [1.0, 1.0, 2.0, 400.0])
+    assert all(sorted(weighted.draw(4, step)) == [0, 1, 2, 3] for step in range(20))
+
+
+def test_removed_pivots_are_never_drawn_again_and_added_ones_are() -> None:
+    pivots = curriculum(3, retire_after=1, revisit_after=1)
+    pivots.draw(2, 1)
+    pivots.remove([0, 1], 2)
+    pivots.add(["pivot"], [1.0])
+    assert {index for step in range(3, 9) for index in pivots.draw(2, step)} == {2, 3}

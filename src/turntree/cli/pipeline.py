@@ -130,6 +130,44 @@ def _profile_lines(result: dict[str, Any], out: Path) -> list[str]:
 
 @click.command(
     cls=StageCommand,
+    config=_CONFIG + "ImportanceConfig",
+    stage="importance",
+    options={
+        "PROFILE": "profile",
+        "--environment": "environment",
+        "--model": "model",
+        "--forks": "forks",
+        "--limit": "limit",
+        "--max-turns": "episodes.max_turns",
+        "--max-tokens": "episodes.sampling.max_tokens",
+        "--traces": "traces",
+        "--seed": "seed",
+    },
+    short_help="How much success hangs on the states of a profile.",
+)
+@out_option("The profile to write, with importance (JSONL).")
+@overwrite_option("Start over where another measurement was interrupted.")
+def importance(config: Any, out: Path, overwrite: bool, json_path: str | None) -> None:
+    """Play on from mixed states, after an accepted and after a refused action: the difference in success is what
+    `turntree select --weight importance` draws by.
+
+    \b
+    Example: turntree importance runs/profile.jsonl --environment household --out runs/weighed.jsonl
+    """
+    from turntree.stages.importance import run_importance
+
+    result = run_importance(config, out, overwrite=overwrite)
+    lines = [
+        f"{kind}: {row['difference']:+.3f} +- {row['error']:.3f} ({row['states']} states)"
+        for kind, row in result["by_kind"].items()
+    ]
+    left = ", ".join(f"{count} {reason}" for reason, count in result["not_measured"].items())
+    lines.append(f"{result['measured']} of {result['mixed']} mixed states measured -> {out}")
+    finish(result, json_path, [*lines, *([f"not measured: {left}"] if left else [])])
+
+
+@click.command(
+    cls=StageCommand,
     config="turntree.profiling.select:SelectConfig",
     options={
         "--threshold": "threshold",
@@ -140,6 +178,7 @@ def _profile_lines(result: dict[str, Any], out: Path) -> list[str]:
         "--per-trajectory": "per_trajectory",
         "--per-action": "per_action",
         "--per-duplicate": "per_duplicate",
+        "--weight": "weight",
         "--seed": "seed",
     },
     short_help="Keep the pivots of a profile.",
@@ -171,6 +210,9 @@ def train() -> None:
     stage="train pivot",
     options={
         "PIVOTS": "pivots",
+        "--states": "states",
+        "--refresh": "own.refresh",
+        "--teacher": "teacher",
         "--model": "model",
         "--verifier": "verifier",
         "--environment": "environment",
@@ -198,6 +240,8 @@ def pivot(config: Any, out: Path, overwrite: bool, json_path: str | None) -> Non
 
     \b
     Example: turntree train pivot runs/pivots.jsonl --out runs/pivotrl
+             turntree train pivot --states own --environment household --teacher household --verifier household
+             --out runs/own
     """
     from turntree.stages.train_pivot import run_train_pivot
 

@@ -116,6 +116,18 @@ class Audit:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Importance:
+    """Mean success of the episode after an accepted and after a refused action (`turntree importance`), with the
+    standard error of the difference; or the reason why it was not measured."""
+
+    accepted: Share | None
+    refused: Share | None
+    difference: Annotated[float, Between(-1, 1)] | None
+    error: Annotated[float, Between(0)] | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Candidate:
     """A row of a profile. Fields with a default are missing in profiles of older versions, which can be selected from,
     but neither extended nor rescored."""
@@ -142,6 +154,7 @@ class Candidate:
     state: str | None = None
     reference: str | None = None
     samples: list[Annotated[int, Between(0)] | None] | None = None
+    importance: Importance | None = None
 
     def __post_init__(self) -> None:
         _check_moments(self.reward_mean, self.reward_var)
@@ -224,6 +237,8 @@ class Pivot:
     reward_mean: Reward
     reward_var: Variance
     role: Literal["pivot", "anchor", "random"]
+    weight: Annotated[float, Between(0)] = 1.0
+    """How often it is drawn, relative to the others."""
 
     def __post_init__(self) -> None:
         _check_moments(self.reward_mean, self.reward_var)
@@ -259,7 +274,7 @@ class PassRate:
     trace_id: str
     turn: Count
     kind: str
-    role: Literal["pivot", "anchor", "random"]
+    role: Literal["pivot", "anchor", "random", "own"]
     pass_rate: float | None
     visits: Count
     last_visit: int | None

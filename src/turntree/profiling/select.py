@@ -15,9 +15,11 @@ from typing import Any, Literal
 from turntree.core import seeds
 from turntree.core.errors import ConfigError
 from turntree.observe.artifacts import PIVOTS
+from turntree.profiling.importance import shrunk
 from turntree.profiling.rows import class_of_moments
 
 SCHEMA = PIVOTS.schema
+_LEAST = 0.05  # importance of a state, as a share of the highest
 Row = Mapping[str, Any]  # a row of a profile (schema turntree.profile/2)
 
 
@@ -42,6 +44,9 @@ class SelectConfig:
     """Most pivots of one action kind, by kind; '*' is every kind not named."""
     max_per_kind: float = 1.0
     """Largest share of one action kind among the pivots."""
+    weight: Literal["equal", "variance", "importance", "both"] = "equal"
+    """How often a pivot is drawn in training: all alike, by its reward variance, by its importance (what
+    `turntree importance` measured), or by the product of both. Anchors have the mean weight of the pivots."""
     seed: int = 0
     """Seed for choosing what is dropped at a limit."""
 
@@ -97,7 +102,9 @@ def select(rows: Sequence[Row], config: SelectConfig) -> Selection:
         drawn = rng.sample(judged, min(len(judged), len(chosen) + len(anchors)))
         blind = {"drawn": len(drawn), "not drawn": len(judged) - len(drawn), "unjudged": len(rows) - len(judged)}
         return Selection(tuple(_marked(row, "random") for row in drawn), blind)
-    selected = [_marked(row, "pivot") for row in chosen] + [_marked(row, "anchor") for row in anchors]
+    weights = _weights(chosen, config)
+    selected = [_marked(row, "pivot") | weight for row, weight in zip(chosen, weights, strict=True)]
+    selected += [_marked(row, "anchor") for row in anchors]
     return Selection(tuple(selected), counts)
 
 
@@ -192,6 +199,25 @@ def _spread(rows: list[Row], wanted: int, seed: int) -> list[Row]:
             if by_kind[kind] and len(taken) < wanted:
                 taken.append(by_kind[kind].pop())
     return taken
+
+
+def _weights(pivots: Sequence[Row], config: SelectConfig) -> list[dict[str, float]]:
+    """The weight of every pivot with a mean of 1, as a field of its row; no field where all are alike. Importance
+    counts as at least a twentieth of the highest, because it is never certain that nothing hangs on a state. Raises
+    `ConfigError` where no importance was measured."""
+    if config.weight == "equal" or not pivots:
+        return [{} for _ in pivots]
+    values = [float(row["reward_var"]) if config.weight != "importance" else 1.0 for row in pivots]
+    if config.weight != "variance":
+        measured = [row.get("importance") for row in pivots]
+        if not any(one and one["difference"] is not None for one in measured):
+            hint = "measure it with `turntree importance`, or use --weight variance"
+            raise ConfigError("needs the importance of the pivots", field="weight", hint=hint)
+        found = shrunk([row["kind"] for row in pivots], measured)
+        least = _LEAST * max(found)
+        values = [value * (max(least, one) if least > 0 else 1.0) for value, one in zip(values, found, strict=True)]
+    mean = sum(values) / len(values)
+    return [{"weight": value / mean} for value in values]
 
 
 def _marked(row: Row, role: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from turntree.environments.processes import ProcessPoolConfig
 from turntree.environments.tasks import DEV, TEST, TRAIN
 from turntree.logs import trees
 from turntree.profiling.profile import ProfileConfig
+from turntree.profiling.select import SelectConfig
 from turntree.rollouts.live import CutTurns, EpisodeConfig
 from turntree.traces.schema import SPLITS
 from turntree.training.config import CheckpointConfig, LoRAConfig, OnlineConfig, PivotConfig, SFTConfig
@@ -166,6 +167,34 @@ class RescoreConfig(FromProfile):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ImportanceConfig(FromProfile):
+    """`turntree importance`."""
+
+    profile: str
+    """The profile whose mixed states are measured."""
+    model: str | None = None
+    """The policy that goes on from the states (default: that of the profile)."""
+    forks: int = 4
+    """Continuations to the end after the accepted action, and as many after the refused one."""
+    limit: int = 0
+    """Measure this many mixed states, drawn by `seed` (0: all). The others get the mean of their kind."""
+    episodes: EpisodeConfig = field(default_factory=lambda: EpisodeConfig(sampling=Sampling(max_tokens=256)))
+    wave: int = 16
+    """States that are measured and logged together."""
+    seed: int = 0
+    """Draws the states, the actions and the continuations."""
+    device: Device = field(default_factory=Device)
+
+    def __post_init__(self) -> None:
+        if self.environment is None:
+            hint = "name the environment that the traces were played in: --environment NAME"
+            raise ConfigError("episodes are played on from the states, which needs one", field="environment", hint=hint)
+        for name, least in (("forks", 2), ("wave", 1), ("limit", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"must be at least {least}", field=name)
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckConfig:
     """Held-out figures during training. Pivot reward alone misleads (docs/results/quickstart.md)."""
 
@@ -186,11 +215,59 @@ class CheckConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OwnPathConfig:
+    """Pivots on the policy's own path: the policy plays training tasks, a teacher labels the states that it reached,
+    and these are profiled and selected like those of traces."""
+
+    refresh: int = 20
+    """Steps between two searches (0: only before the first step). New pivots replace the earlier ones."""
+    tasks: int = 32
+    """Tasks that a search plays, each once."""
+    count: int = 400
+    """Tasks of the split "train" that they are drawn from."""
+    task_seed: int = 0
+    """Seed for environments that draw their tasks."""
+    max_turns: int = 30
+    """Longest episode."""
+    max_context: int = 4096
+    """Longest prompt plus completion, in tokens, beside the engine's own limit."""
+    rollouts: int = 8
+    """Rollouts of the profile at every state."""
+    forks: int = 0
+    """Measure the importance of the states by this many continuations after an accepted and after a refused action (0:
+    do not)."""
+    measured: int = 64
+    """Most states of a search whose importance is measured; the others have the mean of their kind."""
+    select: SelectConfig = field(default_factory=lambda: SelectConfig(threshold=1.0))
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("refresh", 0),
+            ("tasks", 1),
+            ("count", 1),
+            ("max_turns", 1),
+            ("rollouts", 2),
+            ("measured", 1),
+        ):
+            if getattr(self, name) < least:
+                raise ConfigError(f"must be at least {least}", field=name)
+        if self.forks == 1 or self.forks < 0:
+            raise ConfigError("must be 0, or at least 2", field="forks")
+        if not self.forks and self.select.weight in ("importance", "both"):
+            raise ConfigError("needs the importance of the states", field="select.weight", hint="set own.forks=4")
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainPivotConfig(ReinforcedTraining, FromProfile):
     """`turntree train pivot`."""
 
-    pivots: str
-    """The pivots file of `turntree select`."""
+    pivots: str | None = None
+    """The pivots file of `turntree select`; none with --states own."""
+    states: Literal["expert", "own", "mixed"] = "expert"
+    """Whose states are trained on: the pivots file's, the policy's own, or both."""
+    teacher: Part | None = None
+    """Labels the policy's own states: household, qa, model, or your own module:object."""
+    own: OwnPathConfig = field(default_factory=OwnPathConfig)
     model: str = "default"
     """A folder in Hugging Face format, a name on the Hub, or a registered policy."""
     verifier: Part | None = None
@@ -200,6 +277,25 @@ class TrainPivotConfig(ReinforcedTraining, FromProfile):
     the start."""
     train: PivotConfig = field(default_factory=PivotConfig)
     check: CheckConfig = field(default_factory=CheckConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.states != "own" and self.pivots is None:
+            hint = "name the file of `turntree select`, or train on the policy's own states with --states own"
+            raise ConfigError("is missing", field="pivots", hint=hint)
+        if self.states == "expert":
+            return
+        if self.states == "own" and self.pivots is not None:
+            raise ConfigError("trains on no pivots file", field="states", hint="leave the file out, or use mixed")
+        needed = {"environment": self.environment, "teacher": self.teacher}
+        if self.states == "own":
+            needed["verifier"] = self.verifier
+        for name, value in needed.items():
+            if value is None:
+                hint = f"pass --{name} NAME: the policy plays, a teacher labels, and a verifier judges"
+                raise ConfigError(f"is missing, and --states {self.states} needs it", field=name, hint=hint)
+        if self.states == "own" and self.check.states:
+            raise ConfigError("are states of traces, and there are none", field="check.states", hint="set it to 0")
 
 
 @dataclass(frozen=True, kw_only=True)

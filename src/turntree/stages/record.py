@@ -78,11 +78,11 @@ def _played(
     counts: Counter[str] = Counter()
     traces: list[Trace] = []
     for group in scheduler.run(members, seed=config.seed):
-        traces += _traces(group, config, model, teacher, counts)
+        traces += kept_episodes(group, config, model, teacher, counts)
     return {"traces": [trace.to_json() for trace in traces], "counts": dict(counts)}
 
 
-def _traces(
+def kept_episodes(
     group: GrownGroup, config: RecordConfig, model: str, teacher: Teacher | None, counts: Counter[str]
 ) -> list[Trace]:
     """The episodes of one task that are kept; every one is counted."""

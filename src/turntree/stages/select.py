@@ -10,7 +10,7 @@ from turntree.core.errors import InputError
 from turntree.observe.artifacts import PIVOTS, PROFILE, policy_of
 from turntree.profiling.select import SelectConfig, preview, select
 
-KEPT = ("trace_id", "turn", "kind", "reward_mean", "reward_var", "state", "demonstrated")
+KEPT = ("trace_id", "turn", "kind", "reward_mean", "reward_var", "state", "demonstrated", "importance")
 THRESHOLDS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.01)
 
 

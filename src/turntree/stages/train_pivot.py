@@ -27,6 +27,7 @@ from turntree.observe.run import RunDirectory, notice, open_run, progress
 from turntree.rollouts.local import Prompted, render, rule_name, sample_local, score_local
 from turntree.stages.config import CheckConfig, TrainPivotConfig
 from turntree.stages.evaluate import EvaluateConfig, play
+from turntree.stages.own_path import open_own_path
 from turntree.stages.policy import Policy, load_policy
 from turntree.stages.profile import read_candidates
 from turntree.stages.train_online import HELD_OUT, keep_held_out
@@ -35,7 +36,7 @@ from turntree.training.checkpoints import extent, resume
 from turntree.training.curriculum import PivotRecord
 from turntree.training.drift import too_still
 from turntree.training.isolation import check_path_isolation
-from turntree.training.pivot import Check, Checked, Pivot, PivotGroup, Trained, train_pivot
+from turntree.training.pivot import Check, Checked, OwnPath, Pivot, PivotGroup, Trained, train_pivot
 
 
 def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
@@ -45,21 +46,20 @@ def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = Fa
     is resumed; any other is refused unless `overwrite`."""
     config = parts.resolved(config)
     loggers.check(config.loggers)
-    header, rows = PIVOTS.read(Path(config.pivots))
     policy = load_policy(config.model, config.device)
-    if not config.allow_stale:
-        _require_profiled_alike(config, header, policy)
-    traces = config.traces or str(header["traces"])
-    pivots = _pivots(rows, policy, traces, header, config.pivots)
+    selected = None if config.pivots is None else _selected(config, config.pivots, policy)
+    pivots = [] if selected is None else selected.pivots
     check_path_isolation(policy.model)
     with contextlib.ExitStack() as stack:
-        verifier = stack.enter_context(open_verifier(_verifier(config, header), config.environment))
-        _require_verifier(config, header, verifier)
+        source = config.verifier if selected is None else _verifier(config, selected.header)
+        assert source is not None  # the configuration refuses own states without one
+        verifier = stack.enter_context(open_verifier(source, config.environment))
+        if selected is not None:
+            _require_verifier(config, selected.header, verifier)
         inputs = {
             **policy.identity,
             **parts.identities(config),
-            "pivots_hash": file_hash(Path(config.pivots)),
-            "traces_hash": header["traces_hash"],
+            **({} if selected is None else selected.hashes),
             "verifier": verifier.name,
         }
         tasks = stack.enter_context(_development_tasks(config.check, policy))
@@ -68,13 +68,14 @@ def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = Fa
         run = stack.enter_context(
             open_run(out, "train pivot", to_mapping(config), inputs, overwrite=overwrite, logs=logs, extent=length)
         )
-        check = _checks(config, policy, verifier, traces, tasks, run)
-        trained = _train(run, policy, pivots, verifier, check, config)
+        check = _checks(config, policy, verifier, "" if selected is None else selected.traces, tasks, run)
+        own = stack.enter_context(open_own_path(config, policy, verifier, run.path / "own"))
+        trained = _train(run, policy, pivots, verifier, check, own, config)
         rows = run.metrics()
     last = rows[-1]
     return {
         "model": str(run.model),
-        "states": len(pivots),
+        "states": len(trained.pivots),
         "steps": last["step"],
         "reward_mean": last["reward_mean"],
         "kl": last.get("kl"),
@@ -92,6 +93,7 @@ def _train(
     pivots: Sequence[Pivot],
     verifier: TurnVerifier,
     check: Check | None,
+    own: OwnPath | None,
     config: TrainPivotConfig,
 ) -> Trained:
     """Train from the run's current state to its end, and write the results; the cost last."""
@@ -124,10 +126,12 @@ def _train(
             log=log,
             keep=lambda *drawn: _keep(run, config, *drawn),
             check=check,
+            own=own,
             checkpoints=checkpoints,
         )
     save_model(policy.model, policy.tokenizer, run.model)
-    PASS_RATES.write(run.path / "pass_rates.jsonl", {"rows": len(pivots)}, _pass_rates(pivots, trained.records))
+    rates = run.path / "pass_rates.jsonl"
+    PASS_RATES.write(rates, {"rows": len(trained.pivots)}, _pass_rates(trained.pivots, trained.records))
     run.write_cost(trained.cost, checks=trained.checks)
     checkpoints.finish()
     return trained
@@ -176,6 +180,25 @@ def _pass_rates(pivots: Sequence[Pivot], records: Sequence[PivotRecord]) -> Iter
         yield {**place, "pass_rate": record.pass_rate, **dataclasses.asdict(record)}
 
 
+@dataclasses.dataclass(frozen=True)
+class _Selected:
+    """A pivots file with the states of its rows, rendered once."""
+
+    header: dict[str, Any]
+    traces: str
+    pivots: list[Pivot]
+    hashes: dict[str, str]
+
+
+def _selected(config: TrainPivotConfig, path: str, policy: Policy) -> _Selected:
+    header, rows = PIVOTS.read(Path(path))
+    if not config.allow_stale:
+        _require_profiled_alike(config, header, policy)
+    traces = config.traces or str(header["traces"])
+    hashes = {"pivots_hash": file_hash(Path(path)), "traces_hash": str(header["traces_hash"])}
+    return _Selected(header, traces, _pivots(rows, policy, traces, header, path), hashes)
+
+
 def _pivots(
     rows: Sequence[dict[str, Any]], policy: Policy, traces: str, header: dict[str, Any], path: str
 ) -> list[Pivot]:
@@ -191,7 +214,7 @@ def _pivots(
         if state is None:
             problem = f"names turn {row['turn']} of trace {row['trace_id']!r}, which is no candidate of {traces}"
             raise InputError(problem, path=path, hint="select again from the profile of these traces")
-        pivots.append(Pivot(render(state, policy.renderer), row["kind"], row["role"]))
+        pivots.append(Pivot(render(state, policy.renderer), row["kind"], row["role"], row.get("weight", 1.0)))
     return pivots
 
 

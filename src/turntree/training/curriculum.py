@@ -8,7 +8,7 @@ selected by that mean, so it is biased (regression to the mean).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,21 +37,45 @@ class PivotRecord:
 
 
 class Curriculum:
-    """Seeded epochs over the pivots that are not retired: none is drawn twice before all were drawn."""
+    """Which of the pivots that are not retired a step draws.
 
-    def __init__(self, roles: Sequence[str], config: CurriculumConfig, seed: int) -> None:
+    Pivots of equal weight are drawn in seeded epochs: none is drawn twice before all were drawn. Otherwise a step draws
+    without replacement, in proportion to the weights (Efraimidis and Spirakis 2006). Weight 0 is never drawn."""
+
+    def __init__(
+        self, roles: Sequence[str], config: CurriculumConfig, seed: int, weights: Sequence[float] | None = None
+    ) -> None:
         self.config, self._seed = config, seed
-        self._anchors = [role == "anchor" for role in roles]
-        self.records = [PivotRecord() for _ in roles]
+        self._anchors: list[bool] = []
+        self._weights: list[float] = []
+        self.records: list[PivotRecord] = []
         self._queue: list[int] = []
         self._epoch = 0
+        self.add(roles, [1.0] * len(roles) if weights is None else weights)
+
+    def add(self, roles: Sequence[str], weights: Sequence[float]) -> None:
+        """More pivots, which the next draws include."""
+        self._anchors += [role == "anchor" for role in roles]
+        self._weights += weights
+        self.records += [PivotRecord() for _ in roles]
+        self._queue = []
+
+    def remove(self, indices: Iterable[int], step: int) -> None:
+        """Take pivots out of the draw for good."""
+        for index in indices:
+            if self.records[index].retired_at is None:
+                self.records[index].retired_at = step
+            self._weights[index] = 0.0
+        self._queue = []
 
     def exhausted(self, step: int) -> bool:
         """Whether every pivot is retired, and none comes back by `step`."""
-        return all(record.retired_at is not None and not self._due(record, step) for record in self.records)
+        return not any(self._may_be_drawn(index, step) for index in range(len(self.records)))
 
     def draw(self, count: int, step: int) -> list[int]:
         """Indices of the next `count` pivots, with repeats where there are fewer. Do not call it when `exhausted`."""
+        if len({weight for weight in self._weights if weight}) > 1:
+            return self._draw_by_weight(count, step)
         drawn: list[int] = []
         while len(drawn) < count:
             if not self._queue:
@@ -100,16 +124,34 @@ class Curriculum:
         for index, values in state["records"].items():
             self.records[int(index)] = PivotRecord(**values)
 
+    def _draw_by_weight(self, count: int, step: int) -> list[int]:
+        rng = seeds.generator(self._seed, "weighted", step, self._epoch)
+        self._epoch += 1  # a step may draw again, for replacements
+        self._bring_back(step)
+        live = [index for index in range(len(self.records)) if self._may_be_drawn(index, step)]
+        drawn: list[int] = []
+        while len(drawn) < count:
+            keys = {index: rng.random() ** (1 / self._weights[index]) for index in live}
+            drawn += sorted(live, key=lambda index: (-keys[index], index))[: count - len(drawn)]
+        return drawn
+
+    def _may_be_drawn(self, index: int, step: int) -> bool:
+        record = self.records[index]
+        return self._weights[index] > 0 and (record.retired_at is None or self._due(record, step))
+
     def _due(self, record: PivotRecord, step: int) -> bool:
         after = self.config.revisit_after
         return after > 0 and record.retired_at is not None and step - record.retired_at >= after
 
     def _refill(self, step: int) -> None:
         """Shuffle in the next epoch, with the retired pivots whose time has come."""
-        for record in self.records:
-            if self._due(record, step):
-                record.retired_at = None
-                record.streak = self.config.retire_after - 1
-        self._queue = [index for index, record in enumerate(self.records) if record.retired_at is None]
+        self._bring_back(step)
+        self._queue = [index for index in range(len(self.records)) if self._may_be_drawn(index, step)]
         seeds.generator(self._seed, "epoch", self._epoch).shuffle(self._queue)
         self._epoch += 1
+
+    def _bring_back(self, step: int) -> None:
+        for record, weight in zip(self.records, self._weights, strict=True):
+            if weight and self._due(record, step):
+                record.retired_at = None
+                record.streak = self.config.retire_after - 1

@@ -6,7 +6,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from transformers import PreTrainedModel
 
@@ -29,11 +29,38 @@ from turntree.training.optimizer import Optimizer
 
 @dataclass(frozen=True)
 class Pivot:
-    """A training state and why it is in the mix ("pivot", "anchor" or "random")."""
+    """A training state, why it is in the mix ("pivot", "anchor", "random", or "own" for one of the policy's own path),
+    and how often it is drawn, relative to the others."""
 
     prompted: Prompted
     kind: str
     role: str
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Pivots of the policy's own path, what finding them cost, and figures of how they were found."""
+
+    pivots: Sequence[Pivot]
+    cost: Cost = NO_COST
+    figures: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+class OwnPath(Protocol):
+    """Where pivots on the policy's own path come from."""
+
+    def due(self, step: int) -> bool:
+        """Whether a step begins with new ones, which replace those of before."""
+        ...
+
+    def draw(self, step: int) -> Drawn:
+        """New ones, from episodes of the policy as it is before the step."""
+        ...
+
+    def again(self, step: int) -> Sequence[Pivot]:
+        """The pivots that `draw(step)` gave, for a run that resumes."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -48,10 +75,12 @@ class Checked:
 
 @dataclass(frozen=True)
 class Trained:
-    """The cost of a run, the separate cost of its checks, and the record of every pivot (in the order given)."""
+    """The cost of a run, the separate cost of its checks, and the record of every pivot: those given in their order,
+    then those of the policy's own path."""
 
     cost: Cost
     checks: Cost
+    pivots: Sequence[Pivot]
     records: Sequence[PivotRecord]
 
 
@@ -91,33 +120,36 @@ def train_pivot(
     log: Log,
     keep: Keep = lambda step, groups, credits: None,
     check: Check | None = None,
+    own: OwnPath | None = None,
     estimator: Estimator | None = None,
     checkpoints: Checkpoints | None = None,
 ) -> Trained:
     """Update `model` (which `engine` samples from) in place. `log` gets one row per step. Before it, `keep` gets all
     drawn groups with the credit of those that were trained on (None: replaced). `check(step)` adds held-out figures.
-    `estimator` replaces that of `config.credit`. Ends early when every pivot has retired.
+    `estimator` replaces that of `config.credit`. `own` adds pivots of the policy's own path to `pivots` (which may then
+    be empty). Ends early when every pivot has retired.
 
     The same seed gives the same weights with a single thread. Where `checkpoints` holds an earlier part of this run, it
     is resumed and ends with the same weights and rows.
     """
-    if not pivots:
+    if not pivots and own is None:
         raise InputError("there is no pivot to train on", hint="raise the threshold, or profile more candidates")
     optimizer = Optimizer(model.parameters(), config.optimizer, config.steps * config.updates)
     learner = Learner(model, reference, optimizer, engine, config.loss, config.updates, config.max_tokens)
     estimator = estimator or config.loss.estimator(config.credit)
-    run = _Run(learner, renderer, pivots, verifier, config, check)
+    run = _Run(learner, renderer, list(pivots), verifier, config, check, own)
     done = run.restore(checkpoints)
     if run.row:
         log(run.closed(done))
     elif done == 0 and check is not None:
         log({"step": 0, **run.check(0)})
     for step in range(done + 1, config.steps + 1):
+        figures = run.refresh(step)
         if run.curriculum.exhausted(step):
             break
         drawn, trained = run.sample(step)
         credits = [estimator(group.tree, group.rewards) for group in trained]
-        run.row = {"step": step, **run.update(trained, credits), **run.observe(step, drawn, trained)}
+        run.row = {"step": step, **run.update(trained, credits), **run.observe(step, drawn, trained), **figures}
         labels = {id(group): credit for group, credit in zip(trained, credits, strict=True)}
         keep(step, drawn, [labels.get(id(group)) for group in drawn])
         saves = checkpoints if checkpoints and checkpoints.due(step, last=run.is_last(step)) else None
@@ -126,7 +158,7 @@ def train_pivot(
         log(run.closed(step))
         if saves and not run.only_closing(step):
             saves.save(step, model, optimizer, run.state())
-    return Trained(run.cost, run.checks, run.curriculum.records)
+    return Trained(run.cost, run.checks, run.pivots, run.curriculum.records)
 
 
 @dataclass
@@ -135,17 +167,20 @@ class _Run:
 
     learner: Learner
     renderer: Renderer
-    pivots: Sequence[Pivot]
+    pivots: list[Pivot]
     verifier: TurnVerifier
     config: PivotConfig
     checker: Check | None
+    own: OwnPath | None = None
     cost: Cost = NO_COST
     checks: Cost = NO_COST
 
     def __post_init__(self) -> None:
         self.engine = self.learner.engine
-        self.curriculum = Curriculum([pivot.role for pivot in self.pivots], self.config.curriculum, self.config.seed)
+        roles, weights = [pivot.role for pivot in self.pivots], [pivot.weight for pivot in self.pivots]
+        self.curriculum = Curriculum(roles, self.config.curriculum, self.config.seed, weights)
         self.drift = DriftMonitor(self.config.drift, {pivot.kind for pivot in self.pivots})
+        self.refreshed: list[int] = []  # the steps that began with new pivots of the policy's own path
         self.row: dict[str, Any] = {}  # of a step that was trained and is not logged yet
         self._alarms: list[dict[str, Any]] = []
 
@@ -157,6 +192,7 @@ class _Run:
             "cost": dataclasses.asdict(self.cost),
             "checks": dataclasses.asdict(self.checks),
             "curriculum": self.curriculum.state(),
+            **({"refreshed": self.refreshed} if self.own else {}),
             "drift": self.drift.state(),
             "policy_version": self.engine.policy_version,
         }
@@ -168,10 +204,29 @@ class _Run:
             return 0
         self.row, self._alarms = state["row"], state["alarms"]
         self.cost, self.checks = Cost(**state["cost"]), Cost(**state["checks"])
+        for earlier in state.get("refreshed", ()):
+            assert self.own is not None  # the identity of the run says so
+            self._enter(self.own.again(earlier), earlier)
         self.curriculum.restore(state["curriculum"])
         self.drift.restore(state["drift"])
         self.engine.update_weights(self.learner.model, state["policy_version"])
         return state["step"]
+
+    def refresh(self, step: int) -> dict[str, Any]:
+        """Where it is due, or no pivot is left, new pivots of the policy's own path in place of the earlier ones."""
+        if self.own is None or not (self.own.due(step) or self.curriculum.exhausted(step)):
+            return {}
+        found = self.own.draw(step)
+        self.engine.weights_changed(self.engine.policy_version)  # what the search kept must not serve the step
+        self._enter(found.pivots, step)
+        self.cost += found.cost
+        return {"own_path": {**found.figures, "cost": found.cost.counts()}}
+
+    def _enter(self, pivots: Sequence[Pivot], step: int) -> None:
+        self.curriculum.remove((i for i, pivot in enumerate(self.pivots) if pivot.role == "own"), step)
+        self.curriculum.add([pivot.role for pivot in pivots], [pivot.weight for pivot in pivots])
+        self.pivots += pivots
+        self.refreshed.append(step)
 
     def sample(self, step: int) -> tuple[list[PivotGroup], list[PivotGroup]]:
         """The groups of a step: all drawn ones, and the `config.states` of them to train on."""
@@ -224,7 +279,7 @@ class _Run:
         retired = self.curriculum.retired
         for group in drawn:
             scored = list(group.rewards.scored().values())
-            if scored:
+            if scored and group.pivot.role != "own":  # own pivots change, so there is nothing to compare with
                 self._alarms += self.drift.live(group.pivot.kind, group.index, _mean(scored), retired)
         kept = {id(group) for group in trained}
         return {

@@ -1,0 +1,216 @@
+"""How much hangs on a turn: success of the episode after an accepted action minus success after a refused one.
+
+Variance of a turn-level reward says that a turn can be learned, not that success hangs on it. At a mixed state, one
+accepted and one refused action of its profile are played, and the policy goes on from both to the end, a few times.
+The differences are noisy, so each is shrunk towards the mean of its kind of action (normal empirical Bayes: the spread
+between states of a kind by the method of moments of DerSimonian and Laird, 1986, pooled over kinds). No paper of
+turntree's three has this measure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from turntree.core import seeds
+from turntree.core.cost import NO_COST, Cost
+from turntree.core.labels import Rewards
+from turntree.core.messages import Message
+from turntree.core.protocols import Engine, Environment, Observation, Renderer, TurnState
+from turntree.environments.pool import EnvironmentFault, checked, reason_of
+from turntree.profiling.rows import Row, samples_of
+from turntree.rollouts.episodes import EpisodeConfig, grow
+from turntree.rollouts.rebuild import Rebuilder, asked
+
+_BY_REWARD = {True: "accepted", False: "refused"}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A mixed state with one of its accepted actions and one of its refused ones."""
+
+    state: TurnState
+    accepted: Message
+    refused: Message
+
+
+@dataclass(frozen=True)
+class Importance:
+    """Mean success after the accepted and after the refused action, their difference and its standard error. Or why
+    there is none."""
+
+    accepted: float | None = None
+    refused: float | None = None
+    difference: float | None = None
+    error: float | None = None
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        found = {"accepted": self.accepted, "refused": self.refused, "difference": self.difference, "error": self.error}
+        return {**found, **({"reason": self.reason} if self.reason else {})}
+
+
+def choose(state: TurnState, row: Row, seed: int) -> Choice | None:
+    """An accepted and a refused sample of a profiled state, drawn by `seed` as often as they were sampled; None where
+    the state is not mixed."""
+    actions = samples_of({**row, "samples": range(len(row["actions"])), "faults": {}})
+    drawn: dict[str, Message] = {}
+    for accepted, name in _BY_REWARD.items():
+        judged = [each["reward"] is not None and bool(each["reward"]) is accepted for each in row["actions"]]
+        weights = [each["count"] * one for each, one in zip(row["actions"], judged, strict=True)]
+        if not sum(weights):
+            return None
+        (sample,) = seeds.generator(seed, "importance", state.id, name).choices(actions, weights)
+        assert sample.action is not None  # `actions` of a row hold no fault
+        drawn[name] = sample.action
+    return Choice(state, **drawn)
+
+
+def measure(
+    choices: Sequence[Choice],
+    rebuilder: Rebuilder,
+    engine: Engine,
+    renderer: Renderer,
+    episodes: EpisodeConfig,
+    *,
+    forks: int,
+    seed: int,
+) -> tuple[list[Importance], Cost]:
+    """`forks` continuations to the end of each action of each choice, played together. A state that cannot be rebuilt,
+    and one whose continuations all failed, has no importance, with the reason. Raises `InputError` for traces that do
+    not say how to build their environment."""
+    sides = [_Side(choice.state, name, getattr(choice, name)) for choice in choices for name in _BY_REWARD.values()]
+    for side in sides:
+        side.begin(rebuilder, episodes)
+    open_ones = [side for side in sides if side.rest is not None]
+    grown = grow(
+        [side.rest for side in open_ones if side.rest is not None],
+        engine,
+        renderer,
+        episodes,
+        group_size=forks,
+        seed=seeds.derive(seed, "importance"),
+    )
+    cost = NO_COST
+    for side, (tree, rewards) in zip(open_ones, grown, strict=True):
+        side.end(rewards)
+        cost += tree.cost
+    pairs = zip(sides[::2], sides[1::2], strict=True)
+    return [_difference(*pair) for pair in pairs], cost
+
+
+def shrunk(kinds: Sequence[str], measured: Sequence[Row | None]) -> list[float]:
+    """The importance of every state, given the field `importance` of its row: the difference shrunk towards the mean of
+    its kind. A state that was not measured has the mean of its kind, and one of a kind without any measurement that of
+    all states. Raises `ValueError` where nothing was measured."""
+    pairs = [(one["difference"], one["error"] ** 2) if one and one["error"] is not None else None for one in measured]
+    by_kind: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for kind, pair in zip(kinds, pairs, strict=True):
+        if pair is not None:
+            by_kind[kind].append(pair)
+    everything = [pair for pairs in by_kind.values() for pair in pairs]
+    if not everything:
+        raise ValueError("no importance was measured")
+    between = _between(by_kind)
+    means = {kind: _mean(pairs, between) for kind, pairs in by_kind.items()}
+    overall = _mean(everything, between)
+    values: list[float] = []
+    for kind, pair in zip(kinds, pairs, strict=True):
+        mean = means.get(kind, overall)
+        trust = 0.0 if pair is None else between / (between + pair[1])
+        values.append(mean + trust * ((pair[0] if pair else mean) - mean))
+    return values
+
+
+def _between(by_kind: Mapping[str, Sequence[tuple[float, float]]]) -> float:
+    """The variance of importance between states of one kind, pooled over kinds (DerSimonian and Laird); not below 0."""
+    excess = scale = 0.0
+    for pairs in by_kind.values():
+        weights = [1 / variance for _, variance in pairs]
+        total = sum(weights)
+        mean = sum(w * value for w, (value, _) in zip(weights, pairs, strict=True)) / total
+        excess += sum(w * (value - mean) ** 2 for w, (value, _) in zip(weights, pairs, strict=True)) - (len(pairs) - 1)
+        scale += total - sum(w * w for w in weights) / total
+    return max(0.0, excess / scale) if scale > 0 else 0.0
+
+
+def _mean(pairs: Sequence[tuple[float, float]], between: float) -> float:
+    weights = [1 / (variance + between) for _, variance in pairs]
+    return sum(w * value for w, (value, _) in zip(weights, pairs, strict=True)) / sum(weights)
+
+
+class _Side:
+    """One action of a choice: the rest of its episode, or its outcome where the action ends it."""
+
+    def __init__(self, state: TurnState, name: str, action: Message) -> None:
+        self.state, self.name, self.action = state, name, action
+        self.rest: Rest | None = None
+        self.outcomes: list[float] = []
+        self.reason = ""
+
+    def begin(self, rebuilder: Rebuilder, episodes: EpisodeConfig) -> None:
+        if episodes.fails(self.action):
+            self.outcomes = [0.0]  # a cut turn ends the episode as a failure
+            return
+        try:
+            environment = asked(rebuilder.at(self.state)[0].fork)
+            answer = asked(lambda: checked(environment.step(self.action)))
+        except EnvironmentFault as fault:
+            self.reason = reason_of(fault)
+            return
+        left = episodes.max_turns - self.state.turn - 1
+        if answer.done or left < 1:
+            self.outcomes = [float(bool(answer.success))]
+            return
+        said = (*self.state.history, self.action, *answer.messages)
+        self.rest = Rest(f"{self.state.id}/{self.name}", environment, said, left)
+
+    def end(self, rewards: Rewards) -> None:
+        self.outcomes = [float(bool(v.success)) for v in rewards.verdicts.values() if v.reward is not None]
+        if not self.outcomes:
+            self.reason = next((verdict.reason for verdict in rewards.verdicts.values()), "no continuation")
+
+
+class Rest:
+    """The rest of an episode from a state inside it (protocol `Environment`): the conversation so far is the task, and
+    after `turns` more turns the episode ends as a failure."""
+
+    def __init__(self, task_id: str, environment: Environment, messages: Sequence[Message], turns: int) -> None:
+        self.task_id, self._environment = task_id, environment
+        self._messages, self._turns = tuple(messages), turns
+
+    @property
+    def tools(self) -> tuple[dict[str, Any], ...]:
+        return tuple(self._environment.tools)
+
+    def reset(self) -> tuple[Message, ...]:
+        return self._messages
+
+    def step(self, action: Message) -> Observation:
+        self._turns -= 1
+        answer = self._environment.step(action)
+        if answer.done or self._turns > 0:
+            return answer
+        return Observation(answer.messages, done=True, success=False, reward=answer.reward, metrics=answer.metrics)
+
+    def fork(self) -> Rest:
+        return Rest(self.task_id, self._environment.fork(), self._messages, self._turns)
+
+
+def _difference(accepted: _Side, refused: _Side) -> Importance:
+    for side in (accepted, refused):
+        if not side.outcomes:
+            return Importance(reason=f"{side.name}: {side.reason}")
+    (high, spread), (low, other) = _moments(accepted.outcomes), _moments(refused.outcomes)
+    return Importance(high, low, high - low, math.sqrt(spread + other))
+
+
+def _moments(outcomes: Sequence[float]) -> tuple[float, float]:
+    """The mean and the variance of its error. Half a success and half a failure are added for the variance, because a
+    few equal outcomes do not make a certain mean."""
+    mean, count = sum(outcomes) / len(outcomes), len(outcomes)
+    padded = (sum(outcomes) + 0.5) / (count + 1)
+    return mean, padded * (1 - padded) / count

@@ -1,0 +1,121 @@
+"""`turntree importance`: a profile and its environment in, the profile with the importance of its mixed states out."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from turntree import __version__
+from turntree.core import parts, seeds
+from turntree.core.config import to_mapping
+from turntree.core.cost import NO_COST
+from turntree.core.errors import InputError
+from turntree.core.protocols import TurnState
+from turntree.observe.artifacts import PROFILE
+from turntree.observe.files import file_hash
+from turntree.observe.wave_log import WaveLog, open_log
+from turntree.profiling.importance import choose, measure
+from turntree.profiling.rows import StoredProfile
+from turntree.profiling.select import is_mixed
+from turntree.rollouts.rebuild import Rebuilder
+from turntree.stages.config import ImportanceConfig
+from turntree.stages.policy import load_policy
+from turntree.stages.profile import Wave, stream_candidates, work
+
+Place = tuple[str, int]  # trace and turn
+
+
+def run_importance(config: ImportanceConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
+    """Measure and write `out`; returns the mean difference by kind. A killed measurement resumes with its unfinished
+    wave. Raises `InputError` where no state is mixed or none could be measured."""
+    config = parts.resolved(config)
+    stored = StoredProfile(Path(config.profile))
+    made = stored.header["config"]
+    traces = config.traces or made["traces"]
+    if file_hash(Path(traces)) != stored.header["traces_hash"]:
+        raise InputError("is not the file that was profiled", path=traces, hint="name it with --traces")
+    chosen = _mixed(stored, config)
+    policy = load_policy(config.model or made["model"], config.device)
+    described = {
+        "config": to_mapping(config),
+        "version": __version__,
+        "profile": file_hash(stored.path),
+        "code": parts.identities(config),
+        **policy.identity,
+    }
+    assert config.environment is not None  # the configuration refuses it
+    rebuilder = Rebuilder(config.environment)
+    states = (s for s in stream_candidates(traces, made["split"]) if (s.trace_id, s.turn) in chosen)
+
+    def measured(members: Sequence[TurnState]) -> Wave:
+        policy.engine.weights_changed(policy.engine.policy_version)  # a resumed run has not computed earlier waves
+        rows = [stored.row(state) for state in members]
+        pairs = [choose(s, row, config.seed) for s, row in zip(members, rows, strict=True) if row is not None]
+        choices = [pair for pair in pairs if pair is not None]
+        found, cost = measure(
+            choices, rebuilder, policy.engine, policy.renderer, config.episodes, forks=config.forks, seed=config.seed
+        )
+        places = [(choice.state.trace_id, choice.state.turn) for choice in choices]
+        told = [[*place, one.to_json()] for place, one in zip(places, found, strict=True)]
+        return {"importance": told, "cost": cost.counts(), "timing": cost.timing()}
+
+    try:
+        with open_log(out.with_name(f"{out.name}.waves"), described, overwrite=overwrite) as log:
+            work(log, states, len(chosen), config.wave, measured, lambda wave: None, what="importance", noun="states")
+            return _write(log, stored, len(chosen), out)
+    finally:
+        rebuilder.close()
+
+
+def _mixed(stored: StoredProfile, config: ImportanceConfig) -> set[Place]:
+    """The mixed states, or `config.limit` of them."""
+    _, rows = PROFILE.stream(stored.path)
+    mixed = [(row["trace_id"], row["turn"]) for row in rows if is_mixed(row)]
+    if not mixed:
+        raise InputError("holds no mixed state", path=stored.path, hint="profile more candidates")
+    if config.limit:
+        mixed = seeds.generator(config.seed, "importance").sample(mixed, min(config.limit, len(mixed)))
+    return set(mixed)
+
+
+def _write(log: WaveLog, stored: StoredProfile, mixed: int, out: Path) -> dict[str, Any]:
+    found: dict[Place, dict[str, Any]] = {}
+    cost = Counter[str]()
+    for wave in log:
+        found |= {(trace, turn): importance for trace, turn, importance in wave["importance"]}
+        cost.update(wave["cost"])
+    reasons = Counter(one["reason"] for one in found.values() if one["difference"] is None)
+    if sum(reasons.values()) == len(found):
+        log.remove()
+        why = ", ".join(f"{count} {reason}" for reason, count in reasons.items()) or "all are of other traces"
+        raise InputError(f"no state could be measured ({why})", path=stored.path)
+    header, rows = PROFILE.stream(stored.path)
+    by_kind: dict[str, list[dict[str, Any]]] = defaultdict(list)
+
+    def weighed() -> Any:
+        for row in rows:
+            one = found.get((row["trace_id"], row["turn"]))
+            if one is not None and one["difference"] is not None:
+                by_kind[row["kind"]].append(one)
+            yield row if one is None else {**row, "importance": one}
+
+    PROFILE.write(out, {key: value for key, value in header.items() if key != "schema"}, weighed())
+    log.remove()
+    return {
+        "path": str(out),
+        "mixed": mixed,
+        "measured": len(found) - sum(reasons.values()),
+        "not_measured": dict(reasons),
+        "by_kind": {kind: _summary(ones) for kind, ones in sorted(by_kind.items())},
+        "cost": {**NO_COST.counts(), **cost},
+    }
+
+
+def _summary(ones: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The mean difference of a kind and its standard error, from the spread between states (None for one state)."""
+    values = [one["difference"] for one in ones]
+    mean, count = sum(values) / len(values), len(values)
+    spread = sum((value - mean) ** 2 for value in values) / (count - 1) / count if count > 1 else ones[0]["error"] ** 2
+    return {"states": count, "difference": mean, "error": spread**0.5}

@@ -1,0 +1,212 @@
+"""Pivots on the policy's own path: play, label, profile, measure, select (`turntree train pivot --states own`).
+
+An expert's traces never show the policy its own mistakes. A state is worth profiling wherever the policy goes, so the
+current policy plays training tasks, and its states go through the same steps as those of traces. What a search found is
+kept in the run's folder `own`, from which a run that resumes reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from turntree.core import parts, seeds
+from turntree.core.cost import NO_COST, Cost
+from turntree.core.protocols import Environment, Teacher, TurnState, TurnVerifier
+from turntree.environments.tasks import TRAIN, TaskSet, open_tasks
+from turntree.observe.jsonl import parse_json, read_lines, write_lines
+from turntree.observe.run import notice
+from turntree.profiling.importance import choose, measure
+from turntree.profiling.profile import Judge, ProfileConfig, profile_wave
+from turntree.profiling.samples import Sampler, together
+from turntree.profiling.select import is_mixed, select
+from turntree.profiling.stopping import Prior
+from turntree.rollouts.live import EpisodeConfig
+from turntree.rollouts.local import Prompted, render
+from turntree.rollouts.rebuild import Rebuilder
+from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
+from turntree.stages.config import RecordConfig, TrainPivotConfig
+from turntree.stages.policy import Policy
+from turntree.stages.record import kept_episodes
+from turntree.traces.candidates import candidates
+from turntree.traces.schema import Trace, read_traces, write_traces
+from turntree.training.pivot import Drawn, Pivot
+from turntree.verifiers.strict import StrictMatch
+
+_WAVE = 32  # states that are sampled together
+Row = dict[str, Any]
+
+
+@contextlib.contextmanager
+def open_own_path(
+    config: TrainPivotConfig, policy: Policy, verifier: TurnVerifier, folder: Path
+) -> Iterator[OwnStates | None]:
+    """The source of own states; None with `states: expert`."""
+    if config.states == "expert":
+        yield None
+        return
+    assert config.environment is not None and config.teacher is not None  # the configuration refuses it
+    environment = parts.resolve("environments", config.environment)
+    rebuilder = Rebuilder(environment)
+    own = config.own
+    episodes = EpisodeConfig(
+        max_turns=own.max_turns,
+        max_context=own.max_context,
+        cut_turns=config.train.cut_turns,
+        sampling=config.train.sampling,
+    )
+    recorded = RecordConfig(
+        environment=environment, split=TRAIN, count=own.count, task_seed=own.task_seed, episodes=episodes
+    )
+    with open_tasks(environment, {TRAIN: own.count}, seed=own.task_seed, model=policy.source) as opened:
+        try:
+            teacher = parts.build("teachers", config.teacher)
+            yield OwnStates(config, recorded, policy, verifier, teacher, opened, rebuilder, folder)
+        finally:
+            rebuilder.close()
+
+
+@dataclass
+class OwnStates:
+    """Protocol `training.pivot.OwnPath` over a policy and its environment."""
+
+    config: TrainPivotConfig
+    recorded: RecordConfig
+    policy: Policy
+    verifier: TurnVerifier
+    teacher: Teacher
+    opened: TaskSet
+    rebuilder: Rebuilder
+    folder: Path
+
+    def due(self, step: int) -> bool:
+        every = self.config.own.refresh
+        return step == 1 or (every > 0 and (step - 1) % every == 0)
+
+    def draw(self, step: int) -> Drawn:
+        """Raises nothing where no state is a pivot: `Drawn.pivots` is then empty."""
+        seed = seeds.derive(self.config.train.seed, "own path", step)
+        self.policy.engine.weights_changed(self.policy.engine.policy_version)  # a resumed run has kept nothing
+        traces, counts, played = self._play(step, seed)
+        states = [state for trace in traces for state in candidates(trace)]
+        prompted, skipped = self._rendered(states)
+        rows, profiled = self._profile(prompted, seed)
+        measured, forked = self._measure(prompted, rows, seed)
+        chosen = select(rows, self.config.own.select).rows if rows else ()
+        self.folder.mkdir(exist_ok=True)
+        write_traces(self._traces(step), traces, {"made_by": "own path", "step": step})
+        write_lines(self._pivots(step), chosen)
+        figures = {
+            "tasks": counts["tasks"],
+            "successes": counts["successes"],
+            "states": len(states),
+            "mixed": sum(map(is_mixed, rows)),
+            "measured": measured,
+            "pivots": len(chosen),
+            "dropped": {reason: n for reason, n in {**counts, **skipped}.items() if reason.startswith("dropped")},
+        }
+        if not chosen:
+            notice(f"step {step}: none of {len(states)} states of the policy's own path is a pivot")
+        return Drawn(self._pivots_of(prompted, chosen), played + profiled + forked, figures)
+
+    def again(self, step: int) -> Sequence[Pivot]:
+        states = [state for trace in read_traces(self._traces(step)) for state in candidates(trace)]
+        path = self._pivots(step)
+        rows = [parse_json(text, path, number) for number, text in read_lines(path)]
+        return self._pivots_of(self._rendered(states)[0], rows)
+
+    # the steps of a search
+
+    def _play(self, step: int, seed: int) -> tuple[list[Trace], Counter[str], Cost]:
+        """The labelled episodes of this search's tasks."""
+        settings = SchedulerConfig(episodes=self.recorded.episodes, group_size=1)
+        scheduler = Scheduler(self.policy.engine, self.policy.renderer, settings, pool=self.opened.pool)
+        counts: Counter[str] = Counter()
+        traces: list[Trace] = []
+        cost = NO_COST
+        for group in scheduler.run(self._tasks(step), seed=seed):
+            traces += kept_episodes(group, self.recorded, self.policy.source, self.teacher, counts)
+            cost += group.tree.cost
+        return traces, counts, cost
+
+    def _tasks(self, step: int) -> list[Environment]:
+        """The next `own.tasks` of the training tasks, which are shuffled once an epoch."""
+        tasks, wanted = self.opened.of(TRAIN), min(self.config.own.tasks, len(self.opened.of(TRAIN)))
+        number = 0 if self.config.own.refresh == 0 else (step - 1) // self.config.own.refresh
+        epoch, place = divmod(number, max(1, len(tasks) // wanted))
+        order = list(range(len(tasks)))
+        seeds.generator(self.config.train.seed, "own tasks", epoch).shuffle(order)
+        return [tasks[index] for index in order[place * wanted : (place + 1) * wanted]]
+
+    def _rendered(self, states: Sequence[TurnState]) -> tuple[list[Prompted], Counter[str]]:
+        """The states with room for a turn; the others are counted by reason."""
+        room = min(self.policy.engine.max_context, self.config.own.max_context) - self.config.train.sampling.max_tokens
+        found: list[Prompted] = []
+        skipped: Counter[str] = Counter()
+        for state in states:
+            try:
+                prompted = render(state, self.policy.renderer)
+                self.policy.renderer.completion(state.demonstration)
+            except Exception as error:  # a template may raise anything
+                skipped[f"dropped state: {str(error)[:160]}"] += 1
+                continue
+            if len(prompted.prompt_ids) > room:
+                skipped["dropped state: prompt_above_context"] += 1
+            else:
+                found.append(prompted)
+        return found, skipped
+
+    def _profile(self, prompted: Sequence[Prompted], seed: int) -> tuple[list[Row], Cost]:
+        train = self.config.train
+        profile = ProfileConfig(
+            rollouts=self.config.own.rollouts, sampling=train.sampling, seed=seed, cut_turns=train.cut_turns
+        )
+        sampler = Sampler(together(self.policy.engine), self.policy.renderer, train.sampling, seed)
+        judge = Judge(self.verifier, StrictMatch(), cut_turns=train.cut_turns)
+        rows: list[Row] = []
+        cost = NO_COST
+        for start in range(0, len(prompted), _WAVE):
+            wave = profile_wave(prompted[start : start + _WAVE], sampler, judge, profile, Prior(profile.rollouts))
+            rows += [one.to_json() for one in wave]
+            cost += sum((one.cost for one in wave), NO_COST)
+        return rows, cost
+
+    def _measure(self, prompted: Sequence[Prompted], rows: Sequence[Row], seed: int) -> tuple[int, Cost]:
+        """Write the importance of mixed states into their rows."""
+        own = self.config.own
+        if not own.forks:
+            return 0, NO_COST
+        mixed = [place for place, row in enumerate(rows) if is_mixed(row)]
+        drawn = sorted(seeds.generator(seed, "importance").sample(mixed, min(own.measured, len(mixed))))
+        found = [(place, choose(prompted[place].state, rows[place], seed)) for place in drawn]
+        choices = [(place, choice) for place, choice in found if choice is not None]
+        if not choices:
+            return 0, NO_COST
+        measured, cost = measure(
+            [choice for _, choice in choices],
+            self.rebuilder,
+            self.policy.engine,
+            self.policy.renderer,
+            self.recorded.episodes,
+            forks=own.forks,
+            seed=seed,
+        )
+        for (place, _), one in zip(choices, measured, strict=True):
+            rows[place]["importance"] = one.to_json()
+        return sum(one.difference is not None for one in measured), cost
+
+    def _pivots_of(self, prompted: Sequence[Prompted], rows: Sequence[Row]) -> list[Pivot]:
+        by_place = {(item.state.trace_id, item.state.turn): item for item in prompted}
+        return [
+            Pivot(by_place[row["trace_id"], row["turn"]], row["kind"], "own", row.get("weight", 1.0)) for row in rows
+        ]
+
+    def _traces(self, step: int) -> Path:
+        return self.folder / f"traces-{step:05}.jsonl"
+
+    def _pivots(self, step: int) -> Path:
+        return self.folder / f"pivots-{step:05}.jsonl"

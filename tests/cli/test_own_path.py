@@ -1,0 +1,100 @@
+"""Own states on the command line: recorded and labelled, measured, drawn by weight, searched again in training."""
+
+import json
+
+import pytest
+
+from turntree.stages import own_path
+
+OWN = (
+    "train", "pivot", "--states", "own", "--environment", "household", "--teacher", "household",
+    "--verifier", "household", "--max-tokens", 24, "--refresh", 2, "--steps", 4,
+    "--set", "own.tasks=3", "--set", "own.max_turns=6", "--set", "own.rollouts=4",
+    "--set", "train.states=4", "--set", "train.group_size=4", "--set", "checkpoints.every=1",
+)  # fmt: skip
+IMPORTANT = ("--set", "own.forks=2", "--set", "own.measured=4", "--set", "own.select.weight=both")
+
+
+def metrics(run):
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key != "timing"} for row in rows]
+
+
+def weights(run):
+    return (run / "model" / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def trained(turntree, tmp_path_factory):
+    run = tmp_path_factory.mktemp("own") / "run"
+    turntree(*OWN, *IMPORTANT, "--out", run)
+    return run
+
+
+def test_the_policy_is_played_labelled_and_measured_again_every_so_many_steps(trained) -> None:
+    searched = {row["step"]: row["own_path"] for row in metrics(trained) if "own_path" in row}
+    assert set(searched) == {1, 3}
+    for found in searched.values():
+        assert found["tasks"] == 3 and found["states"] >= found["mixed"] >= found["pivots"] > 0
+        assert 0 < found["measured"] <= 4
+    spent = metrics(trained)[0]["spent"]["turns"]
+    assert spent > searched[1]["cost"]["turns"] > searched[1]["states"] * 4  # the search is on the bill
+    rates = [json.loads(line) for line in (trained / "pass_rates.jsonl").read_text().splitlines()][1:]
+    assert {row["role"] for row in rates} == {"own"}
+
+
+def test_a_run_that_is_interrupted_between_two_searches_ends_with_the_same_weights(
+    trained, turntree, tmp_path, monkeypatch
+) -> None:
+    draw = own_path.OwnStates.draw
+
+    def dies_at_the_second(self, step):
+        if step == 3:
+            raise KeyboardInterrupt
+        return draw(self, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(own_path.OwnStates, "draw", dies_at_the_second)
+        turntree(*OWN, *IMPORTANT, "--out", tmp_path / "run", code=130)
+    with monkeypatch.context() as patch:  # the first search is read again, and not made again
+        patch.setattr(own_path.OwnStates, "draw", lambda self, step: draw(self, step) if step == 3 else 1 / 0)
+        turntree(*OWN, *IMPORTANT, "--out", tmp_path / "run")
+    assert metrics(tmp_path / "run") == metrics(trained)
+    assert weights(tmp_path / "run") == weights(trained)
+
+
+def test_recorded_and_labelled_states_go_the_way_of_traces(turntree, tmp_path) -> None:
+    names = ("traces", "profile", "weighed", "pivots")
+    traces, profile, weighed, pivots = (tmp_path / f"{name}.jsonl" for name in names)
+    played = ("--environment", "household")
+    turntree(
+        "traces", "record", *played, "--teacher", "household", "--count", 4, "--max-turns", 8, "--max-tokens", 24,
+        "--out", traces,
+    )  # fmt: skip
+    assert all(json.loads(line)["labels"] for line in traces.read_text().splitlines()[1:])
+    turntree(
+        "profile", "--traces", traces, "--verifier", "household", "--rollouts", 4, "--max-tokens", 24, "--out", profile
+    )
+    limits = ("--max-turns", 8, "--max-tokens", 24, "--forks", 2, "--limit", 5)
+    turntree("importance", profile, *played, *limits, "--out", weighed)
+    rows = [json.loads(line) for line in weighed.read_text().splitlines()[1:]]
+    assert 0 < sum("importance" in row for row in rows) <= 5
+    turntree("select", weighed, "--threshold", 1.0, "--weight", "both", "--out", pivots)
+    weights = [json.loads(line)["weight"] for line in pivots.read_text().splitlines()[1:]]
+    assert min(weights) > 0 and sum(weights) / len(weights) == pytest.approx(1)
+    message = turntree.error("select", profile, "--weight", "importance", "--out", pivots)
+    assert "turntree importance" in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "pivots"),
+        (("--states", "own"), "--environment"),
+        (("--states", "own", "--environment", "household"), "--teacher"),
+        (("--states", "own", "--environment", "household", "--teacher", "household"), "--verifier"),
+        ((*OWN[2:], "--set", "own.select.weight=both"), "own.forks"),
+    ],
+)
+def test_what_own_states_need_is_asked_for_by_name(turntree, tmp_path, arguments, said) -> None:
+    assert said in turntree.error("train", "pivot", *arguments, "--out", tmp_path / "run")
