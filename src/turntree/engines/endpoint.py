@@ -26,14 +26,13 @@ from turntree.core.errors import ConfigError, TurntreeError
 from turntree.engines.answers import AnswerReader, fault_of, refusal
 from turntree.engines.requests import check_idle, check_requests
 from turntree.engines.server import Server
+from turntree.observe.run import CONNECTION
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _UNKNOWN_LENGTH = 10**7  # tokenizers that do not know their model's context say a huge number
 _SEED_BITS = 2**31 - 1  # what every server takes
-# keys of an endpoint or an engine that say how a server is reached, not what it samples
-CONNECTION = ("url", "concurrency", "retries", "timeout", "patience", "folder")
 
 
 @dataclass(frozen=True, kw_only=True)
