@@ -233,12 +233,13 @@ class VllmEngine(ServerEngine):
         """The weights as a folder that vLLM reads. A tied head is written too, for servers that hold it apart."""
         from safetensors.torch import save_file
 
-        from turntree.engines.checkpoint import write_weights
+        from turntree.engines.checkpoint import quiet, write_weights
 
         name = f"turntree-{uuid.uuid4().hex[:12]}"
         folder = (self._folder / name).absolute()
         folder.mkdir(parents=True)
-        write_weights(model, folder)
+        with quiet():
+            write_weights(model, folder)
         if getattr(model, "_hf_peft_config_loaded", False):
             return _Weights(folder, name)
         if getattr(model.config.get_text_config(), "tie_word_embeddings", False):
