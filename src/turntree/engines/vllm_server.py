@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -91,11 +92,12 @@ def arguments(config: ServeConfig, model: Path, *, cpu: bool) -> list[str]:
     in one step: vLLM 0.32 stops with "CPU Generator does not use offset" where a seeded prompt is cut in two.
     """
     found = [str(model), "--served-model-name", "policy", "--host", config.host, "--port", str(config.port)]
-    found += ["--dtype", config.dtype, "--max-model-len", str(config.max_context)]
+    context = min(config.max_context, _context_of(model))
+    found += ["--dtype", config.dtype, "--max-model-len", str(context)]
     found += ["--max-num-seqs", str(config.requests), "--logprobs-mode", "processed_logprobs"]
     found += ["--generation-config", "vllm", "--enable-prompt-tokens-details"]
     if cpu:
-        batch = str(max(_CPU_BATCH, config.max_context))
+        batch = str(max(_CPU_BATCH, context))
         found += ["--enforce-eager", "--no-enable-chunked-prefill", "--max-num-batched-tokens", batch]
     if config.lora_rank:
         rank = next((size for size in (8, 16, 32, 64, 128, 256, 320, 512) if size >= config.lora_rank), 512)
@@ -128,6 +130,7 @@ class Supervised:
         self._command += arguments(config, model, cpu=found.cpu)
         self._environment = environment(config, cpu=found.cpu)
         self._child: subprocess.Popen[bytes] | None = None
+        self._ended = False
 
     def start(self) -> None:
         """Start a process and wait until it is healthy. Raises `TurntreeError` where it ends or takes too long."""
@@ -144,6 +147,11 @@ class Supervised:
                 where = "above" if self.log is None else f"in {self.log}"
                 raise TurntreeError(f"the vLLM server did not start; what it said is {where}")
             time.sleep(0.5)
+
+    def end(self) -> None:
+        """End the server for good."""
+        self._ended = True
+        self.stop()
 
     def stop(self) -> None:
         """End the server with all its processes."""
@@ -169,17 +177,15 @@ class Supervised:
         return None if self._child is None else self._child.pid
 
     def keep(self, say: Callable[[str], None] = lambda text: None) -> None:
-        """Look after the server until this process is interrupted. Raises `TurntreeError` where it cannot be started
-        any more."""
+        """Look after the server until it is ended. Raises `TurntreeError` where it cannot be started any more."""
         failures = 0
-        while True:
+        while (child := self._child) is not None:
             try:
-                assert self._child is not None
-                self._child.wait(_LOOK)
+                child.wait(_LOOK)
                 failures = _SICK
             except subprocess.TimeoutExpired:
                 failures = 0 if self.healthy() else failures + 1
-            if failures >= _SICK:
+            if failures >= _SICK and not self._ended:
                 say("the server died or does not answer; starting it again")
                 self.stop()
                 self._start_again()
@@ -203,7 +209,7 @@ def serving(config: ServeConfig, model: Path, log: Path | None = None) -> Iterat
         server.start()
         yield server
     finally:
-        server.stop()
+        server.end()
 
 
 def settings(config: ServeConfig) -> str:
@@ -216,3 +222,9 @@ def rank_of(folder: Path) -> int:
     """The rank of the adapter in a folder; 0 where it holds none."""
     file = folder / "adapter_config.json"
     return int(json.loads(file.read_text())["r"]) if file.is_file() else 0
+
+
+def _context_of(folder: Path) -> int:
+    """The context length of a model, where its config.json tells one."""
+    row = json.loads((folder / "config.json").read_text())
+    return int(row.get("text_config", row).get("max_position_embeddings") or sys.maxsize)
