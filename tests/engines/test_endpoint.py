@@ -11,7 +11,8 @@ from completions_server import completion, serve
 from tiny_models import tiny_tokenizer
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.errors import ConfigError, InputError, TurntreeError
-from turntree.engines.endpoint import EndpointConfig, EndpointEngine, entropy_bounds
+from turntree.engines.answers import entropy_bounds
+from turntree.engines.endpoint import EndpointConfig, EndpointEngine
 
 TOKENIZER = tiny_tokenizer()
 STOP = TOKENIZER.eos_token_id

@@ -27,6 +27,7 @@ from turntree.cli import (
     online,
     pipeline,
     results,
+    serve,
     traces,
     verifier,
 )
@@ -58,6 +59,7 @@ cli.add_command(gate.gate)
 cli.add_command(audit.audit)
 cli.add_command(index.index)
 cli.add_command(models.models)
+cli.add_command(serve.serve)
 cli.add_command(check.check)
 cli.add_command(verifier.verifier)
 cli.add_command(results.report)

@@ -153,7 +153,7 @@ def save_model(
         fresh.chmod(0o755)
         with writing(target):
             with quiet():
-                _write_weights(model, fresh, dtype)
+                write_weights(model, fresh, dtype)
                 tokenizer.save_pretrained(fresh)
             _replace(fresh, target)
     finally:
@@ -198,7 +198,8 @@ def _named(value: Any) -> str:
     return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def _write_weights(model: PreTrainedModel, folder: Path, dtype: str | None) -> None:
+def write_weights(model: PreTrainedModel, folder: Path, dtype: str | None = None) -> None:
+    """Write the weights and their config into an empty folder: of a model with an adapter, only that."""
     if getattr(model, "_hf_peft_config_loaded", False):
         _write_adapter(model, folder)
         return

