@@ -46,7 +46,11 @@ class EngineDriver:
         self._thread.start()
 
     def submit(self, request: GenerationRequest) -> Pending:
-        pending = Pending(request)
+        return self.again(Pending(request))
+
+    def again(self, pending: Pending) -> Pending:
+        """Ask a request once more that ended with a fault."""
+        pending.done, pending.ticket = Future(), None
         self._commands.put(lambda: self._submit(pending))
         return pending
 

@@ -62,6 +62,7 @@ class LiveSession:
     draws: Counter[tuple[int, ...]] = field(default_factory=Counter[tuple[int, ...]])  # calls by a digest of the prompt
     running: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
     reward: dict[str, Any] = field(default_factory=dict[str, Any])
+    limit: str = ""  # the last limit that the agent ran into
 
     def value(self, reason: str = "") -> Session:
         calls = sorted(self.calls, key=lambda kept: kept.index)
@@ -174,6 +175,10 @@ class Sessions:
         self.ledger["rewarded" if session.reward.get("reward") is not None else "unrewarded"] += 1
         return session.value(reason)
 
+    async def close_if_open(self, session: LiveSession, reason: str = "") -> Session:
+        """`close`, or what it gave when the session was closed before."""
+        return await self.close(session, reason) if session.session_id in self._open else session.value(reason)
+
     async def expire(self) -> None:
         """Close the sessions that took too long."""
         limit = self.config.limits.seconds
@@ -193,7 +198,7 @@ class Sessions:
         self._waiting += asked.candidates
         try:
             calls = self._placed(session, asked)
-            sampling = self._sampling(calls[0], asked)
+            sampling = self._sampling(session, calls[0], asked)
             await self._sample(session, calls, sampling, asked)
             return calls
         finally:
@@ -206,12 +211,15 @@ class Sessions:
             raise Refused(403, f"session {session.session_id!r} is over", code="session_over")
         if count > limits.candidates:
             raise Refused(400, f"{count} candidates, and {limits.candidates} are allowed", param="n")
-        if session.asked + count > limits.calls:
-            raise Refused(403, f"the session has made its {limits.calls} calls", code="session_calls")
-        if session.tokens >= limits.tokens:
-            raise Refused(403, f"the session has used its {limits.tokens} tokens", code="session_tokens")
-        if self._clock() - session.opened > limits.seconds:
-            raise Refused(403, f"the session took longer than {limits.seconds:g} seconds", code="session_seconds")
+        used_up = {
+            "session_calls": (session.asked + count > limits.calls, f"has made its {limits.calls} calls"),
+            "session_tokens": (session.tokens >= limits.tokens, f"has used its {limits.tokens} tokens"),
+            "session_seconds": (self._clock() - session.opened > limits.seconds, f"is over {limits.seconds:g} seconds"),
+        }
+        for code, (reached, said) in used_up.items():
+            if reached:
+                session.limit = f"the session {said}"
+                raise Refused(403, session.limit, code=code)
         if len(session.running) >= limits.parallel or self._waiting + count > limits.waiting:
             raise Refused(429, "too many calls are under way; try again", code="too_many_calls")
 
@@ -228,12 +236,12 @@ class Sessions:
             kept.request_id, kept.meta = first.call_id, asked.meta
         return calls
 
-    def _sampling(self, first: Kept, asked: Ask) -> Sampling:
+    def _sampling(self, session: LiveSession, first: Kept, asked: Ask) -> Sampling:
         """How these candidates are sampled. Raises `Refused` where the context has no room."""
         room = self.max_context - first.prompt_tokens
         if room < 1:
-            message = f"the prompt has {first.prompt_tokens} tokens, and the context holds {self.max_context}"
-            raise Refused(400, message, code=_CONTEXT, param="messages")
+            session.limit = f"the prompt has {first.prompt_tokens} tokens, and the context holds {self.max_context}"
+            raise Refused(400, session.limit, code=_CONTEXT, param="messages")
         sampling = self.config.sampling
         longest = min(sampling.max_tokens, room, asked.max_tokens or room)
         if self.config.parameters == "agent":
@@ -274,8 +282,7 @@ class Sessions:
                 return await asyncio.wrap_future(pending.done)
             except Fault:
                 self.ledger["retried"] += 1
-                fresh = self.driver.submit(pending.request)
-                pending.done, pending.ticket = fresh.done, fresh.ticket
+                self.driver.again(pending)
         return await asyncio.wrap_future(pending.done)
 
     def _take(self, session: LiveSession, kept: Kept, ended: Completion | BaseException, asked: Ask) -> str:
