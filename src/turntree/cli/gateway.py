@@ -30,7 +30,9 @@ from turntree.cli.options import StageCommand
     },
     short_help="Serve a policy to agents; their calls become rollout trees.",
 )
-@click.option("--merge", type=click.Path(path_type=Path), help="Merge the sessions that are over into this trees file, and end.")
+@click.option(
+    "--merge", type=click.Path(path_type=Path), help="Merge the sessions that are over into this trees file, and end."
+)
 @out_option("The folder of sessions, from which a gateway that is started again goes on.")
 def gateway(config: Any, out: Path, merge: Path | None, json_path: str | None) -> None:
     """An OpenAI-compatible server in front of a policy, for agents of any framework.

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import json
-import os
 import secrets
 import shutil
 import tempfile
@@ -26,7 +24,7 @@ from typing import Any, Literal
 
 from turntree.adapters.base import named, rows_of
 from turntree.core import seeds
-from turntree.core.errors import ConfigError, InputError, TurntreeError
+from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation, Renderer, StreamingEngine
 from turntree.core.tree import StopReason
@@ -77,7 +75,9 @@ class AgentTasks:
 
     def __post_init__(self) -> None:
         if self.seconds <= 0 or self.agents < 1:
-            raise ConfigError("must be above 0", field="environment.seconds" if self.seconds <= 0 else "environment.agents")
+            raise ConfigError(
+                "must be above 0", field="environment.seconds" if self.seconds <= 0 else "environment.agents"
+            )
         if self.keep != "none" and self.folder is None:
             raise ConfigError("needs a folder", field="environment.keep", hint="give environment.folder")
 
@@ -188,7 +188,9 @@ class AgentPlayer:
             ):
                 playing = _Playing(self, sessions, served, folder, workers.stop)
                 waiting, held, following = iter(tasks), dict[int, GrownGroup](), 0
-                for group in self._finished(waiting, workers, playing, seed, iteration, Counter() if begun is None else begun):
+                for group in self._finished(
+                    waiting, workers, playing, seed, iteration, Counter() if begun is None else begun
+                ):
                     held[group.index] = group
                     while held and (order == "completion" or following in held):
                         yield held.pop(following if order == "task" else group.index)
@@ -303,8 +305,10 @@ class _Playing:
         folder.mkdir()
         write_json(folder / "task.json", {"id": task.task_id, **task.row})
         settings = self.player._settings
-        exit_ = run_agent(self.player._command, folder, self._variables(live, keys, folder), settings.seconds, self.stop)
-        session = self.served.call(self.sessions.close_if_open(live, exit_.problem or ""))
+        exit_ = run_agent(
+            self.player._command, folder, self._variables(live, keys, folder), settings.seconds, self.stop
+        )
+        session = self.served.call(self.sessions.close(live, exit_.problem or ""))
         verdict = self.player.judged(task, session, self._verdict(session, live, exit_))
         keep = settings.keep == "all" or (settings.keep == "failed" and verdict.reward is None)
         if not keep:

@@ -1,6 +1,6 @@
 """OpenAI's chat completions as values: requests read strictly, answers and their streams written.
 
-What a request asks for is applied, refused or recorded, never ignored in silence (docs/design/gateway.md has the table).
+What a request asks for is applied, refused or recorded, never ignored in silence (table: docs/design/gateway.md).
 """
 
 from __future__ import annotations
@@ -168,7 +168,11 @@ def answer_body(kept: Kept) -> dict[str, Any]:
     if kept.answer.tool_calls:
         body["content"] = kept.answer.content or None
         body["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+            }
             for call in kept.answer.tool_calls
         ]
     if kept.answer.reasoning:

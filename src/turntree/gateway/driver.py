@@ -116,8 +116,8 @@ class EngineDriver:
     def _cancel(self, pending: Pending, cost: Future[Cost]) -> None:
         flying = pending.ticket is not None and self._flying.pop(pending.ticket, None) is not None
         spent = self.engine.cancel(pending.ticket) if flying and pending.ticket is not None else NO_COST
-        if not pending.done.done():
-            pending.done.cancel() or pending.done.set_exception(Fault("cancelled"))
+        if not pending.done.done() and not pending.done.cancel():
+            pending.done.set_exception(Fault("cancelled"))
         cost.set_result(spent)
 
     def _advance(self) -> None:

@@ -7,6 +7,7 @@ in memory and on disk, so that a session of t turns needs room for its tokens on
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -231,8 +232,10 @@ class Lineage:
         common = _known(chain, self._beginnings)
         given = next((i for i, message in enumerate(messages) if message.role != "system"), len(messages))
         bare = _chained([_digest(message, thoughts=False) for message in messages])
-        if common == len(messages) or (common > given and self._other_tools(chain[:common], named)):
+        if common > given and self._other_tools(chain[common - 1], named):
             return "tools"
+        if common == len(messages):
+            return "compaction"
         if _known(bare, self._without_thoughts) > common and messages[common].role == "assistant":
             return "dropped_reasoning"
         resumed = any(self._of(message) in self._answers for message in messages if message.role == "assistant")
@@ -240,9 +243,9 @@ class Lineage:
             return "start"
         return "compaction" if len(messages) <= self._longest else "edited"
 
-    def _other_tools(self, chain: Sequence[bytes], named: str) -> bool:
-        """Whether the longest dialogue that begins these messages was held under other tools only."""
-        held = {tools for tools, key in (*self._dialogues, *self._prompts) if key == chain[-1]}
+    def _other_tools(self, beginning: bytes, named: str) -> bool:
+        """Whether these messages were a prompt or a whole dialogue, but under other tools only."""
+        held = {tools for tools, key in (*self._dialogues, *self._prompts) if key == beginning}
         return bool(held) and named not in held
 
     # names of messages
@@ -281,7 +284,7 @@ def _tools_key(tools: Tools) -> str:
 
 def _adjacent(messages: Sequence[Message]) -> bool:
     """Whether two answers follow each other, so that nothing lies between them to be rendered alone."""
-    return any(a.role == b.role == "assistant" for a, b in zip(messages, messages[1:], strict=False))
+    return any(a.role == b.role == "assistant" for a, b in itertools.pairwise(messages))
 
 
 def _joined(parts: list[tuple[T, ...]]) -> tuple[T, ...]:

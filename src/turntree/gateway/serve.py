@@ -29,7 +29,9 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         try:
             bound.bind((host, port))
         except (OSError, OverflowError) as error:
-            raise InputError(f"cannot listen on {host}:{port} ({error})", field="port", hint="choose another") from error
+            raise InputError(
+                f"cannot listen on {host}:{port} ({error})", field="port", hint="choose another"
+            ) from error
         bound.listen(_BACKLOG)
         yield bound
 
@@ -44,7 +46,9 @@ def server_of(app: Starlette, *, most: int) -> uvicorn.Server:
     try:
         import uvicorn
     except ImportError as error:
-        raise InputError("needs the package uvicorn", field="gateway", hint="pip install 'turntree[gateway]'") from error
+        raise InputError(
+            "needs the package uvicorn", field="gateway", hint="pip install 'turntree[gateway]'"
+        ) from error
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:  # every connection is an open file

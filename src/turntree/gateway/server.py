@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -76,24 +76,29 @@ class Gateway:
             return JSONResponse(completion_body(calls, self.model, logprobs=body.get("logprobs") is True))
         options = body.get("stream_options")
         with_usage = isinstance(options, dict) and options.get("include_usage") is True
-        return await self._streamed(session, asked, with_usage)
+        return await self._streamed(request, session, asked, with_usage)
 
-    async def _streamed(self, session: LiveSession, asked: Ask, with_usage: bool) -> Response:
+    async def _streamed(self, request: Request, session: LiveSession, asked: Ask, with_usage: bool) -> Response:
         """A stream. What can be refused at once is refused with an HTTP status before it begins."""
         task = asyncio.create_task(self.sessions.ask(session, asked))
         await asyncio.sleep(0)  # it is checked and placed
         if task.done():
-            task.result()
+            _result(task)
+        leaving = asyncio.create_task(_left(request))
 
         async def lines() -> AsyncIterator[str]:
             try:
-                while not (await asyncio.wait({task}, timeout=_ALIVE))[0]:
-                    yield ": the answer is being sampled\n\n"
-                for chunk in chunks(task.result(), self.model, with_usage=with_usage):
-                    yield f"data: {json.dumps(chunk)}\n\n"
+                while not task.done() and not leaving.done():
+                    done, _ = await asyncio.wait({task, leaving}, timeout=_ALIVE, return_when=asyncio.FIRST_COMPLETED)
+                    if not done:
+                        yield ": the answer is being sampled\n\n"
+                if task.done():
+                    for chunk in chunks(_result(task), self.model, with_usage=with_usage):
+                        yield f"data: {json.dumps(chunk)}\n\n"
             except TurntreeError as error:
                 yield f"data: {json.dumps(_refused(error).body)}\n\n"
             finally:
+                leaving.cancel()
                 await _cancelled(task)
             yield "data: [DONE]\n\n"
 
@@ -193,10 +198,8 @@ class Gateway:
                         raise Refused(413, f"the request has more than {limits.body_bytes} bytes", code="too_large")
         except TimeoutError:
             raise Refused(408, f"the request took longer than {limits.body_seconds:g} seconds to arrive") from None
-        except Exception as error:
-            if type(error).__name__ == "ClientDisconnect":
-                raise _Gone from error
-            raise
+        except ClientDisconnect as error:
+            raise _Gone from error
         return parse_object(bytes(data) or b"{}")
 
 
@@ -212,7 +215,7 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise _Gone
-        return task.result()
+        return _result(task)
     finally:
         leaving.cancel()
         await _cancelled(task)
@@ -221,6 +224,12 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 async def _left(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _result(task: asyncio.Task[T]) -> T:
+    if task.cancelled():
+        raise Refused(403, "the session was ended", code="session_over")
+    return task.result()
 
 
 async def _cancelled(task: asyncio.Task[Any]) -> None:
@@ -250,7 +259,9 @@ def _reward(body: dict[str, Any]) -> dict[str, Any]:
     """A reward as it is kept. A session without one (null) is censored, for the reason that must then be given."""
     unknown = sorted(set(body) - {"reward", "success", "reason", "call_rewards"})
     if unknown or "reward" not in body:
-        raise Refused(400, "give reward, and where you like success, reason, call_rewards", param=next(iter(unknown), "reward"))
+        raise Refused(
+            400, "give reward, and where you like success, reason, call_rewards", param=next(iter(unknown), "reward")
+        )
     calls = body.get("call_rewards", {})
     if not isinstance(calls, dict) or not all(map(_is_number, calls.values())):
         raise Refused(400, "is not an object of numbers by call id", param="call_rewards")

@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from turntree.core import seeds
@@ -26,6 +25,7 @@ from turntree.gateway.lineage import Kept, Lineage, Tools, again
 from turntree.gateway.store import SCHEMA, SessionStore, call_from_json, call_to_json
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_LONGEST_TOKEN = 32  # characters: more than any text has on average
 _CONTEXT = "context_length_exceeded"  # OpenAI's code, which agents look for before they compact
 
 
@@ -63,6 +63,7 @@ class LiveSession:
     running: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
     reward: dict[str, Any] = field(default_factory=dict[str, Any])
     limit: str = ""  # the last limit that the agent ran into
+    ending: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def value(self, reason: str = "") -> Session:
         calls = sorted(self.calls, key=lambda kept: kept.index)
@@ -163,21 +164,19 @@ class Sessions:
         self._write(session, {"reward": given}, sync=True)
 
     async def close(self, session: LiveSession, reason: str = "") -> Session:
-        """End a session, with what it has under way."""
-        self._open.pop(session.session_id, None)
-        running = [task for task in session.running if task is not asyncio.current_task()]
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        self._write(session, {"closed": reason}, sync=True)
-        if self._store is not None:
-            self._store.close(session.session_id)
-        self.ledger["rewarded" if session.reward.get("reward") is not None else "unrewarded"] += 1
-        return session.value(reason)
-
-    async def close_if_open(self, session: LiveSession, reason: str = "") -> Session:
-        """`close`, or what it gave when the session was closed before."""
-        return await self.close(session, reason) if session.session_id in self._open else session.value(reason)
+        """End a session, with what it has under way; or give what came of it when it was ended before."""
+        async with session.ending:
+            if self._open.pop(session.session_id, None) is None:
+                return session.value(reason)
+            running = [task for task in session.running if task is not asyncio.current_task()]
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            self._write(session, {"closed": reason}, sync=True)
+            if self._store is not None:
+                self._store.close(session.session_id)
+            self.ledger["rewarded" if session.reward.get("reward") is not None else "unrewarded"] += 1
+            return session.value(reason)
 
     async def expire(self) -> None:
         """Close the sessions that took too long."""
@@ -224,6 +223,10 @@ class Sessions:
             raise Refused(429, "too many calls are under way; try again", code="too_many_calls")
 
     def _placed(self, session: LiveSession, asked: Ask) -> list[Kept]:
+        size = sum(len(message.content) + len(message.reasoning) for message in asked.messages)
+        if size > _LONGEST_TOKEN * self.max_context:  # rendering it would keep everybody waiting
+            session.limit = f"the prompt has {size} characters, and the context holds {self.max_context} tokens"
+            raise Refused(400, session.limit, code=_CONTEXT, param="messages")
         try:
             first = session.lineage.place(asked.messages, asked.tools, _call_id(), session.asked)
         except InputError as error:
@@ -253,7 +256,10 @@ class Sessions:
     async def _sample(self, session: LiveSession, calls: list[Kept], sampling: Sampling, asked: Ask) -> None:
         """Sample the calls and keep what became of each."""
         prompt = calls[0].prompt_ids
-        before, session.draws[_short(prompt)] = session.draws[_short(prompt)], session.draws[_short(prompt)] + len(calls)
+        before, session.draws[_short(prompt)] = (
+            session.draws[_short(prompt)],
+            session.draws[_short(prompt)] + len(calls),
+        )
         session.asked += len(calls)
         keys = (session.seed, "gateway", *(() if asked.seed is None else (asked.seed,)), *_short(prompt))
         requests = [
@@ -299,8 +305,10 @@ class Sessions:
             self._end(session, kept, status="failed", error=f"the answer cannot be read ({error})")
             return kept.error
         cut = ended.finish == "length"
-        calls = () if cut else tuple(
-            replace(call, id=f"call_{kept.call_id}_{i}") for i, call in enumerate(answer.tool_calls)
+        calls = (
+            ()
+            if cut
+            else tuple(replace(call, id=f"call_{kept.call_id}_{i}") for i, call in enumerate(answer.tool_calls))
         )
         kept.answer = replace(answer, cut=cut, tool_calls=calls)
         self._end(session, kept)
