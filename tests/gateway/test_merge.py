@@ -120,7 +120,7 @@ def test_forty_calls_of_sub_agents_change_no_other_session() -> None:
 
 
 def agent_with_everything(name: str = "s0", shift: int = 0) -> Agent:
-    """A retry, three candidates, a sub-agent, a compaction and a fault in one session; the tokens tell which is which."""
+    """A retry, three candidates, a sub-agent, a compaction and a fault in one session."""
     agent = Agent(name, random.Random(shift))
     task = (*SYSTEM, 4)
     agent.ask(task, "start")  # 0: invalid, asked again
