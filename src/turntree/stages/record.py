@@ -84,7 +84,7 @@ def _traces(group: GrownGroup, config: RecordConfig, model: str, counts: Counter
     """The episodes of one task that are kept; every one is counted."""
     counts["tasks"] += 1
     kept: list[Trace] = []
-    for sample, leaf in enumerate(group.tree.leaves()):
+    for sample, leaf in enumerate(group.tree.ends()):
         verdict = group.rewards.verdicts[leaf]
         counts["episodes"] += 1
         reason = _dropped(group.tree, leaf, verdict, config)
