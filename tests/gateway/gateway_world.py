@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import httpx
 import openai
 from tiny_models import CHAT_TEMPLATE, tiny_tokenizer
 
-from turntree.core.completion import GenerationRequest, Sampling
+from turntree.core.completion import Finished, GenerationRequest, Sampling
 from turntree.core.messages import Message
 from turntree.engines.scripted import ScriptedEngine
 from turntree.gateway.config import GatewayLimits, ServingConfig
@@ -59,6 +60,16 @@ def words(prompt: tuple[int, ...], seed: int) -> tuple[int, ...]:
     return spelled(f"the answer is {seed % 997}")
 
 
+class Timed(ScriptedEngine):
+    """A script whose steps take time, so that an answer can be waited for."""
+
+    def poll(self, timeout: float | None = None) -> list[Finished]:
+        finished = super().poll(0)
+        if not finished:
+            time.sleep(0.001)
+        return finished
+
+
 def engine(
     answer: Callable[[tuple[int, ...], int], Any] = words,
     *,
@@ -66,7 +77,7 @@ def engine(
     fault: Callable[[GenerationRequest], str | None] = lambda request: None,
     max_context: int = 4096,
 ) -> ScriptedEngine:
-    return ScriptedEngine(
+    return Timed(
         answer, renderer().stop_ids, vocab_size=len(tokenizer()), latency=latency, fault=fault, max_context=max_context
     )
 
