@@ -30,6 +30,7 @@ from turntree.gateway.sessions import Sessions
 from turntree.gateway.store import SessionStore
 from turntree.renderers.template import ChatRenderer
 
+HTTP = httpx.Client(timeout=30, trust_env=False)  # making one takes longer than most tests
 ADMIN = "the-admin-key"
 SAMPLING = Sampling(max_tokens=64)
 SEARCH = {"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}
@@ -97,13 +98,13 @@ class World:
         return response.json()
 
     def post(self, path: str, body: Any = None, key: str = ADMIN, **more: Any) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, headers={"authorization": f"Bearer {key}"}, timeout=30, **more)
+        return HTTP.post(self.url + path, json=body, headers={"authorization": f"Bearer {key}"}, **more)
 
     def get(self, path: str, key: str = ADMIN) -> httpx.Response:
-        return httpx.get(self.url + path, headers={"authorization": f"Bearer {key}"}, timeout=30)
+        return HTTP.get(self.url + path, headers={"authorization": f"Bearer {key}"})
 
     def client(self, key: str, **more: Any) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30, **more)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, http_client=HTTP, **more)
 
     def calls(self, session: str) -> list[Kept]:
         return sorted(self.sessions.get(session).calls, key=lambda kept: kept.index)

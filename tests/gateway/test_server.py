@@ -7,7 +7,7 @@ import time
 import httpx
 import openai
 import pytest
-from gateway_world import ADMIN, SEARCH, World, engine, renderer, spelled, tokenizer, world
+from gateway_world import ADMIN, HTTP, SEARCH, World, engine, renderer, spelled, tokenizer, world
 
 from turntree.core.completion import Sampling
 from turntree.gateway.config import GatewayLimits
@@ -93,7 +93,7 @@ def test_a_session_is_named_by_its_key_a_header_or_the_base_url(gate):
         gate.post("/v1/chat/completions", {"messages": MESSAGES}, key),
         gate.post(f"/s/{name}/v1/chat/completions", {"messages": MESSAGES}, key),
         gate.post(f"/s/{key}/v1/chat/completions", {"messages": MESSAGES}, "unused"),
-        httpx.post(
+        HTTP.post(
             f"{gate.url}/v1/chat/completions",
             json={"messages": MESSAGES},
             headers={"authorization": f"Bearer {ADMIN}", "x-turntree-session": name},
@@ -109,7 +109,7 @@ def test_a_wrong_key_opens_nothing_and_is_not_told_from_an_unknown_session(gate)
     asked = {"messages": MESSAGES}
     refused = [
         gate.post("/v1/chat/completions", asked, "nonsense"),
-        gate.post("/v1/chat/completions", asked, ""),
+        gate.post("/v1/chat/completions", asked, "x"),
         gate.post("/v1/chat/completions", asked, "unknown.key"),
         gate.post("/v1/chat/completions", asked, first["key"] + "x"),
         gate.post(f"/s/{first['session']}/v1/chat/completions", asked, second["key"]),
@@ -163,7 +163,7 @@ def test_a_bad_request_gets_an_error_in_openais_form_that_names_the_field(gate, 
     opened = gate.open()
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     headers = {"authorization": f"Bearer {opened['key']}"}
-    response = httpx.post(f"{gate.url}/v1/chat/completions", content=content, headers=headers)
+    response = HTTP.post(f"{gate.url}/v1/chat/completions", content=content, headers=headers)
     assert response.status_code == 400
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -246,7 +246,7 @@ def test_an_agent_that_hangs_up_frees_its_place_in_the_engine():
         for stream in (False, True):
             body = {"messages": MESSAGES, "n": 2, "stream": stream}
             with pytest.raises(httpx.TimeoutException):
-                httpx.post(
+                HTTP.post(
                     f"{gate.url}/v1/chat/completions",
                     json=body,
                     headers={"authorization": f"Bearer {opened['key']}"},
