@@ -18,8 +18,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from turntree.advantages.comparisons import Advantages, Comparison, across_leaves, grpo_advantages
-from turntree.advantages.scored import LeafWeights, ScoredTree, positions_below, unit_weights
+from turntree.advantages.comparisons import (
+    AcrossAnchors,
+    Advantages,
+    Comparison,
+    across_leaves,
+    across_siblings,
+    across_starts,
+    grpo_advantages,
+    within_and_across_trees,
+)
+from turntree.advantages.scored import LeafWeights, ScoredTree, path_weighted, positions_below, unit_weights
 from turntree.core.errors import ConfigError
 from turntree.core.labels import Credit, NodeCredit, Rewards
 from turntree.core.outcome import is_zero_variance
@@ -82,11 +91,12 @@ class CreditRule:
             )
 
     def __call__(self, tree: RolloutTree, rewards: Rewards) -> Credit:
-        """Label the completions on the paths of scored leaves that have a weight; all others stay untrained.
+        """Label the completions of the scored rollouts that have a weight; all others stay untrained.
 
-        Raises ValueError when the rewards do not label exactly the leaves, or reward a censored one.
+        Raises ValueError when the rewards do not label exactly the ends of rollouts, or reward a censored one.
         """
         rewards.check(tree)
+        self._check_parts(tree)
         scored = rewards.scored()
         _check_gate(tree, scored)
         weighting = self.leaf_weights(tree, tuple(scored))
@@ -103,6 +113,22 @@ class CreditRule:
             redistributed=weighting.redistributed,
             biased_forks=len(tree.biased_forks()),
         )
+
+    def _check_parts(self, tree: RolloutTree) -> None:
+        """Refuse what reads a fork or a start as a draw of the sampler: in an agent's session the agent made them."""
+        by_branch = self.comparison in (across_starts, across_siblings, within_and_across_trees)
+        if tree.parts() and (by_branch or isinstance(self.comparison, AcrossAnchors)):
+            raise ConfigError(
+                f"the rollouts of {tree.task_id!r} have branches that an agent made, not the sampler",
+                field="comparison",
+                hint="use comparison 'leaves', which compares whole rollouts",
+            )
+        if tree.parts() and self.leaf_weights is path_weighted:
+            raise ConfigError(
+                f"the rollouts of {tree.task_id!r} have branches that an agent made, not the sampler",
+                field="leaf_weights",
+                hint="use leaf_weights 'unit', which counts every rollout once",
+            )
 
     def _label(self, scored: ScoredTree, lengths: Sequence[int]) -> dict[int, NodeCredit]:
         shares = scored.weights

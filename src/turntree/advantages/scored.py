@@ -12,8 +12,9 @@ from turntree.core.tree import RolloutTree
 
 @dataclass(frozen=True)
 class ScoredTree:
-    """`leaves`, `rewards` and `weights` align. `below` gives, for every node on the path of a scored leaf, the
-    positions (in these sequences) of the leaves at or below it. Node ids ascend: parents come before children."""
+    """`leaves`, `rewards` and `weights` align. `below` gives, for every node of a scored rollout, the positions (in
+    these sequences) of the leaves at or below it. A rollout of several branches (`RolloutTree.parts`) is one position
+    at all of its nodes. Node ids ascend: parents come before children."""
 
     tree: RolloutTree
     leaves: tuple[int, ...]
@@ -37,8 +38,12 @@ class ScoredTree:
 
     @property
     def trained_tokens(self) -> list[int]:
-        """Sampled tokens on the path of each leaf."""
-        return [sum(len(n.token_ids) for n in self.tree.path(leaf) if n.sampled) for leaf in self.leaves]
+        """Sampled tokens of the rollout that ended at each leaf."""
+        lengths = [0] * len(self.leaves)
+        for node in self.trained:
+            for i in self.below[node]:
+                lengths[i] += len(self.tree[node].token_ids)
+        return lengths
 
     def value(self, node: int) -> float:
         """The mean reward of the leaves at or below `node`, by their weights."""
@@ -54,11 +59,11 @@ class ScoredTree:
 
 
 def positions_below(tree: RolloutTree, leaves: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    """For each node on the path of one of `leaves`, in node order: the positions of those at or below it."""
+    """For each node of the rollouts that ended at `leaves`, in node order: the positions of those rollouts."""
     below: dict[int, list[int]] = {}
     for position, leaf in enumerate(leaves):
-        for node in tree.path(leaf):
-            below.setdefault(node.id, []).append(position)
+        for node in tree.nodes_of(leaf):
+            below.setdefault(node, []).append(position)
     return {node: tuple(positions) for node, positions in sorted(below.items())}
 
 

@@ -22,6 +22,7 @@ from turntree.cli import (
     config,
     experiment,
     gate,
+    gateway,
     index,
     models,
     online,
@@ -56,6 +57,7 @@ cli.add_command(experiment.experiment)
 cli.add_command(results.evaluate)
 cli.add_command(results.retention)
 cli.add_command(gate.gate)
+cli.add_command(gateway.gateway)
 cli.add_command(audit.audit)
 cli.add_command(index.index)
 cli.add_command(models.models)

@@ -11,20 +11,23 @@ from turntree.core.verdict import Verdict
 
 @dataclass(frozen=True)
 class Rewards:
-    """The verdict on every leaf of one tree. A censored leaf has no reward (None is not zero)."""
+    """The verdict on every rollout of one tree, by the leaf at which it ended (`RolloutTree.ends`). A censored leaf has
+    no reward (None is not zero)."""
 
     verdicts: Mapping[int, Verdict]
 
     def of(self, leaf: int) -> float | None:
-        return self.verdicts[leaf].reward
+        """None where it is censored, and at a leaf where no rollout ended."""
+        verdict = self.verdicts.get(leaf)
+        return None if verdict is None else verdict.reward
 
     def scored(self) -> dict[int, float]:
         """The rewards of the leaves that have one, in order of leaf id."""
         return {leaf: v.reward for leaf, v in sorted(self.verdicts.items()) if v.reward is not None}
 
     def check(self, tree: RolloutTree) -> None:
-        """Raise ValueError unless exactly the leaves are labelled and no censored leaf carries a reward."""
-        if set(self.verdicts) != set(tree.leaves()):
+        """Raise ValueError unless exactly the ends of rollouts are labelled and no censored leaf carries a reward."""
+        if set(self.verdicts) != set(tree.ends()):
             raise ValueError(f"the rewards of {tree.task_id!r} do not label exactly its leaves")
         for leaf, verdict in self.verdicts.items():
             reason = tree.stop_reason(leaf)

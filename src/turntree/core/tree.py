@@ -39,6 +39,7 @@ class StopReason(StrEnum):
     ENVIRONMENT_ERROR = "environment_error"
     ENGINE_ERROR = "engine_error"
     RENDERER_ERROR = "renderer_error"  # a chat template or a parser failed on this rollout's messages
+    CONTINUED = "continued"  # the rollout went on in another branch and ended at another leaf (`RolloutTree.parts`)
 
     @property
     def censors(self) -> bool:
@@ -47,7 +48,7 @@ class StopReason(StrEnum):
 
 
 _FAULTS = (StopReason.ENVIRONMENT_ERROR, StopReason.ENGINE_ERROR, StopReason.RENDERER_ERROR)
-_CENSORING = frozenset({StopReason.GATED, StopReason.CANCELLED, *_FAULTS})
+_CENSORING = frozenset({StopReason.GATED, StopReason.CANCELLED, StopReason.CONTINUED, *_FAULTS})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,14 +89,16 @@ class Node:
 
 
 REFILL = "refill"  # the action of the decision that marks a start which was added after outcomes had been seen
+PART = "part"  # the action of the decision that says to which rollout a further leaf belongs (`RolloutTree.parts`)
 
 
 @dataclass(frozen=True)
 class Decision:
     """A branch or gate decision: what was decided, why, and the numbers it was based on.
 
-    A fork is recorded at its branch point, a refill (`action=REFILL`) at the start that it added. `saw` is the deepest
-    node whose tokens or outcome the decision depended on, where that node is below `node`.
+    A fork is recorded at its branch point, a refill (`action=REFILL`) at the start that it added, a part
+    (`action=PART`) at its leaf, with the leaf where its rollout ended in `numbers["of"]`. `saw` is the deepest node
+    whose tokens or outcome the decision depended on, where that node is below `node`.
     """
 
     actor: str
@@ -250,6 +253,24 @@ class RolloutTree:
     @property
     def decisions(self) -> tuple[Decision, ...]:
         return tuple(self._decisions)
+
+    def parts(self) -> dict[int, int]:
+        """The leaves at which no rollout ended, each with the leaf at which its rollout did.
+
+        An agent that retries, asks a sub-agent or rewrites its history makes one rollout of several branches: it ends
+        once, is rewarded once, and owns the sampled tokens of all of them. Elsewhere a rollout is one path.
+        """
+        return {d.node: int(d.numbers["of"]) for d in self._decisions if d.action == PART}
+
+    def ends(self) -> tuple[int, ...]:
+        """The leaves at which a rollout ended, in order of creation: all but the parts."""
+        parts = self.parts()
+        return tuple(leaf for leaf in self.leaves() if leaf not in parts)
+
+    def nodes_of(self, end: int) -> tuple[int, ...]:
+        """The nodes of the rollout that ended at `end`, parents first: the path to it and to each of its parts."""
+        mine = [end, *(part for part, of in self.parts().items() if of == end)]
+        return tuple(sorted({node.id for leaf in mine for node in self.path(leaf)}))
 
     def starts(self) -> tuple[int, ...]:
         """The sampled nodes without a sampled node above them, in order of creation: where independent rollouts begin.

@@ -61,23 +61,23 @@ def group_from_tree(
 
 
 def depth_first(tree: RolloutTree) -> Iterator[int]:
-    """The leaves, those below an earlier child first."""
-    left = [*reversed(tree.roots)]
+    """The leaves at which a rollout ended, those below an earlier child first."""
+    left, parts = [*reversed(tree.roots)], tree.parts()
     while left:
         node = left.pop()
         children = tree.children(node)
         left += reversed(children)
-        if not children:
+        if not children and node not in parts:
             yield node
 
 
 def turns_of(tree: RolloutTree, leaf: int) -> list[tuple[list[Node], str]]:
-    """The turns on the path to a leaf: the nodes of each (several where it forked half-way; the last has the message),
-    and what was answered before it."""
+    """The turns of the rollout that ended at a leaf, in order: the nodes of each (several where it forked half-way; the
+    last has the message), and what was answered before it."""
     turns: list[tuple[list[Node], str]] = []
     seen: list[str] = []
-    for node in tree.path(leaf):
-        if node.sampled and turns and turns[-1][0][0].turn == node.turn:
+    for node in map(tree.__getitem__, tree.nodes_of(leaf)):
+        if node.sampled and turns and turns[-1][0][-1].id == node.parent:
             turns[-1][0].append(node)
         elif node.sampled:
             turns.append(([node], "\n".join(seen)))

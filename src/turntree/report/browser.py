@@ -17,6 +17,7 @@ from typing import Any
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.tree import Node
+from turntree.core.verdict import Verdict
 from turntree.logs.rows import ReadReport
 from turntree.logs.trees import FILE_NAME, KeptTree, read
 from turntree.observe.files import atomic_write
@@ -24,6 +25,7 @@ from turntree.report.page import templates
 
 PAGE = "trees.html"
 MAX_NODES = 20_000  # of a page: a browser opens so many at once
+_NO_END = Verdict(None, "no rollout ended here: it went on in another branch")
 
 
 def build_browser(run: Path, out: Path | None = None, *, max_nodes: int = MAX_NODES) -> Path | None:
@@ -105,7 +107,7 @@ def group_view(kept: KeptTree) -> dict[str, Any]:
             row["credit"] = [_short(found.positive), _short(found.negative), _short(found.multiplicity)]
         stop = tree.stop_reason(node.id)
         if stop is not None:
-            verdict = verdicts[node.id]
+            verdict = verdicts.get(node.id, _NO_END)
             row["end"] = {"stop": stop.value, "reward": verdict.reward, "reason": verdict.reason}
             row["end"] |= {"success": verdict.success} if verdict.success is not None else {}
         rows.append(row)

@@ -43,10 +43,10 @@ class TreeAccount(Additive):
 def account(tree: RolloutTree) -> TreeAccount:
     """Count one tree. A turn that forked inside is a turn of every branch, and its shared tokens are counted once."""
     below = [0] * len(tree)
-    leaves = tree.leaves()
+    leaves = tree.ends()
     for leaf in leaves:
-        for node in tree.path(leaf):
-            below[node.id] += 1
+        for node in tree.nodes_of(leaf):
+            below[node] += 1
     taken_up = [any(not tree[child].sampled for child in tree.children(node.id)) for node in tree]
     spoken = [node for node in tree if node.message is not None and node.sampled]
     calls = [(len(node.message.tool_calls) if node.message and taken_up[node.id] else 0, node.id) for node in spoken]

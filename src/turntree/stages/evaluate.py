@@ -22,7 +22,8 @@ from turntree.observe.files import write_json
 from turntree.observe.jsonl import write_lines
 from turntree.observe.run import progress
 from turntree.observe.statistics import wilson
-from turntree.rollouts.episodes import EpisodeConfig, grow
+from turntree.rollouts.episodes import EpisodeConfig
+from turntree.rollouts.players import grow
 from turntree.stages import skills
 from turntree.stages.config import EvaluateConfig
 from turntree.stages.policy import Policy, load_policy, policy_name

@@ -88,7 +88,7 @@ def kept_episodes(
     """The episodes of one task that are kept; every one is counted."""
     counts["tasks"] += 1
     kept: list[Trace] = []
-    for sample, leaf in enumerate(group.tree.leaves()):
+    for sample, leaf in enumerate(group.tree.ends()):
         verdict = group.rewards.verdicts[leaf]
         counts["episodes"] += 1
         reason = _dropped(group.tree, leaf, verdict, config)

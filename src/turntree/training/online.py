@@ -38,8 +38,8 @@ from turntree.filters.greso import Greso
 from turntree.gates.monitor import GateMonitor
 from turntree.rollouts.accounting import TreeAccount, account, effective_leaves, intraclass_correlation
 from turntree.rollouts.groups import GrownGroup
+from turntree.rollouts.players import player_of
 from turntree.rollouts.rewards import RewardSum, figures
-from turntree.rollouts.scheduler import Scheduler
 from turntree.training.checkpoints import Checkpoints
 from turntree.training.config import OnlineConfig
 from turntree.training.learner import Learner
@@ -144,7 +144,8 @@ class _Run:
             branching=parts.brancher is not None,
             counts_refills=parts.estimator is not None or config.credit.leaf_weights != "path_weighted",
         )
-        self.scheduler = Scheduler(
+        self.scheduler = player_of(
+            parts.tasks,
             parts.engine,
             parts.renderer,
             rollouts,

@@ -1,0 +1,364 @@
+"""`gateway:COMMAND`: tasks that an agent works on by itself, through a gateway in front of the policy.
+
+For every rollout the gateway opens a session and the command is started in a folder of its own. It finds there the
+server (OPENAI_BASE_URL), its key (OPENAI_API_KEY), its task (TURNTREE_TASK, a JSON file), and where to post a reward
+(TURNTREE_REWARD_URL, TURNTREE_REWARD_KEY). The reward is the one that is posted, else that in the last line of its
+standard output. An agent that crashes, takes too long or gives no reward is censored.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import secrets
+import shutil
+import tempfile
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from turntree.adapters.base import named, rows_of
+from turntree.core import seeds
+from turntree.core.errors import ConfigError, InputError
+from turntree.core.messages import Message
+from turntree.core.protocols import Environment, Observation, Renderer, StreamingEngine
+from turntree.core.tree import StopReason
+from turntree.core.verdict import Verdict
+from turntree.environments.tasks import TaskSet
+from turntree.gateway.calls import Session
+from turntree.gateway.config import GatewayLimits, ServingConfig
+from turntree.gateway.driver import EngineDriver
+from turntree.gateway.lineage import Thoughts
+from turntree.gateway.merge import Discarded, merge
+from turntree.gateway.process import Exit, command_of, reward_in, run_agent
+from turntree.gateway.serve import Served, serving
+from turntree.gateway.server import Gateway
+from turntree.gateway.sessions import LiveSession, Sessions
+from turntree.observe.files import tree_hash, write_json
+from turntree.rollouts.accounting import Usage
+from turntree.rollouts.groups import GrownGroup
+from turntree.rollouts.rewards import Episode, RewardSum
+from turntree.rollouts.scheduler import Order, SchedulerConfig
+
+Keep = Literal["none", "failed", "all"]
+_MODEL = "policy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentTasks:
+    """The tasks of an agent."""
+
+    argument: str | None
+    tasks: str | None = None
+    """A JSONL file: one task a row, given to the agent as it is. Default: numbered tasks, each with a seed."""
+    held_out: str | None = None
+    """A second such file for held-out tasks (default: shares of `tasks`)."""
+    seconds: float = 600.0
+    """An agent that takes longer is stopped; its rollout has no reward."""
+    agents: int = 8
+    """Agents that run at once."""
+    thoughts: Thoughts = "fork"
+    """An answer that comes back without its reasoning: a fork, or keep the sampled thoughts in the context."""
+    discarded: Discarded = "session"
+    """Calls whose result the agent threw away take part in the session's credit, or are left out (exclude)."""
+    limit_reward: float | None = None
+    """Reward of a session that used up its calls or its context and was given none (default: it has none)."""
+    folder: str | None = None
+    """Where the agents' folders are made (default: a temporary one)."""
+    keep: Keep = "none"
+    """Which of these folders stay: none, those of rollouts without a reward (failed), all."""
+
+    def __post_init__(self) -> None:
+        if self.seconds <= 0 or self.agents < 1:
+            raise ConfigError(
+                "must be above 0", field="environment.seconds" if self.seconds <= 0 else "environment.agents"
+            )
+        if self.keep != "none" and self.folder is None:
+            raise ConfigError("needs a folder", field="environment.keep", hint="give environment.folder")
+
+    @contextlib.contextmanager
+    def open(self, splits: Mapping[str, int], *, seed: int) -> Iterator[TaskSet]:
+        command = command_of(named(self.argument, "gateway:COMMAND"))
+        player = partial(AgentPlayer, self, command)
+        tasks = {
+            split: [AgentTask(name, {**row, "split": split}, player) for name, row in self._rows(split, count, seed)]
+            for split, count in splits.items()
+        }
+        sources = {"tasks": self.tasks, "held_out": self.held_out}
+        files = {f"{name}_hash": tree_hash(Path(path)) for name, path in sources.items() if path}
+        code = {f"command.{i}": tree_hash(Path(word)) for i, word in enumerate(command) if i and Path(word).is_file()}
+        yield TaskSet(tasks=tasks, contents={**files, **code})
+
+    def _rows(self, split: str, count: int, seed: int) -> list[tuple[str, dict[str, Any]]]:
+        if self.tasks is not None:
+            return rows_of(self.tasks, self.held_out, split, count, seed=seed)
+        made = [(f"{split}/{i}", seeds.derive(seed, "agent task", split, i) % 2**31) for i in range(count)]
+        return [(name, {"seed": number}) for name, number in made]
+
+
+@dataclass(frozen=True)
+class AgentTask:
+    """A task (protocol `Environment`) that only its `player` can play."""
+
+    task_id: str
+    row: dict[str, Any]
+    player: Any
+    tools: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def task_type(self) -> str | None:
+        kind = self.row.get("type")
+        return kind if isinstance(kind, str) else None
+
+    def reset(self) -> tuple[Message, ...]:
+        raise self._refusal()
+
+    def step(self, action: Message) -> Observation:
+        raise self._refusal()
+
+    def fork(self) -> Environment:
+        raise self._refusal()
+
+    def _refusal(self) -> InputError:
+        problem = "is an agent that plays by itself, and this command steps environments"
+        return InputError(problem, field="environment", hint="use it with train online or evaluate")
+
+
+@dataclass(eq=False)
+class _Group:
+    index: int
+    task: AgentTask
+    begun: float
+    rollouts: list[concurrent.futures.Future[tuple[Session, Verdict]]] = field(default_factory=list)
+
+    @property
+    def over(self) -> bool:
+        return all(rollout.done() for rollout in self.rollouts)
+
+
+class AgentPlayer:
+    """`rollouts.players.Player`: starts the agent once for every rollout, many at a time, and merges each task's
+    sessions into its tree."""
+
+    def __init__(
+        self,
+        settings: AgentTasks,
+        command: list[str],
+        engine: StreamingEngine,
+        renderer: Renderer,
+        config: SchedulerConfig,
+        rewards: RewardSum | None,
+    ) -> None:
+        episodes = config.episodes
+        self._settings, self._command, self._engine, self._renderer = settings, command, engine, renderer
+        self._config, self._rewards = config, rewards
+        self._places = min(settings.agents, config.places)
+        self._serving = ServingConfig(
+            sampling=episodes.sampling,
+            max_context=episodes.max_context,
+            thoughts=settings.thoughts,
+            retries=config.max_retries,
+            limits=GatewayLimits(calls=episodes.max_turns, seconds=2 * settings.seconds + 60),
+        )
+        self.usage, self.rendered = Usage(places=self._places), False
+
+    def run(
+        self,
+        tasks: Iterable[Environment],
+        *,
+        seed: int,
+        iteration: int = 0,
+        order: Order = "task",
+        begun: Counter[str] | None = None,
+    ) -> Iterator[GrownGroup]:
+        """Yields each task once. The seeds of sessions depend on (seed, iteration, task, sample) only."""
+        driver, started = EngineDriver(self._engine), time.perf_counter()
+        sessions = Sessions(driver, self._renderer, self._serving)
+        gateway = Gateway(sessions, model=_MODEL, admin_key=secrets.token_urlsafe(24))
+        try:
+            with (
+                _folder(self._settings.folder) as folder,
+                serving(gateway.app, most=16 * self._places + 64) as served,
+                _Workers(self._places) as workers,
+            ):
+                playing = _Playing(self, sessions, served, folder, workers.stop)
+                waiting, held, following = iter(tasks), dict[int, GrownGroup](), 0
+                for group in self._finished(
+                    waiting, workers, playing, seed, iteration, Counter() if begun is None else begun
+                ):
+                    held[group.index] = group
+                    while held and (order == "completion" or following in held):
+                        yield held.pop(following if order == "task" else group.index)
+                        following += 1
+        finally:
+            driver.close()
+            self.usage.seconds += time.perf_counter() - started
+
+    def _finished(
+        self,
+        tasks: Iterator[Environment],
+        workers: _Workers,
+        playing: _Playing,
+        seed: int,
+        iteration: int,
+        begun: Counter[str],
+    ) -> Iterator[GrownGroup]:
+        live: deque[_Group] = deque()
+        for index in range(2**62):
+            while sum(not one.done() for group in live for one in group.rollouts) >= self._places:
+                yield from self._over(live, wait=True)
+            task = next(tasks, None)
+            if task is None:
+                break
+            assert isinstance(task, AgentTask)
+            occurrence, begun[task.task_id] = begun[task.task_id], begun[task.task_id] + 1
+            group = _Group(index, task, time.perf_counter())
+            for sample in range(self._config.group_size):
+                own = seeds.derive(seed, "agent", iteration, task.task_id, occurrence, sample)
+                group.rollouts.append(workers.pool.submit(playing.play, task, sample, own))
+            live.append(group)
+        while live:
+            yield from self._over(live, wait=True)
+
+    def _over(self, live: deque[_Group], *, wait: bool) -> Iterator[GrownGroup]:
+        """The groups that have ended; with `wait` after at least one more rollout has."""
+        running = [one for group in live for one in group.rollouts if not one.done()]
+        if wait and running:
+            concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
+        for group in [each for each in live if each.over]:
+            live.remove(group)
+            yield self._grown(group)
+
+    def _grown(self, group: _Group) -> GrownGroup:
+        played = [rollout.result() for rollout in group.rollouts]
+        if not self.rendered and not any(call.completion for session, _ in played for call in session.calls):
+            problem = f"no agent of task {group.task.task_id!r} was answered: {played[0][1].reason}"
+            raise InputError(problem, field="environment", hint="run the command by hand against turntree gateway")
+        self.rendered = True
+        merged = merge(group.task.task_id, [session for session, _ in played], discarded=self._settings.discarded)
+        self.usage.groups += 1
+        self.usage.rollouts += len(played)
+        seconds = time.perf_counter() - group.begun
+        return GrownGroup(index=group.index, task=group.task, tree=merged.tree, rewards=merged.rewards, seconds=seconds)
+
+    @property
+    def judges_alone(self) -> bool:
+        """Whether reward functions judge sessions to which the agent gave no reward: none of them asks for that."""
+        functions = () if self._rewards is None else self._rewards.functions
+        return bool(functions) and not any(one.name in ("environment", "success") for one in functions)
+
+    def judged(self, task: AgentTask, session: Session, verdict: Verdict) -> Verdict:
+        """The verdict with the user's reward functions in place of the agent's own reward."""
+        if self._rewards is None or verdict.reward is None:
+            return verdict
+        answered = [call for call in session.calls if call.answer is not None]
+        last = answered[-1] if answered else None
+        messages = () if last is None or last.answer is None else (*last.messages, last.answer)
+        told = Observation(messages[-1:], done=True, success=verdict.success, reward=verdict.reward)
+        episode = Episode(
+            task_id=task.task_id,
+            task_type=task.task_type,
+            messages=messages,
+            tools=() if last is None else last.tools,
+            observations=(told,),
+            stop=StopReason.COMPLETED,
+            reward=verdict.reward,
+            success=bool(verdict.success),
+        )
+        return self._rewards.judge(episode, verdict)
+
+
+class _Workers:
+    """The threads that watch agents. Leaving the block stops every agent."""
+
+    def __init__(self, count: int) -> None:
+        self.pool = concurrent.futures.ThreadPoolExecutor(count, thread_name_prefix="turntree-agent")
+        self.stop = threading.Event()
+
+    def __enter__(self) -> _Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        self.pool.shutdown(cancel_futures=True)
+
+
+@dataclass(frozen=True)
+class _Playing:
+    """What the rollouts of one run share."""
+
+    player: AgentPlayer
+    sessions: Sessions
+    served: Served
+    folder: Path
+    stop: threading.Event
+
+    def play(self, task: AgentTask, sample: int, seed: int) -> tuple[Session, Verdict]:
+        """One rollout: a session, the agent's whole life, what it is worth."""
+        live, keys = self.served.call(self._open(task, sample, seed))
+        folder = self.folder / live.session_id
+        folder.mkdir()
+        write_json(folder / "task.json", {"id": task.task_id, **task.row})
+        settings = self.player._settings
+        exit_ = run_agent(
+            self.player._command, folder, self._variables(live, keys, folder), settings.seconds, self.stop
+        )
+        session = self.served.call(self.sessions.close(live, exit_.problem or ""))
+        verdict = self.player.judged(task, session, self._verdict(session, live, exit_))
+        keep = settings.keep == "all" or (settings.keep == "failed" and verdict.reward is None)
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+        return replace(session, reward=verdict.reward, success=verdict.success, reason=verdict.reason), verdict
+
+    async def _open(self, task: AgentTask, sample: int, seed: int) -> tuple[LiveSession, dict[str, str]]:
+        return self.sessions.open(task.task_id, seed=seed, sample=sample)
+
+    def _variables(self, live: LiveSession, keys: dict[str, str], folder: Path) -> dict[str, str]:
+        return {
+            "OPENAI_BASE_URL": f"{self.served.url}/v1",
+            "OPENAI_API_BASE": f"{self.served.url}/v1",
+            "OPENAI_API_KEY": keys["ask"],
+            "OPENAI_MODEL": _MODEL,
+            "TURNTREE_SESSION": live.session_id,
+            "TURNTREE_TASK": str(folder / "task.json"),
+            "TURNTREE_REWARD_URL": f"{self.served.url}/sessions/{live.session_id}/reward",
+            "TURNTREE_REWARD_KEY": keys["reward"],
+        }
+
+    def _verdict(self, session: Session, live: LiveSession, exit_: Exit) -> Verdict:
+        """A posted reward counts whatever becomes of the agent afterwards, one in its output only if it ended well."""
+        if self.sessions.driver.failure is not None:
+            raise self.sessions.driver.failure
+        if live.reward:
+            reason = session.reason or "posted"
+            return Verdict(session.reward, reason, success=_success(session.success, session.reward))
+        said = reward_in(exit_.last_line) if exit_.problem is None else None
+        if said is not None:
+            reason = said["reason"] or "the agent's last line"
+            return Verdict(said["reward"], reason, success=_success(said["success"], said["reward"]))
+        if exit_.problem is None and self.player.judges_alone:
+            return Verdict(0.0, "the agent ended", success=None)  # a reward of the user's functions takes its place
+        if live.limit and exit_.stopped is None and self.player._settings.limit_reward is not None:
+            return Verdict(self.player._settings.limit_reward, live.limit, success=False)
+        problem = exit_.problem or "the agent gave no reward: none was posted, and its last line holds none"
+        return Verdict(None, f"{problem} ({live.limit})" if live.limit else problem)
+
+
+def _success(said: bool | None, reward: float | None) -> bool | None:
+    """Without a word about success, a reward of at least 1 is one."""
+    return said if said is not None or reward is None else reward >= 1.0
+
+
+@contextlib.contextmanager
+def _folder(given: str | None) -> Iterator[Path]:
+    if given is not None:
+        Path(given).mkdir(parents=True, exist_ok=True)
+        yield Path(given).absolute()
+        return
+    with tempfile.TemporaryDirectory(prefix="turntree-agents-", ignore_cleanup_errors=True) as made:
+        yield Path(made)

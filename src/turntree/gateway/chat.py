@@ -1,0 +1,218 @@
+"""OpenAI's chat completions as values: requests read strictly, answers and their streams written.
+
+What a request asks for is applied, refused or recorded, never ignored in silence (table: docs/design/gateway.md).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from turntree.core.errors import InputError
+from turntree.core.messages import Message
+from turntree.gateway.config import Refused, bad_request
+from turntree.gateway.lineage import Kept
+from turntree.gateway.sessions import Ask
+
+# what changes the distribution in ways that no engine here knows: accepted with the value that changes nothing
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "top_logprobs": (0,),
+    "stop": ([], ""),
+    "functions": ([],),
+    "function_call": ("none",),
+    "modalities": (["text"],),
+    "reasoning_effort": ("medium",),
+}
+# recorded with the call, without effect on its answer
+_RECORDED = frozenset({"temperature", "top_p", "seed", "model", "user", "metadata", "parallel_tool_calls"})
+_NOTHING = frozenset({"store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"})
+_READ = frozenset(
+    {"messages", "tools", "tool_choice", "n", "max_tokens", "max_completion_tokens", "stream", "stream_options"}
+    | {"logprobs", "response_format"}
+)
+_NO_HINT = "leave it out"
+
+
+def read_chat(body: Mapping[str, Any]) -> Ask:
+    """The request of a body. Raises `Refused` naming the field."""
+    for name, value in body.items():
+        _check_field(name, value)
+    try:
+        messages = _messages(body.get("messages"))
+        tools = _tools(body.get("tools"))
+    except InputError as error:
+        raise bad_request(error) from error
+    format_ = body.get("response_format")
+    if format_ is not None and (not isinstance(format_, dict) or format_.get("type") != "text"):
+        raise Refused(400, "only text is sampled: no JSON mode and no schema", param="response_format")
+    longest = body.get("max_completion_tokens")
+    return Ask(
+        messages=messages,
+        tools=_chosen(body.get("tool_choice"), tools),
+        candidates=_whole(body, "n", 1) or 1,
+        max_tokens=_whole(body, "max_tokens", 1) if longest is None else _whole(body, "max_completion_tokens", 1),
+        temperature=_number(body, "temperature", 0, 2),
+        top_p=_number(body, "top_p", 1e-9, 1),
+        seed=_whole(body, "seed", -(2**63)),
+        meta={name: body[name] for name in sorted(_RECORDED) if body.get(name) is not None},
+    )
+
+
+def _check_field(name: str, value: Any) -> None:
+    if value is None or name in _READ or name in _RECORDED or name in _NOTHING:
+        return
+    if name not in _NEUTRAL:
+        raise Refused(400, f"unknown parameter {name!r}: {_NO_HINT}", code="unknown_parameter", param=name)
+    if not any(value == one and type(value) is not bool for one in _NEUTRAL[name]):
+        message = f"{name!r} is not supported: the policy is sampled as it is; {_NO_HINT}"
+        raise Refused(400, message, code="unsupported_parameter", param=name)
+
+
+def _messages(given: Any) -> tuple[Message, ...]:
+    if not isinstance(given, list) or not given:
+        raise InputError("is not a list of messages", field="messages", hint="give at least one")
+    return tuple(_message(row, i) for i, row in enumerate(cast("list[Any]", given)))
+
+
+def _message(given: Any, index: int) -> Message:
+    row = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+    if row.get("role") == "developer":
+        row = {**row, "role": "system"}
+    for name in ("tool_call_id", "name"):
+        if not isinstance(row.get(name), str | None):
+            raise InputError("is not text", field=f"messages[{index}].{name}")
+    try:
+        message = Message.from_chat(row if isinstance(given, dict) else given)
+    except InputError as error:
+        raise InputError(error.problem, field=f"messages[{index}].{error.field}", hint=error.hint) from error
+    # only the gateway knows which of its answers were cut
+    return replace(message, cut=False) if message.cut else message
+
+
+def _tools(given: Any) -> tuple[dict[str, Any], ...]:
+    if given is None:
+        return ()
+    if not isinstance(given, list):
+        raise InputError("is not a list", field="tools")
+    for i, tool in enumerate(cast("list[Any]", given)):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(cast("dict[str, Any]", function).get("name"), str):
+            raise InputError("is not {type: function, function: {name, ...}}", field=f"tools[{i}]")
+    return tuple(cast("list[dict[str, Any]]", given))
+
+
+def _chosen(choice: Any, tools: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+    """The tools that the policy is shown: none of them where it must not call any."""
+    if choice in (None, "auto"):
+        return tools
+    if choice == "none":
+        return ()
+    message = "a call cannot be forced: the policy is sampled as it is; use 'auto' or 'none'"
+    raise Refused(400, message, code="unsupported_parameter", param="tool_choice")
+
+
+def _whole(body: Mapping[str, Any], name: str, least: int) -> int | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if type(value) is not int or not least <= value < 2**63:
+        raise Refused(400, f"{name!r} is not a whole number of at least {least}", param=name)
+    return value
+
+
+def _number(body: Mapping[str, Any], name: str, least: float, most: float) -> float | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not math.isfinite(value) or not least <= value <= most:
+        raise Refused(400, f"{name!r} is not a number from {least:g} to {most:g}", param=name)
+    return float(value)
+
+
+# answers
+
+
+def completion_body(calls: Sequence[Kept], model: str, *, logprobs: bool = False) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{calls[0].request_id}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": model,
+        "choices": [
+            {
+                "index": i,
+                "message": answer_body(kept),
+                "finish_reason": finish_reason(kept),
+                "logprobs": _logprobs(kept) if logprobs else None,
+            }
+            for i, kept in enumerate(calls)
+        ],
+        "usage": usage(calls),
+    }
+
+
+def answer_body(kept: Kept) -> dict[str, Any]:
+    """The assistant's message as OpenAI writes it: arguments as text, no content beside calls."""
+    assert kept.answer is not None
+    body: dict[str, Any] = {"role": "assistant", "content": kept.answer.content}
+    if kept.answer.tool_calls:
+        body["content"] = kept.answer.content or None
+        body["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+            }
+            for call in kept.answer.tool_calls
+        ]
+    if kept.answer.reasoning:
+        body["reasoning_content"] = kept.answer.reasoning
+    return body
+
+
+def finish_reason(kept: Kept) -> str:
+    assert kept.answer is not None
+    return "length" if kept.answer.cut else "tool_calls" if kept.answer.tool_calls else "stop"
+
+
+def usage(calls: Sequence[Kept]) -> dict[str, Any]:
+    completions = [kept.completion for kept in calls if kept.completion is not None]
+    sampled, prompt = sum(len(one.token_ids) for one in completions), calls[0].prompt_tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": sampled,
+        "total_tokens": prompt + sampled,
+        "prompt_tokens_details": {"cached_tokens": min(prompt, sum(one.cost.reused_tokens for one in completions))},
+    }
+
+
+def _logprobs(kept: Kept) -> dict[str, Any]:
+    assert kept.completion is not None
+    pairs = zip(kept.completion.token_ids, kept.completion.logprobs, strict=True)
+    return {"content": [{"token": f"token_id:{t}", "logprob": p, "bytes": None, "top_logprobs": []} for t, p in pairs]}
+
+
+def chunks(calls: Sequence[Kept], model: str, *, with_usage: bool) -> Iterator[dict[str, Any]]:
+    """The same answer as the chunks of a stream. An answer is streamed once it is sampled as a whole: the log must hold
+    it before the agent sees any of it."""
+    head = {"id": f"chatcmpl-{calls[0].request_id}", "object": "chat.completion.chunk", "created": int(time.time())}
+    for i, kept in enumerate(calls):
+        body = answer_body(kept)
+        delta = {**body, "content": body["content"] or ""}
+        if "tool_calls" in delta:
+            delta["tool_calls"] = [{"index": k, **call} for k, call in enumerate(body["tool_calls"])]
+        for part, reason in ((delta, None), ({}, finish_reason(kept))):
+            choice = {"index": i, "delta": part, "finish_reason": reason, "logprobs": None}
+            yield {**head, "model": model, "choices": [choice], **({"usage": None} if with_usage else {})}
+    if with_usage:
+        yield {**head, "model": model, "choices": [], "usage": usage(calls)}

@@ -1,0 +1,141 @@
+"""Run an agent: a program in a folder and a process group of its own, with a limit of time and of output."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from turntree.core.errors import InputError
+
+_MOST_OUTPUT = 64_000_000  # bytes on standard output and error; a program that writes more is stopped
+_TAIL = 65_536
+_LOOK = 0.02  # seconds between two looks at a program, at first
+_PROXIES = ("NO_PROXY", "no_proxy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exit:
+    """How a program ended. `stopped` says why it was killed by us."""
+
+    code: int
+    seconds: float
+    stopped: str | None = None
+    last_line: str = ""  # of standard output
+    last_error: str = ""  # the last line on standard error
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing can be made of it; None for a program that ended by itself with code 0."""
+        if self.stopped is not None:
+            return self.stopped
+        if self.code == 0:
+            return None
+        said = f": {self.last_error}" if self.last_error else ""
+        how = f"was killed by {signal.Signals(-self.code).name}" if self.code < 0 else f"ended with code {self.code}"
+        return f"the agent {how}{said}"
+
+
+def command_of(text: str) -> list[str]:
+    """The words of a command, those that name files made absolute: the agent runs in a folder of its own. Raises
+    `InputError` where there is no such program."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise InputError(f"{text!r} cannot be split into words ({error})", field="environment") from error
+    words = [str(Path(word).absolute()) if Path(word).is_file() else word for word in words]
+    if not words or shutil.which(words[0]) is None:
+        problem = f"there is no program {words[0]!r}" if words else "names no command"
+        raise InputError(problem, field="environment", hint="write gateway:COMMAND, e.g. 'gateway:python agent.py'")
+    return words
+
+
+def run_agent(
+    command: Sequence[str], folder: Path, variables: Mapping[str, str], seconds: float, stop: threading.Event
+) -> Exit:
+    """Run `command` in `folder` to its end; `stdout.txt` and `stderr.txt` there hold what it wrote. Its whole process
+    group is killed when it ends, takes too long, writes too much, or `stop` is set."""
+    started, reason = time.monotonic(), None
+    paths = folder / "stdout.txt", folder / "stderr.txt"
+    with paths[0].open("wb") as out, paths[1].open("wb") as err:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=_environment(variables),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+        try:
+            wait = _LOOK
+            while reason is None:
+                try:
+                    process.wait(wait)
+                    break
+                except subprocess.TimeoutExpired:
+                    wait = min(2 * wait, 0.5)
+                reason = _overdue(time.monotonic() - started, seconds, paths, stop)
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return Exit(
+        code=process.returncode,
+        seconds=time.monotonic() - started,
+        stopped=reason,
+        last_line=_last_line(paths[0]),
+        last_error=_last_line(paths[1])[:300],
+    )
+
+
+def _overdue(taken: float, seconds: float, paths: Sequence[Path], stop: threading.Event) -> str | None:
+    if stop.is_set():
+        return "the run was stopped"
+    if taken > seconds:
+        return f"the agent took longer than {seconds:g} seconds"
+    if sum(path.stat().st_size for path in paths) > _MOST_OUTPUT:
+        return f"the agent wrote more than {_MOST_OUTPUT:,} bytes to its standard output and error"
+    return None
+
+
+def _environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """This process's variables with those of the agent. No proxy may stand between the agent and its gateway."""
+    found = {**os.environ, **variables}
+    here = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
+    local = {name: ",".join(filter(None, [os.environ.get(name), "127.0.0.1", "localhost"])) for name in _PROXIES}
+    return {**found, **local, "PYTHONPATH": here}
+
+
+def _last_line(path: Path) -> str:
+    with path.open("rb") as handle:
+        handle.seek(max(0, path.stat().st_size - _TAIL))
+        text = handle.read().decode("utf-8", "replace")
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def reward_in(line: str) -> dict[str, Any] | None:
+    """The reward in an agent's last line: a number, or an object with `reward` and, where it likes, `success` and
+    `reason`. None for any other line."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    said: dict[str, Any] = value if isinstance(value, dict) else {"reward": value}
+    reward, success = said.get("reward"), said.get("success")
+    if "reward" not in said or isinstance(reward, bool) or not isinstance(success, bool | None):
+        return None
+    if reward is not None and (not isinstance(reward, int | float) or not math.isfinite(reward)):
+        return None
+    return {"reward": reward, "success": success, "reason": str(said.get("reason", ""))}

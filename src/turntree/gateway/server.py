@@ -1,0 +1,288 @@
+"""The HTTP side of a gateway, on Starlette.
+
+Agents: `POST /v1/chat/completions`, `GET /v1/models`, also below `/s/SESSION`. Those who run them: `POST /sessions`,
+`GET /sessions/ID`, `POST /sessions/ID/reward`, `POST /sessions/ID/close`, `GET /status`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from turntree.core.errors import InputError, TurntreeError
+from turntree.gateway.chat import chunks, completion_body, read_chat
+from turntree.gateway.config import Refused, bad_request
+from turntree.gateway.lineage import Kept
+from turntree.gateway.sessions import Ask, LiveSession, Sessions, digest
+from turntree.observe.jsonl import parse_object
+
+T = TypeVar("T")
+Handler = Callable[[Request], Awaitable[Response]]
+
+_ALIVE = 10.0  # seconds between two signs of life in a stream that waits for its answer
+_SWEEP = 5.0  # seconds between two looks for sessions that took too long
+_SESSION = "x-turntree-session"
+
+
+class Gateway:
+    """The application of `sessions`. `admin_key` opens and rewards sessions; `model` is the name that is served."""
+
+    def __init__(self, sessions: Sessions, *, model: str, admin_key: str) -> None:
+        self.sessions, self.model, self._admin = sessions, model, digest(admin_key)
+        agents = [
+            Route("/v1/chat/completions", self._guarded(self.chat), methods=["POST"]),
+            Route("/v1/models", self._guarded(self.models), methods=["GET"]),
+        ]
+        below = [Route("/s/{session}" + one.path, one.endpoint, methods=list(one.methods or ())) for one in agents]
+        admin = [
+            Route("/sessions", self._guarded(self.open), methods=["POST"]),
+            Route("/sessions/{session}", self._guarded(self.look), methods=["GET"]),
+            Route("/sessions/{session}/reward", self._guarded(self.reward), methods=["POST"]),
+            Route("/sessions/{session}/close", self._guarded(self.close), methods=["POST"]),
+            Route("/status", self._guarded(self.status), methods=["GET"]),
+        ]
+        handlers: Any = {404: _missing, 405: _missing, 500: _defect}
+        self.app = Starlette(routes=[*agents, *below, *admin], exception_handlers=handlers, lifespan=self._sweeping)
+
+    @contextlib.asynccontextmanager
+    async def _sweeping(self, app: Starlette) -> AsyncIterator[None]:
+        async def sweep() -> None:
+            while True:
+                await asyncio.sleep(_SWEEP)
+                await self.sessions.expire()
+
+        task = asyncio.create_task(sweep())
+        yield
+        task.cancel()
+
+    # agents
+
+    async def chat(self, request: Request) -> Response:
+        session = self._asking(request)
+        body = await self._body(request)
+        asked = read_chat(body)
+        if not body.get("stream"):
+            calls = await _unless_gone(request, self.sessions.ask(session, asked))
+            return JSONResponse(completion_body(calls, self.model, logprobs=body.get("logprobs") is True))
+        options = body.get("stream_options")
+        with_usage = isinstance(options, dict) and options.get("include_usage") is True
+        return await self._streamed(request, session, asked, with_usage)
+
+    async def _streamed(self, request: Request, session: LiveSession, asked: Ask, with_usage: bool) -> Response:
+        """A stream. What can be refused at once is refused with an HTTP status before it begins."""
+        task = asyncio.create_task(self.sessions.ask(session, asked))
+        await asyncio.sleep(0)  # it is checked and placed
+        if task.done():
+            _result(task)
+        leaving = asyncio.create_task(_left(request))
+
+        async def lines() -> AsyncIterator[str]:
+            try:
+                while not task.done() and not leaving.done():
+                    done, _ = await asyncio.wait({task, leaving}, timeout=_ALIVE, return_when=asyncio.FIRST_COMPLETED)
+                    if not done:
+                        yield ": the answer is being sampled\n\n"
+                if task.done():
+                    for chunk in chunks(_result(task), self.model, with_usage=with_usage):
+                        yield f"data: {json.dumps(chunk)}\n\n"
+            except TurntreeError as error:
+                yield f"data: {json.dumps(_refused(error).body)}\n\n"
+            finally:
+                leaving.cancel()
+                await _cancelled(task)
+            yield "data: [DONE]\n\n"
+
+        return StreamingResponse(lines(), media_type="text/event-stream", headers={"cache-control": "no-cache"})
+
+    async def models(self, request: Request) -> Response:
+        self._asking(request)
+        served = {"id": self.model, "object": "model", "created": 0, "owned_by": "turntree"}
+        return JSONResponse({"object": "list", "data": [served]})
+
+    # those who run them
+
+    async def open(self, request: Request) -> Response:
+        self._check_admin(request)
+        body = await self._body(request)
+        task, name, meta = body.get("task", "task"), body.get("session"), body.get("meta", {})
+        numbers = [body.get(key, 0) for key in ("seed", "sample")]
+        if not isinstance(task, str) or not isinstance(meta, dict) or not isinstance(name, str | None):
+            raise Refused(400, "task and session are texts, meta is an object")
+        if any(type(number) is not int or not 0 <= number < 2**63 for number in numbers):
+            raise Refused(400, "seed and sample are whole numbers of at least 0")
+        opened, keys = self.sessions.open(task, seed=numbers[0], sample=numbers[1], session_id=name, meta=meta)
+        base = str(request.base_url).rstrip("/")
+        places = {"base_url": f"{base}/v1", "reward_url": f"{base}/sessions/{opened.session_id}/reward"}
+        named = {"session": opened.session_id, "task": task, "key": keys["ask"], "reward_key": keys["reward"]}
+        return JSONResponse({**named, **places}, 201)
+
+    async def look(self, request: Request) -> Response:
+        self._check_admin(request)
+        session = self.sessions.get(request.path_params["session"])
+        calls = [
+            {"id": kept.call_id, "index": kept.index, "cause": kept.cause, "status": kept.status, **_tokens(kept)}
+            for kept in session.calls
+        ]
+        head = {"session": session.session_id, "task": session.task_id, "tokens": session.tokens}
+        return JSONResponse({**head, "calls": calls, "running": len(session.running), **session.reward})
+
+    async def reward(self, request: Request) -> Response:
+        """The reward ends the session."""
+        name = request.path_params["session"]
+        session = self.sessions.find(_key(request), name, use="reward", admin=self._is_admin(request))
+        self.sessions.reward(session, _reward(await self._body(request)))
+        await self.sessions.close(session)
+        return JSONResponse({"session": name, **session.reward})
+
+    async def close(self, request: Request) -> Response:
+        self._check_admin(request)
+        session = self.sessions.get(request.path_params["session"])
+        reason = (await self._body(request)).get("reason", "closed without a reward")
+        await self.sessions.close(session, str(reason)[:1000])
+        return JSONResponse({"session": session.session_id})
+
+    async def status(self, request: Request) -> Response:
+        self._check_admin(request)
+        return JSONResponse({"open": len(self.sessions), **self.sessions.ledger})
+
+    # what they share
+
+    def _guarded(self, handler: Handler) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        async def guarded(request: Request) -> Response:
+            try:
+                return await handler(request)
+            except TurntreeError as error:
+                refused = _refused(error)
+                self.sessions.ledger[f"refused_{refused.status}"] += 1
+                headers = {"retry-after": "1"} if refused.status in (429, 503) else None
+                return JSONResponse(refused.body, refused.status, headers)
+            except _Gone:
+                self.sessions.ledger["hung_up"] += 1
+                return Response(status_code=499)
+
+        return guarded
+
+    def _asking(self, request: Request) -> LiveSession:
+        """The session of a request: named by its key, or by the path or a header, which the key must then open. A path
+        may hold the whole key."""
+        named = request.path_params.get("session") or request.headers.get(_SESSION)
+        key = named if named is not None and "." in named else _key(request)
+        return self.sessions.find(key, named and named.partition(".")[0], admin=self._is_admin(request))
+
+    def _is_admin(self, request: Request) -> bool:
+        return secrets.compare_digest(digest(_key(request)), self._admin)
+
+    def _check_admin(self, request: Request) -> None:
+        if not self._is_admin(request):
+            raise Refused(401, "this needs the gateway's own key", code="invalid_api_key")
+
+    async def _body(self, request: Request) -> dict[str, Any]:
+        """The JSON object of a request, within the limits of size and time."""
+        limits = self.sessions.config.limits
+        try:
+            async with asyncio.timeout(limits.body_seconds):
+                data = bytearray()
+                async for part in request.stream():
+                    data += part
+                    if len(data) > limits.body_bytes:
+                        raise Refused(413, f"the request has more than {limits.body_bytes} bytes", code="too_large")
+        except TimeoutError:
+            raise Refused(408, f"the request took longer than {limits.body_seconds:g} seconds to arrive") from None
+        except ClientDisconnect as error:
+            raise _Gone from error
+        return parse_object(bytes(data) or b"{}")
+
+
+class _Gone(Exception):
+    """The client hung up."""
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client hangs up."""
+    task = asyncio.create_task(work)
+    leaving = asyncio.create_task(_left(request))
+    try:
+        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise _Gone
+        return _result(task)
+    finally:
+        leaving.cancel()
+        await _cancelled(task)
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _result(task: asyncio.Task[T]) -> T:
+    if task.cancelled():
+        raise Refused(403, "the session was ended", code="session_over")
+    return task.result()
+
+
+async def _cancelled(task: asyncio.Task[Any]) -> None:
+    """Cancel a task where it is under way, and wait until it has put its things in order."""
+    if not task.done():
+        task.cancel()
+        await asyncio.wait({task})
+
+
+def _refused(error: TurntreeError) -> Refused:
+    if isinstance(error, Refused):
+        return error
+    return bad_request(error) if isinstance(error, InputError) else Refused(500, str(error))
+
+
+def _key(request: Request) -> str:
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
+
+
+def _tokens(kept: Kept) -> dict[str, Any]:
+    sampled = 0 if kept.completion is None else len(kept.completion.token_ids)
+    return {"prompt_tokens": kept.prompt_tokens, "new_tokens": len(kept.added_ids), "sampled_tokens": sampled}
+
+
+def _reward(body: dict[str, Any]) -> dict[str, Any]:
+    """A reward as it is kept. A session without one (null) is censored, for the reason that must then be given."""
+    unknown = sorted(set(body) - {"reward", "success", "reason", "call_rewards"})
+    if unknown or "reward" not in body:
+        raise Refused(
+            400, "give reward, and where you like success, reason, call_rewards", param=next(iter(unknown), "reward")
+        )
+    calls = body.get("call_rewards", {})
+    if not isinstance(calls, dict) or not all(map(_is_number, calls.values())):
+        raise Refused(400, "is not an object of numbers by call id", param="call_rewards")
+    if body["reward"] is not None and not _is_number(body["reward"]):
+        raise Refused(400, "is neither a finite number nor null", param="reward")
+    if not isinstance(body.get("success"), bool | None) or not isinstance(body.get("reason", ""), str):
+        raise Refused(400, "success is true or false, reason is a text")
+    if body["reward"] is None and not body.get("reason"):
+        raise Refused(400, "a session without a reward needs a reason", param="reason")
+    return {name: value for name, value in body.items() if value is not None or name == "reward"}
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+async def _missing(request: Request, error: Exception) -> Response:
+    status = getattr(error, "status_code", 404)
+    refused = Refused(status, f"there is no {request.method} {request.url.path}; see docs/how-to/gateway.md")
+    return JSONResponse(refused.body, status)
+
+
+async def _defect(request: Request, error: Exception) -> Response:
+    return JSONResponse(Refused(500, f"the gateway failed ({type(error).__name__})").body, 500)

@@ -1,0 +1,399 @@
+"""The sessions of a gateway: who may ask, what is asked, what is kept of it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from turntree.core import seeds
+from turntree.core.completion import Completion, GenerationRequest, Sampling
+from turntree.core.cost import Cost
+from turntree.core.errors import InputError, TurntreeError
+from turntree.core.messages import Message
+from turntree.core.protocols import Renderer
+from turntree.gateway.calls import Session
+from turntree.gateway.config import Refused, ServingConfig, bad_request
+from turntree.gateway.driver import EngineDriver, EngineFailed, Fault, Pending
+from turntree.gateway.lineage import Kept, Lineage, Tools, again
+from turntree.gateway.store import SCHEMA, SessionStore, call_from_json, call_to_json
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_LONGEST_TOKEN = 32  # characters: more than any text has on average
+_CONTEXT = "context_length_exceeded"  # OpenAI's code, which agents look for before they compact
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """One request of an agent, read and checked."""
+
+    messages: tuple[Message, ...]
+    tools: Tools = ()
+    candidates: int = 1
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    meta: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(eq=False)
+class LiveSession:
+    """A session that is open."""
+
+    session_id: str
+    task_id: str
+    sample: int
+    seed: int
+    opened: float  # wall-clock time, which goes on while a gateway is down
+    keys: dict[str, str]  # digests of its keys, by what they allow: "ask", "reward"
+    lineage: Lineage
+    meta: dict[str, Any] = field(default_factory=dict[str, Any])
+    calls: list[Kept] = field(default_factory=list[Kept])  # in the order in which they ended
+    asked: int = 0  # calls so far, those under way included
+    tokens: int = 0
+    draws: Counter[tuple[int, ...]] = field(default_factory=Counter[tuple[int, ...]])  # calls by a digest of the prompt
+    running: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+    reward: dict[str, Any] = field(default_factory=dict[str, Any])
+    limit: str = ""  # the last limit that the agent ran into
+    ending: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def value(self, reason: str = "") -> Session:
+        calls = sorted(self.calls, key=lambda kept: kept.index)
+        said = {name: self.reward[name] for name in ("reward", "success", "call_rewards") if name in self.reward}
+        return Session(
+            session_id=self.session_id,
+            task_id=self.task_id,
+            sample=self.sample,
+            calls=tuple(kept.call(self.session_id, self.task_id) for kept in calls),
+            reason=self.reward.get("reason") or reason,
+            **said,
+        )
+
+    def keep(self, kept: Kept) -> None:
+        self.calls.append(kept)
+        self.lineage.add(kept)
+        self.tokens += len(kept.added_ids) + (0 if kept.completion is None else len(kept.completion.token_ids))
+
+
+class Sessions:
+    """The open sessions. Not thread-safe: everything runs in one event loop; the engine has a thread of its own.
+
+    With a `store` they survive the process: `restore` goes on with those that were open.
+    """
+
+    def __init__(
+        self,
+        driver: EngineDriver,
+        renderer: Renderer,
+        config: ServingConfig,
+        *,
+        store: SessionStore | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.driver, self.config, self.ledger = driver, config, Counter[str]()
+        self._renderer, self._store, self._clock = renderer, store, clock
+        self._open: dict[str, LiveSession] = {}
+        self._waiting = 0
+        limit = driver.engine.max_context
+        self.max_context = limit if config.max_context is None else min(limit, config.max_context)
+
+    # opening and closing
+
+    def open(
+        self,
+        task_id: str,
+        *,
+        seed: int = 0,
+        sample: int = 0,
+        session_id: str | None = None,
+        meta: dict[str, Any] | None = None,
+    ) -> tuple[LiveSession, dict[str, str]]:
+        """A new session and its keys: one to ask with, one to reward with."""
+        if len(self._open) >= self.config.limits.sessions:
+            raise Refused(429, f"{len(self._open)} sessions are open, as many as are allowed", code="too_many_sessions")
+        name = secrets.token_hex(8) if session_id is None else session_id
+        if not _ID.fullmatch(name):
+            raise Refused(400, "a session id has up to 64 letters, digits, - and _", param="session_id")
+        if name in self._open or (self._store is not None and self._store.has(name)):
+            raise Refused(409, f"there is a session {name!r} already", param="session_id")
+        keys = {use: f"{name}.{secrets.token_urlsafe(24)}" for use in ("ask", "reward")}
+        digests = {use: digest(key) for use, key in keys.items()}
+        session = self._made(name, task_id, sample, seed, self._clock(), digests, meta or {})
+        row = {"schema": SCHEMA, "session": name, "task": task_id, "sample": sample, "seed": seed}
+        self._write(session, {**row, "opened": session.opened, "keys": digests, "meta": session.meta})
+        self._open[name] = session
+        self.ledger["sessions"] += 1
+        return session, keys
+
+    def _made(
+        self, name: str, task: str, sample: int, seed: int, opened: float, keys: dict[str, str], meta: dict[str, Any]
+    ) -> LiveSession:
+        return LiveSession(name, task, sample, seed, opened, keys, Lineage(self._renderer, self.config.thoughts), meta)
+
+    def find(self, key: str, named: str | None, *, use: str = "ask", admin: bool = False) -> LiveSession:
+        """The session of a key. An unknown session and a wrong key are not told apart."""
+        session = self._open.get(named or key.partition(".")[0])
+        held = session.keys[use] if session is not None else digest("")
+        right = secrets.compare_digest(digest(key), held)
+        if session is None or not (right or admin):
+            message = "no open session has this key: it is wrong, or the session is over"
+            raise Refused(401, message, code="invalid_api_key")
+        return session
+
+    def get(self, session_id: str) -> LiveSession:
+        if session_id not in self._open:
+            raise Refused(404, f"no session {session_id!r} is open", code="no_session")
+        return self._open[session_id]
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def reward(self, session: LiveSession, given: dict[str, Any]) -> None:
+        """Keep the reward of a session. Raises `Refused` where it has another one already."""
+        if session.reward and session.reward != given:
+            raise Refused(409, f"session {session.session_id!r} has a reward already", code="rewarded")
+        session.reward = given
+        self._write(session, {"reward": given}, sync=True)
+
+    async def close(self, session: LiveSession, reason: str = "") -> Session:
+        """End a session, with what it has under way; or give what came of it when it was ended before."""
+        async with session.ending:
+            if self._open.pop(session.session_id, None) is None:
+                return session.value(reason)
+            running = [task for task in session.running if task is not asyncio.current_task()]
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            self._write(session, {"closed": reason}, sync=True)
+            if self._store is not None:
+                self._store.close(session.session_id)
+            self.ledger["rewarded" if session.reward.get("reward") is not None else "unrewarded"] += 1
+            return session.value(reason)
+
+    async def expire(self) -> None:
+        """Close the sessions that took too long."""
+        limit = self.config.limits.seconds
+        for session in [each for each in self._open.values() if self._clock() - each.opened > limit]:
+            self.ledger["expired"] += 1
+            await self.close(session, f"the session took longer than {limit:g} seconds")
+
+    # asking
+
+    async def ask(self, session: LiveSession, asked: Ask) -> list[Kept]:
+        """Sample the candidates of one request and keep them. Cancelling this coroutine (the agent hung up) cancels
+        them in the engine; they are kept as disconnected. Raises `Refused`."""
+        self._admit(session, asked)
+        task = asyncio.current_task()
+        assert task is not None
+        session.running.add(task)
+        self._waiting += asked.candidates
+        try:
+            calls = self._placed(session, asked)
+            sampling = self._sampling(session, calls[0], asked)
+            await self._sample(session, calls, sampling, asked)
+            return calls
+        finally:
+            self._waiting -= asked.candidates
+            session.running.discard(task)
+
+    def _admit(self, session: LiveSession, asked: Ask) -> None:
+        limits, count = self.config.limits, asked.candidates
+        if session.session_id not in self._open or session.reward:
+            raise Refused(403, f"session {session.session_id!r} is over", code="session_over")
+        if count > limits.candidates:
+            raise Refused(400, f"{count} candidates, and {limits.candidates} are allowed", param="n")
+        used_up = {
+            "session_calls": (session.asked + count > limits.calls, f"has made its {limits.calls} calls"),
+            "session_tokens": (session.tokens >= limits.tokens, f"has used its {limits.tokens} tokens"),
+            "session_seconds": (self._clock() - session.opened > limits.seconds, f"is over {limits.seconds:g} seconds"),
+        }
+        for code, (reached, said) in used_up.items():
+            if reached:
+                session.limit = f"the session {said}"
+                raise Refused(403, session.limit, code=code)
+        if len(session.running) >= limits.parallel or self._waiting + count > limits.waiting:
+            raise Refused(429, "too many calls are under way; try again", code="too_many_calls")
+
+    def _placed(self, session: LiveSession, asked: Ask) -> list[Kept]:
+        size = sum(len(message.content) + len(message.reasoning) for message in asked.messages)
+        if size > _LONGEST_TOKEN * self.max_context:  # rendering it would keep everybody waiting
+            session.limit = f"the prompt has {size} characters, and the context holds {self.max_context} tokens"
+            raise Refused(400, session.limit, code=_CONTEXT, param="messages")
+        try:
+            first = session.lineage.place(asked.messages, asked.tools, _call_id(), session.asked)
+        except InputError as error:
+            raise bad_request(error) from error
+        except Exception as error:  # the boundary to foreign templates
+            raise Refused(400, f"the messages cannot be rendered ({type(error).__name__}: {error})") from error
+        more = range(1, asked.candidates)
+        calls = [first, *(again(first, _call_id(), session.asked + i, "candidate") for i in more)]
+        for kept in calls:
+            kept.request_id, kept.meta = first.call_id, asked.meta
+        return calls
+
+    def _sampling(self, session: LiveSession, first: Kept, asked: Ask) -> Sampling:
+        """How these candidates are sampled. Raises `Refused` where the context has no room."""
+        room = self.max_context - first.prompt_tokens
+        if room < 1:
+            session.limit = f"the prompt has {first.prompt_tokens} tokens, and the context holds {self.max_context}"
+            raise Refused(400, session.limit, code=_CONTEXT, param="messages")
+        sampling = self.config.sampling
+        longest = min(sampling.max_tokens, room, asked.max_tokens or room)
+        if self.config.parameters == "agent":
+            temperature = sampling.temperature if asked.temperature is None else asked.temperature
+            top_p = sampling.top_p if asked.top_p is None else asked.top_p
+            sampling = replace(sampling, temperature=temperature, top_p=top_p)
+        return replace(sampling, max_tokens=longest)
+
+    async def _sample(self, session: LiveSession, calls: list[Kept], sampling: Sampling, asked: Ask) -> None:
+        """Sample the calls and keep what became of each."""
+        prompt = calls[0].prompt_ids
+        before, session.draws[_short(prompt)] = (
+            session.draws[_short(prompt)],
+            session.draws[_short(prompt)] + len(calls),
+        )
+        session.asked += len(calls)
+        keys = (session.seed, "gateway", *(() if asked.seed is None else (asked.seed,)), *_short(prompt))
+        requests = [
+            GenerationRequest(
+                prompt_ids=prompt, sampling=sampling, seed=seeds.derive(*keys, before + i), retain=len(calls) == 1
+            )
+            for i in range(len(calls))
+        ]
+        pending = [self.driver.submit(request) for request in requests]
+        try:
+            ended = await asyncio.gather(*map(self._completed, pending), return_exceptions=True)
+        except asyncio.CancelledError:
+            costs = await asyncio.gather(*(asyncio.wrap_future(self.driver.cancel(one)) for one in pending))
+            for kept, cost in zip(calls, costs, strict=True):
+                self._end(session, kept, status="disconnected", error="the agent hung up", cost=cost)
+            raise
+        failed = [self._take(session, kept, end, asked) for kept, end in zip(calls, ended, strict=True)]
+        if any(failed):
+            status = 503 if self.driver.failure is not None else 500
+            raise Refused(status, next(filter(None, failed)), code="engine_fault")
+
+    async def _completed(self, pending: Pending) -> Completion:
+        """The completion of a request, which is asked again where the engine failed on it."""
+        for _ in range(self.config.retries):
+            try:
+                return await asyncio.wrap_future(pending.done)
+            except Fault:
+                self.ledger["retried"] += 1
+                self.driver.again(pending)
+        return await asyncio.wrap_future(pending.done)
+
+    def _take(self, session: LiveSession, kept: Kept, ended: Completion | BaseException, asked: Ask) -> str:
+        """Keep a call that ended; returns why it failed."""
+        if isinstance(ended, BaseException):
+            if not isinstance(ended, TurntreeError):
+                raise ended
+            self._end(session, kept, status="failed", error=str(ended))
+            return str(ended)
+        kept.completion = ended
+        try:
+            answer = self._renderer.parse(ended.token_ids, kept.tools)
+        except Exception as error:  # the boundary to foreign parsers
+            self._end(session, kept, status="failed", error=f"the answer cannot be read ({error})")
+            return kept.error
+        cut = ended.finish == "length"
+        calls = (
+            ()
+            if cut
+            else tuple(replace(call, id=f"call_{kept.call_id}_{i}") for i, call in enumerate(answer.tool_calls))
+        )
+        kept.answer = replace(answer, cut=cut, tool_calls=calls)
+        self._end(session, kept)
+        return ""
+
+    def _end(
+        self, session: LiveSession, kept: Kept, *, status: str = "kept", error: str = "", cost: Cost | None = None
+    ) -> None:
+        kept.status, kept.error = status, error  # pyright: ignore[reportAttributeAccessIssue]
+        kept.cost = cost or kept.cost
+        self._write(session, {"call": call_to_json(kept)})
+        session.keep(kept)
+        self.ledger[f"calls_{status}"] += 1
+        self.ledger[f"cause_{kept.cause}"] += 1
+
+    # on disk
+
+    def _write(self, session: LiveSession, row: dict[str, Any], *, sync: bool = False) -> None:
+        if self._store is not None:
+            self._store.append(session.session_id, row, sync=sync)
+
+    def restore(self) -> int:
+        """Go on with the sessions that are open on disk; returns their number."""
+        for name in self._store.open_sessions() if self._store is not None else ():
+            assert self._store is not None
+            rows = self._store.rows(name)
+            if not rows:  # killed while it was opened: nobody has its key
+                self._store.path(name).unlink()
+                continue
+            self._open[name] = self._restored(rows)
+        self.ledger["restored"] += len(self._open)
+        return len(self._open)
+
+    def _restored(self, rows: list[dict[str, Any]]) -> LiveSession:
+        head = rows[0]
+        session = self._made(
+            head["session"], head["task"], head["sample"], head["seed"], head["opened"], head["keys"], head["meta"]
+        )
+        earlier: dict[str, Kept] = {}
+        for row in rows[1:]:
+            if "call" in row:
+                kept = call_from_json(row["call"], earlier)
+                earlier[kept.call_id] = kept
+                session.keep(kept)
+                session.draws[_short(kept.prompt_ids)] += 1
+                session.asked = max(session.asked, kept.index + 1)
+            session.reward = row.get("reward", session.reward)
+        return session
+
+
+def digest(key: str) -> str:
+    return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
+
+
+def _call_id() -> str:
+    return secrets.token_hex(10)
+
+
+def _short(prompt: tuple[int, ...]) -> tuple[int, ...]:
+    """A name for a prompt that costs little to keep."""
+    told = hashlib.blake2b(repr(prompt).encode(), digest_size=8).digest()
+    return (int.from_bytes(told, "big") >> 1,)
+
+
+def read_session(store: SessionStore, session_id: str) -> Session:
+    """A session on disk, open or closed."""
+    rows = store.rows(session_id)
+    head, closed = rows[0], next((row["closed"] for row in rows if "closed" in row), "")
+    earlier: dict[str, Kept] = {}
+    for row in rows:
+        if "call" in row:
+            kept = call_from_json(row["call"], earlier)
+            earlier[kept.call_id] = kept
+    reward: dict[str, Any] = next((row["reward"] for row in rows if "reward" in row), {})
+    said = {name: reward[name] for name in ("reward", "success", "call_rewards") if name in reward}
+    return Session(
+        session_id=head["session"],
+        task_id=head["task"],
+        sample=head["sample"],
+        calls=tuple(
+            kept.call(head["session"], head["task"]) for kept in sorted(earlier.values(), key=lambda one: one.index)
+        ),
+        reason=reward.get("reason") or closed,
+        **said,
+    )
+
+
+__all__ = ["Ask", "EngineFailed", "LiveSession", "Sessions", "digest", "read_session"]

@@ -1,0 +1,132 @@
+"""`turntree gateway`: serve a policy to agents, and merge what they did into trees."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from turntree.core import parts
+from turntree.core.config import to_mapping
+from turntree.core.errors import ConfigError, InputError
+from turntree.engines.endpoint import EndpointConfig
+from turntree.gateway.calls import Session
+from turntree.gateway.config import ServingConfig
+from turntree.gateway.driver import EngineDriver
+from turntree.gateway.merge import Discarded, merge
+from turntree.gateway.serve import listening, server_of, url_of
+from turntree.gateway.server import Gateway
+from turntree.gateway.sessions import Sessions, read_session
+from turntree.gateway.store import CLOSED, SessionStore
+from turntree.logs import trees
+from turntree.logs.trees import KeptTree
+from turntree.observe.jsonl import write_lines
+from turntree.observe.run import notice, open_folder
+from turntree.stages.config import Device
+from turntree.stages.policy import open_speaker
+
+KEY = "TURNTREE_GATEWAY_KEY"
+KEY_FILE = "gateway.key"
+SESSIONS = "sessions"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayConfig:
+    """`turntree gateway`."""
+
+    model: str = "default"
+    """A folder in Hugging Face format, a name on the Hub, or a registered policy. With an endpoint, the name that it
+    serves."""
+    host: str = "127.0.0.1"
+    """The address to listen on. Others than this machine reach the gateway only where you name one of theirs."""
+    port: int = 8080
+    """The port (0: a free one)."""
+    serving: ServingConfig = field(default_factory=ServingConfig)
+    endpoint: EndpointConfig | None = None
+    """Sample from a server, such as vLLM."""
+    device: Device = field(default_factory=Device)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 65536:
+            raise ConfigError("is not a port", field="port", hint="use 0 to 65535")
+
+
+FREE = ("config.host", "config.port", "config.serving.limits")  # what a restart may change
+
+
+def run_gateway(config: GatewayConfig, out: Path) -> dict[str, Any]:
+    """Serve until the process is told to end (SIGINT, SIGTERM). Sessions lie in `out/sessions`, the gateway's own key
+    in `out/gateway.key` unless TURNTREE_GATEWAY_KEY holds it. A gateway that is started again on the same folder goes
+    on with the sessions that are open there."""
+    config = parts.resolved(config)
+    with (
+        open_folder(out, "gateway", to_mapping(config), free=FREE),
+        open_speaker(config.model, config.endpoint, config.device) as speaker,
+        listening(config.host, config.port) as bound,
+    ):
+        store = SessionStore(out / SESSIONS)
+        driver = EngineDriver(speaker.engine)
+        sessions = Sessions(driver, speaker.renderer, config.serving, store=store)
+        restored = sessions.restore()
+        gateway = Gateway(sessions, model=config.model, admin_key=_admin_key(out))
+        limits = config.serving.limits
+        server = server_of(gateway.app, most=limits.waiting + limits.sessions)
+        more = f"; {restored} sessions go on" if restored else ""
+        where = KEY if os.environ.get(KEY) else out / KEY_FILE
+        notice(f"the gateway serves {config.model} at {url_of(bound)}/v1 (its key: {where}){more}")
+        try:
+            server.run(sockets=[bound])
+        finally:
+            driver.close()
+        return {"url": url_of(bound), **sessions.ledger}
+
+
+def _admin_key(out: Path) -> str:
+    if given := os.environ.get(KEY):
+        return given
+    path = out / KEY_FILE
+    with contextlib.suppress(FileExistsError):
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(secrets.token_urlsafe(24) + "\n")
+    return path.read_text(encoding="utf-8").strip()
+
+
+def write_trees(folder: Path, out: Path, *, discarded: Discarded = "session") -> dict[str, Any]:
+    """Merge the closed sessions of a gateway's folder into one tree a task (trees.jsonl), for `report` and `audit`."""
+    if not (folder / SESSIONS / CLOSED).is_dir():
+        raise InputError("holds no sessions of a gateway", path=folder, hint="name the --out of turntree gateway")
+    store = SessionStore(folder / SESSIONS)
+    by_task: dict[str, list[str]] = {}
+    for name in sorted(path.stem for path in (folder / SESSIONS / CLOSED).glob("*.jsonl")):
+        by_task.setdefault(store.rows(name)[0]["task"], []).append(name)
+    counts = Counter[str]()
+    kept = _trees(store, by_task, discarded, counts)
+    write_lines(out, (tree.to_json() for tree in kept))
+    return {"path": str(out), "trees": len(by_task), "open": len(list(store.open_sessions())), **counts}
+
+
+def _trees(
+    store: SessionStore, by_task: dict[str, list[str]], discarded: Discarded, counts: Counter[str]
+) -> Iterator[KeptTree]:
+    for number, (task, names) in enumerate(sorted(by_task.items())):
+        read: list[Session] = [read_session(store, name) for name in names]
+        merged = merge(task, read, discarded=discarded)
+        counts.update(
+            sessions=len(read),
+            calls=sum(len(session.calls) for session in read),
+            unique_tokens=merged.footprint.unique,
+            tokens_by_branch=merged.footprint.by_branch,
+            tokens_by_call=merged.footprint.by_call,
+            unattributed=sum(merged.unattributed.values()),
+        )
+        tools = next((call.tools for session in read for call in session.calls if call.tools), ())
+        yield KeptTree(id=f"0.{number}", iteration=0, tree=merged.tree, rewards=merged.rewards, tools=tools)
+
+
+__all__ = ["FREE", "GatewayConfig", "run_gateway", "trees", "write_trees"]

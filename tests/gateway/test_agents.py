@@ -1,0 +1,174 @@
+"""Agents that nobody here wrote speak to a gateway; what is trained on is what was sampled.
+
+The suite drives the OpenAI SDK. `make test-agents` installs the other frameworks and sets TURNTREE_AGENTS to their
+interpreter. A random policy makes no tool calls, so the shapes of agents are driven by a script that does, and the
+log-probabilities by a model.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import torch
+from gateway_world import World, renderer, tokenizer, world
+
+from tiny_models import tiny_model
+from turntree.advantages.credit import CreditRule
+from turntree.core.completion import Finished, GenerationRequest, Sampling
+from turntree.core.messages import Message, ToolCall
+from turntree.core.tree import RolloutTree
+from turntree.engines.hf import HFEngine
+from turntree.engines.scripted import ScriptedEngine
+from turntree.gateway.calls import Session
+from turntree.gateway.merge import Merged, merge
+from turntree.training.forward import with_old_logprobs
+from turntree.training.packing import pack
+
+INTERPRETER = os.environ.get("TURNTREE_AGENTS")
+SAMPLING = Sampling(max_tokens=12)
+Sampled = Counter[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]]
+
+
+class Watched:
+    """An engine that remembers what it saw and sampled."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine, self.sampled, self._flying = engine, Sampled(), dict[int, GenerationRequest]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def submit(self, request: GenerationRequest) -> int:
+        ticket = self._engine.submit(request)
+        self._flying[ticket] = request
+        return ticket
+
+    def poll(self, timeout: float | None = None) -> list[Finished]:
+        found = self._engine.poll(timeout)
+        for each in found:
+            request = self._flying.pop(each.ticket)
+            if each.completion is not None:
+                self.sampled[request.prompt_ids, each.completion.token_ids, each.completion.logprobs] += 1
+        return found
+
+
+def sampled_in(tree: RolloutTree) -> Sampled:
+    found = Sampled()
+    for node in tree:
+        if node.logprobs is not None:
+            above = tree.path(node.id)[:-1]
+            prompt = tuple(token for part in above for token in part.token_ids)
+            found[prompt, node.token_ids, node.logprobs] += 1
+    return found
+
+
+def over(at: World, session: str, reward: float) -> Session:
+    """End a session with a reward; the session as a value."""
+    live = at.sessions.get(session)
+    at.post(f"/sessions/{session}/reward", {"reward": reward}).raise_for_status()
+    return live.value()
+
+
+def causes(tree: RolloutTree) -> Counter[str]:
+    return Counter(said.reason for said in tree.decisions if said.action == "fork")
+
+
+# a model, and a loop that does all that agents do
+
+
+def an_unruly_agent(client: openai.OpenAI) -> None:
+    """Turns, a retry, three candidates of which one is continued, a sub-agent, a stream, a compaction."""
+
+    def ask(messages: list[dict[str, Any]], **more: Any) -> list[str]:
+        reply = client.chat.completions.create(model="policy", messages=messages, **more)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        return [choice.message.content or "" for choice in reply.choices]
+
+    said: list[dict[str, Any]] = [
+        {"role": "system", "content": "You are in the middle of a room."},
+        {"role": "user", "content": "Your task is to: take the mug 1."},
+    ]
+    ask(said)
+    said += [{"role": "assistant", "content": ask(said)[0]}, {"role": "user", "content": "Nothing happens."}]
+    several = ask(said, n=3)
+    said += [{"role": "assistant", "content": several[1]}, {"role": "user", "content": "You see a shelf 3."}]
+    ask([{"role": "system", "content": "You search."}, {"role": "user", "content": "the capital of France"}])
+    stream = client.chat.completions.create(model="policy", messages=said, stream=True)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    said += [{"role": "assistant", "content": text}, {"role": "user", "content": "go on"}]
+    ask([*said[:2], {"role": "user", "content": "So far: nothing."}, said[-1]])
+
+
+def test_log_probabilities_of_an_agents_calls_are_the_trainers() -> None:
+    model = tiny_model(vocab_size=len(tokenizer()), seed=3)
+    engine = Watched(HFEngine(model, renderer().stop_ids))
+    made: list[Session] = []
+    with world(engine, sampling=SAMPLING) as at:
+        for sample in range(2):
+            opened = at.open("t", sample=sample, seed=sample)
+            an_unruly_agent(at.client(opened["key"]))
+            made.append(over(at, opened["session"], float(sample)))
+    found = merge("t", made)
+    assert sampled_in(found.tree) == engine.sampled
+    assert causes(found.tree) == {"retry": 2, "candidate": 4, "another conversation": 2, "compaction": 2}
+    credit = CreditRule()(found.tree, found.rewards)
+    assert set(credit.nodes) == {node.id for node in found.tree if node.sampled}
+    for batch in with_old_logprobs(model, pack([found.tree], [credit], max_tokens=4096)):
+        torch.testing.assert_close(batch.old_logprobs_T.double(), batch.sampling_logprobs_T, atol=1e-4, rtol=0)
+
+
+# a script that calls tools
+
+
+def scripted(prompt: tuple[int, ...], seed: int) -> tuple[int, ...]:
+    """Calls the tool that the prompt shows, and answers once that has."""
+    text = tokenizer().decode(prompt)
+    answered = text.rsplit("<|", 3)[1].startswith("tool|>")
+    if '"bash"' in text:
+        command = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT" if answered else "echo hello"
+        return renderer().completion(calling("bash", command=command))
+    if answered:
+        return renderer().completion(Message("assistant", "It is Paris."))
+    if '"librarian"' in text:
+        return renderer().completion(calling("librarian", input="the capital of France"))
+    return renderer().completion(calling("search", query="capital of France"))
+
+
+def calling(name: str, **arguments: str) -> Message:
+    return Message("assistant", "", tool_calls=(ToolCall(name, arguments),))
+
+
+def play(name: str, interpreter: str) -> tuple[Merged, Sampled, str]:
+    """One session of an agent of tests/gateway/frameworks.py, as a process that only speaks HTTP."""
+    engine = Watched(ScriptedEngine(scripted, renderer().stop_ids, vocab_size=len(tokenizer()), max_context=100_000))
+    with world(engine, sampling=Sampling(max_tokens=400)) as at:
+        opened = at.open("t")
+        variables = {
+            "OPENAI_BASE_URL": f"{at.url}/v1",
+            "OPENAI_API_BASE": f"{at.url}/v1",
+            "OPENAI_API_KEY": opened["key"],
+        }
+        command = [interpreter, str(Path(__file__).with_name("frameworks.py")), name]
+        done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=90)
+        assert done.returncode == 0, done.stderr[-2000:]
+        session = over(at, opened["session"], 1.0)
+    assert {one.status for one in session.calls} == {"kept"}
+    return merge("t", [session]), engine.sampled, done.stdout
+
+
+@pytest.mark.skipif(INTERPRETER is None, reason="needs the frameworks of make test-agents (TURNTREE_AGENTS)")
+@pytest.mark.parametrize("name", ["openai_sdk", "agents_sdk", "langgraph", "mini_swe_agent"])
+def test_frameworks_run_unmodified_and_their_calls_are_one_tree(name: str) -> None:
+    assert INTERPRETER is not None
+    found, sampled, said = play(name, INTERPRETER)
+    assert sampled_in(found.tree) == sampled
+    assert ("Submitted" in said) if name == "mini_swe_agent" else ("Paris" in said)
+    # a sub-agent is a branch of its own; a plain loop is one path, without a token tokenised twice
+    assert causes(found.tree) == ({"another conversation": 1} if name == "agents_sdk" else {})
+    assert len(found.tree.leaves()) == (2 if name == "agents_sdk" else 1)
+    print(name, found.footprint)

@@ -1,0 +1,192 @@
+"""`gateway:COMMAND`: programs are started for rollouts, and what becomes of them becomes of their rewards."""
+
+import json
+import sys
+
+import pytest
+from gateway_world import SAMPLING, engine, renderer, spelled
+
+from turntree.core import parts
+from turntree.core.config import Part
+from turntree.core.errors import ConfigError, InputError
+from turntree.core.tree import StopReason
+from turntree.environments.tasks import open_tasks
+from turntree.rollouts.live import EpisodeConfig
+from turntree.rollouts.players import grow, player_of
+from turntree.rollouts.rewards import build_rewards
+from turntree.rollouts.scheduler import SchedulerConfig
+
+AGENT = """
+import json, os, pathlib, signal, subprocess, sys, time, urllib.request
+
+task = json.load(open(os.environ["TURNTREE_TASK"]))
+do = task["do"]
+
+def post(url, body, key):
+    headers = {"authorization": "Bearer " + key, "content-type": "application/json"}
+    return json.load(urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)))
+
+def ask(messages):
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    return post(url, {"messages": messages}, os.environ["OPENAI_API_KEY"])["choices"][0]["message"]
+
+assert pathlib.Path.cwd() == pathlib.Path(os.environ["TURNTREE_TASK"]).parent
+if do == "nothing":
+    sys.exit(0)
+messages = [{"role": "user", "content": do}]
+for turn in range(2):
+    messages += [ask(messages), {"role": "user", "content": "more"}]
+if do == "crash":
+    raise RuntimeError("out of luck")
+if do == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+if do == "sleep":
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    time.sleep(600)
+if do == "loop":
+    while True:
+        messages += [ask(messages), {"role": "user", "content": "more"}]
+if do in ("post", "post and crash"):
+    post(os.environ["TURNTREE_REWARD_URL"], {"reward": 0.75, "reason": "posted"}, os.environ["TURNTREE_REWARD_KEY"])
+if do == "post and crash":
+    sys.exit(3)
+last = {"number": "0.5", "object": json.dumps({"reward": 1, "success": False, "reason": "so so"}), "silent": "done",
+        "null": json.dumps({"reward": None, "reason": "no idea"}), "post": "", "nan": "NaN", "word": '"1"'}[do]
+print("thinking...")
+print(last)
+"""
+ENDS = {  # what the agent does: its reward, the stop, a word of the reason
+    "number": (0.5, StopReason.COMPLETED, "last line"),
+    "object": (1.0, StopReason.COMPLETED, "so so"),
+    "post": (0.75, StopReason.COMPLETED, "posted"),
+    "post and crash": (0.75, StopReason.COMPLETED, "posted"),
+    "crash": (None, StopReason.ENVIRONMENT_ERROR, "out of luck"),
+    "kill": (None, StopReason.ENVIRONMENT_ERROR, "SIGKILL"),
+    "silent": (None, StopReason.ENVIRONMENT_ERROR, "no reward"),
+    "null": (None, StopReason.ENVIRONMENT_ERROR, "no idea"),
+    "nan": (None, StopReason.ENVIRONMENT_ERROR, "no reward"),
+    "word": (None, StopReason.ENVIRONMENT_ERROR, "no reward"),
+    "sleep": (None, StopReason.ENVIRONMENT_ERROR, "longer than"),
+    "loop": (None, StopReason.ENVIRONMENT_ERROR, "has made its 5 calls"),
+    "nothing": (None, StopReason.ENVIRONMENT_ERROR, "no model call"),
+}
+
+
+@pytest.fixture
+def agent(tmp_path, monkeypatch):
+    """The name of the part, whose command names a file of the current folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agent.py").write_text(AGENT)
+    return f"gateway:{sys.executable} -S agent.py"
+
+
+def tasks_file(tmp_path, *what):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("".join(json.dumps({"do": each}) + "\n" for each in what))
+    return str(path)
+
+
+def played(agent, tmp_path, what, *, rewards=None, group_size=2, seed=0, policy=None, **options):
+    config = SchedulerConfig(group_size=group_size, episodes=EpisodeConfig(max_turns=5, sampling=SAMPLING))
+    part = Part(agent, {"tasks": tasks_file(tmp_path, *what), **options})
+    held_out = {"train": len(what)} if len(what) > 3 else {"train": 1}
+    with open_tasks(part, held_out) as opened:
+        player = player_of(opened.of("train"), policy or engine(), renderer(), config, rewards=rewards)
+        return list(player.run(opened.of("train"), seed=seed))
+
+
+def test_every_end_of_an_agent_has_a_name_and_only_a_reward_that_was_given_counts(agent, tmp_path, monkeypatch):
+    monkeypatch.setattr("turntree.adapters.base.FRACTIONS", {"train": 1.0, "dev": 0.0, "test": 0.0})
+    groups = played(agent, tmp_path, list(ENDS), group_size=1, seconds=8.0, agents=4)
+    found = {group.task.row["do"]: group for group in groups}
+    assert set(found) == set(ENDS)
+    for what, (reward, stop, word) in ENDS.items():
+        tree, rewards = found[what].tree, found[what].rewards
+        ((leaf, verdict),) = rewards.verdicts.items()
+        assert (verdict.reward, tree.stop_reason(leaf)) == (reward, stop), what
+        assert word in verdict.reason, (what, verdict.reason)
+        assert sum(node.sampled for node in tree) == {"nothing": 0, "loop": 5}.get(what, 2)
+
+
+def test_the_samples_of_a_group_differ_and_the_same_seed_gives_the_same_trees(agent, tmp_path):
+    def texts(seed):
+        (group,) = played(agent, tmp_path, ["number"], seed=seed, group_size=3)
+        return [[node.message.content for node in r.nodes if node.sampled] for r in group.tree.rollouts()]
+
+    first = texts(1)
+    assert len({tuple(one) for one in first}) == 3
+    assert first == texts(1) and first != texts(2)
+
+
+def test_reward_functions_judge_what_the_agent_said(agent, tmp_path, monkeypatch):
+    (tmp_path / "judges.py").write_text("def length(episode):\n    return float(len(episode.turns))\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    both = build_rewards([Part("judges:length"), Part("environment")])
+    (group,) = played(agent, tmp_path, ["number"], rewards=both)
+    assert {verdict.reward for verdict in group.rewards.verdicts.values()} == {2.5}
+    alone = build_rewards([Part("judges:length")])
+    (group,) = played(agent, tmp_path, ["silent"], rewards=alone)
+    assert {verdict.reward for verdict in group.rewards.verdicts.values()} == {2.0}
+    (group,) = played(agent, tmp_path, ["silent"], rewards=both)  # there is nothing that `environment` could give
+    assert {verdict.reward for verdict in group.rewards.verdicts.values()} == {None}
+
+
+def test_a_session_that_ran_into_a_limit_may_have_a_reward_for_that(agent, tmp_path):
+    (group,) = played(agent, tmp_path, ["loop"], limit_reward=-1.0)
+    assert {verdict.reward for verdict in group.rewards.verdicts.values()} == {-1.0}
+
+
+def test_an_agent_that_never_asks_is_an_error_of_the_command_and_not_a_run_without_rewards(agent, tmp_path):
+    with pytest.raises(InputError, match="by hand"):
+        played(agent, tmp_path, ["nothing"])
+
+
+def test_a_policy_that_fails_ends_the_run(agent, tmp_path):
+    class Broken:
+        def __init__(self):
+            self.inner = engine()
+
+        def __getattr__(self, name):
+            return getattr(self.inner, name)
+
+        def poll(self, timeout=None):
+            raise RuntimeError("the policy diverged")
+
+    with pytest.raises(Exception, match="diverged"):
+        played(agent, tmp_path, ["number"], policy=Broken())
+
+
+def test_folders_of_agents_stay_where_that_is_asked(agent, tmp_path):
+    kept = tmp_path / "kept"
+    played(agent, tmp_path, ["crash"], folder=str(kept), keep="failed")
+    assert all("out of luck" in (one / "stderr.txt").read_text() for one in kept.iterdir())
+    assert len(list(kept.iterdir())) == 2
+    played(agent, tmp_path, ["number"], folder=str(kept / "b"), keep="failed")
+    assert not list((kept / "b").iterdir())
+
+
+def test_an_evaluation_plays_agents_too(agent, tmp_path):
+    with open_tasks(Part(agent, {"tasks": tasks_file(tmp_path, "number")}), {"train": 1}) as opened:
+        ((tree, rewards),) = grow(
+            opened.of("train"), engine(), renderer(), EpisodeConfig(sampling=SAMPLING), group_size=2, seed=0
+        )
+    assert [verdict.reward for verdict in rewards.verdicts.values()] == [0.5, 0.5] and tree.task_id
+
+
+def test_what_cannot_be_is_refused_in_one_line(agent, tmp_path):
+    with pytest.raises(InputError, match="no program"), open_tasks(Part("gateway:no-such-program-here"), {"train": 1}):
+        pass
+    with pytest.raises(InputError, match="gateway:COMMAND"), open_tasks(Part("gateway"), {"train": 1}):
+        pass
+    with open_tasks(Part(agent), {"train": 2}) as opened:
+        task = opened.of("train")[0]
+        with pytest.raises(InputError, match="train online or evaluate"):
+            task.reset()
+        gate = parts.build("gates", Part("divergence"), seed=0)
+        with pytest.raises(ConfigError, match="gate"):
+            player_of(opened.of("train"), engine(), renderer(), SchedulerConfig(), gate=gate)
+
+
+def test_a_policy_that_spells_is_seen_as_it_sampled(agent, tmp_path):
+    (group,) = played(agent, tmp_path, ["number"], policy=engine(lambda prompt, seed: spelled("one")))
+    assert {node.token_ids for node in group.tree if node.sampled} == {spelled("one")}

@@ -1,0 +1,332 @@
+"""The laws of merging: what was sampled is in the tree as it was sampled, and a session counts once."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_sessions import SYSTEM, Agent, Ids, sessions
+
+from tiny_models import tiny_model
+from turntree.advantages.comparisons import rloo
+from turntree.advantages.config import CreditConfig
+from turntree.advantages.credit import CreditRule
+from turntree.advantages.scored import path_weighted
+from turntree.core.cost import NO_COST
+from turntree.core.errors import ConfigError, InputError
+from turntree.core.outcome import is_zero_variance
+from turntree.core.tree import RolloutTree, StopReason
+from turntree.gateway.calls import Session
+from turntree.gateway.merge import Discarded, Merged, merge
+from turntree.logs.rollouts import group_from_tree
+from turntree.logs.trees import KeptTree
+from turntree.rollouts.accounting import account
+from turntree.training.losses import LossConfig, loss_normalizer
+from turntree.training.packing import flat_batches, pack
+from turntree.training.update import batch_loss
+
+draws = st.randoms(use_true_random=False)
+
+
+def merged(made: list[Session], discarded: Discarded = "session") -> Merged:
+    return merge("task", made, discarded=discarded)
+
+
+def sampled_tokens(session: Session) -> int:
+    return sum(len(call.completion.token_ids) for call in session.calls if call.completion is not None)
+
+
+@given(draws)
+@settings(max_examples=60, deadline=None)
+def test_the_path_to_every_completion_is_what_the_engine_saw_and_sampled(draw: random.Random) -> None:
+    made = sessions(draw)
+    found = merged(made)
+    kept = [call for session in made for call in session.calls if call.completion is not None]
+    assert sum(node.sampled for node in found.tree) == len(kept) == len(found.nodes)
+    for call in kept:
+        node = found.nodes[call.session_id, call.call_id]
+        path = found.tree.path(node)
+        assert tuple(token for part in path for token in part.token_ids) == call.sequence
+        assert path[-1].logprobs == call.completion.logprobs
+    spent = sum(
+        (call.cost if call.completion is None else call.completion.cost for s in made for call in s.calls), NO_COST
+    )
+    assert found.tree.cost == spent
+
+
+@given(draws)
+@settings(max_examples=40, deadline=None)
+def test_a_session_is_one_rollout_that_owns_its_sampled_tokens(draw: random.Random) -> None:
+    made = sessions(draw)
+    found = merged(made)
+    assert set(found.rewards.verdicts) == set(found.tree.ends()) == set(found.ends.values())
+    for session in made:
+        end = found.ends[session.session_id]
+        owned = [node for node in found.tree.nodes_of(end) if found.tree[node].sampled]
+        assert sorted(owned) == sorted(node for (name, _), node in found.nodes.items() if name == session.session_id)
+        assert found.rewards.of(end) == session.reward
+    assert len(group_from_tree(found.tree, found.rewards, id="1").rollouts) == len(made)
+    assert account(found.tree).leaves == len(made)
+
+
+@given(draws)
+@settings(max_examples=40, deadline=None)
+def test_a_session_weighs_one_whatever_its_branches(draw: random.Random) -> None:
+    """Every sampled token of a scored session counts once, or, per rollout, all of them 1 together."""
+    made = sessions(draw)
+    found = merged(made)
+    scored = [session for session in made if session.reward is not None]
+    for per_rollout in (False, True):
+        credit = CreditRule(per_rollout=per_rollout)(found.tree, found.rewards)
+        assert credit.rollouts == len(scored)
+        assert credit.censored == len(made) - len(scored)
+        assert math.isclose(credit.rollout_tokens, sum(map(sampled_tokens, scored)))
+        for session in scored:
+            mine = [n for n in found.tree.nodes_of(found.ends[session.session_id]) if n in credit.nodes]
+            weights = {node: credit.nodes[node].multiplicity for node in mine}
+            together = sum(weight * len(found.tree[node].token_ids) for node, weight in weights.items())
+            assert math.isclose(together, 1.0 if per_rollout else sampled_tokens(session))
+            assert len({round(weight, 12) for weight in weights.values()}) == 1
+
+
+def test_forty_calls_of_sub_agents_change_no_other_session() -> None:
+    """The baseline and the weights of the others are those of a group in which the session had asked no one."""
+    draw = random.Random(3)
+
+    def group(helpers: int) -> tuple[Merged, list[int]]:
+        made: list[Session] = []
+        for sample, reward in enumerate((1.0, 0.0, 0.0)):
+            agent = Agent(f"s{sample}", random.Random(sample))
+            first = agent.ask((*SYSTEM, 7), "start")
+            for _ in range(helpers if sample == 0 else 0):
+                agent.ask((9, draw.randrange(2, 9)), "start")
+            agent.ask((*first.sequence, 4), "continue")
+            made.append(agent.session(reward, sample))
+        found = merged(made)
+        return found, [found.nodes[f"s{i}", f"s{i}.{len(made[i].calls) - 1}"] for i in range(3)]
+
+    alone, with_helpers = group(0), group(40)
+    credits = [CreditRule(advantages=rloo)(found.tree, found.rewards) for found, _ in (alone, with_helpers)]
+    assert [credits[0].nodes[n] for n in alone[1]] == [credits[1].nodes[n] for n in with_helpers[1]]
+    assert credits[0].rollouts == credits[1].rollouts == 3
+
+
+# shapes
+
+
+def agent_with_everything(name: str = "s0", shift: int = 0) -> Agent:
+    """A retry, three candidates, a sub-agent, a compaction and a fault in one session."""
+    agent = Agent(name, random.Random(shift))
+    task = (*SYSTEM, 4)
+    agent.ask(task, "start")  # 0: invalid, asked again
+    first = agent.ask(task, "retry")  # 1
+    second = (*first.sequence, 5)
+    several = [agent.ask(second, "candidate", request="n3") for _ in range(3)]  # 2, 3, 4
+    agent.ask((*SYSTEM, 8, 8), "start")  # 5: a sub-agent
+    agent.fail((*several[1].sequence, 6), "continue")  # 6
+    third = agent.ask((*several[1].sequence, 6), "continue")  # 7
+    agent.ask((*third.prompt_ids[:6], 9, 9, 9), "compaction")  # 8: the end
+    return agent
+
+
+def forks(tree: RolloutTree) -> list[tuple[str, float]]:
+    return [(said.reason, said.numbers["call"]) for said in tree.decisions if said.action == "fork"]
+
+
+def test_retries_candidates_sub_agents_and_compactions_are_branches_with_their_causes() -> None:
+    agent = agent_with_everything()
+    found = merged([agent.session(1.0)])
+    tree, node = found.tree, {call: found.nodes["s0", f"s0.{call}"] for call in (0, 1, 2, 3, 4, 5, 7, 8)}
+    above = {call: tree.path(at)[-2].id for call, at in node.items()}
+    assert above[0] == above[1]
+    assert above[2] == above[3] == above[4] and tree[above[2]].parent == node[1]
+    assert tree[above[7]].parent == node[3]
+    assert tree[above[5]].parent is None and above[5] != above[0]
+    said = [("retry", 1), ("candidate", 2), ("candidate", 3), ("candidate", 4), ("another conversation", 5)]
+    assert forks(tree) == [*said, ("compaction", 8)]
+    shared = {fork.numbers["call"]: fork.numbers["shared"] for fork in tree.decisions if fork.action == "fork"}
+    assert shared[5] == len(SYSTEM) and shared[8] == 6
+    assert found.ends == {"s0": node[8]}
+    assert set(tree.parts()) == {leaf for leaf in tree.leaves() if leaf != node[8]}
+    assert all(tree.stop_reason(leaf) is StopReason.CONTINUED for leaf in tree.parts())
+
+
+def test_answers_that_were_thrown_away_can_be_left_out() -> None:
+    agents = [agent_with_everything(f"s{i}", i) for i in range(2)]
+    made = [agent.session(float(i), i) for i, agent in enumerate(agents)]
+    found = merged(made, "exclude")
+    reasons = {"thrown away by the agent (asked again)": 2, "thrown away by the agent (another candidate was taken)": 4}
+    assert found.unattributed == reasons
+    credit = CreditRule()(found.tree, found.rewards)
+    trained = {call for call in found.nodes if found.nodes[call] in credit.nodes}
+    assert {call for _, call in found.nodes.keys() - trained} == {f"s{i}.{j}" for i in range(2) for j in (0, 2, 4)}
+    kept = CreditRule()(merged(made).tree, merged(made).rewards)
+    assert kept.rollouts == credit.rollouts == 2 and kept.censored == 0 and credit.censored == 6
+
+
+def test_separate_requests_with_one_prompt_are_all_in_use_until_another_is_continued() -> None:
+    """Of candidates that came in one request nothing says which was taken; of requests, the last was wanted."""
+    agent = Agent("s0", random.Random(0))
+    for _ in range(3):
+        agent.ask(SYSTEM, "candidate", request="n3")
+    assert merged([agent.session(1.0)], "exclude").unattributed == {}
+    agent.ask(SYSTEM, "retry")
+    assert merged([agent.session(1.0)], "exclude").unattributed == {"thrown away by the agent (asked again)": 3}
+
+
+def test_what_no_reward_can_reach_is_censored_and_counted() -> None:
+    killed = agent_with_everything("s1", 1)
+    silent, broken = Agent("s2", random.Random(0)), Agent("s3", random.Random(0))
+    broken.fail(SYSTEM, "start")
+    made = [agent_with_everything().session(1.0), killed.session(None, 1, "the agent was killed (signal 9)")]
+    found = merged([*made, silent.session(1.0, 2), broken.session(0.0, 3)])
+    assert found.unattributed == {
+        "the session holds no model call that was answered": 2,
+        "the agent was killed (signal 9)": 1,
+    }
+    assert found.rewards.scored() == {found.ends["s0"]: 1.0}
+    credit = CreditRule()(found.tree, found.rewards)
+    assert not {node for (name, _), node in found.nodes.items() if name != "s0"} & set(credit.nodes)
+
+
+def test_sessions_share_the_task_and_nothing_that_was_sampled() -> None:
+    agents = [Agent(f"s{i}", random.Random(0)) for i in range(2)]  # the same draws: equal tokens throughout
+    for agent in agents:
+        first = agent.ask((*SYSTEM, 4), "start")
+        agent.ask((*first.sequence, 5), "continue")
+    found = merged([agent.session(1.0, i) for i, agent in enumerate(agents)])
+    assert len(found.tree.roots) == 1 and len(found.tree.starts()) == 2
+    assert {node.id for node in found.tree.path(found.ends["s0"])} & set(found.tree.nodes_of(found.ends["s1"])) == {0}
+
+
+@given(draws)
+@settings(max_examples=30, deadline=None)
+def test_the_footprint_counts_what_each_layout_computes(draw: random.Random) -> None:
+    made = [Session(**{**vars(session), "reward": float(i)}) for i, session in enumerate(sessions(draw))]
+    found = merged(made)
+    credit = CreditRule()(found.tree, found.rewards)
+    packed = pack([found.tree], [credit], max_tokens=10_000)
+    assert sum(batch.stats.unique_tokens for batch in packed) == found.footprint.unique
+    assert sum(batch.stats.flat_tokens for batch in packed) == found.footprint.by_branch
+    calls = [call.sequence for session in made for call in session.calls if call.completion is not None]
+    assert found.footprint.by_call == sum(map(len, calls))
+    assert found.footprint.unique == len({call[:end] for call in calls for end in range(1, len(call) + 1)})
+    assert found.footprint.unique <= found.footprint.by_branch <= found.footprint.by_call
+
+
+def test_a_merged_tree_is_kept_on_disk_with_its_parts() -> None:
+    found = merged([agent_with_everything().session(1.0), agent_with_everything("s1", 1).session(0.0, 1)])
+    credit = CreditRule()(found.tree, found.rewards)
+    kept = KeptTree(id="1", iteration=1, tree=found.tree, rewards=found.rewards, credit=credit)
+    again = KeptTree.from_json(kept.to_json())
+    assert again.tree.parts() == found.tree.parts() and again.credit == credit
+    assert len(again.group().rollouts) == 2
+
+
+# refusals
+
+
+@pytest.mark.parametrize("comparison", ["starts", "siblings", "trees", "anchors"])
+def test_comparisons_that_read_forks_as_the_samplers_are_refused(comparison: str) -> None:
+    found = merged([agent_with_everything().session(1.0), agent_with_everything("s1", 1).session(0.0, 1)])
+    rule = CreditConfig(comparison=comparison, advantages="rloo").rule("constant", per_rollout=False)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="an agent made, not the sampler"):
+        rule(found.tree, found.rewards)
+
+
+def test_path_weights_are_refused() -> None:
+    found = merged([agent_with_everything().session(1.0)])
+    with pytest.raises(ConfigError, match="leaf_weights"):
+        CreditRule(leaf_weights=path_weighted)(found.tree, found.rewards)
+
+
+def test_a_session_of_another_task_or_twice_is_refused() -> None:
+    session = agent_with_everything().session(1.0)
+    with pytest.raises(InputError, match="is of task 'task', not 'other'"):
+        merge("other", [session])
+    with pytest.raises(InputError, match="occurs twice"):
+        merge("task", [session, session])
+
+
+# the objective
+
+
+def sampler(model: torch.nn.Module):
+    """Tokens with log-probabilities around the model's, so that ratios fall on both sides of the clip range."""
+
+    def sample(prompt: Ids, draw: random.Random) -> tuple[Ids, tuple[float, ...]]:
+        sampled = tuple(draw.randrange(2, 9) for _ in range(draw.randint(1, 3)))
+        with torch.no_grad():
+            scores = torch.log_softmax(model(input_ids=torch.tensor([prompt + sampled])).logits[0], -1)
+        own = range(len(prompt), len(prompt) + len(sampled))
+        return sampled, tuple(float(scores[t - 1, (prompt + sampled)[t]]) + draw.gauss(0, 0.3) for t in own)
+
+    return sample
+
+
+def group_advantages(rewards: list[float]) -> list[float]:
+    mean = sum(rewards) / len(rewards)
+    std = math.sqrt(sum((r - mean) ** 2 for r in rewards) / len(rewards))
+    return [0.0 if is_zero_variance(rewards) else (r - mean) / (std + 1e-6) for r in rewards]
+
+
+def one_row_a_call(model: torch.nn.Module, made: list[Session], config: LossConfig) -> torch.Tensor:
+    """The objective as if every call were a sample of its own with the advantage of its session, which is compared
+    once: nothing of `turntree.training`, no tree, no prefix shared."""
+    scored = [session for session in made if session.reward is not None]
+    advantages = group_advantages([session.reward for session in scored if session.reward is not None])
+    total = torch.tensor(0.0, dtype=torch.float64)
+    for session, advantage in zip(scored, advantages, strict=True):
+        objective = torch.tensor(0.0, dtype=torch.float64)
+        for call in session.calls:
+            if call.completion is None:
+                continue
+            row, start = torch.tensor([call.sequence]), len(call.prompt_ids)
+            scores = torch.log_softmax(model(input_ids=row).logits[0], -1)
+            new = scores[torch.arange(start - 1, row.shape[1] - 1), row[0, start:]]
+            ratio = torch.exp(new - torch.tensor(call.completion.logprobs, dtype=torch.float64))
+            clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
+            objective = objective + torch.min(ratio * advantage, clipped * advantage).sum()
+        total = total - (objective / sampled_tokens(session) if config.normalizer == "rollouts" else objective)
+    z = {"tokens": sum(map(sampled_tokens, scored)), "rollouts": len(scored), "constant": config.constant}
+    return total / z[config.normalizer]
+
+
+@pytest.mark.parametrize("normalizer", ["tokens", "rollouts", "constant"])
+@pytest.mark.parametrize("seed", range(5))
+def test_packed_equals_flattened_equals_one_row_a_call(seed: int, normalizer: str) -> None:
+    model, draw = copy.deepcopy(MODEL), random.Random(seed)
+    made = sessions(draw, sampler(model))
+    while is_zero_variance([session.reward for session in made if session.reward is not None]):
+        made = sessions(draw, sampler(model))
+    constant = 7.0 if normalizer == "constant" else None
+    config = LossConfig(normalizer=normalizer, constant=constant, kl_coefficient=0.0, clip_low=0.2, clip_high=0.28)  # pyright: ignore[reportArgumentType]
+    expected = one_row_a_call(model, made, config)
+    expected.backward()
+    wanted = gradient(model)
+    found = merged(made)
+    credit = config.estimator(CreditConfig())(found.tree, found.rewards)
+    for batches in (
+        pack([found.tree], [credit], max_tokens=4096),
+        flat_batches([found.tree], [credit], max_tokens=4096),
+    ):
+        model.zero_grad()
+        z, total = loss_normalizer(batches, config), 0.0
+        for batch in batches:
+            loss, _ = batch_loss(model, None, batch, config, z)
+            loss.backward()
+            total += float(loss.detach())
+        assert total == pytest.approx(float(expected.detach()), abs=1e-6)
+        assert float((gradient(model) - wanted).norm()) <= 1e-6 * float(wanted.norm())
+
+
+def gradient(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+MODEL = tiny_model(vocab_size=12, hidden_size=16, layers=1, dtype=torch.float64)

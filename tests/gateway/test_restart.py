@@ -1,0 +1,119 @@
+"""A gateway that is killed goes on where it was: no answer that was given is lost."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+from gateway_world import ADMIN, HTTP, engine, world
+
+from turntree.gateway.sessions import read_session
+from turntree.gateway.store import SessionStore
+
+SERVER = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from gateway_world import engine, world
+slow = lambda request: 1 if request.seed % 3 else 10**9
+with world(engine(latency=slow), folder=Path({folder!r})) as gate:
+    print(gate.url, flush=True)
+    time.sleep(600)
+"""
+MESSAGES = [{"role": "user", "content": "What is it?"}]
+
+
+def ask(url, key, messages):
+    reply = HTTP.post(f"{url}/v1/chat/completions", json={"messages": messages}, headers={"authorization": f"Bearer {key}"})
+    assert reply.status_code == 200, reply.text
+    return reply.json()["choices"][0]["message"]
+
+
+def test_kill_9_loses_no_answer_and_the_sessions_go_on_with_the_same_draws(tmp_path):
+    code = SERVER.format(tests=str(Path(__file__).parents[1] / "gateway"), folder=str(tmp_path))
+    path = os.pathsep.join(sys.path)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}
+    )
+    url = process.stdout.readline().strip()
+    opened = [
+        HTTP.post(f"{url}/sessions", json={"task": f"t{i}", "seed": i}, headers={"authorization": f"Bearer {ADMIN}"}).json()
+        for i in range(12)
+    ]
+
+    def play(one):
+        """Ask until the gateway dies; the dialogue as the agent has it."""
+        messages = [*MESSAGES]
+        with httpx.Client(timeout=60, trust_env=False) as client:
+            for turn in range(200):
+                try:
+                    reply = client.post(
+                        f"{url}/v1/chat/completions",
+                        json={"messages": messages},
+                        headers={"authorization": f"Bearer {one['key']}"},
+                    )
+                except httpx.TransportError:
+                    break
+                message = reply.json()["choices"][0]["message"]
+                messages = [*messages, message, {"role": "user", "content": f"turn {turn}"}]
+                if one is opened[0] and turn == 2:
+                    os.kill(process.pid, signal.SIGKILL)
+        return messages
+
+    with ThreadPoolExecutor(len(opened)) as pool:
+        dialogues = list(pool.map(play, opened))
+    process.wait()
+    process.stdout.close()
+    lost = [len(dialogue) for dialogue in dialogues]
+    with world(engine(), folder=tmp_path) as gate:
+        assert len(gate.sessions) == len(opened)
+        for one, dialogue in zip(opened, dialogues, strict=True):
+            kept = gate.calls(one["session"])
+            answered = [message["content"] for message in dialogue if message["role"] == "assistant"]
+            assert [call.answer.content for call in kept][: len(answered)] == answered
+            assert len(kept) - len(answered) in (0, 1)  # one may have been kept and not delivered
+            before = len(kept)
+            ask(gate.url, one["key"], dialogue)
+            assert gate.calls(one["session"])[before].cause in ("start", "continue", "retry")
+        again, other = opened[0], gate.open(seed=0)
+        assert lost[0] >= 3
+        first = gate.calls(again["session"])[0].answer.content
+        assert ask(gate.url, other["key"], MESSAGES)["content"] == first  # the draws are those of the seed
+
+
+def test_a_row_that_was_cut_off_is_dropped_and_the_rest_goes_on(tmp_path):
+    with world(folder=tmp_path) as gate:
+        opened = gate.open()
+        for _ in range(2):
+            ask(gate.url, opened["key"], MESSAGES)
+    path = SessionStore(tmp_path).path(opened["session"])
+    path.write_bytes(path.read_bytes()[:-7])
+    with world(folder=tmp_path) as gate:
+        assert len(gate.calls(opened["session"])) == 1
+        ask(gate.url, opened["key"], MESSAGES)
+    assert len(read_session(SessionStore(tmp_path), opened["session"]).calls) == 2
+
+
+def test_what_is_read_from_disk_equals_what_was_kept(tmp_path):
+    with world(folder=tmp_path) as gate:
+        opened = gate.open(sample=3)
+        first = ask(gate.url, opened["key"], MESSAGES)
+        ask(gate.url, opened["key"], [*MESSAGES, first, {"role": "user", "content": "More"}])
+        ask(gate.url, opened["key"], [{"role": "user", "content": "Else"}])
+        live = gate.sessions.get(opened["session"])
+        gate.post(f"/sessions/{opened['session']}/reward", {"reward": 0.25}, opened["reward_key"])
+        assert read_session(SessionStore(tmp_path), opened["session"]) == live.value()
+
+
+def test_no_key_is_on_disk(tmp_path):
+    with world(folder=tmp_path) as gate:
+        opened = gate.open()
+        ask(gate.url, opened["key"], MESSAGES)
+        text = SessionStore(tmp_path).path(opened["session"]).read_text()
+    for key in (opened["key"], opened["reward_key"], ADMIN):
+        assert key not in text and key.rpartition(".")[2] not in text
+    assert json.loads(text.splitlines()[0])["keys"].keys() == {"ask", "reward"}

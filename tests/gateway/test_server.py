@@ -1,0 +1,330 @@
+"""The gateway over HTTP: what agents get, and what hostile or broken ones are told."""
+
+import json
+import socket
+import time
+
+import httpx
+import openai
+import pytest
+from gateway_world import ADMIN, HTTP, SEARCH, World, engine, renderer, spelled, tokenizer, world
+
+from turntree.core.completion import Sampling
+from turntree.gateway.config import GatewayLimits
+
+MESSAGES = [{"role": "user", "content": "What is it?"}]
+
+
+@pytest.fixture(scope="module")
+def gate() -> World:
+    with world() as served:
+        yield served
+
+
+def test_an_agent_of_the_openai_sdk_talks_turn_by_turn_and_nothing_is_tokenised_twice(gate):
+    opened = gate.open()
+    client, messages = gate.client(opened["key"]), list(MESSAGES)
+    for _ in range(3):
+        reply = client.chat.completions.create(model="any", messages=messages)
+        messages += [reply.choices[0].message, {"role": "user", "content": "And now?"}]
+    calls = gate.calls(opened["session"])
+    assert [call.cause for call in calls] == ["start", "continue", "continue"]
+    for before, after in zip(calls, calls[1:], strict=False):
+        assert after.prompt_ids[: len(before.sequence)] == before.sequence
+    assert reply.usage.prompt_tokens == len(calls[-1].prompt_ids)
+    assert reply.choices[0].message.content == tokenizer().decode(calls[-1].completion.token_ids[:-1])
+
+
+def test_a_stream_says_what_the_answer_would(gate):
+    whole, streamed = gate.open(seed=5), gate.open(seed=5)
+    reply = gate.client(whole["key"]).chat.completions.create(model="m", messages=MESSAGES)
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = list(gate.client(streamed["key"]).chat.completions.create(model="m", messages=MESSAGES, **options))
+    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert said == reply.choices[0].message.content
+    assert chunks[-1].usage == reply.usage.model_copy(update={"prompt_tokens_details": chunks[-1].usage.prompt_tokens_details})
+
+
+def test_tool_calls_are_called_with_ids_by_which_their_results_come_back():
+    call = '<tool_call>\n{"name": "search", "arguments": {"query": "Oslo"}}\n</tool_call>'
+    with world(engine(lambda prompt, seed: spelled(call)), sampling=Sampling(max_tokens=256)) as gate:
+        opened = gate.open()
+        client = gate.client(opened["key"])
+        for stream in (False, True):
+            reply = client.chat.completions.create(model="m", messages=MESSAGES, tools=[SEARCH], stream=stream)
+            if stream:
+                deltas = [chunk.choices[0] for chunk in reply]
+                asked, finish = deltas[0].delta.tool_calls[0], deltas[-1].finish_reason
+            else:
+                message, finish = reply.choices[0].message, reply.choices[0].finish_reason
+                asked = message.tool_calls[0]
+            assert (asked.function.name, json.loads(asked.function.arguments)) == ("search", {"query": "Oslo"})
+            assert finish == "tool_calls"
+        result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "a city"}
+        client.chat.completions.create(model="m", messages=[*MESSAGES, message, result], tools=[SEARCH])
+        assert [kept.cause for kept in gate.calls(opened["session"])] == ["start", "retry", "continue"]
+
+
+def test_candidates_are_calls_of_one_request_with_draws_of_their_own(gate):
+    opened = gate.open()
+    reply = gate.client(opened["key"]).chat.completions.create(model="m", messages=MESSAGES, n=3)
+    assert len({choice.message.content for choice in reply.choices}) == 3
+    calls = gate.calls(opened["session"])
+    assert [kept.cause for kept in calls] == ["start", "candidate", "candidate"]
+    assert len({kept.request_id for kept in calls}) == 1 and len({kept.prompt_ids for kept in calls}) == 1
+
+
+def test_draws_depend_on_the_session_the_prompt_and_how_often_it_was_asked_only(gate):
+    def answers(seed, prompts):
+        client = gate.client(gate.open(seed=seed)["key"])
+        create = client.chat.completions.create
+        return [create(model="m", messages=[{"role": "user", "content": p}]).choices[0].message.content for p in prompts]
+
+    one = answers(7, ["a", "b", "a"])
+    other = answers(7, ["b", "a", "a"])  # sub-agents may ask in any order
+    assert (one[0], one[1], one[2]) == (other[1], other[0], other[2])
+    assert one[0] != one[2] and one != answers(8, ["a", "b", "a"])
+
+
+def test_a_session_is_named_by_its_key_a_header_or_the_base_url(gate):
+    opened = gate.open()
+    name, key = opened["session"], opened["key"]
+    ways = [
+        gate.post("/v1/chat/completions", {"messages": MESSAGES}, key),
+        gate.post(f"/s/{name}/v1/chat/completions", {"messages": MESSAGES}, key),
+        gate.post(f"/s/{key}/v1/chat/completions", {"messages": MESSAGES}, "unused"),
+        HTTP.post(
+            f"{gate.url}/v1/chat/completions",
+            json={"messages": MESSAGES},
+            headers={"authorization": f"Bearer {ADMIN}", "x-turntree-session": name},
+        ),
+    ]
+    assert [way.status_code for way in ways] == [200] * 4
+    assert len(gate.calls(name)) == 4
+    assert gate.get(f"/s/{name}/v1/models", key).json()["data"][0]["id"] == "policy"
+
+
+def test_a_wrong_key_opens_nothing_and_is_not_told_from_an_unknown_session(gate):
+    first, second = gate.open(), gate.open()
+    asked = {"messages": MESSAGES}
+    refused = [
+        gate.post("/v1/chat/completions", asked, "nonsense"),
+        gate.post("/v1/chat/completions", asked, "x"),
+        gate.post("/v1/chat/completions", asked, "unknown.key"),
+        gate.post("/v1/chat/completions", asked, first["key"] + "x"),
+        gate.post(f"/s/{first['session']}/v1/chat/completions", asked, second["key"]),
+        gate.post(f"/sessions/{first['session']}/reward", {"reward": 1}, first["key"]),  # asking is not rewarding
+        gate.post(f"/sessions/{first['session']}/reward", {"reward": 1}, second["reward_key"]),
+        gate.post(f"/sessions/{first['session']}/close", {}, first["reward_key"]),
+        gate.post("/sessions", {"task": "t"}, first["key"]),
+        gate.get("/status", first["key"]),
+    ]
+    assert [response.status_code for response in refused] == [401] * len(refused)
+    texts = {response.json()["error"]["message"] for response in refused[:7]}
+    assert len(texts) == 1
+    assert not gate.calls(first["session"]) and not gate.calls(second["session"])
+
+
+REFUSED = {
+    "no JSON": (b"{", None),
+    "not an object": (b"[]", None),
+    "half a character": (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', None),
+    "deep": (b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", None),
+    "not UTF-8": (b'{"messages": "\xff"}', None),
+    "no messages": ({}, "messages"),
+    "empty messages": ({"messages": []}, "messages"),
+    "a text": ({"messages": "hello"}, "messages"),
+    "a number": ({"messages": [7]}, "messages[0].messages"),
+    "unknown role": ({"messages": [{"role": "robot"}]}, "messages[0].role"),
+    "an image": ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+    "bad arguments": (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+        "messages[0].tool_calls.arguments",
+    ),
+    "an id that is no text": ({"messages": [{"role": "tool", "tool_call_id": 7, "content": ""}]}, "messages[0].tool_call_id"),
+    "nothing to answer": ({"messages": [*MESSAGES, {"role": "assistant", "content": "x"}]}, "messages"),
+    "tools": ({"messages": MESSAGES, "tools": [{"name": "f"}]}, "tools[0]"),
+    "a forced call": ({"messages": MESSAGES, "tools": [SEARCH], "tool_choice": "required"}, "tool_choice"),
+    "temperature": ({"messages": MESSAGES, "temperature": -1}, "temperature"),
+    "NaN": (b'{"messages": [], "temperature": NaN}', None),
+    "n": ({"messages": MESSAGES, "n": 0}, "n"),
+    "too many": ({"messages": MESSAGES, "n": 17}, "n"),
+    "max_tokens": ({"messages": MESSAGES, "max_tokens": "many"}, "max_tokens"),
+    "a penalty": ({"messages": MESSAGES, "frequency_penalty": 0.5}, "frequency_penalty"),
+    "a bias": ({"messages": MESSAGES, "logit_bias": {"5": 3}}, "logit_bias"),
+    "JSON mode": ({"messages": MESSAGES, "response_format": {"type": "json_object"}}, "response_format"),
+    "unknown": ({"messages": MESSAGES, "beam_width": 3}, "beam_width"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_bad_request_gets_an_error_in_openais_form_that_names_the_field(gate, what):
+    body, param = REFUSED[what]
+    opened = gate.open()
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"authorization": f"Bearer {opened['key']}"}
+    response = HTTP.post(f"{gate.url}/v1/chat/completions", content=content, headers=headers)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+    assert error["message"] and len(error["message"]) < 600
+    assert not gate.calls(opened["session"])
+
+
+def test_what_an_agent_asks_of_the_distribution_is_recorded_and_changes_nothing(gate):
+    seeds = [gate.open(seed=3) for _ in range(2)]
+    asked = [{"model": "gpt", "temperature": 0.0, "top_p": 0.1, "user": "u"}, {"model": "m"}]
+    replies = [
+        gate.client(opened["key"]).chat.completions.create(messages=MESSAGES, **more)
+        for opened, more in zip(seeds, asked, strict=True)
+    ]
+    assert replies[0].choices[0].message.content == replies[1].choices[0].message.content
+    assert [gate.calls(opened["session"])[0].meta for opened in seeds] == asked
+
+
+def test_an_answer_is_as_short_as_the_agent_asks(gate):
+    opened = gate.open()
+    reply = gate.client(opened["key"]).chat.completions.create(model="m", messages=MESSAGES, max_tokens=3)
+    assert (reply.usage.completion_tokens, reply.choices[0].finish_reason) == (3, "length")
+
+
+def test_a_prompt_beyond_the_context_is_told_by_openais_code_so_that_an_agent_can_compact():
+    with world(engine(max_context=100)) as gate:
+        client = gate.client(gate.open()["key"])
+        for text in ("word " * 90, "x" * 10**6):
+            with pytest.raises(openai.BadRequestError) as caught:
+                client.chat.completions.create(model="m", messages=[{"role": "user", "content": text}])
+            assert caught.value.code == "context_length_exceeded"
+        client.chat.completions.create(model="m", messages=MESSAGES)
+
+
+def test_every_limit_is_kept_and_named():
+    limits = GatewayLimits(sessions=2, calls=3, tokens=60, seconds=1000, body_bytes=5000, candidates=4)
+    with world(limits=limits) as gate:
+        first, second = gate.open(), gate.open()
+        assert gate.post("/sessions", {"task": "t"}).json()["error"]["code"] == "too_many_sessions"
+        ask = {"messages": MESSAGES, "max_tokens": 2}
+        codes = [gate.post("/v1/chat/completions", ask, first["key"]) for _ in range(4)]
+        assert [each.status_code for each in codes] == [200, 200, 200, 403]
+        assert codes[3].json()["error"]["code"] == "session_calls"
+        gate.post("/v1/chat/completions", {"messages": MESSAGES, "n": 3}, second["key"])
+        over = gate.post("/v1/chat/completions", {"messages": MESSAGES}, second["key"])
+        assert over.json()["error"]["code"] in ("session_calls", "session_tokens")
+        large = {"messages": [{"role": "user", "content": "x" * 6000}]}
+        assert gate.post("/v1/chat/completions", large, first["key"]).status_code == 413
+
+
+def test_a_session_that_takes_too_long_is_closed_without_a_reward():
+    with world(limits=GatewayLimits(seconds=0.01)) as gate:
+        opened = gate.open()
+        live = gate.sessions.get(opened["session"])
+        time.sleep(0.02)
+        assert gate.post("/v1/chat/completions", {"messages": MESSAGES}, opened["key"]).status_code in (401, 403)
+        gate.served.call(gate.sessions.expire())
+        assert live.value().reward is None and len(gate.sessions) == 0
+        assert gate.sessions.ledger["expired"] == 1
+
+
+def test_a_reward_ends_the_session_and_comes_once():
+    with world() as gate:
+        opened = gate.open()
+        live, path = gate.sessions.get(opened["session"]), f"/sessions/{opened['session']}/reward"
+        for bad in ({}, {"reward": "much"}, {"reward": True}, {"reward": None}, {"reward": 1, "x": 1}):
+            assert gate.post(path, bad, opened["reward_key"]).status_code == 400
+        gate.post("/v1/chat/completions", {"messages": MESSAGES}, opened["key"])
+        assert gate.post(path, {"reward": 0.5, "reason": "half"}, opened["reward_key"]).status_code == 200
+        assert gate.post(path, {"reward": 1.0}, opened["reward_key"]).status_code == 401
+        assert gate.post("/v1/chat/completions", {"messages": MESSAGES}, opened["key"]).status_code == 401
+        session = live.value()
+        assert (session.reward, session.reason, len(session.calls)) == (0.5, "half", 1)
+
+
+def test_an_agent_that_hangs_up_frees_its_place_in_the_engine():
+    with world(engine(latency=lambda request: 10**9)) as gate:
+        opened = gate.open()
+        for stream in (False, True):
+            body = {"messages": MESSAGES, "n": 2, "stream": stream}
+            with pytest.raises(httpx.TimeoutException):
+                HTTP.post(
+                    f"{gate.url}/v1/chat/completions",
+                    json=body,
+                    headers={"authorization": f"Bearer {opened['key']}"},
+                    timeout=0.3,
+                )
+        calls = _settled(lambda: gate.calls(opened["session"]), 4)
+        assert {call.status for call in calls} == {"disconnected"}
+        assert gate.driver.engine.in_flight == 0
+        assert sum(call.cost.prefilled_tokens for call in calls) > 0
+
+
+def test_a_session_that_is_closed_takes_its_calls_with_it():
+    with world(engine(latency=lambda request: 10**9)) as gate:
+        opened = gate.open()
+        with socket.create_connection(gate.url.removeprefix("http://").split(":")) as raw:
+            raw.settimeout(30)
+            body = json.dumps({"messages": MESSAGES}).encode()
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {opened['key']}\r\n"
+            raw.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            live = gate.sessions.get(opened["session"])
+            _settled(lambda: live.running, 1)
+            gate.post(f"/sessions/{opened['session']}/close", {})
+            assert b" 403 " in raw.recv(1000).split(b"\r\n")[0]
+        assert [kept.status for kept in live.calls] == ["disconnected"] and gate.driver.engine.in_flight == 0
+
+
+def test_a_client_that_sends_its_request_too_slowly_is_dropped():
+    with world(limits=GatewayLimits(body_seconds=0.2)) as gate:
+        key = gate.open()["key"]
+        with socket.create_connection(gate.url.removeprefix("http://").split(":")) as raw:
+            raw.settimeout(30)
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
+            raw.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+            assert b" 408 " in raw.recv(1000).split(b"\r\n")[0]
+
+
+def test_a_generation_that_fails_is_asked_again_with_the_same_draws_and_then_refused():
+    failures: dict[int, int] = {}
+
+    def fault(request):
+        failures[request.seed] = failures.get(request.seed, 0) + 1
+        return "lost" if failures[request.seed] <= (2 if len(failures) == 1 else 9) else None
+
+    with world(engine(fault=fault)) as gate:
+        opened = gate.open()
+        assert gate.post("/v1/chat/completions", {"messages": MESSAGES}, opened["key"]).status_code == 200
+        assert list(failures.values()) == [3]
+        lost = gate.post("/v1/chat/completions", {"messages": MESSAGES}, opened["key"])
+        assert (lost.status_code, lost.json()["error"]["type"]) == (500, "server_error")
+        assert [kept.status for kept in gate.calls(opened["session"])] == ["kept", "failed"]
+
+
+def test_an_engine_that_breaks_answers_everybody_and_no_one_waits():
+    class Broken:
+        def __init__(self):
+            self.inner = engine()
+
+        def __getattr__(self, name):
+            return getattr(self.inner, name)
+
+        def poll(self, timeout=None):
+            raise RuntimeError("the policy diverged")
+
+    with world(Broken()) as gate:
+        key = gate.open()["key"]
+        for _ in range(2):
+            response = gate.post("/v1/chat/completions", {"messages": MESSAGES}, key)
+            assert response.status_code == 503 and "diverged" in response.json()["error"]["message"]
+
+
+def test_paths_that_do_not_exist_are_told_in_openais_form(gate):
+    for response in (gate.get("/nothing"), gate.get("/v1/chat/completions")):
+        assert response.status_code in (404, 405) and "docs" in response.json()["error"]["message"]
+
+
+def _settled(look, count, seconds=20.0):
+    until = time.monotonic() + seconds
+    while len(found := look()) < count and time.monotonic() < until:
+        time.sleep(0.01)
+    assert len(found) == count
+    return found
