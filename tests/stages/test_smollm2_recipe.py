@@ -1,0 +1,113 @@
+"""The recipe of a pretrained policy: done work is not repeated, other settings are refused, tables come from what is
+there."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from turntree.core.messages import Message
+from turntree.observe.files import read_json, write_json
+from turntree.traces.schema import Trace, read_traces, write_traces
+
+FOLDER = Path(__file__).resolve().parents[2] / "recipes" / "smollm2"
+
+
+@pytest.fixture
+def recipe(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    yield importlib.import_module("recipe")
+    sys.modules.pop("recipe", None)
+
+
+@pytest.fixture
+def ran(recipe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """The names of the commands; each leaves its result without computing it."""
+    found: list[str] = []
+
+    class Answer:
+        returncode = 0
+
+    def command(argv, cwd):
+        words = [word for word in argv[1:] if word not in ("-m", "turntree.cli.main")]
+        out = Path(cwd) / words[words.index("--out") + 1]
+        found.append(out.name)
+        if "traces" in words[:1]:
+            write_traces(out, demonstrations())
+        elif words[0] in ("sft", "train"):
+            write_json(out / "cost.json", {})
+        else:
+            write_json(out, {"sampled": {"success": 0.2}})
+        return Answer()
+
+    monkeypatch.setattr(recipe.subprocess, "run", command)
+    return found
+
+
+def demonstrations() -> list[Trace]:
+    said = [Message("user", "Go."), *[Message("assistant", "go to desk 1"), Message("user", "You see nothing.")] * 5]
+    return [
+        Trace(id=f"{split}-{number}", messages=tuple(said), split=split, success=True)
+        for split, count in (("train", 12), ("dev", 4))
+        for number in range(count)
+    ]
+
+
+def run(recipe, folder: Path, games: int = 2, arms: tuple[str, ...] = ("sft", "pivot"), **settings) -> None:
+    chosen = recipe.replace(recipe.SMOKE, model="tiny", **settings)
+    recipe.Recipe(recipe.Book(folder), chosen).run(arms, [0], games)
+
+
+def test_a_finished_recipe_computes_nothing_again_and_a_longer_one_only_what_is_new(recipe, ran, tmp_path) -> None:
+    run(recipe, tmp_path)
+    assert ran.count("warm-2") == 1 and "sft-0.0001.0" in ran and ran.count("profile.jsonl") == 1
+    ran.clear()
+    run(recipe, tmp_path)
+    assert ran == []
+    run(recipe, tmp_path, games=4)
+    assert ran == [f"play.{name}.2.json" for name in ("warm", "sft-0.0001.0", "pivot.0")]
+
+
+def test_a_killed_stage_runs_again_and_those_before_it_do_not(recipe, ran, tmp_path: Path) -> None:
+    run(recipe, tmp_path)
+    record = tmp_path / "stages" / "pivot.0.json"
+    write_json(record, read_json(record) | {"finished": False})
+    ran.clear()
+    run(recipe, tmp_path)
+    assert ran == ["pivot.0"]
+
+
+def test_a_stage_that_was_made_with_other_settings_is_refused_and_so_is_what_was_made_from_it(
+    recipe, ran, tmp_path: Path
+) -> None:
+    run(recipe, tmp_path, arms=("sft",))
+    with pytest.raises(SystemExit, match=r"warm-2 was begun with other settings"):
+        run(recipe, tmp_path, arms=("sft",), warm_rate=1e-3)
+    (tmp_path / "stages" / "warm-2.json").unlink()  # its result too would go: everything made from it is stale
+    with pytest.raises(SystemExit, match=r"warm-2.dev was begun with other settings"):
+        run(recipe, tmp_path, arms=("sft",), warm_rate=1e-3)
+
+
+def test_the_parts_share_no_game_and_turns_are_drawn_alike_every_time(recipe, tmp_path: Path) -> None:
+    write_traces(tmp_path / "traces.jsonl", demonstrations())
+    recipe.write_parts(tmp_path, recipe.SMOKE)
+    parts = {name: list(read_traces(tmp_path / f"{name}.jsonl")) for name in ("warm-4.traces", "rest", "pool", "held_out")}
+    ids = {name: {trace.id for trace in traces} for name, traces in parts.items()}
+    assert ids["rest"] == ids["pool"] and not ids["warm-4.traces"] & ids["rest"]
+    assert not ids["held_out"] & (ids["rest"] | ids["warm-4.traces"])
+    assert all(len(trace.meta["skip_turns"]) == 3 for trace in parts["pool"])
+    assert parts["pool"] == [recipe.some_turns(trace, 2) for trace in parts["rest"]]
+
+
+def test_changes_are_paired_over_the_items_that_both_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    table = importlib.import_module("table")
+    before = {str(i): (str(i), float(i), 1.0) for i in range(40)}
+    after = {name: (task, value + 1, weight) for name, (task, value, weight) in before.items()}
+    assert table.change(after, before) == "+1.000 [+1.000, +1.000]"  # what makes an item hard cancels out
+    assert table.change(after, {}) == ""
+    assert table.mean({"a": ("x", 1.0, 2.0), "b": ("x", 3.0, 6.0)}) == "0.500 [0.500, 0.500]"  # a ratio of sums
+    sys.modules.pop("table", None)

@@ -1,0 +1,52 @@
+"""The loss of SFT: the mean over learned tokens, with the output head at those tokens only."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.tiny_models import tiny_model
+from turntree.training.config import LoRAConfig
+from turntree.training.lora import add_adapter
+from turntree.training.sft import Example, negative_log_likelihood
+
+ROWS = [
+    Example(tuple(range(1, 10)), (False,) * 4 + (True,) * 2 + (False,) * 3),
+    Example(tuple(range(20, 26)), (False,) * 3 + (True,) * 3),
+]
+
+
+def by_full_logits(model, rows: list[Example]) -> Tensor:
+    """Each row alone, every position through the whole model."""
+    total = torch.zeros(())
+    for row in rows:
+        ids = torch.tensor(row.token_ids)
+        logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1)
+        total = total - logprobs[torch.arange(len(ids) - 1), ids[1:]][torch.tensor(row.loss_mask[1:])].sum()
+    return total
+
+
+def gradient(model, loss: Tensor) -> list[Tensor]:
+    found = torch.autograd.grad(loss, [each for each in model.parameters() if each.requires_grad], allow_unused=True)
+    return [each for each in found if each is not None]
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_loss_and_gradient_are_those_of_the_full_logits_and_the_head_runs_at_learned_tokens_only(
+    kind: str, adapted: bool
+) -> None:
+    model = tiny_model(kind, 32)
+    if adapted:
+        add_adapter(model, LoRAConfig(rank=2))
+    seen: list[int] = []
+    head = model.get_output_embeddings()
+    hook = head.register_forward_hook(lambda module, inputs, output: seen.append(output.numel() // output.shape[-1]))
+    loss = negative_log_likelihood(model, ROWS)
+    hook.remove()
+    assert sum(seen) == 5  # 15 positions, 5 of them learned
+    expected = by_full_logits(model, ROWS)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    for ours, theirs in zip(gradient(model, loss), gradient(model, expected), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
