@@ -32,8 +32,8 @@ from turntree.observe.identity import file_digest, locked, require_same
 T = TypeVar("T")
 
 _MADE = ("metrics.jsonl", "cost.json", "checkpoints", "model")  # by a run, after its config.json
-# how often to save, where to step environments, which loggers: no result changes
-FREE = ("config.checkpoints", "config.workers", "config.loggers")
+# how often to save, where to step environments, how many processes, which loggers: no result changes beyond rounding
+FREE = ("config.checkpoints", "config.workers", "config.cluster", "config.loggers")
 LOG_EVERY = 30.0  # seconds between two lines of progress where standard error is not a terminal
 LOGGER_MARKS = "loggers.json"  # how far each logger has come (`observe.loggers`)
 _OWN = ("config.json", "metrics.jsonl", "cost.json", "pass_rates.jsonl", "model", LOGGER_MARKS)
