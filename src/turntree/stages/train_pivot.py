@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,9 +26,10 @@ from turntree.observe.artifacts import PASS_RATES, PIVOTS, POLICY, policy_of
 from turntree.observe.files import file_hash
 from turntree.observe.run import RunDirectory, notice, open_run, progress
 from turntree.rollouts.local import Prompted, render, rule_name, sample_local, score_local
+from turntree.stages.cluster import on_ranks
 from turntree.stages.config import CheckConfig, TrainPivotConfig
 from turntree.stages.evaluate import EvaluateConfig, play
-from turntree.stages.policy import Policy, load_policy
+from turntree.stages.policy import Policy, load_policy, load_trained
 from turntree.stages.profile import read_candidates
 from turntree.stages.train_online import HELD_OUT, keep_held_out
 from turntree.stages.verifier import is_registered, open_verifier
@@ -36,9 +38,13 @@ from turntree.training.curriculum import PivotRecord
 from turntree.training.drift import too_still
 from turntree.training.isolation import check_path_isolation
 from turntree.training.pivot import Check, Checked, Pivot, PivotGroup, Trained, train_pivot
+from turntree.training.sharded import ALONE, Alone
 
 
-def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
+@on_ranks
+def run_train_pivot(
+    config: TrainPivotConfig, out: Path, *, overwrite: bool = False, group: Alone = ALONE
+) -> dict[str, Any]:
     """Train; the policy lies in `out/model`, the curves in `out/metrics.jsonl`, the pass rate of every pivot in
     `out/pass_rates.jsonl`, the groups of every step in `out/trees.jsonl`, outcomes of held-out games in
     `out/held_out.jsonl`, the cost in `out/cost.json`. An unfinished run of the same configuration and contents in `out`
@@ -47,6 +53,7 @@ def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = Fa
     loggers.check(config.loggers)
     header, rows = PIVOTS.read(Path(config.pivots))
     policy = load_policy(config.model, config.device)
+    group.load = functools.partial(load_trained, policy.source, config.device)
     if not config.allow_stale:
         _require_profiled_alike(config, header, policy)
     traces = config.traces or str(header["traces"])
@@ -69,7 +76,7 @@ def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = Fa
             open_run(out, "train pivot", to_mapping(config), inputs, overwrite=overwrite, logs=logs, extent=length)
         )
         check = _checks(config, policy, verifier, traces, tasks, run)
-        trained = _train(run, policy, pivots, verifier, check, config)
+        trained = _train(run, policy, pivots, verifier, check, config, group)
         rows = run.metrics()
     last = rows[-1]
     return {
@@ -93,6 +100,7 @@ def _train(
     verifier: TurnVerifier,
     check: Check | None,
     config: TrainPivotConfig,
+    group: Alone,
 ) -> Trained:
     """Train from the run's current state to its end, and write the results; the cost last."""
     reference = policy.reference()  # before a checkpoint is put into the model
@@ -125,6 +133,7 @@ def _train(
             keep=lambda *drawn: _keep(run, config, *drawn),
             check=check,
             checkpoints=checkpoints,
+            group=group,
         )
     save_model(policy.model, policy.tokenizer, run.model)
     PASS_RATES.write(run.path / "pass_rates.jsonl", {"rows": len(pivots)}, _pass_rates(pivots, trained.records))
