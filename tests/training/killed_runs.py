@@ -85,6 +85,10 @@ def _contents(path: Path) -> Any:
             return _timeless(json.loads(path.read_text()))
         case ".jsonl":
             return [_timeless(json.loads(line)) for line in path.read_text().splitlines()]
+        case ".safetensors":  # its header lists remarks in any order
+            size = int.from_bytes(path.read_bytes()[:8], "little")
+            header = json.loads(path.read_bytes()[8 : 8 + size])
+            return header, path.read_bytes()[8 + size :]
         case _:
             return path.read_bytes()
 

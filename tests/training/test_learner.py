@@ -25,7 +25,8 @@ from turntree.renderers.template import ChatRenderer
 from turntree.rollouts.local import render, sample_local
 from turntree.training.learner import Learner, engine_differs
 from turntree.training.losses import LossConfig
-from turntree.training.optimizer import Optimizer, OptimizerConfig
+from turntree.training.optimizer import OptimizerConfig
+from turntree.training.trainer import open_trainers
 
 RENDERER = ChatRenderer(tiny_tokenizer())
 NO_KL = LossConfig(kl_coefficient=0.0)
@@ -64,7 +65,7 @@ def sampled(
 
 
 def learner(model, engine, *, loss: LossConfig = NO_KL, optimizer: OptimizerConfig = STILL, reference=None) -> Learner:
-    return Learner(model, reference, Optimizer(model.parameters(), optimizer, 9), engine, loss, 1, 4096)
+    return Learner(model, open_trainers(model, reference, optimizer, 9), engine, loss, 1, 4096)
 
 
 def test_no_policy_has_moved_before_its_first_update_in_bfloat16_either() -> None:
@@ -166,7 +167,7 @@ def test_a_batch_is_stepped_on_as_often_as_asked_and_every_step_is_paid_for() ->
         again = dataclasses.replace(learner(model, engine), updates=updates)
         _, cost = again.learn(*sampled(engine))
         bills[updates] = cost.trained_tokens
-        assert again.optimizer.steps == updates and engine.policy_version == 1
+        assert again.trainers.own.optimizer.steps == updates and engine.policy_version == 1
         assert 0 < cost.training_seconds < 60
     assert bills[3] == 3 * bills[1] > 0
 

@@ -32,9 +32,13 @@ from turntree.observe.identity import file_digest, locked, require_same
 T = TypeVar("T")
 
 _MADE = ("metrics.jsonl", "cost.json", "checkpoints", "model")  # by a run, after its config.json
-# how often to save, where to step environments, which loggers, how a server is reached: no result changes
+# how often to save, where to step environments, how many processes, which loggers, how a server is reached: no result
+# changes beyond rounding
 CONNECTION = ("url", "concurrency", "retries", "timeout", "patience", "folder")
-FREE = ("config.checkpoints", "config.workers", "config.loggers", *(f"config.device.engine.{k}" for k in CONNECTION))
+FREE = (
+    *("config.checkpoints", "config.workers", "config.cluster", "config.loggers"),
+    *(f"config.device.engine.{key}" for key in CONNECTION),
+)
 LOG_EVERY = 30.0  # seconds between two lines of progress where standard error is not a terminal
 LOGGER_MARKS = "loggers.json"  # how far each logger has come (`observe.loggers`)
 _OWN = ("config.json", "metrics.jsonl", "cost.json", "pass_rates.jsonl", "model", LOGGER_MARKS)

@@ -20,6 +20,7 @@ from turntree.logs import trees
 from turntree.profiling.profile import ProfileConfig
 from turntree.profiling.select import SelectConfig
 from turntree.rollouts.live import CutTurns, EpisodeConfig
+from turntree.stages.cluster import ClusterConfig
 from turntree.traces.schema import SPLITS
 from turntree.training.config import CheckpointConfig, LoRAConfig, OnlineConfig, PivotConfig, SFTConfig
 
@@ -96,6 +97,7 @@ class Training:
     loggers: tuple[Part, ...] = ()
     """Log to tensorboard, trackio, wandb or mlflow as well, or to your own module:object (repeatable)."""
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     device: Device = field(default_factory=Device)
 
 

@@ -116,11 +116,24 @@ def load_policy(source: str, device: Device) -> Policy:
         add_adapter(model, device.lora)
     loaded = Weights(source, model, tokenizer, _renderer(device.renderer, tokenizer, folder))
     engine = _engine(device.engine, loaded)
+    _set_passes(model, device)
+    identity = identity_of(weights, tokenizer, loaded.renderer, device.renderer)
+    return Policy(source, model, tokenizer, loaded.renderer, engine, weights, identity)
+
+
+def load_trained(source: str, device: Device) -> PreTrainedModel:
+    """The weights of `load_policy` alone, for a rank that trains and does not sample."""
+    model = load_model(resolve(source), dtype=device.dtype, device=device.name)
+    if device.lora is not None:
+        add_adapter(model, device.lora)
+    _set_passes(model, device)
+    return model
+
+
+def _set_passes(model: PreTrainedModel, device: Device) -> None:
     set_tree_attention(model, device.attention)
     if device.gradient_checkpointing:
         set_checkpointing(model)
-    identity = identity_of(weights, tokenizer, loaded.renderer, device.renderer)
-    return Policy(source, model, tokenizer, loaded.renderer, engine, weights, identity)
 
 
 def _engine(part: Part, policy: Weights) -> StreamingEngine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,17 @@ from turntree.engines.checkpoint import save_model
 from turntree.observe import loggers
 from turntree.observe.files import file_hash
 from turntree.observe.run import RunDirectory, notice, open_run, progress
+from turntree.stages.cluster import on_ranks
 from turntree.stages.config import SFTStageConfig
-from turntree.stages.policy import Policy, load_policy
+from turntree.stages.policy import Policy, load_policy, load_trained
 from turntree.traces.schema import Trace, read_traces
 from turntree.training.checkpoints import extent, resume
 from turntree.training.sft import Example, examples, train_sft
+from turntree.training.sharded import ALONE, Alone
 
 
-def run_sft(config: SFTStageConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
+@on_ranks
+def run_sft(config: SFTStageConfig, out: Path, *, overwrite: bool = False, group: Alone = ALONE) -> dict[str, Any]:
     """Train on the assistant turns of a split; the policy is written to `out/model`. An unfinished run of the same
     configuration and contents in `out` is resumed; any other is refused unless `overwrite`."""
     loggers.check(config.loggers)
@@ -28,6 +32,7 @@ def run_sft(config: SFTStageConfig, out: Path, *, overwrite: bool = False) -> di
     if not found:
         raise InputError(f"holds no trace in split {config.split!r}", path=config.traces, hint="choose another split")
     policy = load_policy(config.model, config.device)
+    group.load = functools.partial(load_trained, policy.source, config.device)
     learned, left_out = _examples(found, policy.renderer)
     if not learned:
         raise InputError("holds no turn to learn from", path=config.traces, hint="see skip_turns in docs/traces.md")
@@ -35,7 +40,7 @@ def run_sft(config: SFTStageConfig, out: Path, *, overwrite: bool = False) -> di
     steps = config.sft.steps(len(learned))
     length = extent("sft.epochs", config.sft.epochs, config.sft.optimizer, steps=steps)
     with open_run(out, "sft", to_mapping(config), inputs, overwrite=overwrite, extent=length) as run:
-        _train(run, policy, learned, config)
+        _train(run, policy, learned, config, group)
         last = run.metrics()[-1]
     return {
         "model": str(run.model),
@@ -67,7 +72,7 @@ def _examples(traces: Sequence[Trace], renderer: Renderer) -> tuple[list[Example
     return found, left_out
 
 
-def _train(run: RunDirectory, policy: Policy, examples: list[Example], config: SFTStageConfig) -> None:
+def _train(run: RunDirectory, policy: Policy, examples: list[Example], config: SFTStageConfig, group: Alone) -> None:
     checkpoints, done = resume(run, config.checkpoints)
     with (
         loggers.following(run, config.loggers),
@@ -79,7 +84,7 @@ def _train(run: RunDirectory, policy: Policy, examples: list[Example], config: S
             bar.update()
             bar.set_postfix(loss=f"{row['loss']:.3f}")
 
-        cost = train_sft(policy.model, examples, config.sft, log, checkpoints=checkpoints)
+        cost = train_sft(policy.model, examples, config.sft, log, checkpoints=checkpoints, group=group)
     save_model(policy.model, policy.tokenizer, run.model)
     run.write_cost(cost)
     checkpoints.finish()

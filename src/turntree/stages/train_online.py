@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,20 +24,25 @@ from turntree.observe.run import RunDirectory, notice, open_run, progress
 from turntree.rollouts import rewards
 from turntree.rollouts.groups import GrownGroup
 from turntree.rollouts.rewards import RewardSum
+from turntree.stages.cluster import on_ranks
 from turntree.stages.config import TrainOnlineConfig
 from turntree.stages.evaluate import EvaluateConfig, play
-from turntree.stages.policy import Policy, load_policy, policy_name
+from turntree.stages.policy import Policy, load_policy, load_trained, policy_name
 from turntree.training.checkpoints import extent, resume
 from turntree.training.drift import too_still
 from turntree.training.head import vocabulary_size
 from turntree.training.isolation import check_path_isolation
 from turntree.training.online import Parts, TrainedOnline, train_online
+from turntree.training.sharded import ALONE, Alone
 
 GATE_LOG, HELD_OUT = "gate.jsonl", "held_out.jsonl"
 SAID = ("success", "turns_per_episode")  # of held-out checks, beside what the domain counts for itself
 
 
-def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
+@on_ranks
+def run_train_online(
+    config: TrainOnlineConfig, out: Path, *, overwrite: bool = False, group: Alone = ALONE
+) -> dict[str, Any]:
     """Train; the policy lies in `out/model`, the curves in `out/metrics.jsonl`, every group that was played in
     `out/rollouts.jsonl` (what `turntree audit` and `turntree gate calibrate` read), whole trees in `out/trees.jsonl`,
     the gate's input and decisions in `out/gate.jsonl`, held-out outcomes by task in `out/held_out.jsonl`, the cost in
@@ -47,6 +53,7 @@ def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = 
     loggers.check(config.loggers)
     summed, filters = rewards.build_rewards(config.rewards), config.build_filters()
     policy = load_policy(policy_name(config.model, config.environment), config.device)
+    group.load = functools.partial(load_trained, policy.source, config.device)
     check_path_isolation(policy.model)
     logs = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
     splits = {TRAIN: config.count, config.held_out_split: config.held_out_count}
@@ -62,7 +69,7 @@ def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = 
         run = stack.enter_context(
             open_run(out, "train online", to_mapping(config), inputs, overwrite=overwrite, logs=logs, extent=length)
         )
-        trained = _train(run, policy, opened, config, summed, filters)
+        trained = _train(run, policy, opened, config, summed, filters, group)
         rows = run.metrics()
     return {
         "model": str(run.model),
@@ -88,6 +95,7 @@ def _train(
     config: TrainOnlineConfig,
     summed: RewardSum | None,
     filters: Sequence[Filter],
+    group: Alone,
 ) -> TrainedOnline:
     """Train from the run's current state to its end, and write the results; the cost last."""
     reference = policy.reference() if config.train.loss.kl_coefficient > 0 else None  # before a checkpoint is loaded
@@ -127,6 +135,7 @@ def _train(
             keep=lambda *played: _keep(run, config, *played),
             check=_check(run, policy, opened.of(config.held_out_split), config),
             checkpoints=checkpoints,
+            group=group,
         )
     save_model(policy.model, policy.tokenizer, run.model)
     run.write_cost(trained.cost, checks=trained.checks)

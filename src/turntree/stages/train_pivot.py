@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,10 +26,11 @@ from turntree.observe.artifacts import PASS_RATES, PIVOTS, POLICY, policy_of
 from turntree.observe.files import file_hash
 from turntree.observe.run import RunDirectory, notice, open_run, progress
 from turntree.rollouts.local import Prompted, render, rule_name, sample_local, score_local
+from turntree.stages.cluster import on_ranks
 from turntree.stages.config import CheckConfig, TrainPivotConfig
 from turntree.stages.evaluate import EvaluateConfig, play
 from turntree.stages.own_path import open_own_path
-from turntree.stages.policy import Policy, load_policy
+from turntree.stages.policy import Policy, load_policy, load_trained
 from turntree.stages.profile import read_candidates
 from turntree.stages.train_online import HELD_OUT, keep_held_out
 from turntree.stages.verifier import is_registered, open_verifier
@@ -37,9 +39,13 @@ from turntree.training.curriculum import PivotRecord
 from turntree.training.drift import too_still
 from turntree.training.isolation import check_path_isolation
 from turntree.training.pivot import Check, Checked, OwnPath, Pivot, PivotGroup, Trained, train_pivot
+from turntree.training.sharded import ALONE, Alone
 
 
-def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
+@on_ranks
+def run_train_pivot(
+    config: TrainPivotConfig, out: Path, *, overwrite: bool = False, group: Alone = ALONE
+) -> dict[str, Any]:
     """Train; the policy lies in `out/model`, the curves in `out/metrics.jsonl`, the pass rate of every pivot in
     `out/pass_rates.jsonl`, the groups of every step in `out/trees.jsonl`, outcomes of held-out games in
     `out/held_out.jsonl`, the cost in `out/cost.json`. An unfinished run of the same configuration and contents in `out`
@@ -47,6 +53,7 @@ def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = Fa
     config = parts.resolved(config)
     loggers.check(config.loggers)
     policy = load_policy(config.model, config.device)
+    group.load = functools.partial(load_trained, policy.source, config.device)
     selected = None if config.pivots is None else _selected(config, config.pivots, policy)
     pivots = [] if selected is None else selected.pivots
     check_path_isolation(policy.model)
@@ -70,7 +77,7 @@ def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = Fa
         )
         check = _checks(config, policy, verifier, "" if selected is None else selected.traces, tasks, run)
         own = stack.enter_context(open_own_path(config, policy, verifier, run.path / "own"))
-        trained = _train(run, policy, pivots, verifier, check, own, config)
+        trained = _train(run, policy, pivots, verifier, check, own, config, group)
         rows = run.metrics()
     last = rows[-1]
     return {
@@ -95,6 +102,7 @@ def _train(
     check: Check | None,
     own: OwnPath | None,
     config: TrainPivotConfig,
+    group: Alone,
 ) -> Trained:
     """Train from the run's current state to its end, and write the results; the cost last."""
     reference = policy.reference()  # before a checkpoint is put into the model
@@ -128,6 +136,7 @@ def _train(
             check=check,
             own=own,
             checkpoints=checkpoints,
+            group=group,
         )
     save_model(policy.model, policy.tokenizer, run.model)
     rates = run.path / "pass_rates.jsonl"

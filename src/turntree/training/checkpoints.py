@@ -1,10 +1,10 @@
 """Checkpoints of a training run: whole or absent, bit for bit, without pickle.
 
-A checkpoint is a folder `step-00000040` with `weights.safetensors` (every trainable parameter), `optimizer.safetensors`
-(moments and step counts) and `state.json`: the state of the loop (its step, its place in the data, its costs), the
-identity of the run, the length of the run's logs, and checksums of all of it. It is written under a hidden name,
-flushed to disk and renamed, so that a process killed at any point leaves either the whole checkpoint or none. A flipped
-bit or a checkpoint of another run is refused.
+A checkpoint is a folder `step-00000040` with one safetensors file a rank (`training.shards`: the trained weights, the
+optimizer's moments and step counts) and `state.json`: the state of the loop (its step, its place in the data, its
+costs), the identity of the run, the length of the run's logs, and checksums of all of it. Any number of ranks may
+resume from it. It is written under a hidden name, flushed to disk and renamed, so that a process killed at any point
+leaves either the whole checkpoint or none. A flipped bit or a checkpoint of another run is refused.
 
 There is no generator state to save: every draw is keyed by its purpose (`core.seeds`), so the step determines the
 draws. The frozen reference is not saved either; a resumed stage loads it again.
@@ -20,21 +20,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
-from torch.nn import Module
-
 from turntree.core.errors import InputError
 from turntree.observe.files import write_json, writing
 from turntree.observe.identity import digest, file_digest, require_same
 from turntree.observe.run import Extent, RunDirectory, checkpoint_path, notice, saved_steps
 from turntree.training.config import CheckpointConfig, OptimizerConfig
-from turntree.training.optimizer import Optimizer
+from turntree.training.trainer import Trainers
 
-SCHEMA = "turntree.checkpoint/2"
-_WEIGHTS, _OPTIMIZER, _STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
+SCHEMA = "turntree.checkpoint/3"
+_STATE = "state.json"
 _GO_ON = "delete its folder to resume from the checkpoint before"
 
 
@@ -68,14 +62,14 @@ class Checkpoints:
     def _keeps_last(self) -> bool:
         return self.config.extendable and self._run is not None and self._run.extendable
 
-    def save(self, step: int, model: Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
+    def save(self, step: int, trainers: Trainers, state: dict[str, Any]) -> None:
         """Write the checkpoint of `step` and remove the oldest beyond `keep`. `state` is plain JSON."""
         for leftover in self.folder.glob(".step-*"):  # of a process that was killed while it wrote
             shutil.rmtree(leftover)
         partial = self.folder / f".step-{step:08d}.partial"
         try:
             with writing(self.folder):
-                self._write(partial, step, model, optimizer, state)
+                self._write(partial, step, trainers, state)
                 partial.rename(checkpoint_path(self.folder, step))
                 _flush(self.folder)
         finally:
@@ -84,34 +78,33 @@ class Checkpoints:
         for old in sorted(saved_steps(self.folder))[: -self.config.keep]:
             shutil.rmtree(checkpoint_path(self.folder, old))
 
-    def _write(self, folder: Path, step: int, model: Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
+    def _write(self, folder: Path, step: int, trainers: Trainers, state: dict[str, Any]) -> None:
         folder.mkdir(parents=True)
-        save_file({name: value.contiguous() for name, value in trainable(model).items()}, folder / _WEIGHTS)
-        save_file(optimizer.tensors(), folder / _OPTIMIZER)
+        files = trainers.save(folder)
         held: dict[str, Any] = {
             "schema": SCHEMA,
             "identity": {} if self._run is None else self._run.identity,
             "logs": {} if self._run is None else self._run.logged(),
-            "files": {name: file_digest(folder / name)[0] for name in (_WEIGHTS, _OPTIMIZER)},
+            "files": files,
             "state": {"step": step, **state},
         }
         write_json(folder / _STATE, {**held, "digest": _digest(held)})
-        for path in (folder / _WEIGHTS, folder / _OPTIMIZER, folder):
-            _flush(path)
+        _flush(folder)
 
-    def restore(self, model: Module, optimizer: Optimizer) -> dict[str, Any] | None:
-        """Load the newest checkpoint into `model` and `optimizer` and return its state; None without a checkpoint.
+    def restore(self, trainers: Trainers) -> dict[str, Any] | None:
+        """Load the newest checkpoint into the trainers and return its state; None without a checkpoint.
         Raises `InputError` for one that is damaged, of another run or of another model."""
         held = self.held()
         if held is None:
             return None
         folder = checkpoint_path(self.folder, held["state"]["step"])
         for name, wanted in held["files"].items():
-            if (folder / name).exists() and file_digest(folder / name)[0] != wanted:
+            if not (folder / name).exists():
+                raise InputError("is missing", path=folder / name, hint=_GO_ON)
+            if file_digest(folder / name)[0] != wanted:
                 problem = "is damaged: its checksum differs"
                 raise InputError(problem, path=folder / name, hint=_GO_ON)
-        _copy(_load(folder / _WEIGHTS), trainable(model), folder / _WEIGHTS)
-        optimizer.load_tensors(_load(folder / _OPTIMIZER))
+        trainers.load(folder)
         return held["state"]
 
     def held(self) -> dict[str, Any] | None:
@@ -161,27 +154,6 @@ def resume(run: RunDirectory, config: CheckpointConfig) -> tuple[Checkpoints, in
     done = int(held["state"]["step"])
     notice(f"{run.path} resumes after step {done}")
     return checkpoints, done
-
-
-def trainable(model: Module) -> dict[str, Tensor]:
-    """The parameters that training changes, by name (tied ones once), sharing the model's memory."""
-    return {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
-
-
-def _copy(saved: dict[str, Tensor], into: dict[str, Tensor], path: Path) -> None:
-    if {name: value.shape for name, value in saved.items()} != {name: value.shape for name, value in into.items()}:
-        raise InputError("holds the weights of another model", path=path, hint="pass --overwrite to start again")
-    with torch.no_grad():
-        for name, value in saved.items():
-            into[name].copy_(value)
-
-
-def _load(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        problem = f"cannot be read ({str(error).splitlines()[0]})"
-        raise InputError(problem, path=path, hint=_GO_ON) from error
 
 
 def _digest(held: dict[str, Any]) -> str:

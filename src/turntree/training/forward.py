@@ -21,6 +21,7 @@ from turntree.training.attention import Layout, decoder_inputs
 from turntree.training.head import head_logits, token_scores, vocabulary_size
 from turntree.training.lora import Reference, reference_model
 from turntree.training.packing import PackedBatch
+from turntree.training.sharded import in_pass
 
 # Above this many logits the head runs in chunks that are computed again in the backward pass (256 MiB in float32);
 # below it, a second head pass would cost more than the memory it saves.
@@ -57,13 +58,19 @@ def slot_scores(
     slots, each once though all first tokens of a fork share one, and only those go through the head. Raises
     `InputError` for an attention backend that would misread the mask; `layout` as in `attention.decoder_inputs`.
     """
+    return SlotScores(*in_pass(model, _slot_scores, model, batch, temperature, full, layout))
+
+
+def _slot_scores(
+    model: PreTrainedModel, batch: PackedBatch, temperature: float, full: bool, layout: Layout | None
+) -> tuple[Tensor, ...]:
     predecessor_U, row_S = torch.unique(batch.predecessor_S, return_inverse=True)
     hidden_UD = _hidden_states(model, batch, layout).index_select(0, predecessor_U)
     if full:
         return _full_scores(model, hidden_UD, row_S, batch.target_S, temperature)
     chunk = max(1, CHUNK_LOGITS // vocabulary_size(model))
     if len(hidden_UD) <= chunk:
-        return SlotScores(*_scores(model, hidden_UD, row_S, batch.target_S, temperature))
+        return _scores(model, hidden_UD, row_S, batch.target_S, temperature)
     order_S = torch.argsort(row_S, stable=True)
     starts = range(0, len(hidden_UD), chunk)
     sizes = [int(((row_S >= start) & (row_S < start + chunk)).sum()) for start in starts]
@@ -73,7 +80,7 @@ def slot_scores(
     ]
     back_S = torch.argsort(order_S)
     logprobs, entropies = (torch.cat(kind)[back_S] for kind in zip(*parts, strict=True))
-    return SlotScores(logprobs, entropies)
+    return logprobs, entropies
 
 
 @torch.no_grad()
@@ -144,10 +151,10 @@ def _scores(
 
 def _full_scores(
     model: PreTrainedModel, hidden_UD: Tensor, row_S: Tensor, target_S: Tensor, temperature: float
-) -> SlotScores:
+) -> tuple[Tensor, Tensor, Tensor]:
     logits_UV = head_logits(model, hidden_UD)
     wide = torch.promote_types(logits_UV.dtype, torch.float32)
     log_softmax_SV = torch.log_softmax(logits_UV.to(wide) / temperature, dim=-1)[row_S]
     with torch.no_grad():
         entropies_S = -(log_softmax_SV.exp() * log_softmax_SV).sum(-1)
-    return SlotScores(log_softmax_SV.gather(1, target_S[:, None]).squeeze(1), entropies_S, log_softmax_SV)
+    return log_softmax_SV.gather(1, target_S[:, None]).squeeze(1), entropies_S, log_softmax_SV

@@ -15,23 +15,47 @@ from turntree.core.protocols import Engine
 from turntree.core.tree import RolloutTree
 from turntree.training.config import LossConfig
 from turntree.training.forward import with_old_logprobs, with_reference_logprobs
-from turntree.training.lora import Reference
-from turntree.training.optimizer import Optimizer
-from turntree.training.packing import pack
+from turntree.training.packing import PackedBatch, pack_ranks
+from turntree.training.trainer import Trainer, Trainers
 from turntree.training.update import update_step
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What one rank learns from: as many batches as every other rank."""
+
+    batches: Sequence[PackedBatch]
+    loss: LossConfig
+    updates: int
+    rescores: bool
+    """Whether old log-probabilities are those of the trainer."""
+
+
+def take(trainer: Trainer, lesson: Lesson) -> dict[str, float]:
+    """Scores with the old policy and the reference, then `updates` optimizer steps on the same batches; the metrics of
+    the last step over all ranks."""
+    batches = [batch.to(trainer.model.device) for batch in lesson.batches]
+    loss = lesson.loss
+    if lesson.rescores:
+        batches = with_old_logprobs(trainer.model, batches, temperature=loss.temperature)
+    if trainer.reference is not None and loss.needs_reference_logprobs:
+        batches = with_reference_logprobs(trainer.reference, batches, temperature=loss.temperature)
+    metrics: dict[str, float] = {}
+    for _ in range(lesson.updates):
+        metrics = update_step(trainer.model, trainer.reference, trainer.optimizer, batches, loss, group=trainer.group)
+    trainer.publish()
+    return metrics
 
 
 @dataclass
 class Learner:
-    """Packs, scores with the old policy and the reference, steps `updates` times on the same batch, and notifies the
-    engine.
+    """Packs, has the ranks learn from it, and notifies the engine, which samples from `model`.
 
-    `max_tokens` bounds one forward and backward pass; all passes of a batch share one normaliser.
+    `max_tokens` bounds one forward and backward pass of a rank; all passes of a batch share one normaliser.
     """
 
     model: PreTrainedModel
-    reference: Reference | None
-    optimizer: Optimizer
+    trainers: Trainers
     engine: Engine
     loss: LossConfig
     updates: int
@@ -41,25 +65,19 @@ class Learner:
         """The metrics of the last step, and the cost of all steps, scoring passes included. If no tree has a scored
         leaf, no step is taken, the policy keeps its version, and the metrics show 0 trained groups."""
         started = time.perf_counter()
-        batches = [part.to(self.model.device) for part in pack(trees, credits, max_tokens=self.max_tokens)]
-        if not batches:
+        dealt = pack_ranks(trees, credits, self.trainers.size, max_tokens=self.max_tokens)
+        if not any(dealt):
             self.engine.weights_changed(self.engine.policy_version)  # a run that goes on from here has kept nothing
             return {"trained_groups": 0}, NO_COST
-        one_pass = Cost(scored_tokens=sum(int(batch.stats.unique_tokens) for batch in batches))
-        cost = NO_COST
-        if self.rescores(trees):
-            batches = with_old_logprobs(self.model, batches, temperature=self.loss.temperature)
-            cost += one_pass
-        if self.reference is not None and self.loss.needs_reference_logprobs:
-            batches = with_reference_logprobs(self.reference, batches, temperature=self.loss.temperature)
-            cost += one_pass
+        rescores, referred = self.rescores(trees), self.trainers.own.reference is not None
+        lessons = [Lesson(batches, self.loss, self.updates, rescores) for batches in dealt]
+        metrics = self.trainers.run(take, lessons)
+        passed = int(metrics["trained_tokens"])
+        scored = rescores + (referred and self.loss.needs_reference_logprobs)
+        if self.loss.kl_coefficient > 0 and self.loss.kl == "full":
+            scored += self.updates  # the exact KL needs the reference again at every step
+        cost = Cost(scored_tokens=scored * passed, trained_tokens=self.updates * passed)
         trained = sum(bool(credit.nodes) for credit in credits)
-        metrics: dict[str, float] = {}
-        for _ in range(self.updates):
-            metrics = update_step(self.model, self.reference, self.optimizer, batches, self.loss)
-            cost += Cost(trained_tokens=int(metrics["trained_tokens"]))
-            if self.loss.kl_coefficient > 0 and self.loss.kl == "full":
-                cost += one_pass  # the exact KL needs the reference again at every step
         self.engine.update_weights(self.model, self.engine.policy_version + 1)
         return {"trained_groups": trained, **metrics}, cost + Cost(training_seconds=time.perf_counter() - started)
 

@@ -41,6 +41,7 @@ from torch import Tensor
 from turntree.core.errors import ConfigError, InputError
 from turntree.training.config import LossConfig
 from turntree.training.packing import PackedBatch, PackingStats
+from turntree.training.sharded import ALONE, Alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,12 @@ class LossSums:
         summed = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(self)}
         return LossSums(**summed | {"ratio_max": max(self.ratio_max, other.ratio_max)})
 
+    def over(self, group: Alone) -> LossSums:
+        """The sums of all ranks."""
+        totals = zip(dataclasses.fields(self), group.sums(dataclasses.astuple(self)), strict=True)
+        summed = LossSums(**{field.name: total for field, total in totals})
+        return dataclasses.replace(summed, ratio_max=group.largest(self.ratio_max))
+
     def metrics(self) -> dict[str, float]:
         """Means weighted by multiplicity, so that packed and flat batches report the same numbers.
 
@@ -84,11 +91,11 @@ class LossSums:
         }
 
 
-def loss_normalizer(batches: Sequence[PackedBatch], config: LossConfig) -> float:
-    """Z over the whole accumulation window (see the module docstring). Raises `InputError` where nothing is trained
-    or where the credit was not made for this normaliser."""
-    stats = sum((batch.stats for batch in batches), PackingStats())
-    terms = sum(float(batch.multiplicity_A[batch.action_T].sum()) for batch in batches)
+def loss_normalizer(batches: Sequence[PackedBatch], config: LossConfig, group: Alone = ALONE) -> float:
+    """Z over the whole accumulation window of all ranks (see the module docstring). Raises `InputError` where nothing
+    is trained or where the credit was not made for this normaliser."""
+    stats = window_stats(batches, group)
+    (terms,) = group.sums([sum(float(batch.multiplicity_A[batch.action_T].sum()) for batch in batches)])
     if terms <= 0:
         raise InputError("the batch holds no trained token", hint="give it at least one tree with a scored rollout")
     sums_tokens, means_tokens = (abs(terms - x) <= 1e-6 * terms for x in (stats.rollout_tokens, stats.rollouts))
@@ -110,6 +117,13 @@ def loss_normalizer(batches: Sequence[PackedBatch], config: LossConfig) -> float
             hint="label with LossConfig.estimator, or CreditRule(per_rollout=True)",
         )
     return stats.rollouts
+
+
+def window_stats(batches: Sequence[PackedBatch], group: Alone = ALONE) -> PackingStats:
+    """The counts of all batches of all ranks."""
+    own = sum((batch.stats for batch in batches), PackingStats())
+    totals = zip(dataclasses.fields(own), group.sums(dataclasses.astuple(own)), strict=True)
+    return PackingStats(**{field.name: type(getattr(own, field.name))(total) for field, total in totals})
 
 
 def policy_loss(
@@ -200,7 +214,7 @@ def _surrogate(log_ratio_T: Tensor, batch: PackedBatch, config: LossConfig) -> t
             sums,
             ratio=float((multiplicity_R * ratio_R).sum()),
             ratio_weight=float(multiplicity_R.sum()),
-            ratio_max=float(ratio_R.max()),
+            ratio_max=float((ratio_R * (multiplicity_R > 0)).max()),
             push=float((positive_R - negative_R).sum()),
             clipped_push=float(clipped),
             importance=float((multiplicity_R * weight_R).sum()),

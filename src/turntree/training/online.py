@@ -44,10 +44,11 @@ from turntree.training.checkpoints import Checkpoints
 from turntree.training.config import OnlineConfig
 from turntree.training.learner import Learner
 from turntree.training.lora import Reference
-from turntree.training.optimizer import Optimizer
 from turntree.training.packing import packed_slots
 from turntree.training.prompts import TaskStream
 from turntree.training.savings import SavingsLedger
+from turntree.training.sharded import ALONE, Alone
+from turntree.training.trainer import open_trainers
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ def train_online(
     keep: Keep = lambda iteration, groups, credits: None,
     check: Check | None = None,
     checkpoints: Checkpoints | None = None,
+    group: Alone = ALONE,
 ) -> TrainedOnline:
     """Update `parts.model` in place. `log` gets one row per iteration. Before it, `keep` gets all groups of the
     iteration with the credit of those that were trained on (None: cut, dropped, censored). `check(iteration)` adds
@@ -100,7 +102,7 @@ def train_online(
     """
     if not parts.tasks:
         raise InputError("there is no task to play", hint="choose a split with games in it")
-    run = _Run(parts, config, check)
+    run = _Run(parts, config, check, group)
     done = run.restore(checkpoints)
     if run.row:
         log(run.closed(done))
@@ -114,10 +116,10 @@ def train_online(
         last = iteration == config.iterations
         saves = checkpoints if checkpoints and checkpoints.due(iteration, last=last) else None
         if saves and run.only_closing(iteration):
-            saves.save(iteration, parts.model, run.learner.optimizer, run.state())
+            saves.save(iteration, run.learner.trainers, run.state())
         log(run.closed(iteration))
         if saves and not run.only_closing(iteration):
-            saves.save(iteration, parts.model, run.learner.optimizer, run.state())
+            saves.save(iteration, run.learner.trainers, run.state())
     return TrainedOnline(run.cost, run.checks, run.savings)
 
 
@@ -133,12 +135,11 @@ def _filters(config: OnlineConfig) -> list[Filter]:
 class _Run:
     """The state of a run between two iterations, and the steps of one iteration."""
 
-    def __init__(self, parts: Parts, config: OnlineConfig, checker: Check | None) -> None:
+    def __init__(self, parts: Parts, config: OnlineConfig, checker: Check | None, group: Alone) -> None:
         self.config, self.checker, self._engine = config, checker, parts.engine
-        optimizer = Optimizer(parts.model.parameters(), config.optimizer, config.iterations * config.updates)
-        self.learner = Learner(
-            parts.model, parts.reference, optimizer, parts.engine, config.loss, config.updates, config.max_tokens
-        )
+        steps = config.iterations * config.updates
+        trainers = open_trainers(parts.model, parts.reference, config.optimizer, steps, group)
+        self.learner = Learner(parts.model, trainers, parts.engine, config.loss, config.updates, config.max_tokens)
         rollouts = config.rollouts.of_training(
             config.groups,
             branching=parts.brancher is not None,
@@ -186,7 +187,7 @@ class _Run:
 
     def restore(self, checkpoints: Checkpoints | None) -> int:
         """The iteration after which this run resumes; 0 for a new run."""
-        state = None if checkpoints is None else checkpoints.restore(self.learner.model, self.learner.optimizer)
+        state = None if checkpoints is None else checkpoints.restore(self.learner.trainers)
         if state is None:
             return 0
         self.row = state["row"]

@@ -8,8 +8,7 @@ masters, bfloat16 weights near 0.1 move in steps of 5e-4, and smaller updates ar
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -18,8 +17,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from turntree.core.errors import ConfigError, TurntreeError
 from turntree.training.config import OptimizerConfig
-
-_MASTER = "master"
+from turntree.training.sharded import whole
 
 
 class Optimizer:
@@ -38,9 +36,9 @@ class Optimizer:
         self.total_steps = total_steps
         self.steps = 0
         self.parameters = [p for p in parameters if p.requires_grad]
-        self._masters = [_master(parameter) for parameter in self.parameters]  # float32 weights are their own masters
+        self.masters = [_master(parameter) for parameter in self.parameters]  # float32 weights are their own masters
         self._adamw = torch.optim.AdamW(
-            self._masters,
+            self.masters,
             lr=config.learning_rate,
             betas=config.betas,
             eps=config.eps,
@@ -48,7 +46,7 @@ class Optimizer:
         )
 
     def zero_grad(self) -> None:
-        for tensor in (*self.parameters, *self._masters):
+        for tensor in (*self.parameters, *self.masters):
             tensor.grad = None
 
     def backward(self, loss: Tensor) -> None:
@@ -65,13 +63,13 @@ class Optimizer:
 
     def _narrow(self) -> Iterator[tuple[Parameter, Parameter]]:
         """Pairs of narrow weights and their masters."""
-        return (pair for pair in zip(self.parameters, self._masters, strict=True) if pair[0] is not pair[1])
+        return (pair for pair in zip(self.parameters, self.masters, strict=True) if pair[0] is not pair[1])
 
     def step(self) -> dict[str, float]:
         """Clip to `max_grad_norm`, step, clear the gradients; returns `grad_norm` (before clipping) and
         `learning_rate`. Raises `TurntreeError`, leaving the weights as they were, when the gradient is not finite."""
         self._collect()
-        norm = float(clip_grad_norm_(self._masters, self.config.max_grad_norm))
+        norm = float(whole(clip_grad_norm_(self.masters, self.config.max_grad_norm)))
         if not math.isfinite(norm):
             self.zero_grad()
             raise TurntreeError(f"optimizer step {self.steps}: the gradient norm is {norm}; the weights are unchanged")
@@ -90,38 +88,29 @@ class Optimizer:
         for parameter, master in self._narrow():
             parameter.copy_(master)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The optimizer state as tensors for safetensors: `steps`, and for parameter number i
-        `i.exp_avg`, `i.exp_avg_sq` and `i.step` (absent before it took its first step), and `i.master` where it has
-        one."""
-        state = self._adamw.state_dict()["state"]
-        moments = {f"{index}.{name}": value for index, entry in state.items() for name, value in entry.items()}
-        pairs = enumerate(zip(self.parameters, self._masters, strict=True))
-        masters = {f"{index}.{_MASTER}": master.detach() for index, (own, master) in pairs if own is not master}
-        return {"steps": torch.tensor(self.steps), **moments, **masters}
+    def tensors(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """All that changes in training: `steps`, and for the parameter of each name `weight.NAME` (its master) and the
+        moments `exp_avg.NAME`, `exp_avg_sq.NAME` and `step.NAME` (absent before it took its first step). They share
+        the optimizer's memory, except `steps`."""
+        pairs = list(zip(names, self.masters, strict=True))
+        held = {f"weight.{name}": master.detach() for name, master in pairs}
+        for name, master in pairs:
+            held |= {f"{kind}.{name}": value for kind, value in self._adamw.state.get(master, {}).items()}
+        return {"steps": torch.tensor(self.steps), **held}
 
-    @torch.no_grad()
-    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Load `tensors`; weights with a master become the rounded master. Raises ValueError where they belong to other
-        parameters, or to the same parameters in another dtype."""
-        state: dict[int, dict[str, Tensor]] = defaultdict(dict)
-        for key, value in tensors.items():
-            if key != "steps":
-                index, name = key.split(".")
-                state[int(index)][name] = value.clone()
-        masters = {index: entry.pop(_MASTER) for index, entry in state.items() if _MASTER in entry}
-        state = {index: entry for index, entry in state.items() if entry}
-        shapes = {index: entry["exp_avg"].shape for index, entry in state.items()}
-        if any(index >= len(self.parameters) or self.parameters[index].shape != s for index, s in shapes.items()):
-            raise ValueError("the optimizer's moments belong to other parameters")
-        own = {index: held for index, held in enumerate(self._masters) if held is not self.parameters[index]}
-        if {i: value.shape for i, value in masters.items()} != {i: value.shape for i, value in own.items()}:
-            raise ValueError("the optimizer's float32 weights belong to other parameters")
-        self._adamw.load_state_dict({**self._adamw.state_dict(), "state": state})
-        for index, value in masters.items():
-            own[index].copy_(value)
+    def expect_moments(self, stepped: Collection[str], names: Sequence[str]) -> None:
+        """Make room for the moments of the parameters that have `stepped`, so that a checkpoint is read into
+        `tensors`."""
+        for name, master in zip(names, self.masters, strict=True):
+            self._adamw.state.pop(master, None)
+            if name in stepped:
+                zeros = {kind: torch.zeros_like(master.detach()) for kind in ("exp_avg", "exp_avg_sq")}
+                self._adamw.state[master] = {"step": torch.tensor(0.0), **zeros}
+
+    def loaded(self, steps: int) -> None:
+        """A checkpoint of so many steps was read into `tensors`."""
         self._round()
-        self.steps = int(tensors["steps"])
+        self.steps = steps
 
 
 def build_optimizer(model: Module, config: OptimizerConfig, total_steps: int | None = None) -> Optimizer:

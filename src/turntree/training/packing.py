@@ -23,6 +23,7 @@ from turntree.core.errors import InputError
 from turntree.core.labels import Credit
 from turntree.core.tree import RolloutTree
 from turntree.training.cutting import cut, longest_path
+from turntree.training.sharded import partition
 from turntree.training.slots import Action, Segment, path_segments, tree_segment
 
 Row = list[Segment]
@@ -99,12 +100,26 @@ def pack(
     the length of the batch's longest tree. A tree above the budget is cut (`training.cutting`): its ancestors are
     computed in every part, its terms counted in one. Raises `InputError` where one path alone is above the budget.
     """
+    return pack_ranks(trees, credits, 1, max_tokens=max_tokens, pad_id=pad_id)[0]
+
+
+def pack_ranks(
+    trees: Sequence[RolloutTree], credits: Sequence[Credit], ranks: int, *, max_tokens: int, pad_id: int = 0
+) -> list[list[PackedBatch]]:
+    """The batches of each rank, as `pack` makes them: a tree is on one rank, and ranks are alike in their unique tokens
+    (`sharded.partition`). All have as many batches, because ranks make their passes together: blank ones fill up, which
+    add zero to every sum. No batches where nothing is trained."""
     segments = _segments(trees, credits)
     found = [segment for segment in segments if segment is not None]
-    parts = [part for segment in found for part in _cut(trees, segment, max_tokens)]
-    batches = [_tensors(rows, credits, pad_id) for rows in _place(parts, max_tokens, share_rows=True)]
+    dealt: list[list[PackedBatch]] = []
+    for part in partition([len(segment) for segment in found], ranks):
+        pieces = [piece for number in part for piece in _cut(trees, found[number], max_tokens)]
+        dealt.append([_tensors(rows, credits, pad_id) for rows in _place(pieces, max_tokens, share_rows=True)])
+    passes = max(map(len, dealt))
+    dealt = [batches + [_blank()] * (passes - len(batches)) for batches in dealt]
     cut_trees = sum(len(segment) > max_tokens for segment in found)
-    return _counted(batches, PackingStats(untrained_trees=len(segments) - len(found), cut_trees=cut_trees))
+    dealt[0] = _counted(dealt[0], PackingStats(untrained_trees=len(segments) - len(found), cut_trees=cut_trees))
+    return dealt
 
 
 def flat_batches(
@@ -201,6 +216,30 @@ def _tensors(rows: Sequence[Row], credits: Sequence[Credit], pad_id: int) -> Pac
         tree_A=torch.tensor([s.tree for _, s, _ in events]),
         is_flat=is_flat,
         stats=_stats(rows, credits, padding=len(rows) * length - sum(len(s) for row in rows for s in row)),
+    )
+
+
+def _blank() -> PackedBatch:
+    """A batch of two slots, the second trained with weight zero: a pass over it adds zero to loss and gradient."""
+    one, zero_T = torch.tensor([1]), torch.zeros(1, dtype=torch.float64)
+    pair, none = torch.tensor([[0, 1]]), torch.tensor([0])
+    return PackedBatch(
+        tokens_BL=torch.zeros_like(pair),
+        positions_BL=pair,
+        last_BL=torch.full_like(pair, 2),
+        predecessor_S=none,
+        target_S=none,
+        slot_T=none,
+        action_T=none,
+        sampling_logprobs_T=zero_T,
+        old_logprobs_T=zero_T,
+        positive_A=zero_T,
+        negative_A=zero_T,
+        multiplicity_A=zero_T,
+        zero_variance_A=one > 1,
+        tree_A=none - 1,
+        is_flat=True,
+        stats=PackingStats(),
     )
 
 

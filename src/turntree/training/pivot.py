@@ -24,7 +24,8 @@ from turntree.training.curriculum import Curriculum, PivotRecord
 from turntree.training.drift import DriftMonitor
 from turntree.training.learner import Learner
 from turntree.training.lora import Reference
-from turntree.training.optimizer import Optimizer
+from turntree.training.sharded import ALONE, Alone
+from turntree.training.trainer import open_trainers
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,7 @@ def train_pivot(
     own: OwnPath | None = None,
     estimator: Estimator | None = None,
     checkpoints: Checkpoints | None = None,
+    group: Alone = ALONE,
 ) -> Trained:
     """Update `model` (which `engine` samples from) in place. `log` gets one row per step. Before it, `keep` gets all
     drawn groups with the credit of those that were trained on (None: replaced). `check(step)` adds held-out figures.
@@ -134,8 +136,8 @@ def train_pivot(
     """
     if not pivots and own is None:
         raise InputError("there is no pivot to train on", hint="raise the threshold, or profile more candidates")
-    optimizer = Optimizer(model.parameters(), config.optimizer, config.steps * config.updates)
-    learner = Learner(model, reference, optimizer, engine, config.loss, config.updates, config.max_tokens)
+    trainers = open_trainers(model, reference, config.optimizer, config.steps * config.updates, group)
+    learner = Learner(model, trainers, engine, config.loss, config.updates, config.max_tokens)
     estimator = estimator or config.loss.estimator(config.credit)
     run = _Run(learner, renderer, list(pivots), verifier, config, check, own)
     done = run.restore(checkpoints)
@@ -154,10 +156,10 @@ def train_pivot(
         keep(step, drawn, [labels.get(id(group)) for group in drawn])
         saves = checkpoints if checkpoints and checkpoints.due(step, last=run.is_last(step)) else None
         if saves and run.only_closing(step):
-            saves.save(step, model, optimizer, run.state())
+            saves.save(step, learner.trainers, run.state())
         log(run.closed(step))
         if saves and not run.only_closing(step):
-            saves.save(step, model, optimizer, run.state())
+            saves.save(step, learner.trainers, run.state())
     return Trained(run.cost, run.checks, run.pivots, run.curriculum.records)
 
 
@@ -199,7 +201,7 @@ class _Run:
 
     def restore(self, checkpoints: Checkpoints | None) -> int:
         """The step after which this run resumes; 0 for a new run."""
-        state = None if checkpoints is None else checkpoints.restore(self.learner.model, self.learner.optimizer)
+        state = None if checkpoints is None else checkpoints.restore(self.learner.trainers)
         if state is None:
             return 0
         self.row, self._alarms = state["row"], state["alarms"]

@@ -22,7 +22,8 @@ from turntree.traces.schema import Trace
 from turntree.training.checkpoints import Checkpoints
 from turntree.training.config import SFTConfig
 from turntree.training.head import head_logits, token_scores
-from turntree.training.optimizer import Optimizer
+from turntree.training.sharded import ALONE, Alone, partition
+from turntree.training.trainer import Trainer, open_trainers
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,48 @@ def negative_log_likelihood(model: PreTrainedModel, rows: Sequence[Example]) -> 
     return -token_scores(logits_SV, every_S, target_S, 1.0)[0].sum()
 
 
+@dataclass(frozen=True)
+class Batch:
+    """What one rank learns from in a step: as many micro-batches as every other rank. `learned` tokens of all ranks
+    are the loss's normaliser; `seed` draws dropout."""
+
+    rows: Sequence[Sequence[Example]]
+    learned: int
+    seed: int
+
+
+def deal(rows: Sequence[Example], ranks: int, max_tokens: int, seed: int) -> list[Batch]:
+    """The examples of a step for each rank, alike in their tokens. Blank micro-batches fill up, which add zero to loss
+    and gradient."""
+    parts = partition([len(row.token_ids) for row in rows], ranks)
+    dealt = [micro_batches([rows[number] for number in part], max_tokens) for part in parts]
+    passes = max(map(len, dealt))
+    blank = [Example((0, 0), (False, False))]
+    learned = sum(sum(row.loss_mask) for row in rows)
+    return [Batch(groups + [blank] * (passes - len(groups)), learned, seed) for groups in dealt]
+
+
+def imitate(trainer: Trainer, batch: Batch) -> dict[str, float]:
+    """One optimizer step on the mean negative log-likelihood of the learned tokens of all ranks; its metrics. Raises
+    `TurntreeError`, leaving the weights as they were, where the loss is not finite."""
+    rank, total = trainer.group.rank, 0.0
+    torch.manual_seed(seeds.derive(batch.seed, "rank", rank) if rank else batch.seed)
+    trainer.model.train()
+    try:
+        for rows in batch.rows:
+            loss = negative_log_likelihood(trainer.model, rows) / batch.learned
+            trainer.optimizer.backward(loss)
+            total += float(loss.detach())
+    finally:
+        trainer.model.eval()
+    (total,) = trainer.group.sums([total])
+    if not math.isfinite(total):
+        raise TurntreeError(f"step {trainer.optimizer.steps + 1}: the loss is {total}; the weights are unchanged")
+    taken = trainer.optimizer.step()
+    trainer.publish()
+    return {"loss": total, **taken}
+
+
 def train_sft(
     model: PreTrainedModel,
     examples: Sequence[Example],
@@ -106,33 +149,30 @@ def train_sft(
     log: Callable[[dict[str, Any]], None],
     *,
     checkpoints: Checkpoints | None = None,
+    group: Alone = ALONE,
 ) -> Cost:
     """Minimise the mean token negative log-likelihood; `log` gets one row a step. Returns what it cost.
 
     Where `checkpoints` holds an earlier part of this run, it is resumed and ends with the same weights and rows.
+    The ranks of `group` share each step.
     """
     total = config.steps(len(examples))
-    optimizer = Optimizer(model.parameters(), config.optimizer, total)
-    state = None if checkpoints is None else checkpoints.restore(model, optimizer)
+    trainers = open_trainers(model, None, config.optimizer, total, group)
+    state = None if checkpoints is None else checkpoints.restore(trainers)
     done, cost = (0, NO_COST) if state is None else (state["step"], Cost(**state["cost"]))
-    model.train()
     for step, (epoch, indices) in enumerate(_batches(len(examples), config), start=1):
         if step <= done:
             continue
         started = time.perf_counter()
-        torch.manual_seed(seeds.derive(config.seed, "dropout", step))  # a step's draws depend on its number only
         rows = [examples[index] for index in indices]
-        loss = _accumulate(model, optimizer, rows, config.max_tokens)
-        if not math.isfinite(loss):
-            raise TurntreeError(f"step {step}: the loss is {loss}; the weights are unchanged")
-        taken = optimizer.step()
+        seed = seeds.derive(config.seed, "dropout", step)  # a step's draws depend on its number only
+        taken = trainers.run(imitate, deal(rows, trainers.size, config.max_tokens, seed))
         cost += Cost(
             trained_tokens=sum(len(row.token_ids) for row in rows), training_seconds=time.perf_counter() - started
         )
-        log({"step": step, "epoch": epoch, "loss": loss, "trained_tokens": cost.trained_tokens, **taken})
+        log({"step": step, "epoch": epoch, "trained_tokens": cost.trained_tokens, **taken})
         if checkpoints is not None and checkpoints.due(step, last=step == total):
-            checkpoints.save(step, model, optimizer, {"cost": dataclasses.asdict(cost)})
-    model.eval()
+            checkpoints.save(step, trainers, {"cost": dataclasses.asdict(cost)})
     return cost
 
 
@@ -143,14 +183,3 @@ def _batches(examples: int, config: SFTConfig) -> Iterator[tuple[int, list[int]]
         seeds.generator(config.seed, "sft", epoch).shuffle(order)
         for start in range(0, examples, config.batch):
             yield epoch, order[start : start + config.batch]
-
-
-def _accumulate(model: PreTrainedModel, optimizer: Optimizer, rows: Sequence[Example], max_tokens: int) -> float:
-    """Add the gradient of the batch's mean loss over its learned tokens; returns that loss."""
-    tokens = sum(sum(row.loss_mask) for row in rows)
-    total = 0.0
-    for group in micro_batches(rows, max_tokens):
-        loss = negative_log_likelihood(model, group) / tokens
-        optimizer.backward(loss)
-        total += float(loss.detach())
-    return total

@@ -13,9 +13,10 @@ from turntree.core.errors import ConfigError, TurntreeError
 from turntree.training.config import LossConfig
 from turntree.training.forward import SlotScores, slot_scores, with_reference_logprobs
 from turntree.training.lora import Reference, reference_model
-from turntree.training.losses import LossSums, exact_kl, loss_normalizer, policy_loss
+from turntree.training.losses import LossSums, exact_kl, loss_normalizer, policy_loss, window_stats
 from turntree.training.optimizer import Optimizer
 from turntree.training.packing import PackedBatch, PackingStats
+from turntree.training.sharded import ALONE, Alone
 
 
 def update_step(
@@ -24,29 +25,32 @@ def update_step(
     optimizer: Optimizer,
     batches: Sequence[PackedBatch],
     config: LossConfig,
+    *,
+    group: Alone = ALONE,
 ) -> dict[str, float]:
-    """Accumulate the gradient of all `batches` under one normaliser, step once, return the metrics.
+    """Accumulate the gradient of all `batches` under one normaliser, step once, return the metrics. In a group, all
+    ranks call it together with as many batches each, and get the same metrics.
 
     Call it again with the same batches for another epoch: old log-probabilities stay as they are. Batches without
     reference log-probabilities get them from `reference`; attach them once with `with_reference_logprobs`
     when there are several epochs. Raises `TurntreeError` on a loss or gradient that is not finite, and leaves the
     weights as they were.
     """
-    normalizer = loss_normalizer(batches, config)
+    normalizer = loss_normalizer(batches, config, group)
     sums = LossSums()
     optimizer.zero_grad()
     for number, batch in enumerate(batches):
         loss, parts = batch_loss(model, reference, batch.to(model.device), config, normalizer)
-        if not math.isfinite(parts.loss):
+        (found,) = group.sums([parts.loss])
+        if not math.isfinite(found):
             optimizer.zero_grad()
             raise TurntreeError(
-                f"optimizer step {optimizer.steps}: the loss of batch {number + 1} of {len(batches)} is {parts.loss}; "
+                f"optimizer step {optimizer.steps}: the loss of batch {number + 1} of {len(batches)} is {found}; "
                 "the weights are unchanged"
             )
         optimizer.backward(loss)
         sums += parts
-    stats = sum((batch.stats for batch in batches), PackingStats())
-    return sums.metrics() | optimizer.step() | packing_metrics(stats)
+    return sums.over(group).metrics() | optimizer.step() | packing_metrics(window_stats(batches, group))
 
 
 def batch_loss(

@@ -1,0 +1,42 @@
+"""Where the parts of a run are: how many processes compute. No torch: the command line reads it for help."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from turntree.core.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterConfig:
+    """Processes of one run. No result depends on it beyond rounding, so a run may go on with other numbers."""
+
+    trainers: int = 1
+    """Ranks that hold the weights in shards and share each update (torch FSDP2); 1 trains in this process."""
+
+    def __post_init__(self) -> None:
+        if self.trainers < 1:
+            raise ConfigError("must be at least 1", field="trainers")
+
+
+def on_ranks(stage: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """`stage(config, out, overwrite=..., group=...)` on the ranks of `config.cluster`, or of the launcher that started
+    this process: rank 0 runs it, the others take part in its updates, and all return its result."""
+
+    @functools.wraps(stage)
+    def run(config: Any, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
+        from turntree.training.launch import open_ranks
+        from turntree.training.trainer import end, follow
+
+        with open_ranks(config.cluster.trainers, config.device.name) as group:
+            if group.rank > 0:
+                return follow(group)
+            result = stage(config, out, overwrite=overwrite, group=group)
+            end(group, result)
+            return result
+
+    return run
