@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from turntree.cluster.config import WorkersConfig
 from turntree.core.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterConfig:
+class ClusterConfig(WorkersConfig):
     """Processes of one run. No result depends on it beyond rounding, so a run may go on with other numbers."""
 
     trainers: int = 1
     """Ranks that hold the weights in shards and share each update (torch FSDP2); 1 trains in this process."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.trainers < 1:
             raise ConfigError("must be at least 1", field="trainers")

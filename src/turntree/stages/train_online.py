@@ -6,14 +6,16 @@ import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from turntree.cluster.crew import Crew
 from turntree.core import parts
 from turntree.core.config import to_mapping
 from turntree.core.cost import Cost
 from turntree.core.labels import Credit
-from turntree.core.protocols import Environment, Filter
+from turntree.core.protocols import Brancher, Environment, Filter
 from turntree.engines.checkpoint import save_model
 from turntree.environments.tasks import TRAIN, TaskSet, identity, open_tasks
 from turntree.logs import rollouts, trees
@@ -23,9 +25,12 @@ from turntree.observe.run import RunDirectory, notice, open_run, progress
 from turntree.rollouts import rewards
 from turntree.rollouts.groups import GrownGroup
 from turntree.rollouts.rewards import RewardSum
+from turntree.rollouts.scheduler import SchedulerConfig
+from turntree.rollouts.spread import Spread
 from turntree.stages.config import TrainOnlineConfig
 from turntree.stages.evaluate import EvaluateConfig, play
 from turntree.stages.policy import Policy, load_policy, policy_name
+from turntree.stages.workers import Published, open_crew
 from turntree.training.checkpoints import extent, resume
 from turntree.training.drift import too_still
 from turntree.training.head import vocabulary_size
@@ -51,8 +56,9 @@ def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = 
     logs = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
     splits = {TRAIN: config.count, config.held_out_split: config.held_out_count}
     with contextlib.ExitStack() as stack:
+        processes = None if config.cluster.workers else config.workers  # else the rollout workers start them
         opened = stack.enter_context(
-            open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source, workers=config.workers)
+            open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source, workers=processes)
         )
         code = parts.identities(config)
         judging = {**_filters(config), **rewards.identity(config.rewards)}
@@ -62,7 +68,8 @@ def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = 
         run = stack.enter_context(
             open_run(out, "train online", to_mapping(config), inputs, overwrite=overwrite, logs=logs, extent=length)
         )
-        trained = _train(run, policy, opened, config, summed, filters)
+        crew = stack.enter_context(open_crew("online", config, config.cluster, config.device))
+        trained = _train(run, policy, opened, config, summed, filters, crew)
         rows = run.metrics()
     return {
         "model": str(run.model),
@@ -88,22 +95,25 @@ def _train(
     config: TrainOnlineConfig,
     summed: RewardSum | None,
     filters: Sequence[Filter],
+    crew: Crew | None = None,
 ) -> TrainedOnline:
     """Train from the run's current state to its end, and write the results; the cost last."""
     reference = policy.reference() if config.train.loss.kl_coefficient > 0 else None  # before a checkpoint is loaded
     checkpoints, done = resume(run, config.checkpoints)
+    brancher, tasks = config.build_brancher(vocabulary_size(policy.model)), opened.of(TRAIN)
     parts = Parts(
         policy.model,
         reference,
         policy.engine,
         policy.renderer,
-        opened.of(TRAIN),
+        tasks,
         gate=config.build_gate(),
-        brancher=config.build_brancher(vocabulary_size(policy.model)),
+        brancher=brancher,
         estimator=config.build_estimator(),
         pool=opened.pool,
         rewards=summed,
         filters=filters,
+        spread=None if crew is None else partial(_spread, crew, policy, tasks, brancher),
     )
     with (
         loggers.following(run, config.loggers),
@@ -132,6 +142,12 @@ def _train(
     run.write_cost(trained.cost, checks=trained.checks)
     checkpoints.finish()
     return trained
+
+
+def _spread(
+    crew: Crew, policy: Policy, tasks: Sequence[Environment], brancher: Brancher | None, rollouts: SchedulerConfig
+) -> Spread:
+    return Spread(crew, rollouts, tasks, Published(crew, policy), brancher)
 
 
 def _filters(config: TrainOnlineConfig) -> dict[str, str]:

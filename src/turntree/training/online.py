@@ -39,7 +39,8 @@ from turntree.gates.monitor import GateMonitor
 from turntree.rollouts.accounting import TreeAccount, account, effective_leaves, intraclass_correlation
 from turntree.rollouts.groups import GrownGroup
 from turntree.rollouts.rewards import RewardSum, figures
-from turntree.rollouts.scheduler import Scheduler
+from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
+from turntree.rollouts.spread import Spread
 from turntree.training.checkpoints import Checkpoints
 from turntree.training.config import OnlineConfig
 from turntree.training.learner import Learner
@@ -53,7 +54,7 @@ from turntree.training.savings import SavingsLedger
 @dataclass(frozen=True)
 class Parts:
     """The components of a run. `engine` samples from `model`; `gate`, `brancher`, `pool`, `rewards` are passed to the
-    scheduler."""
+    scheduler. With `spread`, groups are played by its workers instead."""
 
     model: PreTrainedModel
     reference: Reference | None
@@ -66,6 +67,7 @@ class Parts:
     estimator: Estimator | None = None  # None: that of `OnlineConfig.credit`
     rewards: RewardSum | None = None
     filters: Sequence[Filter] = ()  # beside those of `OnlineConfig`
+    spread: Callable[[SchedulerConfig], Spread] | None = None
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,20 @@ def _filters(config: OnlineConfig) -> list[Filter]:
     return [*found, config.dapo] if config.dapo is not None else found
 
 
+def _scheduler(parts: Parts, config: SchedulerConfig) -> Scheduler | Spread:
+    if parts.spread is not None:
+        return parts.spread(config)
+    return Scheduler(
+        parts.engine,
+        parts.renderer,
+        config,
+        pool=parts.pool,
+        gate=parts.gate,
+        brancher=parts.brancher,
+        rewards=parts.rewards,
+    )
+
+
 class _Run:
     """The state of a run between two iterations, and the steps of one iteration."""
 
@@ -144,15 +160,7 @@ class _Run:
             branching=parts.brancher is not None,
             counts_refills=parts.estimator is not None or config.credit.leaf_weights != "path_weighted",
         )
-        self.scheduler = Scheduler(
-            parts.engine,
-            parts.renderer,
-            rollouts,
-            pool=parts.pool,
-            gate=parts.gate,
-            brancher=parts.brancher,
-            rewards=parts.rewards,
-        )
+        self.scheduler = _scheduler(parts, rollouts)
         self._brancher = parts.brancher
         self._filters = [*_filters(config), *parts.filters]
         self._cap = max((one.refill_cap for one in self._filters), default=0.0)
@@ -211,6 +219,8 @@ class _Run:
         while more := refill(self._cap, wanted=wanted, kept=len(self._kept(groups)), started=len(groups)):
             groups += self._round(more, iteration, begun)
         self.account += self._grown
+        if isinstance(self.scheduler, Spread):
+            self.scheduler.learn()
         for one in self._filters:
             one.end_iteration()
         left = allowed(self._cap, wanted=wanted, started=len(groups))
