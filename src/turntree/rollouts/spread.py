@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turntree.cluster.crew import Crew, UnitLost
+from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
 from turntree.core.labels import Rewards
 from turntree.core.protocols import (
@@ -98,20 +99,26 @@ class Listening:
         self._brancher.restore(state)
 
 
+def numbered(tasks: Sequence[Environment], named: Sequence[tuple[int, str]]) -> list[Environment]:
+    """The tasks with these numbers, which must have these ids here too. Raises `InputError`."""
+    for number, task_id in named:
+        found = tasks[number].task_id if number < len(tasks) else "no task"
+        if found != task_id:
+            problem = f"task {number} is {task_id!r} in the command and {found!r} in a worker"
+            raise InputError(problem, field="environment", hint="its tasks must be the same in every process")
+    return [tasks[number] for number, _ in named]
+
+
 def play_groups(scheduler: Scheduler, tasks: Sequence[Environment], unit: Mapping[str, Any]) -> dict[str, Any]:
     """Play the groups of a unit on a fresh `scheduler`."""
     brancher = scheduler.brancher
     if isinstance(brancher, Listening):
         brancher.restore(unit["brancher"])
     scheduler.rendered = unit["rendered"]
-    for number, task_id, _ in unit["tasks"]:
-        if number >= len(tasks) or tasks[number].task_id != task_id:
-            found = tasks[number].task_id if number < len(tasks) else "none"
-            problem = f"task {number} is {task_id!r} in the command and {found!r} in a worker"
-            raise InputError(problem, field="environment", hint="its tasks must be the same in every process")
+    named = [(number, task_id) for number, task_id, _ in unit["tasks"]]
     begun = Counter({task_id: occurrence for _, task_id, occurrence in reversed(unit["tasks"])})
     played = scheduler.run(
-        [tasks[number] for number, _, _ in unit["tasks"]],
+        numbered(tasks, named),
         seed=unit["seed"],
         iteration=unit["iteration"],
         begun=begun,
@@ -159,7 +166,7 @@ class Spread:
             begun[task.task_id] += 1
         size = self.crew.config.batch or 1
         shared = {
-            "kind": "groups",
+            "rollouts": to_mapping(self.config),
             "seed": seed,
             "iteration": iteration,
             "rendered": self.rendered,

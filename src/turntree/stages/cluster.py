@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from turntree.cluster.config import WorkersConfig
 from turntree.core.errors import ConfigError
 
+_HINT = "set cluster.workers to the number of rollout workers"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig(WorkersConfig):
@@ -19,3 +21,5 @@ class ClusterConfig(WorkersConfig):
         super().__post_init__()
         if self.trainers < 1:
             raise ConfigError("must be at least 1", field="trainers")
+        if self.address is not None and self.workers == 0 and self.trainers == 1:
+            raise ConfigError("names a cluster, and nothing would run there", field="address", hint=_HINT)

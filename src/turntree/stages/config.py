@@ -149,6 +149,7 @@ class ProfileStageConfig(TracesPlayed):
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     endpoint: EndpointConfig | None = None
     """Sample from a server, such as vLLM."""
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
@@ -322,6 +323,7 @@ class EvaluateConfig(Playing):
     """Of every draw."""
     keep_trees: bool = False
     """Write the episodes beside the result (NAME.trees.jsonl), all tokens included."""
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
     def __post_init__(self) -> None:
         if min(self.samples, self.max_turns, self.count) < 1 or self.temperature <= 0 or self.skills_per_kind < 0:

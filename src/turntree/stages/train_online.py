@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from turntree.cluster.crew import Crew
 from turntree.core import parts
-from turntree.core.config import to_mapping
+from turntree.core.config import from_mapping, to_mapping
 from turntree.core.cost import Cost
 from turntree.core.labels import Credit
 from turntree.core.protocols import Brancher, Environment, Filter
@@ -25,12 +25,12 @@ from turntree.observe.run import RunDirectory, notice, open_run, progress
 from turntree.rollouts import rewards
 from turntree.rollouts.groups import GrownGroup
 from turntree.rollouts.rewards import RewardSum
-from turntree.rollouts.scheduler import SchedulerConfig
-from turntree.rollouts.spread import Spread
+from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
+from turntree.rollouts.spread import Listening, Spread, play_groups
 from turntree.stages.config import TrainOnlineConfig
 from turntree.stages.evaluate import EvaluateConfig, play
 from turntree.stages.policy import Policy, load_policy, policy_name
-from turntree.stages.workers import Published, open_crew
+from turntree.stages.workers import Follower, Published, open_crew
 from turntree.training.checkpoints import extent, resume
 from turntree.training.drift import too_still
 from turntree.training.head import vocabulary_size
@@ -68,7 +68,7 @@ def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = 
         run = stack.enter_context(
             open_run(out, "train online", to_mapping(config), inputs, overwrite=overwrite, logs=logs, extent=length)
         )
-        crew = stack.enter_context(open_crew("online", config, config.cluster, config.device))
+        crew = stack.enter_context(open_crew(__name__, config, config.cluster, config.device))
         trained = _train(run, policy, opened, config, summed, filters, crew)
         rows = run.metrics()
     return {
@@ -142,6 +142,34 @@ def _train(
     run.write_cost(trained.cost, checks=trained.checks)
     checkpoints.finish()
     return trained
+
+
+@contextlib.contextmanager
+def worker(settings: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Any]]:
+    """What a rollout worker of this stage holds (`stages.workers`)."""
+    config = from_mapping(TrainOnlineConfig, settings["config"])
+    policy = load_policy(policy_name(config.model, config.environment), config.device)
+    splits = {TRAIN: config.count, config.held_out_split: config.held_out_count}
+    brancher, follower = config.build_brancher(vocabulary_size(policy.model)), Follower(policy)
+    summed, gate = rewards.build_rewards(config.rewards), config.build_gate()
+    with open_tasks(
+        config.environment, splits, seed=config.task_seed, model=policy.source, workers=config.workers
+    ) as opened:
+
+        def play(unit: dict[str, Any]) -> dict[str, Any]:
+            follower.take_on(unit)
+            scheduler = Scheduler(
+                policy.engine,
+                policy.renderer,
+                from_mapping(SchedulerConfig, unit["rollouts"]),
+                pool=opened.pool,
+                gate=gate,
+                brancher=None if brancher is None else Listening(brancher),
+                rewards=summed,
+            )
+            return play_groups(scheduler, opened.of(TRAIN), unit)
+
+        yield play
 
 
 def _spread(
