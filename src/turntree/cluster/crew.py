@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -24,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turntree.cluster.config import WorkersConfig
-from turntree.cluster.worker import Told, Worker, raised
+from turntree.cluster.worker import Told, Worker, end_process, raised
 from turntree.core.errors import ConfigError, InputError, TurntreeError
 from turntree.observe.run import notice
 
@@ -43,6 +44,7 @@ class UnitLost(TurntreeError):
 class _Job:
     unit: Unit
     future: Future[Any]
+    urgent: bool
     deaths: list[str] = field(default_factory=list[str])  # why workers were lost over it
 
 
@@ -58,6 +60,7 @@ class _Member:
     job: _Job | None = None
     playing: Any = None
     since: float = 0.0
+    process: tuple[str, int] | None = None  # its node and process id, once it has started
 
     def waits_for(self) -> list[Any]:
         return [ref for ref in (self.starting, self.pulse, self.playing) if ref is not None]
@@ -92,20 +95,20 @@ class Crew:
     def __exit__(self, *_: object) -> None:
         self._closing = True
         self._thread.join()
-        with contextlib.suppress(Exception):
-            for member in self._members:
-                self._ray.kill(member.actor)
+        for member in self._members:
+            self._dismiss(member)
         self._fail(TurntreeError("the workers were dismissed"))
         if self._ours:
             self._ray.shutdown()
 
-    def submit(self, unit: Unit) -> Future[Any]:
-        """Queue a unit: first in, first out. Raises what ended the crew."""
-        job = _Job(unit, Future())
+    def submit(self, unit: Unit, *, urgent: bool = False) -> Future[Any]:
+        """Queue a unit: first in, first out, but `urgent` ones before all others. Raises what ended the crew."""
+        job = _Job(unit, Future(), urgent)
         with self._lock:
             if self._broken is not None:
                 raise self._broken
-            self._queue.append(job)
+            place = sum(each.urgent for each in self._queue) if urgent else len(self._queue)
+            self._queue.insert(place, job)
             self._hand_out()
         return job.future
 
@@ -177,6 +180,7 @@ class Crew:
         if "error" in told:
             return self._fail(raised(told["error"]))
         member.starting, self._failed_starts = None, 0
+        member.process = told["result"]
         self._idle_since = time.monotonic()
         self._listen(member)
 
@@ -194,8 +198,7 @@ class Crew:
 
     def _lose(self, member: _Member, why: str) -> None:
         """Give up a worker and give its unit to the next one."""
-        with contextlib.suppress(Exception):
-            self._ray.kill(member.actor)
+        self._dismiss(member)
         self._members.remove(member)
         self.lost += 1
         if member.starting is not None:
@@ -209,9 +212,20 @@ class Crew:
         job.deaths.append(why)
         if len(job.deaths) < self.config.attempts:
             self.given_again += 1
+            job.urgent = True  # it is the oldest
             self._queue.appendleft(job)
             return
         job.future.set_exception(UnitLost(f"{len(job.deaths)} workers were lost over it; the last: {why}"))
+
+    def _dismiss(self, member: _Member) -> None:
+        """Kill a worker. Ray asks it to end, which one that is stopped cannot hear, and its CPUs stay taken."""
+        with contextlib.suppress(Exception):
+            self._ray.kill(member.actor)
+            if member.process is not None:
+                node, pid = member.process
+                near = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+                kill = self._ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=near)(end_process)
+                self._last_kill = kill.remote(pid)
 
     def _look_at_the_clock(self) -> None:
         now, config = time.monotonic(), self.config
@@ -233,7 +247,7 @@ class Crew:
         wanted = 0 if self._broken else self.config.workers
         while len(self._members) < wanted:
             asked = self._kind.options(num_cpus=self.config.cpus, num_gpus=self._gpus, scheduling_strategy="SPREAD")
-            actor = asked.remote(self._factory, self._settings, _folder(self._ray))
+            actor = asked.remote(self._factory, self._settings, _places(self._ray))
             self._members.append(_Member(actor, time.monotonic(), actor.start.remote()))
 
     def _hand_out(self) -> None:
@@ -270,6 +284,7 @@ def _ray() -> Any:
     try:
         import ray
         import ray.exceptions
+        import ray.util.scheduling_strategies
     except ModuleNotFoundError as error:
         hint = "pip install 'turntree[ray]', or leave cluster.workers at 0"
         raise InputError("rollout workers need Ray, which is not installed", field="cluster", hint=hint) from error
@@ -295,10 +310,11 @@ def _connect(ray: Any, config: WorkersConfig) -> bool:
     return True
 
 
-def _folder(ray: Any) -> str | None:
-    """The folder of the command, for workers on this machine; None where Ray brings a folder of its own."""
+def _places(ray: Any) -> list[str]:
+    """The folder of the command and its module path, for workers that see the same files; nothing where Ray brings a
+    folder of its own."""
     brought = ray.get_runtime_context().runtime_env.get("working_dir")
-    return None if brought else os.getcwd()
+    return [] if brought else [os.getcwd(), *(place for place in sys.path if place)]
 
 
 def _first_line(error: BaseException) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 import sys
 import time
 import traceback
@@ -19,14 +20,14 @@ _ABOUT = ("path", "line", "field", "hint")
 
 class Worker:
     """An actor. `factory` names a function `module:function` of `settings` that returns a context manager over a
-    function of units."""
+    function of units. `places` are the command's folder and where it finds modules."""
 
-    def __init__(self, factory: str, settings: dict[str, Any], folder: str | None) -> None:
-        self._factory, self._settings, self._folder = factory, settings, folder
+    def __init__(self, factory: str, settings: dict[str, Any], places: list[str]) -> None:
+        self._factory, self._settings, self._places = factory, settings, places
         self._open, self._play = contextlib.ExitStack(), None
 
     def start(self) -> Told:
-        """Build. Separate from `__init__`, whose errors Ray reports as a death."""
+        """Build, and say where. Separate from `__init__`, whose errors Ray reports as a death."""
         return _told(self._build)
 
     def play(self, unit: dict[str, Any]) -> Told:
@@ -39,15 +40,23 @@ class Worker:
         time.sleep(seconds)
         return os.getpid()
 
-    def _build(self) -> int:
-        if self._folder and os.path.isdir(self._folder):  # parts and relative paths are those of the command
-            os.chdir(self._folder)
-            if self._folder not in sys.path:
-                sys.path.append(self._folder)
+    def _build(self) -> tuple[str, int]:
+        here = [place for place in self._places if os.path.exists(place)]
+        if here and here[0] == self._places[0]:  # the command's folder: relative paths mean the same
+            os.chdir(here[0])
+        sys.path += [place for place in here if place not in sys.path]
         module, _, name = self._factory.partition(":")
         factory = getattr(importlib.import_module(module), name)
         self._play = self._open.enter_context(factory(self._settings))
-        return os.getpid()
+        import ray
+
+        return ray.get_runtime_context().get_node_id(), os.getpid()
+
+
+def end_process(pid: int) -> None:
+    """Kill a worker of the node that this runs on, if it is still there."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _told(work: Any) -> Told:

@@ -148,23 +148,21 @@ class Spread:
     usage: Usage = field(default_factory=Usage)
 
     def __post_init__(self) -> None:
-        self.usage.places = self.config.places * self.crew.config.workers
+        self._size = self.crew.config.batch or 1
+        most = min(self.config.places, self._size * self.config.group_size)
+        self.config = dataclasses.replace(self.config, max_live_rollouts=most)
+        self.usage.places = most
         self._numbers = {task.task_id: number for number, task in enumerate(self.tasks)}
         self._asked: list[dict[str, Any]] = []
 
-    def run(
-        self, tasks: Sequence[Environment], *, seed: int, iteration: int = 0, begun: Counter[str]
-    ) -> Iterator[GrownGroup]:
-        """As `Scheduler.run`, except that the groups are begun now, with the weights of now; the iterator waits."""
-        return self.groups(self.begin(tasks, seed=seed, iteration=iteration, begun=begun))
-
-    def begin(self, tasks: Sequence[Environment], *, seed: int, iteration: int, begun: Counter[str]) -> list[Begun]:
-        """Give the groups out."""
+    def begin(
+        self, tasks: Sequence[Environment], *, seed: int, iteration: int, begun: Counter[str], urgent: bool = False
+    ) -> list[Begun]:
+        """Give the groups out; `urgent` ones before those of later iterations."""
         named: list[tuple[int, str, int]] = []
         for task in tasks:
             named.append((self._numbers[task.task_id], task.task_id, begun[task.task_id]))
             begun[task.task_id] += 1
-        size = self.crew.config.batch or 1
         shared = {
             "rollouts": to_mapping(self.config),
             "seed": seed,
@@ -173,8 +171,8 @@ class Spread:
             "brancher": None if self.brancher is None else self.brancher.state(),
             **self.weights(),
         }
-        batches = [named[start : start + size] for start in range(0, len(named), size)]
-        return [Begun(batch, self.crew.submit({**shared, "tasks": batch})) for batch in batches]
+        batches = [named[start : start + self._size] for start in range(0, len(named), self._size)]
+        return [Begun(batch, self.crew.submit({**shared, "tasks": batch}, urgent=urgent)) for batch in batches]
 
     def groups(self, begun: Sequence[Begun]) -> Iterator[GrownGroup]:
         """The groups in order, each as soon as it is there."""
@@ -211,8 +209,18 @@ class Begun:
     future: Future[dict[str, Any]]
 
     def result(self) -> dict[str, Any]:
-        """What the worker sent; groups that were lost with their workers are censored."""
+        """What the worker sent, as a JSON value; groups that were lost with their workers are censored."""
         try:
             return self.future.result()
         except UnitLost as error:
             return {"groups": [lost(task_id, str(error)) for _, task_id, _ in self.tasks], "asked": [], "usage": {}}
+
+    def to_json(self) -> dict[str, Any]:
+        """Waits for the result."""
+        return {"tasks": [list(each) for each in self.tasks], "result": self.result()}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Begun:
+        future: Future[dict[str, Any]] = Future()
+        future.set_result(value["result"])
+        return cls([(number, task_id, occurrence) for number, task_id, occurrence in value["tasks"]], future)

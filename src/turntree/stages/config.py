@@ -239,6 +239,9 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         for name in ("count", "held_out_count", "held_out_samples"):
             if getattr(self, name) < 1:
                 raise ConfigError("must be at least 1", field=name)
+        if self.train.max_off_policy_steps and not self.cluster.workers:
+            hint = "set cluster.workers, or leave it at 0"
+            raise ConfigError("needs rollout workers", field="train.max_off_policy_steps", hint=hint)
         if self.held_out_split == TRAIN:
             raise ConfigError("is what is trained on", field="held_out_split", hint=f"use {DEV!r} or {TEST!r}")
         rollouts = self.train.rollouts.of_training(self.train.groups, branching=self.brancher is not None)

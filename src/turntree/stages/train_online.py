@@ -65,6 +65,8 @@ def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = 
         inputs = {**policy.identity, **code, **identity(config.environment, opened), **judging}
         train = config.train
         length = extent("train.iterations", train.iterations, train.optimizer, keep_trees=config.keep_trees)
+        if train.max_off_policy_steps:
+            length = dataclasses.replace(length, fixed="iterations are begun ahead (max_off_policy_steps)")
         run = stack.enter_context(
             open_run(out, "train online", to_mapping(config), inputs, overwrite=overwrite, logs=logs, extent=length)
         )
