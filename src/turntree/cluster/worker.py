@@ -53,6 +53,13 @@ class Worker:
         return ray.get_runtime_context().get_node_id(), os.getpid()
 
 
+def fetched(shared: Any) -> Any:
+    """The value that `Crew.share` gave a reference to."""
+    import ray
+
+    return ray.get(shared) if isinstance(shared, ray.ObjectRef) else shared
+
+
 def end_process(pid: int) -> None:
     """Kill a worker of the node that this runs on, if it is still there."""
     with contextlib.suppress(ProcessLookupError):

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load, save
 
 from turntree.cluster.crew import Crew
+from turntree.cluster.worker import fetched
 from turntree.core.config import to_mapping
 from turntree.stages.cluster import ClusterConfig
 from turntree.stages.config import Device
@@ -68,9 +69,7 @@ class Follower:
         if unit["version"] == self.version:
             engine.weights_changed(engine.policy_version)
             return
-        import ray
-
-        sent = load(ray.get(unit["weights"]))
+        sent = load(fetched(unit["weights"]))
         held = trainable(self.policy.model)
         with torch.no_grad():
             for name, value in held.items():
