@@ -54,6 +54,7 @@ def _brancher(text: str) -> str | None:
         "--engine": "device.engine",
         "--renderer": "device.renderer",
         "--keep-trees": KEEP_TREES,
+        "--cluster": "cluster.address",
         "--seed": "train.seed",
         "--log": "loggers",
     },

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         "--engine": "device.engine",
         "--renderer": "device.renderer",
         "--keep-trees": "keep_trees",
+        "--cluster": "cluster.address",
         "--seed": "seed",
     },
     short_help="Success on the tasks of an environment.",

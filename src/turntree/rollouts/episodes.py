@@ -43,12 +43,14 @@ def grow(
     group_size: int = 1,
     seed: int,
     finished: Finished | None = None,
+    part: bool = False,
 ) -> list[tuple[RolloutTree, Rewards]]:
     """Play `group_size` episodes of every environment to the end; returns a tree and its rewards for each, in order.
 
     The reward of a leaf is the one that its environment gave, or else 1.0 for success and 0.0 for an episode that ended
     without it (turn and context limits included); None when the environment failed. `finished` is called after every
-    wave with the number of rollouts that ended. The draws of (task, sample, turn) depend on `seed` only.
+    wave with the number of rollouts that ended. The draws of (task, sample, turn) depend on `seed` only. Raises
+    `InputError` where no task can be rendered, unless these are a `part` of the tasks.
     """
     trees = [RolloutTree(environment.task_id) for environment in environments]
     verdicts: list[dict[int, Verdict]] = [{} for _ in trees]
@@ -72,7 +74,7 @@ def grow(
             ending = no_room(config, environment, Observation(tree[root].messages, done=False))
             tree.stop(root, ending.stop)
             found[root] = ending.verdict
-    if refused and len(refused) == len(trees):  # every rollout was refused: the model and the tasks do not fit
+    if refused and len(refused) == len(trees) and not part:  # all of them: the model and the tasks do not fit
         raise InputError(str(refused[0]), hint="see turntree check model") from refused[0]
     while live:
         completions = engine.generate([played.rollout.request(config, seed) for played in live])

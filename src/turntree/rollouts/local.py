@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,6 +37,16 @@ def local_request(
     return GenerationRequest(prompt_ids=item.prompt_ids, sampling=sampling, seed=key)
 
 
+def occurrences_of(prompted: Sequence[Prompted]) -> list[int]:
+    """How often the state of each item came before it."""
+    seen: Counter[str] = Counter()
+    found: list[int] = []
+    for item in prompted:
+        found.append(seen[item.state.id])
+        seen[item.state.id] += 1
+    return found
+
+
 def sample_local(
     prompted: Sequence[Prompted],
     engine: Engine,
@@ -43,19 +54,19 @@ def sample_local(
     sampling: Sampling,
     group_size: int,
     seed: int,
+    *,
+    occurrences: Sequence[int] | None = None,
 ) -> list[RolloutTree]:
     """`group_size` sampled actions at every state, as trees of one prompt node and one-turn leaves (one wave).
 
     The draws of (state, sample) depend on `seed`, the state's id and the sample's number only. A state may occur
-    several times in one wave; its occurrences are numbered.
+    several times in one wave; its occurrences are numbered (`occurrences`: in the wave that this is a part of).
     """
-    occurrences: dict[str, int] = {}
-    requests: list[GenerationRequest] = []
-    for item in prompted:
-        occurrence = occurrences.get(item.state.id, 0)
-        occurrences[item.state.id] = occurrence + 1
-        for sample in range(group_size):
-            requests.append(local_request(item, sampling, seed=seed, sample=sample, occurrence=occurrence))
+    requests = [
+        local_request(item, sampling, seed=seed, sample=sample, occurrence=occurrence)
+        for item, occurrence in zip(prompted, occurrences or occurrences_of(prompted), strict=True)
+        for sample in range(group_size)
+    ]
     completions = iter(engine.generate(requests))
     trees: list[RolloutTree] = []
     for item in prompted:

@@ -8,19 +8,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from turntree.cluster.config import WorkersConfig
 from turntree.core.errors import ConfigError
+
+_HINT = "set cluster.workers to the number of rollout workers"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterConfig:
+class ClusterConfig(WorkersConfig):
     """Processes of one run. No result depends on it beyond rounding, so a run may go on with other numbers."""
 
     trainers: int = 1
     """Ranks that hold the weights in shards and share each update (torch FSDP2); 1 trains in this process."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.trainers < 1:
             raise ConfigError("must be at least 1", field="trainers")
+        if self.address is not None and self.workers == 0 and self.trainers == 1:
+            raise ConfigError("names a cluster, and nothing would run there", field="address", hint=_HINT)
 
 
 def on_ranks(stage: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:

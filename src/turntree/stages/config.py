@@ -150,6 +150,7 @@ class ProfileStageConfig(TracesPlayed):
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     endpoint: EndpointConfig | None = None
     """Sample from a server, such as vLLM."""
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
@@ -334,6 +335,9 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         for name in ("count", "held_out_count", "held_out_samples"):
             if getattr(self, name) < 1:
                 raise ConfigError("must be at least 1", field=name)
+        if self.train.max_off_policy_steps and not self.cluster.workers:
+            hint = "set cluster.workers, or leave it at 0"
+            raise ConfigError("needs rollout workers", field="train.max_off_policy_steps", hint=hint)
         if self.held_out_split == TRAIN:
             raise ConfigError("is what is trained on", field="held_out_split", hint=f"use {DEV!r} or {TEST!r}")
         rollouts = self.train.rollouts.of_training(self.train.groups, branching=self.brancher is not None)
@@ -418,6 +422,7 @@ class EvaluateConfig(Playing):
     """Of every draw."""
     keep_trees: bool = False
     """Write the episodes beside the result (NAME.trees.jsonl), all tokens included."""
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
     def __post_init__(self) -> None:
         if min(self.samples, self.max_turns, self.count) < 1 or self.temperature <= 0 or self.skills_per_kind < 0:

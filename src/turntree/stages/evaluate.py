@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from turntree.cluster.crew import Crew, UnitLost
 from turntree.core import parts, seeds
 from turntree.core.completion import GenerationRequest, Sampling
-from turntree.core.config import to_mapping
+from turntree.core.config import from_mapping, to_mapping
 from turntree.core.cost import NO_COST, Cost
-from turntree.core.errors import ConfigError
+from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Rewards
 from turntree.core.protocols import Environment
-from turntree.core.tree import NodeKind, RolloutTree
+from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import censored
 from turntree.environments.tasks import identity, open_tasks
 from turntree.logs.trees import KeptTree
@@ -24,10 +26,13 @@ from turntree.observe.run import progress
 from turntree.observe.statistics import wilson
 from turntree.rollouts.episodes import EpisodeConfig
 from turntree.rollouts.players import grow
+from turntree.rollouts.spread import labelled, lost, numbered, unlabelled
 from turntree.stages import skills
 from turntree.stages.config import EvaluateConfig
 from turntree.stages.policy import Policy, load_policy, policy_name
+from turntree.stages.workers import open_crew
 
+_TASKS = 8  # that a worker plays in one batch
 SCHEMA = "turntree.evaluation/1"
 
 
@@ -39,7 +44,8 @@ def evaluate(config: EvaluateConfig, out: Path | None = None) -> dict[str, Any]:
     config = parts.resolved(config)
     policy = load_policy(policy_name(config.model, config.environment), config.device)
     kept: list[KeptTree] = []
-    result = evaluate_policy(policy, config, kept)
+    with open_crew(__name__, config, config.cluster, config.device) as crew:
+        result = evaluate_policy(policy, config, kept, crew)
     if out is not None:
         write_json(out, result)
         if config.keep_trees:
@@ -47,12 +53,14 @@ def evaluate(config: EvaluateConfig, out: Path | None = None) -> dict[str, Any]:
     return result
 
 
-def evaluate_policy(policy: Policy, config: EvaluateConfig, kept: list[KeptTree] | None = None) -> dict[str, Any]:
+def evaluate_policy(
+    policy: Policy, config: EvaluateConfig, kept: list[KeptTree] | None = None, crew: Crew | None = None
+) -> dict[str, Any]:
     """The evaluation as a value. The trees of its episodes are added to `kept`."""
     splits = {config.split: config.count}
     with open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source) as opened:
         tasks = opened.of(config.split)
-        sampled, cost = play(policy, tasks, config, config.temperature, config.samples, kept=kept)
+        sampled, cost = play(policy, tasks, config, config.temperature, config.samples, kept=kept, crew=crew)
         result: dict[str, Any] = {
             "schema": SCHEMA,
             "config": to_mapping(config),
@@ -63,7 +71,7 @@ def evaluate_policy(policy: Policy, config: EvaluateConfig, kept: list[KeptTree]
         if opened.read:
             result["read"] = list(opened.read)
         if config.greedy:
-            result["greedy"], more = play(policy, tasks, config, 0.0, 1, kept=kept)
+            result["greedy"], more = play(policy, tasks, config, 0.0, 1, kept=kept, crew=crew)
             cost += more
     if config.skills_per_kind:
         result["retention"], more = retention(policy, config.skills_per_kind, config.seed)
@@ -81,24 +89,28 @@ def play(
     *,
     quiet: bool = False,
     kept: list[KeptTree] | None = None,
+    crew: Crew | None = None,
 ) -> tuple[dict[str, Any], Cost]:
     """Success over all episodes with Wilson intervals, overall and per task type, and every outcome; the trees are
-    added to `kept`."""
+    added to `kept`. With `crew` the episodes are played by its workers, with the weights that they loaded."""
     sampling = Sampling(temperature=temperature, max_tokens=config.max_tokens)
     episodes = EpisodeConfig(
         max_turns=config.max_turns, max_context=config.max_context, cut_turns=config.cut_turns, sampling=sampling
     )
     what = "greedy episodes" if temperature == 0 else "sampled episodes"
     with progress((), what, total=len(environments) * samples, quiet=quiet) as bar:
-        grown = grow(
-            environments,
-            policy.engine,
-            policy.renderer,
-            episodes,
-            group_size=samples,
-            seed=config.seed,
-            finished=bar.update,
-        )
+        if crew is not None:
+            grown = _spread(crew, environments, episodes, samples, config.seed, bar.update)
+        else:
+            grown = grow(
+                environments,
+                policy.engine,
+                policy.renderer,
+                episodes,
+                group_size=samples,
+                seed=config.seed,
+                finished=bar.update,
+            )
     if kept is not None:
         kept += [_kept(temperature, *each) for each in zip(range(len(grown)), environments, grown, strict=True)]
     outcomes = [
@@ -119,6 +131,52 @@ def play(
         "outcomes": outcomes,
     }
     return summary, sum((tree.cost for tree, _ in grown), NO_COST)
+
+
+@contextlib.contextmanager
+def worker(settings: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Any]]:
+    """What a worker of this stage holds (`stages.workers`)."""
+    config = from_mapping(EvaluateConfig, settings["config"])
+    policy = load_policy(policy_name(config.model, config.environment), config.device)
+    splits = {config.split: config.count}
+    with open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source) as opened:
+
+        def play(unit: dict[str, Any]) -> list[dict[str, Any]]:
+            policy.engine.weights_changed(policy.engine.policy_version)  # from empty caches: see `rollouts.spread`
+            tasks = numbered(opened.of(config.split), unit["tasks"])
+            episodes = from_mapping(EpisodeConfig, unit["episodes"])
+            size, seed = unit["samples"], unit["seed"]
+            grown = grow(tasks, policy.engine, policy.renderer, episodes, group_size=size, seed=seed, part=True)
+            return [labelled(*each) for each in grown]
+
+        yield play
+
+
+def _spread(
+    crew: Crew,
+    environments: Sequence[Environment],
+    episodes: EpisodeConfig,
+    samples: int,
+    seed: int,
+    finished: Callable[[int], object],
+) -> list[tuple[RolloutTree, Rewards]]:
+    """What `grow` gives, by the workers. A task whose workers were lost is a censored leaf."""
+    size = crew.config.batch or _TASKS
+    named = [(number, each.task_id) for number, each in enumerate(environments)]
+    parts = [named[start : start + size] for start in range(0, len(named), size)]
+    said = {"episodes": to_mapping(episodes), "samples": samples, "seed": seed}
+    futures = [crew.submit({**said, "tasks": part}) for part in parts]
+    grown: list[tuple[RolloutTree, Rewards]] = []
+    for part, future in zip(parts, futures, strict=True):
+        try:
+            grown += [unlabelled(value) for value in future.result()]
+        except UnitLost as error:
+            grown += [unlabelled(lost(task_id, str(error))) for _, task_id in part]
+        finished(samples * len(part))
+    faults = [tree.stop_reason(0) is StopReason.RENDERER_ERROR and rewards.verdicts[0] for tree, rewards in grown]
+    if all(faults):
+        raise InputError(faults[0].reason, hint="see turntree check model")
+    return grown
 
 
 def _kept(temperature: float, number: int, environment: Environment, grown: tuple[RolloutTree, Rewards]) -> KeptTree:

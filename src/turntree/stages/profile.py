@@ -6,16 +6,18 @@ done: memory does not grow with the number of candidates, and a killed profile r
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from turntree import __version__
+from turntree.cluster.crew import Crew
 from turntree.core import parts
-from turntree.core.config import to_mapping
+from turntree.core.config import from_mapping, to_mapping
 from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
 from turntree.core.protocols import TurnState
@@ -31,15 +33,18 @@ from turntree.profiling.samples import Sampler, one_by_one, together
 from turntree.profiling.stopping import Prior
 from turntree.profiling.summary import ProfileSummary
 from turntree.rollouts.local import Prompted
+from turntree.stages.cluster import ClusterConfig
 from turntree.stages.config import ProfileStageConfig
 from turntree.stages.policy import Speaker, open_speaker
 from turntree.stages.verifier import open_verifier
+from turntree.stages.workers import open_crew
 from turntree.traces.candidates import candidates, skipped_turns
 from turntree.traces.schema import Trace, read_traces
 from turntree.verifiers.strict import StrictMatch
 
 T = TypeVar("T")
 
+_PART = 8  # candidates of an adaptive wave that a worker profiles at once
 _REASON = 160  # characters of what a chat template says
 Wave = dict[str, Any]  # of a profile {"rows", "skipped": reasons with counts, "timing": seconds}
 
@@ -52,6 +57,46 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
     """
     config = parts.resolved(config)
     surveyed = survey(config.traces, config.split, config.limit)
+    with open_profiler(config) as profiler, open_crew(__name__, config, config.cluster, config.device) as crew:
+        made_from = {**profiler.identity, "traces_hash": surveyed.traces_hash}
+        prior = Prior(config.profile.rollouts)
+
+        def made(batches: Iterator[Sequence[TurnState]]) -> Iterator[Wave]:
+            if crew is None:
+                return (profiler.profiled(states, prior) for states in batches)
+            return _spread(crew, batches, config, prior)
+
+        identity = {**_identity(config), "code": parts.identities(config), **made_from}
+        with open_log(out.with_name(f"{out.name}.waves"), identity, overwrite=overwrite) as log:
+            states = stream_candidates(config.traces, config.split, config.limit)
+            work(log, states, surveyed.candidates, config.profile.wave, made, lambda wave: prior.learn(wave["rows"]))
+            header = {"config": to_mapping(replace(config, cluster=ClusterConfig())), **made_from}
+            return write_profile(
+                log, header, ProfileSummary(config.profile.rollouts, config.profile.adaptive), surveyed.skipped, out
+            )
+
+
+@dataclass(frozen=True)
+class Profiler:
+    """What a profile needs beside its candidates. `identity` names the policy and the rule."""
+
+    config: ProfileStageConfig
+    policy: Speaker
+    sampler: Sampler
+    judge: Judge
+    identity: dict[str, str]
+
+    def profiled(self, states: Sequence[TurnState], prior: Prior) -> Wave:
+        """One wave. It must not depend on earlier waves, because a resumed run has not computed them."""
+        self.policy.forget()
+        prompted, skipped = _that_fit(states, self.policy, self.config)
+        found = profile_wave(prompted, self.sampler, self.judge, self.config.profile, prior)
+        timing = sum((candidate.cost for candidate in found), NO_COST).timing()
+        return {"rows": [one.to_json() for one in found], "skipped": dict(skipped), "timing": timing}
+
+
+@contextlib.contextmanager
+def open_profiler(config: ProfileStageConfig) -> Iterator[Profiler]:
     with (
         open_verifier(config.verifier, config.environment) as verifier,
         open_speaker(config.model, config.endpoint, config.device) as policy,
@@ -59,27 +104,49 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
         answer = together(policy.engine) if config.endpoint is None else one_by_one(policy.engine)
         stored = _stored(config, policy)
         judge = Judge(verifier, StrictMatch(), stored, cut_turns=config.profile.cut_turns)
-        made_from = {**policy.identity, "verifier": judge.name, "traces_hash": surveyed.traces_hash}
         sampler = Sampler(answer, policy.renderer, config.profile.sampling, config.profile.seed, stored)
+        yield Profiler(config, policy, sampler, judge, {**policy.identity, "verifier": judge.name})
+
+
+# on workers
+
+
+@contextlib.contextmanager
+def worker(settings: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Wave]]:
+    """What a worker of this stage holds (`stages.workers`)."""
+    config = from_mapping(ProfileStageConfig, settings["config"])
+    with open_profiler(config) as profiler:
         prior = Prior(config.profile.rollouts)
 
-        def profiled(states: Sequence[TurnState]) -> Wave:
-            policy.forget()  # a wave must not depend on earlier waves, because a resumed run has not computed them
-            prompted, skipped = _that_fit(states, policy, config)
-            found = profile_wave(prompted, sampler, judge, config.profile, prior)
-            timing = sum((candidate.cost for candidate in found), NO_COST).timing()
-            return {"rows": [one.to_json() for one in found], "skipped": dict(skipped), "timing": timing}
+        def play(unit: dict[str, Any]) -> Wave:
+            if unit["prior"] is not None:
+                prior.restore(unit["prior"])
+            return profiler.profiled(unit["states"], prior)
 
-        identity = {**_identity(config), "code": parts.identities(config), **made_from}
-        with open_log(out.with_name(f"{out.name}.waves"), identity, overwrite=overwrite) as log:
-            states = stream_candidates(config.traces, config.split, config.limit)
-            work(
-                log, states, surveyed.candidates, config.profile.wave, profiled, lambda wave: prior.learn(wave["rows"])
-            )
-            header = {"config": to_mapping(config), **made_from}
-            return write_profile(
-                log, header, ProfileSummary(config.profile.rollouts, config.profile.adaptive), surveyed.skipped, out
-            )
+        yield play
+
+
+def _spread(
+    crew: Crew, batches: Iterator[Sequence[TurnState]], config: ProfileStageConfig, prior: Prior
+) -> Iterator[Wave]:
+    """The waves in order, by the workers: a whole wave each. A wave of an adaptive profile depends on the one before,
+    so it is played in parts."""
+    if config.profile.adaptive is None:
+        yield from crew.results({"states": states, "prior": None} for states in batches)
+        return
+    size = crew.config.batch or _PART
+    for states in batches:
+        pieces = [states[start : start + size] for start in range(0, len(states), size)]
+        units = [{"states": piece, "prior": prior.state()} for piece in pieces]
+        yield _joined(list(crew.results(units, ahead=len(units))))
+
+
+def _joined(waves: Sequence[Wave]) -> Wave:
+    skipped, timing = Counter[str](), Counter[str]()
+    for wave in waves:
+        skipped.update(wave["skipped"])
+        timing.update(wave["timing"])
+    return {"rows": [row for wave in waves for row in wave["rows"]], "skipped": dict(skipped), "timing": dict(timing)}
 
 
 # candidates
@@ -173,7 +240,7 @@ def _stored(config: ProfileStageConfig, policy: Speaker) -> StoredProfile | None
 
 def _identity(config: ProfileStageConfig) -> dict[str, Any]:
     """Everything that determines the contents of the waves."""
-    settings = connection_free(to_mapping(config))
+    settings = {**connection_free(to_mapping(config)), "cluster": None}
     reused = {} if config.reuse is None else {"reuse_hash": file_hash(Path(config.reuse))}
     return {"config": settings, "version": __version__, **reused}
 
@@ -186,14 +253,14 @@ def work(
     items: Iterator[T],
     total: int,
     size: int,
-    make: Callable[[Sequence[T]], Wave],
+    make: Callable[[Iterator[Sequence[T]]], Iterator[Wave]],
     learn: Callable[[Wave], object],
     *,
     what: str = "profile",
     noun: str = "candidates",
 ) -> None:
-    """Compute the waves of `size` items that are not in the log. `learn` gets every wave in order, including those of a
-    killed run."""
+    """Compute the waves of `size` items that are not in the log: `make` turns batches of items into waves, in order.
+    `learn` gets every wave in order, including those of a killed run."""
     for wave in log:
         learn(wave)
     done = min(log.finished * size, total)
@@ -202,11 +269,10 @@ def work(
     rest = itertools.islice(items, log.finished * size, None)
     with progress((), what, total=total, initial=done) as bar:
         try:
-            while members := list(itertools.islice(rest, size)):
-                wave = make(members)
+            for wave in make(iter(lambda: list(itertools.islice(rest, size)), [])):
                 log.append(wave)
                 learn(wave)
-                bar.update(len(members))
+                bar.update(min(size, total - bar.n))
         except BaseException as error:
             if not log.finished:
                 log.remove()  # an empty log would only block other settings

@@ -59,7 +59,7 @@ def record_traces(config: RecordConfig, out: Path, *, overwrite: bool = False) -
                 iter(tasks),
                 total,
                 config.wave,
-                lambda members: _played(members, opened, speaker, config, model),
+                lambda waves: (_played(members, opened, speaker, config, model) for members in waves),
                 lambda wave: None,
                 what="traces record",
                 noun="tasks",

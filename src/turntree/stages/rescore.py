@@ -75,5 +75,5 @@ def _rescored(
     skipped = stored.header["summary"].get("skipped_turns", {})
     with open_log(out.with_name(f"{out.name}.waves"), identity, overwrite=overwrite) as log:
         states = stream_candidates(made.traces, made.split, made.limit)
-        work(log, states, surveyed.candidates, made.profile.wave, judged, lambda wave: None)
+        work(log, states, surveyed.candidates, made.profile.wave, lambda waves: map(judged, waves), lambda wave: None)
         return write_profile(log, header, ProfileSummary(rollouts, adaptive), Counter(skipped), out)

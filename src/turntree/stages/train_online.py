@@ -6,15 +6,17 @@ import contextlib
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from turntree.cluster.crew import Crew
 from turntree.core import parts
-from turntree.core.config import to_mapping
+from turntree.core.config import from_mapping, to_mapping
 from turntree.core.cost import Cost
 from turntree.core.labels import Credit
-from turntree.core.protocols import Environment, Filter
+from turntree.core.protocols import Brancher, Environment, Filter
 from turntree.engines.checkpoint import save_model
 from turntree.environments.tasks import TRAIN, TaskSet, identity, open_tasks
 from turntree.logs import rollouts, trees
@@ -24,10 +26,13 @@ from turntree.observe.run import RunDirectory, notice, open_run, progress
 from turntree.rollouts import rewards
 from turntree.rollouts.groups import GrownGroup
 from turntree.rollouts.rewards import RewardSum
+from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
+from turntree.rollouts.spread import Listening, Spread, play_groups
 from turntree.stages.cluster import on_ranks
 from turntree.stages.config import TrainOnlineConfig
 from turntree.stages.evaluate import EvaluateConfig, play
 from turntree.stages.policy import Policy, load_policy, load_trained, policy_name
+from turntree.stages.workers import Follower, Published, open_crew
 from turntree.training.checkpoints import extent, resume
 from turntree.training.drift import too_still
 from turntree.training.head import vocabulary_size
@@ -58,18 +63,22 @@ def run_train_online(
     logs = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
     splits = {TRAIN: config.count, config.held_out_split: config.held_out_count}
     with contextlib.ExitStack() as stack:
+        processes = None if config.cluster.workers else config.workers  # else the rollout workers start them
         opened = stack.enter_context(
-            open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source, workers=config.workers)
+            open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source, workers=processes)
         )
         code = parts.identities(config)
         judging = {**_filters(config), **rewards.identity(config.rewards)}
         inputs = {**policy.identity, **code, **identity(config.environment, opened), **judging}
         train = config.train
         length = extent("train.iterations", train.iterations, train.optimizer, keep_trees=config.keep_trees)
+        if train.max_off_policy_steps:
+            length = dataclasses.replace(length, fixed="iterations are begun ahead (max_off_policy_steps)")
         run = stack.enter_context(
             open_run(out, "train online", to_mapping(config), inputs, overwrite=overwrite, logs=logs, extent=length)
         )
-        trained = _train(run, policy, opened, config, summed, filters, group)
+        crew = stack.enter_context(open_crew(__name__, config, config.cluster, config.device))
+        trained = _train(run, policy, opened, config, summed, filters, group, crew)
         rows = run.metrics()
     return {
         "model": str(run.model),
@@ -96,22 +105,25 @@ def _train(
     summed: RewardSum | None,
     filters: Sequence[Filter],
     group: Alone,
+    crew: Crew | None = None,
 ) -> TrainedOnline:
     """Train from the run's current state to its end, and write the results; the cost last."""
     reference = policy.reference() if config.train.loss.kl_coefficient > 0 else None  # before a checkpoint is loaded
     checkpoints, done = resume(run, config.checkpoints)
+    brancher, tasks = config.build_brancher(vocabulary_size(policy.model)), opened.of(TRAIN)
     parts = Parts(
         policy.model,
         reference,
         policy.engine,
         policy.renderer,
-        opened.of(TRAIN),
+        tasks,
         gate=config.build_gate(),
-        brancher=config.build_brancher(vocabulary_size(policy.model)),
+        brancher=brancher,
         estimator=config.build_estimator(),
         pool=opened.pool,
         rewards=summed,
         filters=filters,
+        spread=None if crew is None else partial(_spread, crew, policy, tasks, brancher),
     )
     with (
         loggers.following(run, config.loggers),
@@ -141,6 +153,40 @@ def _train(
     run.write_cost(trained.cost, checks=trained.checks)
     checkpoints.finish()
     return trained
+
+
+@contextlib.contextmanager
+def worker(settings: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Any]]:
+    """What a rollout worker of this stage holds (`stages.workers`)."""
+    config = from_mapping(TrainOnlineConfig, settings["config"])
+    policy = load_policy(policy_name(config.model, config.environment), config.device)
+    splits = {TRAIN: config.count, config.held_out_split: config.held_out_count}
+    brancher, follower = config.build_brancher(vocabulary_size(policy.model)), Follower(policy)
+    summed, gate = rewards.build_rewards(config.rewards), config.build_gate()
+    with open_tasks(
+        config.environment, splits, seed=config.task_seed, model=policy.source, workers=config.workers
+    ) as opened:
+
+        def play(unit: dict[str, Any]) -> dict[str, Any]:
+            follower.take_on(unit)
+            scheduler = Scheduler(
+                policy.engine,
+                policy.renderer,
+                from_mapping(SchedulerConfig, unit["rollouts"]),
+                pool=opened.pool,
+                gate=gate,
+                brancher=None if brancher is None else Listening(brancher),
+                rewards=summed,
+            )
+            return play_groups(scheduler, opened.of(TRAIN), unit)
+
+        yield play
+
+
+def _spread(
+    crew: Crew, policy: Policy, tasks: Sequence[Environment], brancher: Brancher | None, rollouts: SchedulerConfig
+) -> Spread:
+    return Spread(crew, rollouts, tasks, Published(crew, policy), brancher)
 
 
 def _filters(config: TrainOnlineConfig) -> dict[str, str]:

@@ -6,16 +6,19 @@ import contextlib
 import dataclasses
 import functools
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from turntree.cluster.crew import Crew, UnitLost
 from turntree.core import parts
-from turntree.core.config import Part, to_mapping
+from turntree.core.config import Part, from_mapping, to_mapping, to_value
 from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
 from turntree.core.labels import Credit, Rewards
 from turntree.core.protocols import Environment, Renderer, TurnState, TurnVerifier
+from turntree.core.tree import RolloutTree
 from turntree.engines.checkpoint import save_model
 from turntree.environments.tasks import DEV, open_tasks
 from turntree.logs import trees
@@ -25,7 +28,8 @@ from turntree.observe import loggers
 from turntree.observe.artifacts import PASS_RATES, PIVOTS, POLICY, policy_of
 from turntree.observe.files import file_hash
 from turntree.observe.run import RunDirectory, notice, open_run, progress
-from turntree.rollouts.local import Prompted, render, rule_name, sample_local, score_local
+from turntree.rollouts.local import Prompted, occurrences_of, render, rule_name, sample_local, score_local
+from turntree.rollouts.spread import labelled, lost, unlabelled
 from turntree.stages.cluster import on_ranks
 from turntree.stages.config import CheckConfig, TrainPivotConfig
 from turntree.stages.evaluate import EvaluateConfig, play
@@ -34,12 +38,15 @@ from turntree.stages.policy import Policy, load_policy, load_trained
 from turntree.stages.profile import read_candidates
 from turntree.stages.train_online import HELD_OUT, keep_held_out
 from turntree.stages.verifier import is_registered, open_verifier
+from turntree.stages.workers import Follower, Published, open_crew
 from turntree.training.checkpoints import extent, resume
 from turntree.training.curriculum import PivotRecord
 from turntree.training.drift import too_still
 from turntree.training.isolation import check_path_isolation
-from turntree.training.pivot import Check, Checked, OwnPath, Pivot, PivotGroup, Trained, train_pivot
+from turntree.training.pivot import Check, Checked, Draw, OwnPath, Pivot, PivotGroup, Trained, draw_local, train_pivot
 from turntree.training.sharded import ALONE, Alone
+
+_STATES = 8  # that a worker plays in one batch
 
 
 @on_ranks
@@ -77,7 +84,9 @@ def run_train_pivot(
         )
         check = _checks(config, policy, verifier, "" if selected is None else selected.traces, tasks, run)
         own = stack.enter_context(open_own_path(config, policy, verifier, run.path / "own"))
-        trained = _train(run, policy, pivots, verifier, check, own, config, group)
+        crew = stack.enter_context(open_crew(__name__, config, config.cluster, config.device, verifier=to_value(source)))
+        draw = None if crew is None else partial(_drawn, crew, Published(crew, policy))
+        trained = _train(run, policy, pivots, verifier, check, own, config, group, draw)
         rows = run.metrics()
     last = rows[-1]
     return {
@@ -103,6 +112,7 @@ def _train(
     own: OwnPath | None,
     config: TrainPivotConfig,
     group: Alone,
+    draw: Draw | None = None,
 ) -> Trained:
     """Train from the run's current state to its end, and write the results; the cost last."""
     reference = policy.reference()  # before a checkpoint is put into the model
@@ -136,6 +146,7 @@ def _train(
             check=check,
             own=own,
             checkpoints=checkpoints,
+            draw=draw,
             group=group,
         )
     save_model(policy.model, policy.tokenizer, run.model)
@@ -144,6 +155,47 @@ def _train(
     run.write_cost(trained.cost, checks=trained.checks)
     checkpoints.finish()
     return trained
+
+
+@contextlib.contextmanager
+def worker(settings: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Any]]:
+    """What a rollout worker of this stage holds (`stages.workers`)."""
+    config = from_mapping(TrainPivotConfig, settings["config"])
+    policy = load_policy(config.model, config.device)
+    follower = Follower(policy)
+    with open_verifier(Part.from_value(settings["verifier"], "verifier"), config.environment) as verifier:
+
+        def play(unit: dict[str, Any]) -> list[dict[str, Any]]:
+            follower.take_on(unit)
+            drawn = draw_local(
+                unit["prompted"],
+                policy.engine,
+                policy.renderer,
+                verifier,
+                config.train,
+                unit["seed"],
+                unit["occurrences"],
+            )
+            return [labelled(*each) for each in drawn]
+
+        yield play
+
+
+def _drawn(
+    crew: Crew, weights: Published, prompted: Sequence[Prompted], seed: int
+) -> list[tuple[RolloutTree, Rewards]]:
+    """The groups of a wave, by the workers. One whose workers were lost is a censored leaf."""
+    size, occurrences, now = crew.config.batch or _STATES, occurrences_of(prompted), weights()
+    parts = [slice(start, start + size) for start in range(0, len(prompted), size)]
+    units = [{**now, "seed": seed, "prompted": prompted[p], "occurrences": occurrences[p]} for p in parts]
+    futures = [crew.submit(unit) for unit in units]
+    found: list[tuple[RolloutTree, Rewards]] = []
+    for part, future in zip(parts, futures, strict=True):
+        try:
+            found += [unlabelled(value) for value in future.result()]
+        except UnitLost as error:
+            found += [unlabelled(lost(item.state.id, str(error))) for item in prompted[part]]
+    return found
 
 
 def _keep(

@@ -300,8 +300,16 @@ class OnlineConfig(ReinforcedConfig):
     """Drop groups without reward variance from the update."""
     greso: GresoConfig | None = None
     """Skip tasks that are predicted to give no variance."""
+    max_off_policy_steps: int = 0
+    """Iterations whose rollouts are played by the workers while earlier ones are trained on: each is sampled with the
+    weights of this many updates before its turn (0: synchronous)."""
 
     def __post_init__(self) -> None:
         if self.rollouts.group_size < 2:
             raise ConfigError("must be at least 2", field="rollouts.group_size")
+        if self.max_off_policy_steps < 0:
+            raise ConfigError("must be at least 0", field="max_off_policy_steps")
+        if self.max_off_policy_steps and self.loss.old_logprobs == "engine":
+            problem = "'engine' gives those of older weights where max_off_policy_steps is above 0"
+            raise ConfigError(problem, field="loss.old_logprobs", hint="use 'auto': the trainer computes them")
         self._check(self.rollouts.episodes.sampling, "iterations", "groups")

@@ -8,6 +8,7 @@ share.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from turntree.core.cost import NO_COST, Cost
-from turntree.core.errors import InputError
+from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Credit
 from turntree.core.outcome import GroupOutcome, group_outcome
 from turntree.core.protocols import (
@@ -30,7 +31,7 @@ from turntree.core.protocols import (
     Renderer,
     StreamingEngine,
 )
-from turntree.core.tree import StopReason
+from turntree.core.tree import RolloutTree, StopReason
 from turntree.core.verdict import censored
 from turntree.environments.pool import EnvironmentPool
 from turntree.filters.dapo import DapoFilter, allowed, refill
@@ -38,8 +39,10 @@ from turntree.filters.greso import Greso
 from turntree.gates.monitor import GateMonitor
 from turntree.rollouts.accounting import TreeAccount, account, effective_leaves, intraclass_correlation
 from turntree.rollouts.groups import GrownGroup
-from turntree.rollouts.players import player_of
+from turntree.rollouts.players import Player, player_of
 from turntree.rollouts.rewards import RewardSum, figures
+from turntree.rollouts.scheduler import SchedulerConfig
+from turntree.rollouts.spread import Begun, Spread
 from turntree.training.checkpoints import Checkpoints
 from turntree.training.config import OnlineConfig
 from turntree.training.learner import Learner
@@ -54,7 +57,7 @@ from turntree.training.trainer import open_trainers
 @dataclass(frozen=True)
 class Parts:
     """The components of a run. `engine` samples from `model`; `gate`, `brancher`, `pool`, `rewards` are passed to the
-    scheduler."""
+    scheduler. With `spread`, groups are played by its workers instead."""
 
     model: PreTrainedModel
     reference: Reference | None
@@ -67,6 +70,7 @@ class Parts:
     estimator: Estimator | None = None  # None: that of `OnlineConfig.credit`
     rewards: RewardSum | None = None
     filters: Sequence[Filter] = ()  # beside those of `OnlineConfig`
+    spread: Callable[[SchedulerConfig], Spread] | None = None
 
 
 @dataclass(frozen=True)
@@ -97,8 +101,11 @@ def train_online(
     iteration with the credit of those that were trained on (None: cut, dropped, censored). `check(iteration)` adds
     held-out figures.
 
-    Synchronous: all groups of an iteration are sampled with the weights of the previous update. Where `checkpoints`
-    holds an earlier part of this run, it is resumed.
+    All groups of an iteration are sampled with the weights of the previous update, or (`max_off_policy_steps` K, with
+    `parts.spread`) of K updates before: the workers then play the next K iterations during the updates. The trainer
+    computes the old log-probabilities of such groups, and the loss weighs their tokens by the truncated ratio of these
+    to the sampled ones (`importance_cap`). Where `checkpoints` holds an earlier part of this run, it is resumed; a
+    checkpoint holds the groups that were played ahead.
     """
     if not parts.tasks:
         raise InputError("there is no task to play", hint="choose a split with games in it")
@@ -132,6 +139,42 @@ def _filters(config: OnlineConfig) -> list[Filter]:
     return [*found, config.dapo] if config.dapo is not None else found
 
 
+def _scheduler(parts: Parts, config: SchedulerConfig) -> Player | Spread:
+    """Who plays the groups: the workers, or this process."""
+    if parts.spread is not None:
+        return parts.spread(config)
+    return player_of(
+        parts.tasks,
+        parts.engine,
+        parts.renderer,
+        config,
+        pool=parts.pool,
+        gate=parts.gate,
+        brancher=parts.brancher,
+        rewards=parts.rewards,
+    )
+
+
+@dataclass
+class _Begun:
+    """An iteration whose tasks were drawn. `units` are what the workers play of it; None in this process."""
+
+    tasks: Sequence[Environment]
+    skipped: list[tuple[str, str]]
+    counts: Counter[str]  # groups of the iteration that were begun, by task
+    units: list[Begun] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Waits for the units."""
+        units = [unit.to_json() for unit in self.units or ()]
+        return {"skipped": [list(each) for each in self.skipped], "counts": dict(self.counts), "units": units}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> _Begun:
+        skipped = [(task_id, why) for task_id, why in value["skipped"]]
+        return cls((), skipped, Counter(value["counts"]), [Begun.from_json(unit) for unit in value["units"]])
+
+
 class _Run:
     """The state of a run between two iterations, and the steps of one iteration."""
 
@@ -145,16 +188,7 @@ class _Run:
             branching=parts.brancher is not None,
             counts_refills=parts.estimator is not None or config.credit.leaf_weights != "path_weighted",
         )
-        self.scheduler = player_of(
-            parts.tasks,
-            parts.engine,
-            parts.renderer,
-            rollouts,
-            pool=parts.pool,
-            gate=parts.gate,
-            brancher=parts.brancher,
-            rewards=parts.rewards,
-        )
+        self.scheduler = _scheduler(parts, rollouts)
         self._brancher = parts.brancher
         self._filters = [*_filters(config), *parts.filters]
         self._cap = max((one.refill_cap for one in self._filters), default=0.0)
@@ -166,6 +200,11 @@ class _Run:
         self.cost, self.checks = NO_COST, NO_COST
         self.account = self._grown = TreeAccount()  # since the start, and in this iteration
         self._skipped: list[tuple[str, str]] = []  # (task, reason), in this iteration
+        self._ahead: dict[int, _Begun] = {}  # iterations that were begun, by number
+        self._sampled_for = 0  # the version of the policy before the update of this iteration
+        self._waited = 0.0  # seconds for the groups of this iteration
+        if config.max_off_policy_steps and parts.spread is None:
+            raise ConfigError("needs rollout workers", field="max_off_policy_steps", hint="set cluster.workers")
         self.row: dict[str, Any] = {}  # of an iteration that was trained and is not logged yet
         self._labels: dict[int, Credit | None] = {}  # the credit of this iteration's groups, by id
         self._dropped = Counter[str]()  # reasons, in this iteration
@@ -183,6 +222,7 @@ class _Run:
             "judged": [[dataclasses.asdict(decision), zero] for decision, zero in self._judged],
             "account": dataclasses.asdict(self.account),
             "brancher": None if self._brancher is None else self._brancher.state(),
+            "ahead": {str(iteration): begun.to_json() for iteration, begun in self._ahead.items()},
         }
 
     def restore(self, checkpoints: Checkpoints | None) -> int:
@@ -201,30 +241,50 @@ class _Run:
             self._brancher.restore(state["brancher"])
         for decision, zero in state["judged"]:
             self._judge(GateDecision(**decision), zero)
+        self._ahead = {int(key): _Begun.from_json(held) for key, held in state.get("ahead", {}).items()}
         self._engine.update_weights(self.learner.model, state["policy_version"])
         self.scheduler.rendered = True  # an iteration was played: a task that fails now is one of many, as it was then
         return state["step"]
 
     def play(self, iteration: int) -> list[GrownGroup]:
         """The groups of an iteration. Where a filter refills, further rounds replace what is dropped."""
-        wanted, begun = self.config.groups, Counter[str]()
+        wanted, started = self.config.groups, time.perf_counter()
+        for one in range(iteration, min(iteration + self.config.max_off_policy_steps, self.config.iterations) + 1):
+            if one not in self._ahead:
+                self._ahead[one] = self._begin(wanted, one, Counter())
+        begun = self._ahead.pop(iteration)
         self._skipped, self._grown, self._labels, self._dropped = [], TreeAccount(), {}, Counter()
-        groups = self._round(wanted, iteration, begun)
+        groups = self._round(begun, iteration)
         while more := refill(self._cap, wanted=wanted, kept=len(self._kept(groups)), started=len(groups)):
-            groups += self._round(more, iteration, begun)
+            groups += self._round(self._begin(more, iteration, begun.counts), iteration)
+        self._waited = time.perf_counter() - started
         self.account += self._grown
+        if isinstance(self.scheduler, Spread):
+            self.scheduler.learn()
         for one in self._filters:
             one.end_iteration()
         left = allowed(self._cap, wanted=wanted, started=len(groups))
         self.savings.skipped([task for task, _ in self._skipped], refills_left=left)
         return groups
 
-    def _round(self, count: int, iteration: int, begun: Counter[str]) -> list[GrownGroup]:
-        """`count` more groups. `begun` counts the iteration's groups by task, so that no group repeats another's
-        draws."""
-        tasks, skipped = self.stream.draw(count, iteration)
-        self._skipped += skipped
-        groups = list(self.scheduler.run(tasks, seed=self.config.seed, iteration=iteration, begun=begun))
+    def _begin(self, count: int, iteration: int, counts: Counter[str]) -> _Begun:
+        """Draw `count` tasks and, with workers, give them out. `counts` are the iteration's groups by task, so that no
+        group repeats another's draws."""
+        begun = _Begun(*self.stream.draw(count, iteration), counts)
+        if isinstance(self.scheduler, Spread):
+            begun.units = self.scheduler.begin(
+                begun.tasks, seed=self.config.seed, iteration=iteration, begun=counts, urgent=bool(counts)
+            )
+        return begun
+
+    def _round(self, begun: _Begun, iteration: int) -> list[GrownGroup]:
+        """The groups that were begun."""
+        self._skipped += begun.skipped
+        if isinstance(self.scheduler, Spread):
+            groups = list(self.scheduler.groups(begun.units or ()))
+        else:
+            seed = self.config.seed
+            groups = list(self.scheduler.run(begun.tasks, seed=seed, iteration=iteration, begun=begun.counts))
         for group in groups:
             self.cost += group.tree.cost
             self._grown += account(group.tree)
@@ -264,6 +324,7 @@ class _Run:
 
     def update(self, groups: Sequence[GrownGroup], labels: Sequence[Credit | None]) -> dict[str, Any]:
         """One update on the groups that have credit; no step where none has."""
+        self._sampled_for = self._engine.policy_version
         kept = [(group, credit) for group, credit in zip(groups, labels, strict=True) if credit is not None]
         credits = [credit for _, credit in kept]
         if self._dropped or len(groups) > self.config.groups:
@@ -311,6 +372,7 @@ class _Run:
             "groups_audited": sum(group.decision is not None and group.decision.audited for group in groups),
             **self._gate_figures(),
             **self._branch_figures(groups),
+            **self._staleness(groups),
             "censored": censored(v for g in groups if g.cut is None for v in g.rewards.verdicts.values()),
             "groups_dropped": dict(self._dropped),
             "prompts_skipped": dict(Counter(dict(self._skipped).values())),
@@ -324,6 +386,7 @@ class _Run:
                 "seconds": self.cost.seconds,
                 "busy_share": self.scheduler.usage.busy_share,
                 "gate_seconds": self.scheduler.usage.gate_seconds,
+                "wait_seconds": self._waited,
                 "saved": self.savings.seconds(),
             },
         }
@@ -353,6 +416,14 @@ class _Run:
             },
         }
 
+    def _staleness(self, groups: Sequence[GrownGroup]) -> dict[str, float]:
+        """Updates between the weights that sampled a tree and those that were trained on it; nothing where rollouts
+        are synchronous."""
+        if not self.config.max_off_policy_steps:
+            return {}
+        found = [age for group in self._kept(groups) if (age := staleness(group.tree, self._sampled_for)) is not None]
+        return {"staleness_mean": sum(found) / len(found), "staleness_max": max(found)} if found else {}
+
     def only_closing(self, iteration: int) -> bool:
         """Whether the iteration is checked only because the run ends with it. The checkpoint is saved before that
         check, because an extended run does not make it."""
@@ -373,6 +444,12 @@ class _Run:
         self.checks += cost
         self._engine.weights_changed(self._engine.policy_version)  # what a check kept must not serve the next step
         return figures
+
+
+def staleness(tree: RolloutTree, version: int) -> int | None:
+    """How many updates before `version` the tree's oldest tokens were sampled; None where nothing was sampled."""
+    sampled = [node.policy_version for node in tree if node.policy_version is not None]
+    return version - min(sampled) if sampled else None
 
 
 def _forks_by_turn(groups: Sequence[GrownGroup]) -> dict[str, int]:

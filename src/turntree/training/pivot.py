@@ -15,7 +15,7 @@ from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import InputError
 from turntree.core.labels import Credit, Rewards
 from turntree.core.outcome import GroupOutcome, group_outcome
-from turntree.core.protocols import Engine, Estimator, Renderer, TurnState, TurnVerifier
+from turntree.core.protocols import Engine, Estimator, Renderer, TurnVerifier
 from turntree.core.tree import RolloutTree, StopReason
 from turntree.rollouts.local import Prompted, sample_local, score_local
 from turntree.training.checkpoints import Checkpoints
@@ -107,6 +107,7 @@ class PivotGroup:
 Log = Callable[[dict[str, Any]], None]
 Keep = Callable[[int, Sequence[PivotGroup], Sequence[Credit | None]], None]
 Check = Callable[[int], Checked]
+Draw = Callable[[Sequence[Prompted], int], list[tuple[RolloutTree, Rewards]]]  # judged rollouts at states, by a seed
 
 
 def train_pivot(
@@ -125,11 +126,12 @@ def train_pivot(
     estimator: Estimator | None = None,
     checkpoints: Checkpoints | None = None,
     group: Alone = ALONE,
+    draw: Draw | None = None,
 ) -> Trained:
     """Update `model` (which `engine` samples from) in place. `log` gets one row per step. Before it, `keep` gets all
     drawn groups with the credit of those that were trained on (None: replaced). `check(step)` adds held-out figures.
-    `estimator` replaces that of `config.credit`. `own` adds pivots of the policy's own path to `pivots` (which may then
-    be empty). Ends early when every pivot has retired.
+    `estimator` replaces that of `config.credit`; `draw` samples and judges elsewhere than here. `own` adds pivots of
+    the policy's own path to `pivots` (which may then be empty). Ends early when every pivot has retired.
 
     The same seed gives the same weights with a single thread. Where `checkpoints` holds an earlier part of this run, it
     is resumed and ends with the same weights and rows.
@@ -139,7 +141,7 @@ def train_pivot(
     trainers = open_trainers(model, reference, config.optimizer, config.steps * config.updates, group)
     learner = Learner(model, trainers, engine, config.loss, config.updates, config.max_tokens)
     estimator = estimator or config.loss.estimator(config.credit)
-    run = _Run(learner, renderer, list(pivots), verifier, config, check, own)
+    run = _Run(learner, renderer, list(pivots), verifier, config, check, own, draw)
     done = run.restore(checkpoints)
     if run.row:
         log(run.closed(done))
@@ -163,6 +165,24 @@ def train_pivot(
     return Trained(run.cost, run.checks, run.pivots, run.curriculum.records)
 
 
+def draw_local(
+    prompted: Sequence[Prompted],
+    engine: Engine,
+    renderer: Renderer,
+    verifier: TurnVerifier,
+    config: PivotConfig,
+    seed: int,
+    occurrences: Sequence[int] | None = None,
+) -> list[tuple[RolloutTree, Rewards]]:
+    """The groups of one wave (or of a part of it, where `occurrences` are those in the whole): sampled and judged."""
+    size = config.group_size
+    trees = sample_local(prompted, engine, renderer, config.sampling, size, seed, occurrences=occurrences)
+    return [
+        (tree, score_local(tree, item.state, verifier, cut_turns=config.cut_turns))
+        for tree, item in zip(trees, prompted, strict=True)
+    ]
+
+
 @dataclass
 class _Run:
     """The state of a run between two steps, and the parts of a step."""
@@ -174,6 +194,7 @@ class _Run:
     config: PivotConfig
     checker: Check | None
     own: OwnPath | None = None
+    drawer: Draw | None = None
     cost: Cost = NO_COST
     checks: Cost = NO_COST
 
@@ -251,22 +272,16 @@ class _Run:
         """`count` groups of the next pivots; wave `number` of its step, with its own draws."""
         indices = self.curriculum.draw(count, step)
         batch = [self.pivots[index] for index in indices]
-        trees = sample_local(
-            [pivot.prompted for pivot in batch],
-            self.engine,
-            self.renderer,
-            self.config.sampling,
-            self.config.group_size,
-            seeds.derive(self.config.seed, "train", step, *([number] if number else [])),
-        )
-        self.cost = sum((tree.cost for tree in trees), self.cost)
+        seed = seeds.derive(self.config.seed, "train", step, *([number] if number else []))
+        drawn = (self.drawer or self._draw)([pivot.prompted for pivot in batch], seed)
+        self.cost = sum((tree.cost for tree, _ in drawn), self.cost)
         return [
-            PivotGroup(index, pivot, tree, self._score(tree, pivot.prompted.state))
-            for index, pivot, tree in zip(indices, batch, trees, strict=True)
+            PivotGroup(index, pivot, tree, rewards)
+            for index, pivot, (tree, rewards) in zip(indices, batch, drawn, strict=True)
         ]
 
-    def _score(self, tree: RolloutTree, state: TurnState) -> Rewards:
-        return score_local(tree, state, self.verifier, cut_turns=self.config.cut_turns)
+    def _draw(self, prompted: Sequence[Prompted], seed: int) -> list[tuple[RolloutTree, Rewards]]:
+        return draw_local(prompted, self.engine, self.renderer, self.verifier, self.config, seed)
 
     def update(self, groups: Sequence[PivotGroup], credits: Sequence[Credit]) -> dict[str, Any]:
         """`config.updates` optimizer steps on the groups; metrics of the last. None where every rollout is censored."""

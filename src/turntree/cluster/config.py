@@ -1,0 +1,47 @@
+"""Where rollout workers run, as plain values. Without Ray, so that configurations can be read without it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from turntree.core.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkersConfig:
+    """Processes on a Ray cluster that hold the engine, the environments and the verifiers."""
+
+    workers: int = 0
+    """Rollout workers on a Ray cluster (0: rollouts run in this process). Needs turntree[ray]."""
+    address: str | None = None
+    """The cluster: local (started on this machine, the default), HOST:PORT or auto (a running one, from one of its
+    nodes), ray://HOST:PORT (a running one, through Ray Client)."""
+    batch: int | None = None
+    """Groups, tasks or states that a worker plays in one batch (default: 1 group, 8 tasks or states, and a whole wave
+    of a profile). Equal values give equal bits for any number of workers; other values differ by rounding."""
+    cpus: float = 1.0
+    """CPUs of one worker, for Ray's placement."""
+    gpus: float | None = None
+    """GPUs of one worker (default: 1 where the device is cuda, else 0)."""
+    start_seconds: float = 600.0
+    """Give up where no worker has started after this time."""
+    silent_seconds: float = 60.0
+    """A worker that does not answer for this long is lost, and its work is given to another one."""
+    unit_seconds: float = 7200.0
+    """Time limit of one batch. A worker that takes longer is replaced."""
+    attempts: int = 3
+    """How often a batch is given out before it counts as lost."""
+
+    def __post_init__(self) -> None:
+        if self.workers < 0:
+            raise ConfigError("must be at least 0", field="workers")
+        if self.address is not None and not self.address:
+            raise ConfigError("is empty", field="address", hint="use local, HOST:PORT, auto or ray://HOST:PORT")
+        for name in ("batch", "attempts"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ConfigError("must be at least 1", field=name)
+        for name in ("cpus", "start_seconds", "silent_seconds", "unit_seconds"):
+            if not getattr(self, name) > 0:
+                raise ConfigError("must be above 0", field=name)
+        if self.gpus is not None and self.gpus < 0:
+            raise ConfigError("must be at least 0", field="gpus")

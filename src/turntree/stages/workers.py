@@ -1,0 +1,78 @@
+"""The workers of a stage: they build its policy, tasks and judges from its configuration, as the command does.
+
+Each stage that can use them has a function `worker(settings)`, a context manager over what plays a unit. Configurations
+travel as in `config.json`, so a worker loads parts by their names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+
+from turntree.cluster.crew import Crew
+from turntree.cluster.worker import fetched
+from turntree.core.config import to_mapping
+from turntree.stages.cluster import ClusterConfig
+from turntree.stages.config import Device
+from turntree.stages.policy import Policy
+from turntree.training.checkpoints import trainable
+
+
+@contextlib.contextmanager
+def open_crew(
+    stage: str, config: Any, cluster: ClusterConfig, device: Device, **settings: Any
+) -> Iterator[Crew | None]:
+    """The workers of the stage in module `stage`; None where rollouts run in this process. `settings` are what they
+    need beside its configuration."""
+    if not cluster.workers:
+        yield None
+        return
+    gpus = 1.0 if device.name.startswith("cuda") else 0.0
+    with Crew(f"{stage}:worker", {"config": to_mapping(config), **settings}, cluster, gpus=gpus) as crew:
+        yield crew
+
+
+# weights
+
+
+@dataclass
+class Published:
+    """The weights of the command's policy, for the units of a crew: put into the cluster once a version."""
+
+    crew: Crew
+    policy: Policy
+    _last: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def __call__(self) -> dict[str, Any]:
+        version = self.policy.engine.policy_version
+        if self._last.get("version") != version:
+            held = {name: value.contiguous() for name, value in trainable(self.policy.model).items()}
+            self._last = {"version": version, "weights": self.crew.share(save(held))}
+        return self._last
+
+
+@dataclass
+class Follower:
+    """A worker's policy, which takes on the weights that a unit names."""
+
+    policy: Policy
+    version: int | None = None  # of the weights that it was sent last
+
+    def take_on(self, unit: dict[str, Any]) -> None:
+        """Sample with the unit's weights, from empty caches: a unit must not depend on what was played before."""
+        engine = self.policy.engine
+        if unit["version"] == self.version:
+            engine.weights_changed(engine.policy_version)
+            return
+        sent = load(fetched(unit["weights"]))
+        held = trainable(self.policy.model)
+        with torch.no_grad():
+            for name, value in held.items():
+                value.copy_(sent[name])
+        self.version = unit["version"]
+        engine.update_weights(self.policy.model, unit["version"])
