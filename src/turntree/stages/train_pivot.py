@@ -21,16 +21,16 @@ from turntree.logs import trees
 from turntree.logs.groups import action_text
 from turntree.logs.trees import KeptTree
 from turntree.observe import loggers
-from turntree.observe.artifacts import PASS_RATES, PIVOTS, POLICY, policy_of
+from turntree.observe.artifacts import PASS_RATES, POLICY, policy_of
 from turntree.observe.files import file_hash
 from turntree.observe.run import RunDirectory, notice, open_run, progress
 from turntree.rollouts.local import Prompted, render, rule_name, sample_local, score_local
+from turntree.stages.candidates import read_candidates, read_selected
 from turntree.stages.config import CheckConfig, TrainPivotConfig
 from turntree.stages.evaluate import EvaluateConfig, play
 from turntree.stages.policy import Policy, load_policy
-from turntree.stages.profile import read_candidates
 from turntree.stages.train_online import HELD_OUT, keep_held_out
-from turntree.stages.verifier import is_registered, open_verifier
+from turntree.stages.verifier import chosen_verifier, open_verifier
 from turntree.training.checkpoints import extent, resume
 from turntree.training.curriculum import PivotRecord
 from turntree.training.drift import too_still
@@ -45,15 +45,15 @@ def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = Fa
     is resumed; any other is refused unless `overwrite`."""
     config = parts.resolved(config)
     loggers.check(config.loggers)
-    header, rows = PIVOTS.read(Path(config.pivots))
+    header, selected = read_selected(config.pivots, config.traces)
     policy = load_policy(config.model, config.device)
     if not config.allow_stale:
         _require_profiled_alike(config, header, policy)
     traces = config.traces or str(header["traces"])
-    pivots = _pivots(rows, policy, traces, header, config.pivots)
+    pivots = [Pivot(render(one.state, policy.renderer), one.row["kind"], one.row["role"]) for one in selected]
     check_path_isolation(policy.model)
     with contextlib.ExitStack() as stack:
-        verifier = stack.enter_context(open_verifier(_verifier(config, header), config.environment))
+        verifier = stack.enter_context(open_verifier(chosen_verifier(config.verifier, header, config.pivots), config.environment))
         _require_verifier(config, header, verifier)
         inputs = {
             **policy.identity,
@@ -176,25 +176,6 @@ def _pass_rates(pivots: Sequence[Pivot], records: Sequence[PivotRecord]) -> Iter
         yield {**place, "pass_rate": record.pass_rate, **dataclasses.asdict(record)}
 
 
-def _pivots(
-    rows: Sequence[dict[str, Any]], policy: Policy, traces: str, header: dict[str, Any], path: str
-) -> list[Pivot]:
-    """The selected rows with their states, rendered once. Raises `InputError` when traces and pivots do not fit."""
-    if file_hash(Path(traces)) != header["traces_hash"]:
-        raise InputError(
-            "is not the file that was profiled", path=traces, hint="name it with --traces, or profile again"
-        )
-    states = {(state.trace_id, state.turn): state for state in read_candidates(traces, str(header["split"]))[0]}
-    pivots: list[Pivot] = []
-    for row in rows:
-        state = states.get((row["trace_id"], row["turn"]))
-        if state is None:
-            problem = f"names turn {row['turn']} of trace {row['trace_id']!r}, which is no candidate of {traces}"
-            raise InputError(problem, path=path, hint="select again from the profile of these traces")
-        pivots.append(Pivot(render(state, policy.renderer), row["kind"], row["role"]))
-    return pivots
-
-
 def _require_profiled_alike(config: TrainPivotConfig, header: dict[str, Any], policy: Policy) -> None:
     """Raise `InputError`, naming all differences, unless training begins with the policy and sampling of the
     profile."""
@@ -211,20 +192,6 @@ def _require_profiled_alike(config: TrainPivotConfig, header: dict[str, Any], po
             hint=f"profile again with {config.model!r} as it is trained (sampling: --set profile.sampling.KEY=VALUE in "
             "`turntree profile`, train.sampling.KEY here), or pass --allow-stale",
         )
-
-
-def _verifier(config: TrainPivotConfig, header: dict[str, Any]) -> Part:
-    """The named verifier, or that of the profile. Code runs only if the user names it: code that is named only by a
-    file is refused, without importing anything."""
-    source = Part.from_value(header["verifier_source"], "verifier_source")
-    if config.verifier is None and not is_registered(source):
-        raise InputError(
-            f"were profiled with {source.name!r}, which is not installed, and a file does not decide what code runs",
-            path=config.pivots,
-            field="verifier_source",
-            hint=f"pass --verifier {source.name} to train with it",
-        )
-    return config.verifier or source
 
 
 def _require_verifier(config: TrainPivotConfig, header: dict[str, Any], verifier: TurnVerifier) -> None:
