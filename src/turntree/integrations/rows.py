@@ -53,7 +53,8 @@ def write_parquet(path: Path, rows: Sequence[dict[str, Any]], json_columns: Sequ
     for name in rows[0]:
         values = [row[name] for row in rows]
         if name in json_columns:
-            arrays[name] = pa.array([json.dumps(value, ensure_ascii=False) for value in values], pa.string())
+            texts = pa.array([json.dumps(value, ensure_ascii=False) for value in values], pa.string())
+            arrays[name] = pa.ExtensionArray.from_storage(pa.json_(pa.string()), texts)
             features[name] = {"_type": "Json"}
         else:
             kind = _type(values)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from turntree.core import parts
-from turntree.core.config import Part, to_mapping
+from turntree.core.config import to_mapping
 from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
 from turntree.core.labels import Credit, Rewards
@@ -53,7 +53,9 @@ def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = Fa
     pivots = [Pivot(render(one.state, policy.renderer), one.row["kind"], one.row["role"]) for one in selected]
     check_path_isolation(policy.model)
     with contextlib.ExitStack() as stack:
-        verifier = stack.enter_context(open_verifier(chosen_verifier(config.verifier, header, config.pivots), config.environment))
+        verifier = stack.enter_context(
+            open_verifier(chosen_verifier(config.verifier, header, config.pivots), config.environment)
+        )
         _require_verifier(config, header, verifier)
         inputs = {
             **policy.identity,
