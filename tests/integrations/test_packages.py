@@ -106,7 +106,7 @@ class TestVerl:
 
         ids = tokenizer(said, return_tensors="pt")["input_ids"]
         item = SimpleNamespace(
-            batch={"responses": ids[0], "attention_mask": torch.ones(ids.shape[1] + 3)},
+            batch={"responses": ids[0], "attention_mask": torch.ones(ids.shape[1] + 3, dtype=torch.long)},
             non_tensor_batch={key: row[key] for key in ("data_source", "reward_model", "extra_info")},
         )
 
