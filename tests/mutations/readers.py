@@ -56,7 +56,7 @@ def write_trace_file(path: Path) -> None:
 
 
 def read_trace_file(path: Path) -> object:
-    from turntree.stages.profile import stream_candidates, survey
+    from turntree.stages.candidates import stream_candidates, survey
 
     read_header(path)
     traces = list(read_traces(path))

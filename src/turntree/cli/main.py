@@ -21,6 +21,7 @@ from turntree.cli import (
     check,
     config,
     experiment,
+    export,
     gate,
     gateway,
     index,
@@ -53,6 +54,7 @@ cli.add_command(pipeline.importance)
 cli.add_command(pipeline.select)
 cli.add_command(pipeline.train)
 pipeline.train.add_command(online.online)
+cli.add_command(export.export)
 cli.add_command(experiment.experiment)
 cli.add_command(results.evaluate)
 cli.add_command(results.retention)

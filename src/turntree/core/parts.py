@@ -69,6 +69,7 @@ KINDS: dict[str, Kind] = {
     "engines": Kind("engine", ("policy",)),
     "renderers": Kind("renderer", ("tokenizer", "folder")),
     "trace_formats": Kind("trace format", plain=True),
+    "pivot_formats": Kind("pivot format", plain=True),
     "log_formats": Kind("log format", plain=True),
     "loggers": Kind("logger", ("run",)),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from turntree.core import seeds
@@ -93,6 +94,18 @@ def judge_turn(verifier: TurnVerifier, state: TurnState, action: Message, *, cut
     if action.cut and cut_turns == "fail":
         return Verdict(0.0, "cut by the token limit", action_kind(action))
     return verifier.judge(state, action)
+
+
+def judge_turns(
+    verifier: TurnVerifier, pairs: Sequence[tuple[TurnState, Message]], *, cut_turns: CutTurns = "fail"
+) -> list[Verdict]:
+    """`judge_turn` on all pairs, in order. A verifier that waits for a server says in `concurrency` how many verdicts
+    are worth asking for at the same time; others are asked one by one."""
+    threads = min(getattr(verifier, "concurrency", 1), len(pairs))
+    if threads <= 1:
+        return [judge_turn(verifier, state, action, cut_turns=cut_turns) for state, action in pairs]
+    with ThreadPoolExecutor(threads, thread_name_prefix="turntree-verdicts") as pool:
+        return list(pool.map(lambda pair: judge_turn(verifier, *pair, cut_turns=cut_turns), pairs))
 
 
 def rule_name(verifier: TurnVerifier, cut_turns: CutTurns) -> str:

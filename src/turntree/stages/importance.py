@@ -20,9 +20,10 @@ from turntree.profiling.importance import choose, measure
 from turntree.profiling.rows import StoredProfile
 from turntree.profiling.select import is_mixed
 from turntree.rollouts.rebuild import Rebuilder
+from turntree.stages.candidates import stream_candidates
 from turntree.stages.config import ImportanceConfig
 from turntree.stages.policy import load_policy
-from turntree.stages.profile import Wave, stream_candidates, work
+from turntree.stages.profile import Wave, work
 
 Place = tuple[str, int]  # trace and turn
 

@@ -104,6 +104,13 @@ def resolve(source: str) -> Path:
     return parts.load("policies", source).target if source in parts.names("policies") else folder_of(source)
 
 
+def load_renderer(source: str, renderer: Part = AUTO) -> tuple[PreTrainedTokenizerBase, Renderer]:
+    """The tokenizer and the renderer of a policy, without its weights."""
+    folder = resolve(source)
+    tokenizer = load_tokenizer(folder)
+    return tokenizer, _renderer(renderer, tokenizer, folder)
+
+
 def load_policy(source: str, device: Device) -> Policy:
     """Raises `InputError` in one line when the folder, its weights or its chat template are missing, and for a model
     on the Hub that cannot be fetched. Sets the threads of this process."""

@@ -24,7 +24,6 @@ from turntree.core.protocols import TurnState
 from turntree.engines.endpoint import connection_free
 from turntree.observe.artifacts import PROFILE
 from turntree.observe.files import file_hash
-from turntree.observe.jsonl import located
 from turntree.observe.run import notice, progress
 from turntree.observe.wave_log import WaveLog, open_log
 from turntree.profiling.profile import Judge, profile_wave
@@ -33,13 +32,12 @@ from turntree.profiling.samples import Sampler, one_by_one, together
 from turntree.profiling.stopping import Prior
 from turntree.profiling.summary import ProfileSummary
 from turntree.rollouts.local import Prompted
+from turntree.stages.candidates import stream_candidates, survey
 from turntree.stages.cluster import ClusterConfig
 from turntree.stages.config import ProfileStageConfig
 from turntree.stages.policy import Speaker, open_speaker
 from turntree.stages.verifier import open_verifier
 from turntree.stages.workers import open_crew
-from turntree.traces.candidates import candidates, skipped_turns
-from turntree.traces.schema import Trace, read_traces
 from turntree.verifiers.strict import StrictMatch
 
 T = TypeVar("T")
@@ -147,60 +145,6 @@ def _joined(waves: Sequence[Wave]) -> Wave:
         skipped.update(wave["skipped"])
         timing.update(wave["timing"])
     return {"rows": [row for wave in waves for row in wave["rows"]], "skipped": dict(skipped), "timing": dict(timing)}
-
-
-# candidates
-
-
-@dataclass(frozen=True)
-class Survey:
-    """Result of a first pass over the traces: the number of candidates and, by reason, of turns that are not
-    candidates."""
-
-    traces_hash: str
-    candidates: int
-    skipped: Counter[str]
-
-
-def survey(traces: str, split: str, limit: int = 0) -> Survey:
-    """Read all the traces once, so that errors in them are found before anything is sampled. Raises
-    `InputError` where a line is malformed, a group lies in two splits, or the split holds no candidate."""
-    splits: dict[str, Any] = {}
-    found, skipped = 0, Counter[str]()
-    for trace in read_traces(traces):
-        if splits.setdefault(trace.group, trace.split) != trace.split:
-            problem = f"of trace {trace.id!r} is {trace.split!r}, but its group {trace.group!r} is also in"
-            hint = "give a group one split, or what is trained on is tested on"
-            raise InputError(f"{problem} {splits[trace.group]!r}", path=traces, field="split", hint=hint)
-        if _of_split(trace, split):
-            try:
-                reasons = skipped_turns(trace)
-            except InputError as error:
-                raise located(error, path=traces) from error
-            found += len(trace.turn_positions) - len(reasons)
-            skipped.update(reasons.values())
-    if not found:
-        raise InputError(
-            f"holds no candidate in split {split!r}", path=traces, hint="choose another split, or --split '' for all"
-        )
-    return Survey(file_hash(Path(traces)), min(limit, found) if limit else found, skipped)
-
-
-def stream_candidates(traces: str, split: str, limit: int = 0) -> Iterator[TurnState]:
-    """The candidates of a split, in order of the file."""
-    states = (state for trace in read_traces(traces) if _of_split(trace, split) for state in candidates(trace))
-    return itertools.islice(states, limit or None)
-
-
-def read_candidates(traces: str, split: str, limit: int = 0) -> tuple[list[TurnState], Counter[str]]:
-    """The candidates of a split and, by reason, the turns that are not candidates. Raises `InputError` when nothing is
-    left."""
-    surveyed = survey(traces, split, limit)
-    return list(stream_candidates(traces, split, limit)), surveyed.skipped
-
-
-def _of_split(trace: Trace, split: str) -> bool:
-    return split in ("", trace.split)
 
 
 # waves of candidates

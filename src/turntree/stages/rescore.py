@@ -20,8 +20,9 @@ from turntree.profiling.profile import Draft, Judge
 from turntree.profiling.rows import StoredProfile, samples_of
 from turntree.profiling.stopping import Prior, StoppingRule
 from turntree.profiling.summary import ProfileSummary
+from turntree.stages.candidates import Survey, stream_candidates, survey
 from turntree.stages.config import ProfileStageConfig, RescoreConfig
-from turntree.stages.profile import Survey, Wave, stream_candidates, survey, work, write_profile
+from turntree.stages.profile import Wave, work, write_profile
 from turntree.stages.verifier import open_verifier
 from turntree.verifiers.strict import StrictMatch
 

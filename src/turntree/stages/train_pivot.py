@@ -13,7 +13,7 @@ from typing import Any
 
 from turntree.cluster.crew import Crew, UnitLost
 from turntree.core import parts
-from turntree.core.config import Part, from_mapping, to_mapping, to_value
+from turntree.core.config import from_mapping, to_mapping, to_value
 from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
 from turntree.core.labels import Credit, Rewards
@@ -25,19 +25,19 @@ from turntree.logs import trees
 from turntree.logs.groups import action_text
 from turntree.logs.trees import KeptTree
 from turntree.observe import loggers
-from turntree.observe.artifacts import PASS_RATES, PIVOTS, POLICY, policy_of
+from turntree.observe.artifacts import PASS_RATES, POLICY, policy_of
 from turntree.observe.files import file_hash
 from turntree.observe.run import RunDirectory, notice, open_run, progress
 from turntree.rollouts.local import Prompted, occurrences_of, render, rule_name, sample_local, score_local
 from turntree.rollouts.spread import labelled, lost, unlabelled
+from turntree.stages.candidates import SelectedState, read_candidates, read_selected
 from turntree.stages.cluster import on_ranks
 from turntree.stages.config import CheckConfig, TrainPivotConfig
 from turntree.stages.evaluate import EvaluateConfig, play
 from turntree.stages.own_path import open_own_path
 from turntree.stages.policy import Policy, load_policy, load_trained
-from turntree.stages.profile import read_candidates
 from turntree.stages.train_online import HELD_OUT, keep_held_out
-from turntree.stages.verifier import is_registered, open_verifier
+from turntree.stages.verifier import chosen_verifier, open_verifier
 from turntree.stages.workers import Follower, Published, open_crew
 from turntree.training.checkpoints import extent, resume
 from turntree.training.curriculum import PivotRecord
@@ -59,21 +59,30 @@ def run_train_pivot(
     is resumed; any other is refused unless `overwrite`."""
     config = parts.resolved(config)
     loggers.check(config.loggers)
+    selected = None if config.pivots is None else read_selected(config.pivots, config.traces)
     policy = load_policy(config.model, config.device)
     group.load = functools.partial(load_trained, policy.source, config.device)
-    selected = None if config.pivots is None else _selected(config, config.pivots, policy)
-    pivots = [] if selected is None else selected.pivots
+    pivots: list[Pivot] = []
+    hashes: dict[str, str] = {}
+    source, traces = config.verifier, ""
+    if config.pivots is not None and selected is not None:
+        header, states = selected
+        if not config.allow_stale:
+            _require_profiled_alike(config, header, policy)
+        traces = config.traces or str(header["traces"])
+        hashes = {"pivots_hash": file_hash(Path(config.pivots)), "traces_hash": str(header["traces_hash"])}
+        source = chosen_verifier(config.verifier, header, config.pivots)
+        pivots = [_pivot(one, policy.renderer) for one in states]
+    assert source is not None  # the configuration refuses own states without one
     check_path_isolation(policy.model)
     with contextlib.ExitStack() as stack:
-        source = config.verifier if selected is None else _verifier(config, selected.header)
-        assert source is not None  # the configuration refuses own states without one
         verifier = stack.enter_context(open_verifier(source, config.environment))
         if selected is not None:
-            _require_verifier(config, selected.header, verifier)
+            _require_verifier(config, selected[0], verifier)
         inputs = {
             **policy.identity,
             **parts.identities(config),
-            **({} if selected is None else selected.hashes),
+            **hashes,
             "verifier": verifier.name,
         }
         tasks = stack.enter_context(_development_tasks(config.check, policy))
@@ -82,7 +91,7 @@ def run_train_pivot(
         run = stack.enter_context(
             open_run(out, "train pivot", to_mapping(config), inputs, overwrite=overwrite, logs=logs, extent=length)
         )
-        check = _checks(config, policy, verifier, "" if selected is None else selected.traces, tasks, run)
+        check = _checks(config, policy, verifier, traces, tasks, run)
         own = stack.enter_context(open_own_path(config, policy, verifier, run.path / "own"))
         crew = stack.enter_context(open_crew(__name__, config, config.cluster, config.device, verifier=to_value(source)))
         draw = None if crew is None else partial(_drawn, crew, Published(crew, policy))
@@ -241,42 +250,8 @@ def _pass_rates(pivots: Sequence[Pivot], records: Sequence[PivotRecord]) -> Iter
         yield {**place, "pass_rate": record.pass_rate, **dataclasses.asdict(record)}
 
 
-@dataclasses.dataclass(frozen=True)
-class _Selected:
-    """A pivots file with the states of its rows, rendered once."""
-
-    header: dict[str, Any]
-    traces: str
-    pivots: list[Pivot]
-    hashes: dict[str, str]
-
-
-def _selected(config: TrainPivotConfig, path: str, policy: Policy) -> _Selected:
-    header, rows = PIVOTS.read(Path(path))
-    if not config.allow_stale:
-        _require_profiled_alike(config, header, policy)
-    traces = config.traces or str(header["traces"])
-    hashes = {"pivots_hash": file_hash(Path(path)), "traces_hash": str(header["traces_hash"])}
-    return _Selected(header, traces, _pivots(rows, policy, traces, header, path), hashes)
-
-
-def _pivots(
-    rows: Sequence[dict[str, Any]], policy: Policy, traces: str, header: dict[str, Any], path: str
-) -> list[Pivot]:
-    """The selected rows with their states, rendered once. Raises `InputError` when traces and pivots do not fit."""
-    if file_hash(Path(traces)) != header["traces_hash"]:
-        raise InputError(
-            "is not the file that was profiled", path=traces, hint="name it with --traces, or profile again"
-        )
-    states = {(state.trace_id, state.turn): state for state in read_candidates(traces, str(header["split"]))[0]}
-    pivots: list[Pivot] = []
-    for row in rows:
-        state = states.get((row["trace_id"], row["turn"]))
-        if state is None:
-            problem = f"names turn {row['turn']} of trace {row['trace_id']!r}, which is no candidate of {traces}"
-            raise InputError(problem, path=path, hint="select again from the profile of these traces")
-        pivots.append(Pivot(render(state, policy.renderer), row["kind"], row["role"], row.get("weight", 1.0)))
-    return pivots
+def _pivot(one: SelectedState, renderer: Renderer) -> Pivot:
+    return Pivot(render(one.state, renderer), one.row["kind"], one.row["role"], one.row.get("weight", 1.0))
 
 
 def _require_profiled_alike(config: TrainPivotConfig, header: dict[str, Any], policy: Policy) -> None:
@@ -295,20 +270,6 @@ def _require_profiled_alike(config: TrainPivotConfig, header: dict[str, Any], po
             hint=f"profile again with {config.model!r} as it is trained (sampling: --set profile.sampling.KEY=VALUE in "
             "`turntree profile`, train.sampling.KEY here), or pass --allow-stale",
         )
-
-
-def _verifier(config: TrainPivotConfig, header: dict[str, Any]) -> Part:
-    """The named verifier, or that of the profile. Code runs only if the user names it: code that is named only by a
-    file is refused, without importing anything."""
-    source = Part.from_value(header["verifier_source"], "verifier_source")
-    if config.verifier is None and not is_registered(source):
-        raise InputError(
-            f"were profiled with {source.name!r}, which is not installed, and a file does not decide what code runs",
-            path=config.pivots,
-            field="verifier_source",
-            hint=f"pass --verifier {source.name} to train with it",
-        )
-    return config.verifier or source
 
 
 def _require_verifier(config: TrainPivotConfig, header: dict[str, Any], verifier: TurnVerifier) -> None:

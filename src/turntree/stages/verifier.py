@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 from turntree.core import parts
 from turntree.core.config import Part
@@ -15,6 +16,20 @@ from turntree.verifiers.user import UserVerifier
 def is_registered(verifier: Part) -> bool:
     """Whether the name is of an installed verifier, so that using it runs no code of the current folder."""
     return verifier.name in parts.names("verifiers")
+
+
+def chosen_verifier(given: Part | None, header: dict[str, Any], path: str) -> Part:
+    """The named verifier, or that of the profile. Code runs only if the user names it: code that is named only by a
+    file is refused, without importing anything."""
+    source = Part.from_value(header["verifier_source"], "verifier_source")
+    if given is None and not is_registered(source):
+        raise InputError(
+            f"were profiled with {source.name!r}, which is not installed, and a file does not decide what code runs",
+            path=path,
+            field="verifier_source",
+            hint=f"pass --verifier {source.name} to use it",
+        )
+    return given or source
 
 
 @contextlib.contextmanager

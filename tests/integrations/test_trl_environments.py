@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from turntree.adapters import trl
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.environments.check import check_environment
+from turntree.integrations import trl
 
 CLASS = '''
 class Counting:

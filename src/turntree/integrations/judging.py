@@ -1,0 +1,113 @@
+"""What the reward functions of all frameworks share: a state as one text column, and a verifier that is built once.
+
+A framework hands its reward function the columns of a row and the text that was sampled. The column `state` holds
+everything that a verifier may look at, as JSON text, because columns with a schema would add null arguments to tool
+calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from turntree.core.config import Part
+from turntree.core.errors import ConfigError, InputError
+from turntree.core.messages import Message
+from turntree.core.protocols import TurnState, TurnVerifier
+from turntree.core.verdict import Verdict
+from turntree.observe.files import atomic_write
+from turntree.renderers.tool_calls import ToolFormat, parse_message
+from turntree.rollouts.local import CutTurns, judge_turns
+from turntree.stages.verifier import open_verifier
+
+
+def pack_state(state: TurnState) -> str:
+    """The state as JSON text; the inverse of `unpack_state`."""
+    chat = {
+        "history": [message.to_chat() for message in state.history],
+        "demonstration": state.demonstration.to_chat(),
+    }
+    return json.dumps({**dataclasses.asdict(state), **chat}, ensure_ascii=False)
+
+
+def unpack_state(text: str) -> TurnState:
+    """Raises `InputError` for text that `pack_state` did not write."""
+    try:
+        row: dict[str, Any] = json.loads(text)
+        row["history"] = tuple(Message.from_chat(message) for message in row["history"])
+        row["demonstration"] = Message.from_chat(row["demonstration"])
+        row["tools"] = tuple(row["tools"])
+        return TurnState(**row)
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(f"is not a state of exported pivots ({error})", field="state", hint="export again") from error
+
+
+class Judge:
+    """The verifier `verifier` for texts. It is built at the first verdict, so that every worker process of a framework
+    has its own. Safe to call from many threads.
+
+    `tool_format` is how the policy writes tool calls (`renderers.tool_calls`).
+    """
+
+    def __init__(
+        self,
+        verifier: str,
+        *,
+        options: Mapping[str, Any] | None = None,
+        tool_format: ToolFormat = "hermes",
+        cut_turns: CutTurns = "fail",
+    ) -> None:
+        if tool_format not in get_args(ToolFormat):
+            raise ConfigError(
+                f"is {tool_format!r}", field="tool_format", hint=f"use one of {', '.join(get_args(ToolFormat))}"
+            )
+        self._part = Part(verifier, dict(options or {}))
+        self._tool_format: ToolFormat = tool_format
+        self._cut_turns: CutTurns = cut_turns
+        self._lock = threading.Lock()
+        self._open = contextlib.ExitStack()
+        self._verifier: TurnVerifier | None = None
+
+    def action(self, said: Any, *, cut: bool = False) -> Message:
+        """The assistant message in what a framework sampled: text, a chat message, or a list of them (the first)."""
+        if isinstance(said, list):
+            said = cast("list[Any]", said)[0] if said else ""
+        if isinstance(said, dict) and cast("dict[str, Any]", said).get("tool_calls"):
+            return dataclasses.replace(Message.from_chat(said), cut=cut)
+        text: str = said if isinstance(said, str) else Message.from_chat(said).content
+        return dataclasses.replace(parse_message(text, self._tool_format), cut=cut)
+
+    def __call__(self, pairs: Sequence[tuple[str, Message]]) -> list[Verdict]:
+        """The verdicts on actions at packed states, in order."""
+        states = {packed: unpack_state(packed) for packed in {packed for packed, _ in pairs}}
+        with self._lock:  # most verifiers keep processes or caches that one thread at a time may use
+            if self._verifier is None:
+                self._verifier = self._open.enter_context(open_verifier(self._part))
+            return judge_turns(self._verifier, [(states[p], a) for p, a in pairs], cut_turns=self._cut_turns)
+
+    def close(self) -> None:
+        self._open.close()
+
+
+def required(verdict: Verdict, unjudged: float | None) -> float:
+    """The reward for a framework that knows no missing one: `unjudged` stands in for it. Raises `InputError` without
+    it, because an action that was not judged is not a failed one."""
+    if verdict.reward is not None:
+        return verdict.reward
+    if unjudged is None:
+        hint = "give the reward function unjudged=NUMBER to train on, or repair the verifier"
+        raise InputError(f"an action was not judged ({verdict.reason})", field="reward", hint=hint)
+    return unjudged
+
+
+def write_reward(out: Path, says: str, names: Sequence[str], settings: Mapping[str, Any]) -> None:
+    """Write `reward.py`: `names` are (the factory's module, the factory, the name that the framework looks for)."""
+    module, factory, name = names
+    given = ", ".join(f"{key}={value!r}" for key, value in settings.items())
+    with atomic_write(out / "reward.py") as file:
+        file.write(f'"""{says}"""\n\nfrom {module} import {factory}\n\n{name} = {factory}({given})\n')

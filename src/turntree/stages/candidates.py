@@ -1,0 +1,97 @@
+"""The candidates of a traces file, and those that a pivots file names."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from turntree.core.errors import InputError
+from turntree.core.protocols import TurnState
+from turntree.observe.artifacts import PIVOTS
+from turntree.observe.files import file_hash
+from turntree.observe.jsonl import located
+from turntree.traces.candidates import candidates, skipped_turns
+from turntree.traces.schema import Trace, read_traces
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Result of a first pass over the traces: the number of candidates and, by reason, of turns that are not
+    candidates."""
+
+    traces_hash: str
+    candidates: int
+    skipped: Counter[str]
+
+
+def survey(traces: str, split: str, limit: int = 0) -> Survey:
+    """Read all the traces once, so that errors in them are found before anything is sampled. Raises
+    `InputError` where a line is malformed, a group lies in two splits, or the split holds no candidate."""
+    splits: dict[str, Any] = {}
+    found, skipped = 0, Counter[str]()
+    for trace in read_traces(traces):
+        if splits.setdefault(trace.group, trace.split) != trace.split:
+            problem = f"of trace {trace.id!r} is {trace.split!r}, but its group {trace.group!r} is also in"
+            hint = "give a group one split, or what is trained on is tested on"
+            raise InputError(f"{problem} {splits[trace.group]!r}", path=traces, field="split", hint=hint)
+        if _of_split(trace, split):
+            try:
+                reasons = skipped_turns(trace)
+            except InputError as error:
+                raise located(error, path=traces) from error
+            found += len(trace.turn_positions) - len(reasons)
+            skipped.update(reasons.values())
+    if not found:
+        raise InputError(
+            f"holds no candidate in split {split!r}", path=traces, hint="choose another split, or --split '' for all"
+        )
+    return Survey(file_hash(Path(traces)), min(limit, found) if limit else found, skipped)
+
+
+def stream_candidates(traces: str, split: str, limit: int = 0) -> Iterator[TurnState]:
+    """The candidates of a split, in order of the file."""
+    states = (state for trace in read_traces(traces) if _of_split(trace, split) for state in candidates(trace))
+    return itertools.islice(states, limit or None)
+
+
+def read_candidates(traces: str, split: str, limit: int = 0) -> tuple[list[TurnState], Counter[str]]:
+    """The candidates of a split and, by reason, the turns that are not candidates. Raises `InputError` when nothing is
+    left."""
+    surveyed = survey(traces, split, limit)
+    return list(stream_candidates(traces, split, limit)), surveyed.skipped
+
+
+def _of_split(trace: Trace, split: str) -> bool:
+    return split in ("", trace.split)
+
+
+@dataclass(frozen=True)
+class SelectedState:
+    """A row of a pivots file with the state that it names."""
+
+    row: dict[str, Any]
+    state: TurnState
+
+
+def read_selected(path: str, traces: str | None = None) -> tuple[dict[str, Any], list[SelectedState]]:
+    """The header of a pivots file, and its rows with their states (`traces`: where the traces lie now). Raises
+    `InputError` when traces and pivots do not fit."""
+    header, rows = PIVOTS.read(Path(path))
+    source = traces or str(header["traces"])
+    if file_hash(Path(source)) != header["traces_hash"]:
+        raise InputError(
+            "is not the file that was profiled", path=source, hint="name it with --traces, or profile again"
+        )
+    states = {(state.trace_id, state.turn): state for state in read_candidates(source, str(header["split"]))[0]}
+    found: list[SelectedState] = []
+    for row in rows:
+        state = states.get((row["trace_id"], row["turn"]))
+        if state is None:
+            problem = f"names turn {row['turn']} of trace {row['trace_id']!r}, which is no candidate of {source}"
+            raise InputError(problem, path=path, hint="select again from the profile of these traces")
+        found.append(SelectedState(row, state))
+    return header, found

@@ -1,0 +1,237 @@
+"""`turntree export pivots`: selected states with their verifier, in the format of another trainer.
+
+A format is a part (`core.parts`, kind `pivot_formats`): a function `(bundle, out, *, options)` that writes files into
+the new folder `out` and returns what the user must know, as JSON values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from turntree.core import parts
+from turntree.core.config import Part
+from turntree.core.errors import InputError
+from turntree.core.messages import Message
+from turntree.core.protocols import TurnState
+from turntree.renderers.tool_calls import ToolFormat, detect_format
+from turntree.stages.candidates import SelectedState, read_selected
+from turntree.stages.verifier import chosen_verifier, open_verifier
+
+TOOLS = "\n\n# Tools\n\nYou may call these functions, declared as JSON:\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig:
+    """`turntree export pivots`."""
+
+    pivots: str
+    """The pivots file of `turntree select`."""
+    pivot_format: Part
+    """nemo-gym, trl, verl, skyrl, hf, or module:function of your own."""
+    traces: str | None = None
+    """Path of the traces, if not the one in the pivots file."""
+    verifier: Part | None = None
+    """Default: the verifier of the profile; name custom code again."""
+    model: str = ""
+    """The policy's folder or name: prompts are then exactly those of its chat template, tools included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportedPivot:
+    """One pivot. `prompt` are chat messages for a trainer that passes no tools to the chat template; `text` is the same
+    prompt rendered, None without a model. `pass_rate` is the reward mean of the profile."""
+
+    state: TurnState
+    kind: str
+    role: str
+    pass_rate: float | None
+    reward_var: float | None
+    prompt: list[dict[str, Any]]
+    text: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """What a format writes. `verifier` and `tool_format` are the settings of the reward function; `stop_ids` end a turn
+    of the policy (empty without a model). `dropped` counts the pivots left out; `notes` say what is not exact."""
+
+    pivots: Sequence[ExportedPivot]
+    verifier: Part
+    tool_format: ToolFormat
+    stop_ids: Sequence[int] = ()
+    dropped: Counter[str] = field(default_factory=Counter[str])
+    notes: Sequence[str] = ()
+
+    def reward_settings(self) -> dict[str, Any]:
+        return {"verifier": self.verifier.name, "options": self.verifier.options, "tool_format": self.tool_format}
+
+
+def run_export(config: ExportConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
+    """Write the folder `out`; returns counts and notes. Pivots whose demonstration the verifier does not accept are
+    left out and counted: no answer at such a state could ever be right."""
+    writer = parts.build("pivot_formats", config.pivot_format)
+    if out.exists() and not overwrite:
+        raise InputError("is there already", path=out, hint="choose another --out, or add --overwrite")
+    bundle = bundle_of(config)
+    with _new_folder(out, overwrite=overwrite) as folder:
+        told = writer(bundle, folder)
+    return {
+        "path": str(out),
+        "pivots": len(bundle.pivots),
+        "dropped": dict(sorted(bundle.dropped.items())),
+        "verifier": bundle.verifier.name,
+        **told,
+        "notes": [*bundle.notes, *told.get("notes", ())],
+    }
+
+
+def bundle_of(config: ExportConfig) -> Bundle:
+    """The pivots that a format writes. Raises `InputError` where nothing is left."""
+    header, selected = read_selected(config.pivots, config.traces)
+    verifier = chosen_verifier(config.verifier, header, config.pivots)
+    kept, dropped = _judged(selected, verifier)
+    if not kept:
+        counted = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))
+        raise InputError(f"holds no pivot to export ({counted})", path=config.pivots, hint="name another --verifier")
+    write = _writer(config.model)
+    pivots = [_exported(one, write) for one in kept]
+    notes = list(write.notes)
+    if not config.model and any(one.state.tools for one in pivots):
+        notes.append("tools are written into the system message: --model renders them as the policy's template does")
+    return Bundle(
+        pivots=pivots,
+        verifier=verifier,
+        tool_format=write.tool_format,
+        stop_ids=write.stop_ids,
+        dropped=dropped,
+        notes=notes,
+    )
+
+
+def _judged(selected: Sequence[SelectedState], verifier: Part) -> tuple[list[SelectedState], Counter[str]]:
+    kept: list[SelectedState] = []
+    dropped = Counter[str]()
+    with open_verifier(verifier) as rule:
+        for one in selected:
+            reward = rule.judge(one.state, one.state.demonstration).reward
+            if reward == 1:
+                kept.append(one)
+            else:
+                dropped["demonstration_not_judged" if reward is None else "demonstration_refused"] += 1
+    return kept, dropped
+
+
+# prompts
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """Turns a state into the messages and the text of its prompt."""
+
+    prompt: Callable[[TurnState], list[dict[str, Any]]]
+    text: Callable[[TurnState], str | None]
+    tool_format: ToolFormat = "hermes"
+    stop_ids: tuple[int, ...] = ()
+    notes: list[str] = field(default_factory=list[str])
+
+
+def _exported(one: SelectedState, write: _Writer) -> ExportedPivot:
+    return ExportedPivot(
+        state=one.state,
+        kind=one.row["kind"],
+        role=one.row["role"],
+        pass_rate=one.row["reward_mean"],
+        reward_var=one.row["reward_var"],
+        prompt=write.prompt(one.state),
+        text=write.text(one.state),
+    )
+
+
+def _writer(model: str) -> _Writer:
+    if not model:
+        return _Writer(tools_as_text, lambda _: None)
+    from turntree.stages.policy import load_renderer
+
+    tokenizer, renderer = load_renderer(model)
+    notes: list[str] = []
+
+    def rendered(messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
+        given = {"tools": list(tools)} if tools else {}
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **given))
+
+    def prompt(state: TurnState) -> list[dict[str, Any]]:
+        plain = [message.to_chat() for message in state.history]
+        found = tools_as_rendered(plain, state.tools, rendered) if state.tools else plain
+        if found is None:
+            _note(notes, "the chat template shows tools outside the system message: they are written as text instead")
+        return tools_as_text(state) if found is None else found
+
+    def text(state: TurnState) -> str:
+        whole = rendered([message.to_chat() for message in state.history], state.tools)
+        ids = list(renderer.prompt(state.history, state.tools))
+        for one in (whole, whole.removeprefix(str(tokenizer.bos_token))):  # a tokenizer may add the first token itself
+            if tokenizer(one)["input_ids"] == ids:
+                return one
+        _note(notes, "some prompts are not the tokens that were profiled: the template or the tokenizer differs")
+        return whole
+
+    ends = tuple(sorted(renderer.stop_ids))
+    return _Writer(prompt, text, detect_format(str(tokenizer.chat_template)), ends, notes)
+
+
+def _note(notes: list[str], text: str) -> None:
+    if text not in notes:
+        notes.append(text)
+
+
+def tools_as_text(state: TurnState) -> list[dict[str, Any]]:
+    """The history with the tools declared in its system message."""
+    messages = [message.to_chat() for message in state.history]
+    if not state.tools:
+        return messages
+    declared = TOOLS + "\n".join(json.dumps(tool, ensure_ascii=False) for tool in state.tools)
+    if messages and messages[0]["role"] == "system":
+        return [{**messages[0], "content": messages[0]["content"] + declared}, *messages[1:]]
+    return [Message("system", declared.strip()).to_chat(), *messages]
+
+
+def tools_as_rendered(
+    messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]], rendered: Callable[..., str]
+) -> list[dict[str, Any]] | None:
+    """Messages that give, without tools, the same text as `messages` with `tools`; None where the template has none.
+
+    Most templates write tools into the system message. So what stands there with tools becomes its content.
+    """
+    mark = "\u2063turntree\u2063"
+    rest = messages[1:] if messages and messages[0]["role"] == "system" else messages
+    before, _, after = rendered([{"role": "system", "content": mark}, *rest]).partition(mark)
+    whole = rendered(messages, tools)
+    if not (whole.startswith(before) and whole.endswith(after)):
+        return None
+    system = {"role": "system", "content": whole[len(before) : len(whole) - len(after)]}
+    found = [system, *rest]
+    return found if rendered(found) == whole else None
+
+
+@contextlib.contextmanager
+def _new_folder(out: Path, *, overwrite: bool) -> Iterator[Path]:
+    """A folder that gets the name `out` once it is complete."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    try:
+        os.chmod(made, 0o755)
+        yield made
+        if overwrite and out.exists():
+            shutil.rmtree(out)
+        made.rename(out)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)

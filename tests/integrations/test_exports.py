@@ -1,0 +1,212 @@
+"""Pivots in other trainers' formats: nothing is changed or lost on the way, and the reward is our verifier's."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chat_templates import chatml, tokenizer_of
+from exported_pivots import BOTH, CONVERSATION, FIND, TOOLS, write_pivots
+from turntree.core.config import Part
+from turntree.core.errors import InputError
+from turntree.core.messages import Message, ToolCall
+from turntree.core.protocols import TurnState
+from turntree.integrations.judging import Judge, pack_state, unpack_state
+from turntree.integrations.trl import verifier_reward
+from turntree.stages.export import ExportConfig, run_export, tools_as_rendered
+from turntree.traces.formats.responses import read_responses_row
+from turntree.traces.schema import Trace
+
+FORMATS = ("hf", "trl", "verl", "skyrl", "nemo-gym")
+SAID = "I will look.\n<tool_call>\n" + json.dumps({"name": "find_order", "arguments": {"order_id": "W1"}})
+RIGHT, WRONG = f"{SAID}\n</tool_call>", f"{SAID}\n</tool_call>".replace("W1", "W2")
+
+
+def exported(folder: Path, to: str, **options: Any) -> dict[str, Any]:
+    pivots = write_pivots(folder)
+    part = Part(to, options.pop("options", {}))
+    return run_export(ExportConfig(pivots=str(pivots), pivot_format=part, **options), folder / "out")
+
+
+def rows_of(folder: Path, name: str = "out/pivots.parquet") -> list[dict[str, Any]]:
+    """Rows with their columns of JSON parsed."""
+    table = pq.read_table(folder / name)
+    told = json.loads(table.schema.metadata[b"huggingface"])["info"]["features"]
+    parse = {key for key, feature in told.items() if feature["_type"] == "Json"}
+    assert set(told) == set(table.column_names)
+    found = [{key: json.loads(v) if key in parse else v for key, v in row.items()} for row in table.to_pylist()]
+    return found
+
+
+def reward_module(folder: Path) -> ModuleType:
+    """`reward.py` of an export, imported as a framework does."""
+    spec = importlib.util.spec_from_file_location("exported_reward", folder / "out" / "reward.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class TestRows:
+    @pytest.mark.parametrize("to", ("hf", "trl"))
+    def test_every_pivot_is_a_row_with_its_pass_rate_and_messages_as_they_were(self, tmp_path: Path, to: str) -> None:
+        exported(tmp_path, to)
+        name = "out/data/train-00000-of-00001.parquet" if to == "hf" else "out/pivots.parquet"
+        one, two = rows_of(tmp_path, name)
+        assert (one["trace_id"], one["turn"], one["pass_rate"], one["role"]) == ("t", 0, 0.25, "pivot")
+        assert [Message.from_chat(m) for m in two["prompt"][1:]] == [*CONVERSATION[1:4]]
+        assert Message.from_chat(two["demonstration"]) == BOTH
+        # no argument of another call was added as null, as a column with a schema would do
+        assert two["prompt"][2]["tool_calls"][0]["function"]["arguments"] == {"order_id": "W1"}
+        assert unpack_state(two["state"]) == TurnState("t", 1, CONVERSATION[:4], BOTH, TOOLS)
+
+    def test_tools_stand_in_the_system_message_where_no_template_gets_them_and_a_note_says_so(
+        self, tmp_path: Path
+    ) -> None:
+        told = exported(tmp_path, "verl")
+        system = rows_of(tmp_path)[0]["prompt"][0]
+        assert system["content"].startswith("You are a clerk.\n\n# Tools") and '"refund"' in system["content"]
+        assert any("--model" in note for note in told["notes"])
+
+    def test_a_demonstration_that_the_verifier_refuses_is_counted_and_left_out(self, tmp_path: Path) -> None:
+        odd = (*CONVERSATION[:2], Message("assistant", "", (ToolCall("find_order", {"order_id": 5}),)))
+        good = Trace(id="t", messages=CONVERSATION[:3], tools=TOOLS, split="train")
+        pivots = write_pivots(tmp_path, [good, Trace(id="odd", messages=odd, tools=TOOLS, split="train")])
+        told = run_export(ExportConfig(pivots=str(pivots), pivot_format=Part("trl")), tmp_path / "out")
+        assert told["pivots"] == 1 and told["dropped"] == {"demonstration_not_judged": 1}
+
+    def test_a_folder_is_replaced_only_if_asked_and_left_alone_by_a_failed_export(self, tmp_path: Path) -> None:
+        exported(tmp_path, "trl")
+        with pytest.raises(InputError, match="overwrite"):
+            exported(tmp_path, "verl")
+        config = ExportConfig(pivots=str(tmp_path / "pivots.jsonl"), pivot_format=Part("trl", {"prompt": "text"}))
+        with pytest.raises(InputError, match="--model"):
+            run_export(config, tmp_path / "out", overwrite=True)
+        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["pivots.parquet", "reward.py"]
+        assert not [path for path in tmp_path.iterdir() if path.name.startswith(".out")]
+
+    def test_custom_code_that_a_file_names_is_not_run(self, tmp_path: Path) -> None:
+        pivots = write_pivots(tmp_path, verifier="my_rules:judge")
+        with pytest.raises(InputError, match="--verifier my_rules:judge"):
+            run_export(ExportConfig(pivots=str(pivots), pivot_format=Part("trl")), tmp_path / "out")
+
+    def test_a_format_of_ones_own(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        code = "def ids(bundle, out, *, name='a'):\n    (out / name).write_text(bundle.pivots[0].state.id)\n"
+        (tmp_path / "own_format.py").write_text(code + "    return {'files': [name]}\n")
+        monkeypatch.chdir(tmp_path)
+        exported(tmp_path, "own_format:ids", options={"name": "b"})
+        assert (tmp_path / "out" / "b").read_text() == "t#0"
+
+
+class TestNemoGym:
+    def test_the_rows_come_back_through_our_own_import(self, tmp_path: Path) -> None:
+        exported(tmp_path, "nemo-gym")
+        one, two = (json.loads(line) for line in (tmp_path / "out" / "pivots.jsonl").read_text().splitlines())
+        assert one["expected_action"]["type"] == "function_call" and one["pass_rate"] == 0.25
+        assert two["expected_action"]["type"] == "function_call_batch"
+        chat = read_responses_row(one)
+        assert chat.only_last_turn and chat.group == "t"
+        assert [Message.from_chat(m) for m in chat.messages[:2]] == [*CONVERSATION[:2]]
+        assert chat.messages[-1]["tool_calls"][0]["function"]["name"] == "find_order"
+        assert [tool["function"]["name"] for tool in chat.tools] == ["find_order", "refund"]
+
+
+class TestRewards:
+    def test_trl_gets_one_reward_per_completion_and_none_where_it_is_not_judged(self, tmp_path: Path) -> None:
+        exported(tmp_path, "trl")
+        states = [row["state"] for row in rows_of(tmp_path)]
+        odd = TurnState("odd", 0, CONVERSATION[:2], Message("assistant", "", (ToolCall("find_order", {}),)), TOOLS)
+        broken = odd.demonstration, ToolCall("find_order", {"order_id": 5})
+        unjudgeable = pack_state(TurnState("odd", 0, odd.history, Message("assistant", "", broken[1:]), TOOLS))
+        reward = reward_module(tmp_path).reward
+        completions = [[{"role": "assistant", "content": text}] for text in (RIGHT, WRONG, "", RIGHT)]
+        given = {"state": [states[0], states[0], states[0], unjudgeable], "trainer_state": None, "log_extra": None}
+        assert reward(prompts=[None] * 4, completions=completions, completion_ids=[[1]] * 4, **given) == [1, 0, 0, None]
+        texts = [RIGHT, WRONG, "", RIGHT]  # a dataset of rendered prompts gives texts
+        assert reward(prompts=[None] * 4, completions=texts, completion_ids=[[1]] * 4, **given) == [1, 0, 0, None]
+
+    def test_calls_that_trl_has_parsed_are_judged_as_calls(self, tmp_path: Path) -> None:
+        state = pack_state(TurnState("t", 0, CONVERSATION[:2], FIND, TOOLS))
+        said = [[{"role": "assistant", "content": "", "tool_calls": FIND.to_chat()["tool_calls"]}]]
+        assert verifier_reward("strict")(prompts=[""], completions=said, state=[state]) == [1.0]
+
+    def test_a_completion_that_was_cut_off_gets_nothing_where_the_stop_ids_are_known(self) -> None:
+        state = pack_state(TurnState("t", 0, CONVERSATION[:2], FIND, TOOLS))
+        reward = verifier_reward("recommended", stop_ids=[7])
+        two = {"prompts": ["", ""], "completions": [RIGHT, RIGHT], "state": [state, state]}
+        assert reward(**two, completion_ids=[[3, 7], [3, 4]]) == [1.0, 0.0]
+        assert reward(**two) == [1.0, 1.0]
+
+    def test_a_dataset_without_its_state_says_what_to_do(self) -> None:
+        with pytest.raises(InputError, match="turntree export pivots"):
+            verifier_reward()(prompts=[""], completions=[""])
+
+    def test_verl_gets_a_score_and_an_unjudged_action_is_never_a_zero(self, tmp_path: Path) -> None:
+        exported(tmp_path, "verl")
+        row = rows_of(tmp_path)[0]
+        compute_score = reward_module(tmp_path).compute_score
+        given = {"data_source": row["data_source"], "ground_truth": row["reward_model"]["ground_truth"]}
+        assert compute_score(**given, solution_str=RIGHT, extra_info=row["extra_info"]) == {"score": 1, "judged": 1}
+        assert compute_score(**given, solution_str=WRONG, extra_info=row["extra_info"]) == {"score": 0, "judged": 1}
+        wrong_type = Message("assistant", "", (ToolCall("find_order", {"order_id": 5}),))
+        odd = {"state": pack_state(TurnState("t", 0, CONVERSATION[:2], wrong_type, TOOLS))}
+        with pytest.raises(InputError, match="not judged"):
+            compute_score(**given, solution_str=RIGHT, extra_info=odd)
+        assert compute_score(**given, solution_str=RIGHT, extra_info=odd, unjudged=0.5) == {"score": 0.5, "judged": 0}
+
+    @given(
+        text=st.text(max_size=40),
+        arguments=st.dictionaries(st.text(max_size=4), st.none() | st.integers() | st.lists(st.booleans()), max_size=3),
+    )
+    def test_a_state_survives_its_column(self, text: str, arguments: dict[str, Any]) -> None:
+        history = (Message("user", text), Message("assistant", "", (ToolCall("f", arguments, "1"),)))
+        state = TurnState("t", 3, history, Message("assistant", text or "x"), TOOLS, {"seed": 1})
+        assert unpack_state(pack_state(state)) == state
+
+    def test_damaged_states_and_unknown_call_formats_are_named(self) -> None:
+        with pytest.raises(InputError, match="field 'state'"):
+            Judge("strict")([("{", Message("assistant", "a"))])
+        with pytest.raises(InputError, match="hermes"):
+            Judge("strict", tool_format="xml")  # pyright: ignore
+
+
+class TestPrompts:
+    """The prompt of a trainer that passes no tools equals the prompt with tools."""
+
+    def template(self, messages: list[dict[str, Any]], tools: Any = ()) -> str:
+        first = messages[0]["content"] if messages[0]["role"] == "system" else ""
+        head = first + ("\nTOOLS " + json.dumps(tools) if tools else "")
+        rest = messages[1:] if messages[0]["role"] == "system" else messages
+        return (f"<s>{head}</s>" if head else "") + "".join(f"<{m['role']}>{m['content']}" for m in rest) + "<a>"
+
+    @pytest.mark.parametrize("messages", (CONVERSATION[:2], CONVERSATION[1:2]))
+    def test_what_a_template_writes_into_the_system_message(self, messages: tuple[Message, ...]) -> None:
+        chat = [message.to_chat() for message in messages]
+        found = tools_as_rendered(chat, TOOLS, self.template)
+        assert found is not None
+        assert self.template(found) == self.template(chat, list(TOOLS))
+
+    def test_a_template_that_shows_tools_elsewhere_is_noticed(self) -> None:
+        chat = [message.to_chat() for message in CONVERSATION[:2]]
+        assert tools_as_rendered(chat, TOOLS, lambda m, t=(): self.template(m) + (f"[{len(t)}]" if t else "")) is None
+
+    def test_a_rendered_prompt_is_the_tokens_that_were_profiled(self, tmp_path: Path) -> None:
+        from turntree.stages.policy import load_renderer
+
+        folder = tmp_path / "model"
+        tokenizer_of(chatml()).save_pretrained(folder)
+        told = exported(tmp_path, "trl", model=str(folder), options={"prompt": "text"})
+        tokenizer, renderer = load_renderer(str(folder))
+        assert told["prompt"] == "text"
+        for row in rows_of(tmp_path):
+            state = unpack_state(row["state"])
+            assert tokenizer(row["prompt"])["input_ids"] == list(renderer.prompt(state.history, state.tools))
+        assert told["notes"] == []
