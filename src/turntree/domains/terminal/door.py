@@ -1,0 +1,88 @@
+"""Work at a shell as an environment: tasks in a folder (`--environment terminal`), generated or from a file."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from turntree.core.errors import ConfigError, InputError
+from turntree.core.messages import Message
+from turntree.domains.terminal.families import generated
+from turntree.domains.terminal.shell import Shell
+from turntree.domains.terminal.tasks import Task, messages, read_tasks
+from turntree.environments.tasks import TRAIN, TaskSet, contents
+from turntree.environments.tool_environment import ToolEnvironment
+from turntree.sandboxes.limits import Limits, SandboxConfig
+from turntree.sandboxes.sandbox import Sandbox
+from turntree.tools.pool import ThreadPool
+
+GENERATED = "generated"
+INSTRUCTIONS = "You work in a folder, through tools. Do what is asked, one step at a time, and then submit."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terminal:
+    """Tasks at a shell.
+
+    Generated tasks have splits. Of a file (docs/environments.md) the first tasks are trained on and the next ones
+    checked on; where nothing is trained, the first are played.
+    """
+
+    tasks: str = GENERATED
+    """'generated', or a file of tasks (JSON lines)."""
+    instructions: str = INSTRUCTIONS
+    """The system's message that opens every episode."""
+    sandbox: SandboxConfig = field(default_factory=lambda: SandboxConfig(limits=Limits(output_bytes=4096, processes=64)))
+    threads: int = 16
+    """Concurrent commands; at most `sandbox.boxes` of them run at once."""
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ConfigError("must be at least 1", field="threads")
+
+    @contextlib.contextmanager
+    def open(self, splits: Mapping[str, int], *, seed: int) -> Iterator[TaskSet]:
+        """`seed` has no effect: a generated task is defined by its split and number. Raises `InputError` on a machine
+        without a sandbox for shell commands."""
+        with Sandbox(self.sandbox) as sandbox, ThreadPool(self.threads) as pool:
+            if "shell" not in sandbox.languages:
+                raise InputError("this machine's sandbox runs no shell commands", hint="install bubblewrap (bwrap)")
+            if self.tasks == GENERATED:
+                made = {split: [generated(split, number) for number in range(count)] for split, count in splits.items()}
+            else:
+                made = _split(read_tasks(self.tasks, sandbox, sum(splits.values())), splits, self.tasks)
+            opened = {split: played(tasks, Shell, sandbox, self.instructions) for split, tasks in made.items()}
+            files = {"tasks": None if self.tasks == GENERATED else self.tasks}
+            yield TaskSet(tasks=opened, pool=pool, contents=contents(files))
+
+
+def played(
+    tasks: Sequence[Task], kind: Callable[[], Shell], sandbox: Sandbox, instructions: str
+) -> list[ToolEnvironment]:
+    """The tasks as environments with the tools of `kind`."""
+    opening = (Message("system", instructions), Message("user", ""))
+    return [
+        ToolEnvironment(
+            kind,
+            task_id=task.id,
+            arguments={"task": task, "sandbox": sandbox},
+            prompt=opening,
+            task_type=task.kind,
+            gold=messages(task.gold),
+        )
+        for task in tasks
+    ]
+
+
+def _split(found: Sequence[Task], splits: Mapping[str, int], path: str) -> dict[str, Sequence[Task]]:
+    """The first tasks for the split that is trained on, the next ones for the others."""
+    made: dict[str, Sequence[Task]] = {}
+    start = 0
+    for split in sorted(splits, key=lambda name: name != TRAIN):
+        made[split] = found[start : start + splits[split]]
+        start += splits[split]
+        if not made[split]:
+            problem = f"holds {len(found)} tasks, and none is left for split {split!r}"
+            raise InputError(problem, path=path, hint=f"lower --count (now {splits[split]})")
+    return made
