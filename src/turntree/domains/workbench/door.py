@@ -1,16 +1,18 @@
-"""Work at a shell as an environment: tasks in a folder (`--environment terminal`), generated or from a file."""
+"""Work at a shell as an environment: tasks in a folder (`--environment terminal`), generated or from a file, and bugs in
+generated packages (`--environment swe`)."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
-from turntree.domains.terminal.families import generated
-from turntree.domains.terminal.shell import Shell
-from turntree.domains.terminal.tasks import Task, messages, read_tasks
+from turntree.domains.workbench import bugs, families
+from turntree.domains.workbench.shell import Editor, Shell
+from turntree.domains.workbench.tasks import Task, messages, read_tasks
 from turntree.environments.tasks import TRAIN, TaskSet, contents
 from turntree.environments.tool_environment import ToolEnvironment
 from turntree.sandboxes.limits import Limits, SandboxConfig
@@ -18,7 +20,6 @@ from turntree.sandboxes.sandbox import Sandbox
 from turntree.tools.pool import ThreadPool
 
 GENERATED = "generated"
-INSTRUCTIONS = "You work in a folder, through tools. Do what is asked, one step at a time, and then submit."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +32,13 @@ class Terminal:
 
     tasks: str = GENERATED
     """'generated', or a file of tasks (JSON lines)."""
-    instructions: str = INSTRUCTIONS
+    instructions: str = "You work in a folder, through tools. Do what is asked, one step at a time, and then submit."
     """The system's message that opens every episode."""
     sandbox: SandboxConfig = field(default_factory=lambda: SandboxConfig(limits=Limits(output_bytes=4096, processes=64)))
     threads: int = 16
     """Concurrent commands; at most `sandbox.boxes` of them run at once."""
+
+    tools: ClassVar[type[Shell]] = Shell
 
     def __post_init__(self) -> None:
         if self.threads < 1:
@@ -49,30 +52,39 @@ class Terminal:
             if "shell" not in sandbox.languages:
                 raise InputError("this machine's sandbox runs no shell commands", hint="install bubblewrap (bwrap)")
             if self.tasks == GENERATED:
-                made = {split: [generated(split, number) for number in range(count)] for split, count in splits.items()}
+                made = {name: [self.task(name, n, sandbox) for n in range(count)] for name, count in splits.items()}
             else:
                 made = _split(read_tasks(self.tasks, sandbox, sum(splits.values())), splits, self.tasks)
-            opened = {split: played(tasks, Shell, sandbox, self.instructions) for split, tasks in made.items()}
+            tasks = {name: [self._played(task, sandbox) for task in found] for name, found in made.items()}
             files = {"tasks": None if self.tasks == GENERATED else self.tasks}
-            yield TaskSet(tasks=opened, pool=pool, contents=contents(files))
+            yield TaskSet(tasks=tasks, pool=pool, contents=contents(files))
 
+    def task(self, split: str, number: int, sandbox: Sandbox) -> Task:
+        """A generated task."""
+        return families.generated(split, number)
 
-def played(
-    tasks: Sequence[Task], kind: Callable[[], Shell], sandbox: Sandbox, instructions: str
-) -> list[ToolEnvironment]:
-    """The tasks as environments with the tools of `kind`."""
-    opening = (Message("system", instructions), Message("user", ""))
-    return [
-        ToolEnvironment(
-            kind,
+    def _played(self, task: Task, sandbox: Sandbox) -> ToolEnvironment:
+        return ToolEnvironment(
+            self.tools,
             task_id=task.id,
             arguments={"task": task, "sandbox": sandbox},
-            prompt=opening,
+            prompt=(Message("system", self.instructions), Message("user", "")),
             task_type=task.kind,
             gold=messages(task.gold),
         )
-        for task in tasks
-    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Software(Terminal):
+    """Bugs in small packages, with tools to read and edit files beside the shell."""
+
+    instructions: str = "You work in a repository, through tools. Find the bug, fix it, and then submit."
+    """The system's message that opens every episode."""
+
+    tools: ClassVar[type[Shell]] = Editor
+
+    def task(self, split: str, number: int, sandbox: Sandbox) -> Task:
+        return bugs.generated(split, number, sandbox)
 
 
 def _split(found: Sequence[Task], splits: Mapping[str, int], path: str) -> dict[str, Sequence[Task]]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import copy
 import shlex
 
-from turntree.domains.terminal.tasks import Task, run, unfit
+from turntree.domains.workbench.tasks import Task, run, unfit
 from turntree.sandboxes.limits import EPOCH, File, Files
 from turntree.sandboxes.sandbox import Sandbox
 
+_BASH = "unset PYTHONSAFEPATH; exec bash -c {} 2>&1"  # modules of the folder can be imported
 _MINUTE = 60  # between two commands, as listings show it
 
 
@@ -22,7 +23,7 @@ class Shell:
     def reset(self, task: Task, sandbox: Sandbox) -> str:
         self._task, self._sandbox = task, sandbox
         self.files: Files = task.files
-        self.reward, self.done, self._commands = 0.0, False, 0
+        self.reward, self.done, self._clock = 0.0, False, EPOCH
         return task.instruction
 
     def bash(self, command: str) -> str:
@@ -34,9 +35,8 @@ class Shell:
         problem = unfit(command)
         if problem is not None:
             return f"error: {problem}"
-        self._commands += 1
-        clock = EPOCH + _MINUTE * self._commands
-        done = run(self._sandbox, f"exec bash -c {shlex.quote(command)} 2>&1", self.files, clock=clock)
+        self._clock += _MINUTE
+        done = run(self._sandbox, _BASH.format(shlex.quote(command)), self.files, clock=self._clock)
         said = [done.stdout.rstrip("\n")]
         if done.truncated:
             said.append("[output cut]")
@@ -101,8 +101,9 @@ class Editor(Shell):
         count = text.count(old) if old else 0
         if count != 1:
             raise ValueError(f"`old` occurs {count} times in {path}, and must occur once" if old else "`old` is empty")
+        self._clock += _MINUTE  # a file that looks unchanged would keep its stale bytecode
         data = text.replace(old, new).encode("utf-8", "replace")
-        self.files = {**self.files, path: File(data, mode=self.files[path].mode)}
+        self.files = {**self.files, path: File(data, mode=self.files[path].mode, time=self._clock)}
         return f"{path} was changed"
 
     def _text(self, path: str) -> str:

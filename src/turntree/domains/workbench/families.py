@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from turntree.core import seeds
-from turntree.domains.terminal.tasks import Task, commands, texts
+from turntree.domains.workbench.tasks import Task, commands, texts
 from turntree.sandboxes.limits import EPOCH, File
 
 _WORDS = (

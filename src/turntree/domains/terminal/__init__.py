@@ -1,1 +1,0 @@
-"""Floor 2.5: work at a shell: tasks in a folder (`--environment terminal`) and bugs in small packages (`swe`)."""
