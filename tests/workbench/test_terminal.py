@@ -1,6 +1,7 @@
 """A shell as an environment: what is solved, what is not, what a command can reach, and what a fork shares."""
 
 import json
+import tarfile
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,8 @@ from turntree.core.messages import Message, ToolCall
 from turntree.domains.workbench.door import Terminal, _split
 from turntree.domains.workbench.families import FAMILIES, generated
 from turntree.domains.workbench.shell import Shell
-from turntree.domains.workbench.tasks import Task, commands, read_tasks, texts
+from turntree.domains.workbench.files import read_tasks
+from turntree.domains.workbench.tasks import Task, commands, texts
 from turntree.environments.pool import EnvironmentFault
 from turntree.sandboxes.host import SandboxLost
 from turntree.sandboxes.limits import File
@@ -241,14 +243,14 @@ def test_tasks_of_a_file_are_judged_by_answer_check_or_what_their_gold_does(tmp_
         {"instruction": "Say x.", "setup": "mkdir -p d; echo 5 > d/n", "answer": "x", "gold": ["cat d/n"]},
         {"instruction": "Make.", "check": "test -x run.sh", "files": {"run.sh": {"base64": "IyE=", "mode": 420}}},
     ]
-    count, copy, said, made = read_tasks(written(tmp_path, *rows), sandbox, 9)
+    count, copy, said, made = read_tasks(written(tmp_path, *rows), sandbox, 9).tasks
     assert (count.id, count.answer, count.expected) == ("tasks-0", "2", None)
     assert (copy.id, copy.kind, copy.expected) == ("mine", "copy", {"b.txt": File(b"1\n")})
     assert said.files["d/n"].data == b"5\n" and not made.gold
     for task in (count, copy, said):
         assert played(of(task, sandbox), of(task, sandbox).gold).success
     assert ends(made, sandbox, "chmod +x run.sh").success
-    assert len(read_tasks(written(tmp_path, *rows), sandbox, 2)) == 2
+    assert len(read_tasks(written(tmp_path, *rows), sandbox, 2).tasks) == 2
 
 
 @pytest.mark.parametrize(
@@ -256,8 +258,6 @@ def test_tasks_of_a_file_are_judged_by_answer_check_or_what_their_gold_does(tmp_
     [
         ({"gold": ["ls"]}, "instruction"),
         ({"instruction": "x"}, "says nothing to judge by"),
-        ({"instruction": "x", "gold": ["true"]}, "changes no file and prints nothing"),
-        ({"instruction": "x", "gold": ["false"]}, "fails in the sandbox: exit code 1"),
         ({"instruction": "x", "answer": 3}, "is not str"),
         ({"instruction": "x", "answers": "3"}, "'answers': is not known"),
         ({"instruction": "x", "answer": "3", "files": {"../up": "x"}, "setup": "true"}, "below the scratch folder"),
@@ -269,6 +269,41 @@ def test_a_bad_row_is_refused_with_its_line(tmp_path, sandbox, row, said):
     with pytest.raises(InputError, match=r"tasks.jsonl:2: ") as refused:
         read_tasks(written(tmp_path, {"instruction": "x", "answer": "1"}, row), sandbox, 9)
     assert said in str(refused.value)
+
+
+def test_what_cannot_be_played_is_left_out_and_counted(tmp_path, sandbox):
+    golds = ["echo 1", "true", "false", "date +%N", "exit 1", "echo 2 > new"]
+    found = read_tasks(written(tmp_path, *({"instruction": "x", "gold": [gold]} for gold in golds)), sandbox, 9)
+    assert [(task.id, task.answer) for task in found.tasks] == [("tasks-0", "1"), ("tasks-5", None)]
+    assert found.to_json() == {
+        "rows": 6,
+        "kept": 2,
+        "dropped": {
+            "its gold changes no file and prints nothing": 1,
+            "its gold does something else when it is run again": 1,
+            "its gold fails in the sandbox": 2,
+        },
+    }
+    with pytest.raises(InputError, match="holds no task that can be played here"):
+        read_tasks(written(tmp_path, {"instruction": "x", "gold": ["false"]}), sandbox, 9)
+
+
+def test_published_rows_are_read_as_they_are(tmp_path, sandbox):
+    agentbench = {
+        "description": "Count the lines of ~/d/a.",
+        "create": {"init": "mkdir -p ~/d; seq 3 > ~/d/a"},
+        "evaluation": {"check": [None, {"file": "check/integer-match.py"}], "example": "wc -l < ~/d/a"},
+    }
+    archive = tmp_path / "fs.tar"
+    with tarfile.open(archive, "w") as packed:
+        (tmp_path / "testbed").mkdir()
+        (tmp_path / "testbed" / "x.java").write_text("one\n")
+        packed.add(tmp_path / "testbed", "testbed")
+    intercode = {"query": "Find the .java files under /testbed", "gold": "find /testbed -name '*.java'"}
+    first, second = read_tasks(written(tmp_path, agentbench, intercode), sandbox, 9, str(archive)).tasks
+    assert (first.answer, second.answer) == ("3", "/tmp/testbed/x.java")
+    assert "under /tmp/testbed" in second.instruction
+    assert played(of(second, sandbox), of(second, sandbox).gold).success
 
 
 def test_the_tasks_of_a_file_are_held_out_from_training(tmp_path):

@@ -6,13 +6,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.domains.workbench import bugs, families
+from turntree.domains.workbench.files import read_tasks
 from turntree.domains.workbench.shell import Editor, Shell
-from turntree.domains.workbench.tasks import Task, messages, read_tasks
+from turntree.domains.workbench.tasks import Task, messages
 from turntree.environments.tasks import TRAIN, TaskSet, contents
 from turntree.environments.tool_environment import ToolEnvironment
 from turntree.sandboxes.limits import Limits, SandboxConfig
@@ -31,7 +32,9 @@ class Terminal:
     """
 
     tasks: str = GENERATED
-    """'generated', or a file of tasks (JSON lines)."""
+    """'generated', or a file of tasks: your own (JSON lines), AgentBench's or InterCode's."""
+    files: str | None = None
+    """With a file of tasks: an archive (tar) of files that each of them begins with, such as InterCode's fs_1.tar.xz."""
     instructions: str = "You work in a folder, through tools. Do what is asked, one step at a time, and then submit."
     """The system's message that opens every episode."""
     sandbox: SandboxConfig = field(default_factory=lambda: SandboxConfig(limits=Limits(output_bytes=4096, processes=64)))
@@ -43,6 +46,8 @@ class Terminal:
     def __post_init__(self) -> None:
         if self.threads < 1:
             raise ConfigError("must be at least 1", field="threads")
+        if self.files is not None and self.tasks == GENERATED:
+            raise ConfigError("goes with a file of tasks", field="files", hint="name one as --tasks")
 
     @contextlib.contextmanager
     def open(self, splits: Mapping[str, int], *, seed: int) -> Iterator[TaskSet]:
@@ -51,13 +56,15 @@ class Terminal:
         with Sandbox(self.sandbox) as sandbox, ThreadPool(self.threads) as pool:
             if "shell" not in sandbox.languages:
                 raise InputError("this machine's sandbox runs no shell commands", hint="install bubblewrap (bwrap)")
+            read: list[dict[str, Any]] = []
             if self.tasks == GENERATED:
                 made = {name: [self.task(name, n, sandbox) for n in range(count)] for name, count in splits.items()}
             else:
-                made = _split(read_tasks(self.tasks, sandbox, sum(splits.values())), splits, self.tasks)
-            tasks = {name: [self._played(task, sandbox) for task in found] for name, found in made.items()}
-            files = {"tasks": None if self.tasks == GENERATED else self.tasks}
-            yield TaskSet(tasks=tasks, pool=pool, contents=contents(files))
+                found = read_tasks(self.tasks, sandbox, sum(splits.values()), self.files)
+                read, made = [found.to_json()], _split(found.tasks, splits, self.tasks)
+            tasks = {name: [self._played(task, sandbox) for task in each] for name, each in made.items()}
+            given = {} if self.tasks == GENERATED else {"tasks": self.tasks, "files": self.files}
+            yield TaskSet(tasks=tasks, pool=pool, read=read, contents=contents(given))
 
     def task(self, split: str, number: int, sandbox: Sandbox) -> Task:
         """A generated task."""

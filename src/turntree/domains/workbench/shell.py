@@ -9,11 +9,10 @@ from __future__ import annotations
 import copy
 import shlex
 
-from turntree.domains.workbench.tasks import Task, run, unfit
+from turntree.domains.workbench.tasks import BASH, Task, run, unfit
 from turntree.sandboxes.limits import EPOCH, File, Files
 from turntree.sandboxes.sandbox import Sandbox
 
-_BASH = "unset PYTHONSAFEPATH; exec bash -c {} 2>&1"  # modules of the folder can be imported
 _MINUTE = 60  # between two commands, as listings show it
 
 
@@ -36,7 +35,7 @@ class Shell:
         if problem is not None:
             return f"error: {problem}"
         self._clock += _MINUTE
-        done = run(self._sandbox, _BASH.format(shlex.quote(command)), self.files, clock=self._clock)
+        done = run(self._sandbox, f"{BASH}{shlex.quote(command)} 2>&1", self.files, clock=self._clock)
         said = [done.stdout.rstrip("\n")]
         if done.truncated:
             said.append("[output cut]")

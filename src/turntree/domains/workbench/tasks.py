@@ -1,4 +1,4 @@
-"""A task at a shell, how its outcome is judged, and tasks from a file of your own.
+"""A task at a shell, and how its outcome is judged.
 
 A task is judged by the files that are there at the end, by the answer that was submitted, or by a check. Expected files
 and values never enter the sandbox before the judgement, so no command of a policy can read or change them.
@@ -6,27 +6,19 @@ and values never enter the sandbox before the judgement, so no command of a poli
 
 from __future__ import annotations
 
-import base64
-import binascii
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
-from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.environments.pool import EnvironmentFault
-from turntree.observe.jsonl import located
 from turntree.sandboxes.host import SandboxLost
 from turntree.sandboxes.limits import Execution, File, Files, Language
 from turntree.sandboxes.sandbox import Sandbox
-from turntree.traces.sources import source_rows
 
 _EXECUTABLE = 0o100
 _LONGEST = 100_000  # characters of a command: the kernel takes 128 KiB
+BASH = "unset PYTHONSAFEPATH; exec bash -c "  # modules of the folder can be imported
 _CHECK = "export HOME=/; "  # settings that a policy left in its home folder must not reach the check
-_KEYS = {"id": str, "kind": str, "instruction": str, "files": dict, "setup": str, "gold": list, "answer": str, "check": str}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +53,10 @@ class Task:
 
     def _as_expected(self, now: Files, expected: Mapping[str, File | None]) -> bool:
         due = {**self.files, **expected}
-        return all(_alike(file, now.get(path)) for path, file in due.items())
+        return all(alike(file, now.get(path)) for path, file in due.items())
 
 
-def _alike(due: File | None, found: File | None) -> bool:
+def alike(due: File | None, found: File | None) -> bool:
     """Whether kind, contents and the right to execute agree; other rights depend on how a file was made."""
     if due is None or found is None:
         return due is found
@@ -105,82 +97,3 @@ def messages(calls: Sequence[ToolCall]) -> tuple[Message, ...]:
     return tuple(
         Message("assistant", "", (replace(call, id=f"call_{number}"),)) for number, call in enumerate(calls, start=1)
     )
-
-
-def read_tasks(path: str, sandbox: Sandbox, most: int) -> list[Task]:
-    """The first tasks of a file: JSON or JSON lines (also .gz, .xz), one object a task (docs/environments.md).
-
-    `setup` is run once, here. A task with neither `answer` nor `check` is judged by what its `gold` does: the files
-    that it changes, or, where it changes none, what its last command prints. Raises `InputError` with file and field.
-    """
-    found: list[Task] = []
-    for number, row in enumerate(itertools.islice(source_rows(path), most)):
-        try:
-            if isinstance(row.value, InputError):
-                raise row.value
-            found.append(_task(row.value, f"{Path(path).name.split('.')[0]}-{number}", sandbox))
-        except InputError as error:
-            raise located(error, path=path, line=row.line or number + 1) from error
-    return found
-
-
-def _task(row: dict[str, Any], default_id: str, sandbox: Sandbox) -> Task:
-    for key, held in row.items():
-        if key not in _KEYS:
-            raise InputError("is not known", field=key, hint=f"a task has {', '.join(_KEYS)}")
-        if not isinstance(held, _KEYS[key]):
-            raise InputError(f"is not {_KEYS[key].__name__}", field=key)
-    if not row.get("instruction"):
-        raise InputError("is missing", field="instruction", hint="say what is to be done")
-    files: Files = {name: _file(name, held) for name, held in row.get("files", {}).items()}
-    if row.get("setup"):
-        files = _after(sandbox, row["setup"], files, "setup")[0]
-    gold, answer, expected = [str(line) for line in row.get("gold", [])], row.get("answer"), None
-    if answer is None and row.get("check") is None:
-        answer, expected = _effect(sandbox, gold, files)
-    return Task(
-        id=row.get("id", default_id),
-        instruction=row["instruction"],
-        files=files,
-        gold=commands(*gold, answer=answer or "") if gold else (),
-        kind=row.get("kind"),
-        answer=answer,
-        expected=expected,
-        check=row.get("check"),
-    )
-
-
-def _file(name: str, held: Any) -> File:
-    """A text, or {"base64": ..., "mode": 493}."""
-    if isinstance(held, str):
-        return File(held.encode())
-    try:
-        given = dict(held)
-        made = File(base64.b64decode(given.pop("base64"), validate=True), mode=int(given.pop("mode", 0o644)))
-    except (KeyError, TypeError, ValueError, binascii.Error) as error:
-        hint = 'give a text, or {"base64": "...", "mode": 493}'
-        raise InputError("is not a file", field=f"files.{name}", hint=hint) from error
-    return made
-
-
-def _effect(sandbox: Sandbox, gold: Sequence[str], start: Files) -> tuple[str | None, dict[str, File | None] | None]:
-    """What `gold` leads to: an answer, or files."""
-    if not gold:
-        raise InputError("says nothing to judge by", hint="give an answer, a check, or gold commands")
-    files, said = start, ""
-    for line in gold:
-        files, said = _after(sandbox, line, files, "gold")
-    changed = {path: files.get(path) for path in {*start, *files} if not _alike(start.get(path), files.get(path))}
-    if changed:
-        return None, changed
-    if not said.strip():
-        raise InputError("changes no file and prints nothing", field="gold", hint="give an answer or a check")
-    return said.strip(), None
-
-
-def _after(sandbox: Sandbox, source: str, files: Files, field: str) -> tuple[Files, str]:
-    done = run(sandbox, source, files)
-    if done.failed or done.files is None:
-        said = done.not_kept or done.stderr.strip()[-200:] or f"exit code {done.exit_code}"
-        raise InputError(f"fails in the sandbox: {said}", field=field)
-    return done.files, done.stdout
