@@ -12,6 +12,7 @@ from hostile import CONFIG, ENDLESS, INFLUENCE, PROBE, PYTHON, SHELL
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turntree.sandboxes.limits import File
 from turntree.sandboxes.sandbox import Sandbox
 
 SHORT, LONG = 0.4, 20.0
@@ -51,12 +52,12 @@ def host(tmp_path_factory):
     victim.wait()
 
 
-def attack(sandbox, language, name, host):
+def attack(sandbox, language, name, host, files=None):
     program, seconds = (PYTHON | SHELL)[name], SHORT if name in ENDLESS else LONG
     before = os.stat(host["secret"])
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.monotonic()
-    execution = sandbox.run(program.format(**host), language=language, seconds=seconds)
+    execution = sandbox.run(program.format(**host), language=language, seconds=seconds, files=files)
     assert time.monotonic() - started < seconds + GRACE
     assert not execution.timed_out or name in ENDLESS, "it had no time to do its worst"
     for text in (execution.stdout, execution.stderr, execution.value or ""):
@@ -102,6 +103,18 @@ def test_a_program_is_contained_and_changes_nothing_for_the_next_that(name, sand
 @pytest.mark.parametrize("name", SHELL)
 def test_a_command_is_contained_and_changes_nothing_for_the_next_that(name, shell_sandbox, host, untouched_shell):
     attack(shell_sandbox, "shell", name, host)
+    assert answer(shell_sandbox) == untouched_shell
+
+
+AMONG = {"work/a.txt": File(b"a\n"), "work/link": File(b"/usr", "link")}
+
+
+@pytest.mark.parametrize("name", [*INFLUENCE, *SHELL])
+def test_a_program_among_files_is_contained_and_changes_nothing_for_the_next_that(
+    name, shell_sandbox, host, untouched_shell
+):
+    """The box is emptied instead of replaced: nothing of the files, or of what a program did to them, stays."""
+    attack(shell_sandbox, "python" if name in PYTHON else "shell", name, host, AMONG)
     assert answer(shell_sandbox) == untouched_shell
 
 

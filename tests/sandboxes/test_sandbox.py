@@ -143,10 +143,10 @@ def deadly(monkeypatch):
     """Names a word: programs that hold it end the box they run in."""
     run, words = Box.run, []
 
-    def dies(box, language, source, seconds):
+    def dies(box, language, source, seconds, *among):
         if words and words[0] in source:
             box._link.shutdown(socket.SHUT_RDWR)
-        return run(box, language, source, seconds)
+        return run(box, language, source, seconds, *among)
 
     monkeypatch.setattr(Box, "run", dies)
     return words.append

@@ -111,10 +111,10 @@ def test_nothing_is_kept_that_a_limit_or_a_signal_may_have_produced(ending):
 def test_a_program_that_ends_its_boxes_is_answered_and_not_censored(sandbox, monkeypatch):
     run = Box.run
 
-    def dies(box, language, source, seconds):
+    def dies(box, language, source, seconds, *among):
         if "kill" in source:
             box._link.close()
-        return run(box, language, source, seconds)
+        return run(box, language, source, seconds, *among)
 
     monkeypatch.setattr(Box, "run", dies)
     result = ToolRuntime([SandboxTool(sandbox)]).call(ToolCall("python", {"code": "'kill'"}))

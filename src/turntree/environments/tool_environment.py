@@ -50,7 +50,8 @@ class ToolEnvironment:
     `arguments` are those of its `reset`. What `reset` returns is the task, as the user's message; with a `prompt` (the
     opening messages) it is appended to the last message of that, as TRL does. What a tool returns is its answer: a
     text, or a value that JSON can carry. An exception in a tool is shown to the policy as the answer; raise
-    `EnvironmentFault` where the rollout must be censored instead.
+    `EnvironmentFault` where the rollout must be censored instead. `gold` are the messages of an expert that solve the
+    task, where they are known (`turntree traces gold`).
 
     A fork is the object's own `fork()` where its class has one. Otherwise the episode is replayed on a new object, and
     refused where that answers differently: an environment that draws at random without a seed cannot be forked.
@@ -64,8 +65,9 @@ class ToolEnvironment:
         arguments: Mapping[str, Any] | None = None,
         prompt: Sequence[Message] = (),
         task_type: str | None = None,
+        gold: Sequence[Message] = (),
     ) -> None:
-        self.task_id, self.task_type = task_id, task_type
+        self.task_id, self.task_type, self.gold = task_id, task_type, tuple(gold)
         self._factory, self._arguments, self._prompt = factory, dict(arguments or {}), tuple(prompt)
         self._object: Any = None
         self._episode = Session(self)
@@ -117,6 +119,7 @@ class ToolEnvironment:
             arguments=self._arguments,
             prompt=self._prompt,
             task_type=self.task_type,
+            gold=self.gold,
         )
         own = getattr(self._object, "fork", None)
         if callable(own):

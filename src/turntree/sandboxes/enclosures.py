@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from turntree.core.errors import InputError
+from turntree.sandboxes.guest.kernel import NAMES
 from turntree.sandboxes.host import Interpreter
 from turntree.sandboxes.limits import Language, SandboxConfig
 
@@ -58,11 +59,12 @@ class Bubblewrap:
         return [
             self._program, "--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "box",
             *(f"--unshare-{kind}" for kind in namespaces), *identity,
-            "--ro-bind", "/usr", "/usr", *_system(),
+            *_folders("/etc", "/run", NAMES), "--ro-bind", "/usr", "/usr", *_system(),
             *_read_only({interpreter.prefix: interpreter.prefix} if interpreter.prefix != "/usr" else {}),
             *_read_only({package: package for package in config.packages}),
             *_read_only({str(_PACKAGE / "sandboxes"): code}),
             "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev",
+            "--symlink", f"{NAMES}/passwd", "/etc/passwd", "--symlink", f"{NAMES}/group", "/etc/group",
             "--dir", "/tmp", "--remount-ro", "/", "--chdir", "/",
         ]  # fmt: skip
 
@@ -80,13 +82,18 @@ def _system() -> list[str]:
     return options
 
 
+def _folders(*paths: str) -> list[str]:
+    """Folders that anyone may enter."""
+    return [option for path in paths for option in ("--perms", "0755", "--dir", path)]
+
+
 def _read_only(folders: dict[str, str]) -> list[str]:
     """Bound folders whose parents may be entered by anyone (bubblewrap would copy the mode of the host's)."""
     options: list[str] = []
     for source, target in folders.items():
         for parent in reversed(Path(target).parents[:-1]):
             if parent != Path("/usr") and Path("/usr") not in parent.parents:
-                options += ["--perms", "0755", "--dir", str(parent)]
+                options += _folders(str(parent))
         options += ["--ro-bind", source, target]
     return options
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import socket
@@ -9,10 +10,11 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any, Protocol
 
 from turntree.core.errors import TurntreeError
-from turntree.sandboxes.limits import Execution, Language, SandboxConfig
+from turntree.sandboxes.limits import EPOCH, Execution, File, Files, Language, SandboxConfig
 
 _START_SECONDS = 30.0
 _GRACE_SECONDS = 2.0  # beyond a program's time limit, for the guest to notice, clean up and answer
@@ -95,10 +97,14 @@ class Box:
             self.close()
             raise SandboxLost(words)
 
-    def run(self, language: Language, source: str, seconds: float) -> tuple[Execution, bool]:
+    def run(
+        self, language: Language, source: str, seconds: float, files: Files | None = None, clock: int = EPOCH
+    ) -> tuple[Execution, bool]:
         """The execution, and whether the box may be used again. Raises `SandboxLost` when the box died under it."""
         started = time.monotonic()
-        request = {"language": language, "source": source, "seconds": seconds}
+        request: dict[str, Any] = {"language": language, "source": source, "seconds": seconds}
+        if files is not None:
+            request |= {"files": _entries(files), "clock": clock}
         deadline = started + seconds + _GRACE_SECONDS
         try:
             self._link.settimeout(seconds + _GRACE_SECONDS)
@@ -108,6 +114,8 @@ class Box:
             raise SandboxLost(f"the box died: {error}") from error
         if reply is not None:
             again = not reply.pop("dirty")
+            if reply.get("files") is not None:
+                reply["files"] = _files(reply["files"], files or {})
             return Execution(**reply), again
         if time.monotonic() < deadline:
             raise SandboxLost(f"the box died: {self._last_words()}")
@@ -134,6 +142,7 @@ class Box:
     def _line(self, deadline: float) -> dict[str, Any] | None:
         """The next line of the guest; None when it ended or the deadline passed."""
         most = 64 * 2**10 + 18 * self._limits.output_bytes  # JSON may need six characters for one
+        most += 2 * self._limits.disk_bytes + 32 * 2**10 * self._limits.files  # the longest path has 4096 bytes
         while b"\n" not in self._unread and len(self._unread) < most:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -159,6 +168,21 @@ class Box:
             _, said = self._process.communicate()
         lines = said.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"exit code {self._process.returncode}, no message"
+
+
+def _entries(files: Files) -> list[list[Any]]:
+    """The files as the guest takes them, with every folder that they are in."""
+    above = {str(parent): File(kind="folder", mode=0o755) for path in files for parent in PurePosixPath(path).parents[:-1]}
+    return [
+        [path, file.kind, file.mode, file.time, base64.b64encode(file.data).decode()]
+        for path, file in {**above, **files}.items()
+    ]
+
+
+def _files(entries: list[list[Any]], before: Files) -> Files:
+    """What the guest said is there. Entries that did not change are those of `before`, so that states share them."""
+    now = {path: File(base64.b64decode(data), kind, mode, time) for path, kind, mode, time, data in entries}
+    return {path: old if (old := before.get(path)) == file and old.time == file.time else file for path, file in now.items()}
 
 
 def _command(enclosure: Enclosure, interpreter: Interpreter, config: SandboxConfig, channel: int) -> list[str]:

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from turntree.core.errors import ConfigError
 
+EPOCH = 1_577_836_800  # 1 January 2020: old enough for listings to show the date alone
 Language = Literal["python", "shell"]
+FileKind = Literal["file", "folder", "link"]
+
+
+@dataclass(frozen=True)
+class File:
+    """One entry of the scratch folder; `data` is what a file holds, or where a link leads. `time` (of the last change)
+    is in seconds, and no part of what makes two entries equal."""
+
+    data: bytes = b""
+    kind: FileKind = "file"
+    mode: int = 0o644
+    time: int = field(default=EPOCH, compare=False)
+
+
+Files = Mapping[str, File]
+"""The scratch folder as a value, by path below it. It is never changed in place, so any number of states share it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +89,8 @@ class Execution:
     exit_code: int | None
     seconds: float
     lost: bool = False
+    files: Files | None = None  # of a program that ran among files: what became of them
+    not_kept: str | None = None  # why they cannot be kept, where that is so
 
     @property
     def failed(self) -> bool:

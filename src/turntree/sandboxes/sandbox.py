@@ -14,7 +14,7 @@ from pathlib import Path
 from turntree.core.errors import InputError, TurntreeError
 from turntree.sandboxes.enclosures import Bubblewrap, Landlock
 from turntree.sandboxes.host import Box, Enclosure, Interpreter, SandboxLost
-from turntree.sandboxes.limits import Execution, Language, SandboxConfig
+from turntree.sandboxes.limits import EPOCH, Execution, Files, Language, Limits, SandboxConfig
 
 _LOSSES = 2  # boxes that a program may end before that counts as its outcome
 _HARMLESS = "20 + 22"
@@ -73,8 +73,19 @@ class Sandbox:
     def languages(self) -> frozenset[Language]:
         return self._enclosure.languages
 
-    def run(self, source: str, *, language: Language = "python", seconds: float | None = None) -> Execution:
+    def run(
+        self,
+        source: str,
+        *,
+        language: Language = "python",
+        seconds: float | None = None,
+        files: Files | None = None,
+        clock: int = EPOCH,
+    ) -> Execution:
         """Run a program, for at most `seconds` (default: the limit). Blocks while every box is busy.
+
+        With `files` it runs among them, and `Execution.files` says what became of them; what it changed gets the time
+        `clock`. Like its answer, they are a value: nothing of them stays in the box.
 
         If a second, fresh box dies under a program while a harmless program is answered, the program has ended its
         boxes: that is its outcome (`Execution.lost`). Raises `SandboxLost` when the harmless program is not answered
@@ -82,13 +93,15 @@ class Sandbox:
         """
         if language not in self.languages:
             raise InputError(f"{self.name} cannot contain {language} programs", hint="install bubblewrap (bwrap)")
+        if files is not None:
+            _check_files(files, self.languages, self.config.limits)
         limit = self.config.limits.seconds if seconds is None else seconds
         started = time.monotonic()
         with self._box() as held:
             for _ in range(_LOSSES):
                 held.fill()
                 try:
-                    return held.run(language, source, limit)
+                    return held.run(language, source, limit, files, clock)
                 except SandboxLost:
                     self.lost += 1
             held.fill()
@@ -125,17 +138,31 @@ class _Held:
         if self.box is None:
             self.box = self._start()
 
-    def run(self, language: Language, source: str, seconds: float) -> Execution:
+    def run(
+        self, language: Language, source: str, seconds: float, files: Files | None = None, clock: int = EPOCH
+    ) -> Execution:
         box, self.box, again = self.box, None, False
         assert box is not None
         try:
-            execution, again = box.run(language, source, seconds)
+            execution, again = box.run(language, source, seconds, files, clock)
         finally:
             if again:
                 self.box = box
             else:
                 box.close()
         return execution
+
+
+def _check_files(files: Files, languages: frozenset[Language], limits: Limits) -> None:
+    if "shell" not in languages:
+        raise InputError("this machine's sandbox has no files", hint="install bubblewrap (bwrap)")
+    for path in files:
+        if not path or os.path.isabs(path) or os.path.normpath(path) != path or path.split("/")[0] == "..":
+            raise InputError(f"{path!r} is not a path below the scratch folder", field="files", hint="like a/b.txt")
+    held = sum(len(file.data) for file in files.values())
+    if held > limits.disk_bytes // 2 or len(files) > limits.files // 2:
+        problem = f"{len(files)} files of {held} bytes leave too little room in the sandbox"
+        raise InputError(problem, field="files", hint="raise sandbox.limits.disk_bytes or sandbox.limits.files")
 
 
 def _chosen(config: SandboxConfig, enclosure: Enclosure | None) -> tuple[Enclosure, Interpreter, Box]:

@@ -27,6 +27,9 @@ _QUERY = """
 """
 
 
+_PAGE = "SELECT id, title, text, '', 0.0 FROM documents WHERE documents MATCH ? ORDER BY rowid"
+
+
 @dataclass(frozen=True)
 class Found:
     """A document and the stretch of it that fits the query best; `score` is BM25, higher is better."""
@@ -115,6 +118,12 @@ class SearchIndex:
             return []
         rows = self._connection().execute(_QUERY.format(tokens=_SNIPPET_TOKENS), (expression, count))
         return [Found(*row[:4], score=-row[4]) for row in rows]
+
+    def page(self, title: str) -> Found | None:
+        """The first document of this title, whose case does not matter."""
+        words = match_expression(title).replace(" OR ", " AND ")
+        rows = self._connection().execute(_PAGE, (f"title : ({words})",)) if words else ()
+        return next((Found(*row) for row in rows if row[1].casefold() == title.strip().casefold()), None)
 
     def close(self) -> None:
         """No thread may be searching."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from turntree.core.messages import Message
 from turntree.domains.qa.environment import QaConfig, QaEnvironment
 from turntree.domains.qa.generate import Posed, QuestionMix, Split, generate_questions
 from turntree.domains.qa.questions import Question
 from turntree.domains.qa.world import World, WorldConfig, generate_world
 from turntree.sandboxes.limits import SandboxConfig
 from turntree.sandboxes.sandbox import Sandbox
-from turntree.tools.builtin import SandboxTool, SearchTool
+from turntree.tools.builtin import FindTool, OpenTool, SandboxTool, SearchTool
 from turntree.tools.runtime import ToolRuntime, ToolRuntimeConfig
 from turntree.tools.search import SearchIndex, build_index
 from turntree.verifiers.hierarchical import HierarchicalReward
@@ -27,6 +28,8 @@ class SearchConfig:
     """Documents of a search."""
     passage_chars: int = 1000
     """Most characters shown of each document; of a longer one the best-matching passage."""
+    pages: bool = False
+    """Give the tools `open` (a page by its title) and `find` (a text on a page) beside `search`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +66,13 @@ def open_tools(
     sandbox: SandboxConfig | None = None,
     runtime: ToolRuntimeConfig | None = None,
 ) -> Iterator[ToolRuntime]:
-    """`search` over any index and `python` in the sandbox, which is closed at the end; the index stays open. Raises
-    `InputError` on a machine without a sandbox."""
+    """`search` over any index, `open` and `find` where `search.pages` says so, and `python` in the sandbox, which is
+    closed at the end; the index stays open. Raises `InputError` on a machine without a sandbox."""
     search = search or SearchConfig()
     with Sandbox(sandbox) as box:
         searching = SearchTool(index, count=search.count, passage_chars=search.passage_chars)
-        yield ToolRuntime([searching, SandboxTool(box)], runtime)
+        pages = [OpenTool(index), FindTool(index)] if search.pages else []
+        yield ToolRuntime([searching, *pages, SandboxTool(box)], runtime)
 
 
 def environments(
@@ -76,6 +80,8 @@ def environments(
     runtime: ToolRuntime,
     reward: HierarchicalReward | None = None,
     config: QaConfig | None = None,
+    gold: Mapping[str, Sequence[Message]] | None = None,
 ) -> list[QaEnvironment]:
-    """One environment for each question, which share their tools."""
-    return [QaEnvironment(question, runtime, reward, config) for question in questions]
+    """One environment for each question, which share their tools. `gold` holds an expert's messages by question id."""
+    known = gold or {}
+    return [QaEnvironment(question, runtime, reward, config, known.get(question.id, ())) for question in questions]

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from turntree.core.errors import ConfigError, InputError
+from turntree.core.messages import Message
 from turntree.domains.qa.build import QaWorld, QaWorldConfig, SearchConfig, environments, open_tools
 from turntree.domains.qa.environment import INSTRUCTIONS, QaConfig, QaEnvironment
+from turntree.domains.qa.experts import gold, gold_of_evidence
 from turntree.domains.qa.formats import read_questions
 from turntree.domains.qa.generate import Posed, Split
 from turntree.domains.qa.questions import Question
@@ -83,6 +85,7 @@ class Questions:
         """Build what has to be built and close it again. Raises `InputError` on a machine without a sandbox."""
         with contextlib.ExitStack() as stack:
             posed: dict[str, Sequence[Posed]] = {}
+            shown: dict[str, Sequence[Message]] = {}
             read: list[dict[str, Any]] = []
             if self.index is None:
                 world = QaWorld(self.world)
@@ -90,15 +93,19 @@ class Questions:
                 index = stack.enter_context(world.build_index(folder / "index.sqlite"))
                 posed = {split: world.questions(cast(Split, split), count) for split, count in splits.items()}
                 asked = {split: [each.question for each in found] for split, found in posed.items()}
+                every = (each for found in posed.values() for each in found)
+                shown = {each.question.id: gold(each, world.world.told, self.search.pages) for each in every}
             else:
                 index = stack.enter_context(SearchIndex(Path(self.index)))
                 asked, read = self.read(splits)
+                every = (question for found in asked.values() for question in found)
+                shown = {each.id: gold_of_evidence(each, index, self.search.pages) for each in every}
             tools = stack.enter_context(
                 open_tools(index, search=self.search, sandbox=self.sandbox, runtime=self.runtime)
             )
             pool = stack.enter_context(ThreadPool(self.threads))
             reward, episodes = HierarchicalReward(self.reward), self._episodes()
-            tasks = {split: environments(found, tools, reward, episodes) for split, found in asked.items()}
+            tasks = {split: environments(found, tools, reward, episodes, shown) for split, found in asked.items()}
             for split, found in posed.items():
                 for environment, each in zip(tasks[split], found, strict=True):
                     environment.posed = each
@@ -119,6 +126,14 @@ class Questions:
         if self.episodes.instructions is not None:
             return self.episodes
         return QaConfig(max_calls=self.episodes.max_calls, instructions="" if self.model == "qa" else INSTRUCTIONS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Browsing(Questions):
+    """Questions over pages: a search shows titles and a few words, and a page has to be opened to be read."""
+
+    search: SearchConfig = field(default_factory=lambda: SearchConfig(count=5, passage_chars=60, pages=True))
+    episodes: QaConfig = field(default_factory=lambda: QaConfig(max_calls=24))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,8 +49,10 @@ class QaEnvironment:
         runtime: ToolRuntime,
         reward: HierarchicalReward | None = None,
         config: QaConfig | None = None,
+        gold: Sequence[Message] = (),
     ) -> None:
         self.question = question
+        self.gold = tuple(gold)  # an expert's messages, where they are known
         self.calls: tuple[ExecutedCall, ...] = ()  # of this episode's own path
         self.posed: Posed | None = None  # the way to the answer of a generated question, for teachers
         self._runtime = runtime
@@ -86,7 +89,7 @@ class QaEnvironment:
         return Observation(results, done=False, reward=self._judge(None).reward)
 
     def fork(self) -> QaEnvironment:
-        twin = QaEnvironment(self.question, self._runtime, self._reward, self._config)
+        twin = QaEnvironment(self.question, self._runtime, self._reward, self._config, self.gold)
         twin.calls, twin.posed = self.calls, self.posed
         return twin
 

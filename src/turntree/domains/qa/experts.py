@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -13,7 +13,9 @@ from turntree.core.errors import TurntreeError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Environment
 from turntree.domains.qa.generate import Chain, Posed
+from turntree.domains.qa.questions import Question
 from turntree.domains.qa.world import RELATIONS
+from turntree.tools.search import SearchIndex
 
 Mistake = Literal["another relation", "another entity", "an earlier step", "an answer too soon"]
 MISTAKES: tuple[Mistake, ...] = get_args(Mistake)
@@ -41,12 +43,46 @@ def search(query: str) -> Message:
     return Message("assistant", "", (ToolCall("search", {"query": query}),))
 
 
+def look_at(title: str) -> Message:
+    return Message("assistant", "", (ToolCall("open", {"title": title}),))
+
+
 def compute(code: str) -> Message:
     return Message("assistant", "", (ToolCall("python", {"code": code}),))
 
 
 def answer(text: str) -> Message:
     return Message("assistant", f"<answer>{text}</answer>")
+
+
+def gold(posed: Posed, told: Mapping[str, Mapping[str, str]], pages: bool) -> tuple[Message, ...]:
+    """The expert's messages to a generated question, from what its world tells."""
+    messages, ends = list[Message](), list[str]()
+    for chain in posed.chains:
+        held = chain.start
+        for relation in chain.relations:
+            messages += [search(f"{relation} of {held}"), *([look_at(held)] if pages else [])]
+            held = told[held][relation]
+        ends.append(held)
+    if posed.operation != "none":
+        messages.append(_arithmetic(posed, ends))
+    return (*messages, answer(posed.question.answers[0]))
+
+
+def gold_of_evidence(question: Question, index: SearchIndex, pages: bool) -> tuple[Message, ...]:
+    """The expert's messages to a question whose evidence is known: it looks up every subject. None where the pages of
+    the subjects do not hold the answer (yes and no need not be held)."""
+    found = [page for page in map(index.page, question.evidence) if page is not None]
+    shown = " ".join(page.text for page in found).casefold()
+    known = [text for text in question.answers if text.casefold() in ("yes", "no") or text.casefold() in shown]
+    if not found or not known:
+        return ()
+    steps = [(search(page.title), *([look_at(page.title)] if pages else [])) for page in found]
+    return (*(message for step in steps for message in step), answer(known[0]))
+
+
+def _arithmetic(posed: Posed, ends: Sequence[str]) -> Message:
+    return compute(f"{ends[0]}+{ends[1]}" if posed.operation == "sum" else f"abs({ends[0]}-{ends[1]})")
 
 
 def play(
@@ -132,7 +168,7 @@ def _turns(
         ends.append(held)
     result = ends[0]
     if posed.operation != "none":
-        yield compute(f"{ends[0]}+{ends[1]}" if posed.operation == "sum" else f"abs({ends[0]}-{ends[1]})"), False
+        yield _arithmetic(posed, ends), False
         result = messages[-1].content
     yield answer(result), False
 

@@ -139,6 +139,7 @@ class _Row:
             answer_type=self._checked(declared, answers) if declared else self._inferred(answers),
             kind=self._first("question_type", "type", "kind", "ability", "subject", "data_source"),
             hops=self._hops(),
+            evidence=self._evidence(),
         )
         report.repaired += [text, *answers] != [raw_text.strip(), *(answer.strip() for answer in raw_answers)]
         report.damaged_prompts += any("\boxed{" in content for content in self._prompt("system"))
@@ -202,12 +203,17 @@ class _Row:
 
     def _hops(self) -> int | None:
         """2WikiMultihopQA lists the facts that lead to the answer."""
-        for name in ("evidences", "evidence"):
-            facts = self.values.get(name)
-            if isinstance(facts, list) and facts:
-                return len(cast("list[Any]", facts))
-        hops = self.values.get("hops")
+        hops = len(self._facts()) or self.values.get("hops")
         return hops if isinstance(hops, int) and not isinstance(hops, bool) else None
+
+    def _facts(self) -> list[Any]:
+        found = (self.values.get(name) for name in ("evidences", "evidence"))
+        return next((cast("list[Any]", facts) for facts in found if isinstance(facts, list) and facts), [])
+
+    def _evidence(self) -> tuple[str, ...]:
+        """The subjects of the facts (subject, relation, value), each once."""
+        triples = [fact for fact in self._facts() if isinstance(fact, list) and len(cast("list[Any]", fact)) == 3]
+        return tuple(dict.fromkeys(str(fact[0]) for fact in triples))
 
     def _prompt(self, role: str) -> list[str]:
         messages = self.values.get("prompt")

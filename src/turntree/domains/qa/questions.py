@@ -13,7 +13,7 @@ from turntree.verifiers.answers import AnswerType
 class Question:
     """`answers` are all right, each by itself (of a list: one text with `;` between its items); `answer_type` says how
     they are compared (`verifiers.answers`). `kind` groups questions in reports; `hops` is how many look-ups the
-    shortest way to the answer takes, where that is known."""
+    shortest way to the answer takes, `evidence` what to look up one after another, where that is known."""
 
     id: str
     text: str
@@ -21,6 +21,7 @@ class Question:
     answer_type: AnswerType = "span"
     kind: str = ""
     hops: int | None = None
+    evidence: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.text.strip() or not any(answer.strip() for answer in self.answers):

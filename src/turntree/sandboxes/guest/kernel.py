@@ -57,6 +57,22 @@ def mount_scratch(folder: str, size: int, files: int) -> None:
         _check(_libc.mount(None, path.encode(), None, ctypes.c_ulong(flags), None), f"{path} read-only")
 
 
+NAMES = "/run/names"  # where /etc/passwd and /etc/group lead
+
+
+def mount_names(uid: int | None) -> None:
+    """Call the user of programs, whose number differs from box to box, `user`: listings of files then repeat."""
+    number = os.getuid() if uid is None else uid
+    tmpfs, flags = b"tmpfs", _NO_SETUID | _NO_DEVICES | _NO_EXECUTION
+    size = ctypes.c_char_p(b"size=16k,nr_inodes=4,mode=0755")
+    _check(_libc.mount(tmpfs, NAMES.encode(), tmpfs, ctypes.c_ulong(flags), size), "a folder of names")
+    for name, line in (("passwd", f"user:x:{number}:{number}::/tmp:/bin/sh"), ("group", f"user:x:{number}:")):
+        with open(os.path.join(NAMES, name), "w", encoding="ascii") as file:
+            file.write(f"{line}\n")
+    flags = ctypes.c_ulong(flags | _REMOUNT | _BIND | _READ_ONLY)
+    _check(_libc.mount(None, NAMES.encode(), None, flags, None), "names read-only")
+
+
 def io_priority() -> int:
     return _check(_libc.syscall(_IOPRIO_GET[_column()], 1, 0), "ioprio_get")
 

@@ -2,12 +2,14 @@
 
 One JSON object a line over a socket that programs do not inherit: a request `{language, source, seconds}` and its
 reply (`Program.run`) with `dirty`, which says that the box is not as it was before the program and must not be used
-again. When the other end closes, at whatever moment, the guest ends, and all that is in the box with it. It also ends
+again. A request with `files` and `clock` (`guest.folder`) runs among these files; its reply holds what became of them
+in `files`, or in `not_kept` why they cannot be kept. When the other end closes, at whatever moment, the guest ends, and all that is in the box with it. It also ends
 when it cannot begin a program: the other side sees a lost box, not an answer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import json
@@ -16,9 +18,10 @@ import resource
 import signal
 import socket
 import sys
+import time
 from typing import Any
 
-from turntree.sandboxes.guest import kernel
+from turntree.sandboxes.guest import folder, kernel
 from turntree.sandboxes.guest.program import Bounds, Program, reap
 
 
@@ -34,6 +37,7 @@ def main(channel: int, settings: dict[str, Any]) -> None:
     bounds = Bounds(**settings["bounds"])
     if bounds.alone:
         kernel.mount_scratch(settings["folder"], bounds.file_bytes, settings["files"])
+        kernel.mount_names(settings["uid"])
     os.chdir(settings["folder"])
     _lock(settings, bounds)
     system_calls = kernel.SystemCallFilter(alone=bounds.alone)
@@ -56,13 +60,38 @@ def _serve(link: socket.socket, bounds: Bounds, system_calls: kernel.SystemCallF
     with link, link.makefile("r", encoding="utf-8") as requests:
         program = Program(bounds, system_calls, link.fileno())
         while line := requests.readline():
-            reply = program.run(**json.loads(line))
+            request = json.loads(line)
+            files, clock = request.pop("files", None), request.pop("clock", 0)
+            started = time.time() - 1  # file systems keep a coarser time
+            if files is not None:
+                folder.fill(".", files)
+            reply = program.run(**request)
             reap()
-            reply["dirty"] = _condition(scratch) != untouched
+            if files is not None:
+                reply |= _taken(bounds.file_bytes, started, clock)
+            now = _condition(scratch)
+            if files is not None and now[:_TIMES] == untouched[:_TIMES]:
+                untouched = now
+            reply["dirty"] = now != untouched
             link.sendall(json.dumps(reply).encode() + b"\n")
             if reply["dirty"]:
                 return
             program = Program(bounds, system_calls, link.fileno())
+
+
+def _taken(most: int, started: float, clock: int) -> dict[str, Any]:
+    """What is in the scratch folder, which is empty afterwards unless something in it cannot be removed."""
+    reply: dict[str, Any] = {"files": None, "not_kept": None}
+    try:
+        reply["files"] = folder.read(".", most, started, clock)
+    except folder.NotKept as reason:
+        reply["not_kept"] = str(reason)
+    with contextlib.suppress(OSError, folder.NotKept):  # what is left makes the box differ
+        folder.empty(".")
+    return reply
+
+
+_TIMES = -2  # how many parts of a condition, from its end, are times
 
 
 def _condition(scratch: int | None) -> tuple[Any, ...]:
@@ -75,6 +104,6 @@ def _condition(scratch: int | None) -> tuple[Any, ...]:
     )  # fmt: skip
     if scratch is None:
         return limits, schedule
-    folder = os.fstat(scratch)
+    found = os.fstat(scratch)
     inside = os.listdir(scratch), os.listxattr(scratch)
-    return limits, schedule, folder.st_mode, folder.st_mtime_ns, folder.st_ctime_ns, inside
+    return limits, schedule, found.st_mode, inside, found.st_mtime_ns, found.st_ctime_ns

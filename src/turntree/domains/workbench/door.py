@@ -1,0 +1,107 @@
+"""Work at a shell as an environment: tasks in a folder (`--environment terminal`), generated or from a file, and bugs in
+generated packages (`--environment swe`)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from turntree.core.errors import ConfigError, InputError
+from turntree.core.messages import Message
+from turntree.domains.workbench import bugs, families
+from turntree.domains.workbench.files import read_tasks
+from turntree.domains.workbench.shell import Editor, Shell
+from turntree.domains.workbench.tasks import Task, messages
+from turntree.environments.tasks import TRAIN, TaskSet, contents
+from turntree.environments.tool_environment import ToolEnvironment
+from turntree.sandboxes.limits import Limits, SandboxConfig
+from turntree.sandboxes.sandbox import Sandbox
+from turntree.tools.pool import ThreadPool
+
+GENERATED = "generated"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terminal:
+    """Tasks at a shell.
+
+    Generated tasks have splits. Of a file (docs/environments.md) the first tasks are trained on and the next ones
+    checked on; where nothing is trained, the first are played.
+    """
+
+    tasks: str = GENERATED
+    """'generated', or a file of tasks: your own (JSON lines), AgentBench's or InterCode's."""
+    files: str | None = None
+    """With a file of tasks: an archive (tar) of files that each of them begins with, such as InterCode's fs_1.tar.xz."""
+    instructions: str = "You work in a folder, through tools. Do what is asked, one step at a time, and then submit."
+    """The system's message that opens every episode."""
+    sandbox: SandboxConfig = field(default_factory=lambda: SandboxConfig(limits=Limits(output_bytes=4096, processes=64)))
+    threads: int = 16
+    """Concurrent commands; at most `sandbox.boxes` of them run at once."""
+
+    tools: ClassVar[type[Shell]] = Shell
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ConfigError("must be at least 1", field="threads")
+        if self.files is not None and self.tasks == GENERATED:
+            raise ConfigError("goes with a file of tasks", field="files", hint="name one as --tasks")
+
+    @contextlib.contextmanager
+    def open(self, splits: Mapping[str, int], *, seed: int) -> Iterator[TaskSet]:
+        """`seed` has no effect: a generated task is defined by its split and number. Raises `InputError` on a machine
+        without a sandbox for shell commands."""
+        with Sandbox(self.sandbox) as sandbox, ThreadPool(self.threads) as pool:
+            if "shell" not in sandbox.languages:
+                raise InputError("this machine's sandbox runs no shell commands", hint="install bubblewrap (bwrap)")
+            read: list[dict[str, Any]] = []
+            if self.tasks == GENERATED:
+                made = {name: [self.task(name, n, sandbox) for n in range(count)] for name, count in splits.items()}
+            else:
+                found = read_tasks(self.tasks, sandbox, sum(splits.values()), self.files)
+                read, made = [found.to_json()], _split(found.tasks, splits, self.tasks)
+            tasks = {name: [self._played(task, sandbox) for task in each] for name, each in made.items()}
+            given = {} if self.tasks == GENERATED else {"tasks": self.tasks, "files": self.files}
+            yield TaskSet(tasks=tasks, pool=pool, read=read, contents=contents(given))
+
+    def task(self, split: str, number: int, sandbox: Sandbox) -> Task:
+        """A generated task."""
+        return families.generated(split, number)
+
+    def _played(self, task: Task, sandbox: Sandbox) -> ToolEnvironment:
+        return ToolEnvironment(
+            self.tools,
+            task_id=task.id,
+            arguments={"task": task, "sandbox": sandbox},
+            prompt=(Message("system", self.instructions), Message("user", "")),
+            task_type=task.kind,
+            gold=messages(task.gold),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Software(Terminal):
+    """Bugs in small packages, with tools to read and edit files beside the shell."""
+
+    instructions: str = "You work in a repository, through tools. Find the bug, fix it, and then submit."
+    """The system's message that opens every episode."""
+
+    tools: ClassVar[type[Shell]] = Editor
+
+    def task(self, split: str, number: int, sandbox: Sandbox) -> Task:
+        return bugs.generated(split, number, sandbox)
+
+
+def _split(found: Sequence[Task], splits: Mapping[str, int], path: str) -> dict[str, Sequence[Task]]:
+    """The first tasks for the split that is trained on, the next ones for the others."""
+    made: dict[str, Sequence[Task]] = {}
+    start = 0
+    for split in sorted(splits, key=lambda name: name != TRAIN):
+        made[split] = found[start : start + splits[split]]
+        start += splits[split]
+        if not made[split]:
+            problem = f"holds {len(found)} tasks, and none is left for split {split!r}"
+            raise InputError(problem, path=path, hint=f"lower --count (now {splits[split]})")
+    return made

@@ -1,0 +1,87 @@
+"""`turntree traces gold`: the expert's messages that the tasks of an environment hold, played, as traces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from turntree.core import parts
+from turntree.core.config import Part
+from turntree.core.errors import ConfigError, InputError
+from turntree.environments.pool import reason_of
+from turntree.environments.tasks import TRAIN, open_tasks
+from turntree.rollouts.executed import environment_record
+from turntree.traces.schema import Trace
+from turntree.traces.splits import assign_split
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gold:
+    """The experts of any environment whose tasks have an attribute `gold`: the assistant messages that solve them.
+
+    They are played, and an episode that does not end in success is dropped.
+
+    \b
+    Example: turntree traces gold --environment terminal --count 200 --out runs/traces.jsonl
+    """
+
+    noun: ClassVar[str] = "tasks"
+    short: ClassVar[dict[str, str]] = {
+        "--environment": "environment", "--split": "split", "--count": "count", "--seed": "seed",
+    }  # fmt: skip
+
+    environment: Part = field(default_factory=lambda: parts.DEFAULT)
+    """The environment whose tasks are played."""
+    split: str = TRAIN
+    """Which of its tasks: train, dev or test."""
+    count: int = 200
+    """How many tasks."""
+    dev: float = 0.2
+    """Share of traces held out for development."""
+    seed: int = 0
+    """Of the tasks and the splits."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dev < 1:
+            raise ConfigError("is outside [0, 1)", field="dev")
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Trace | str]:
+        """Every task played once: the episode, or why there is none."""
+        with open_tasks(self.environment, {self.split: self.count}, seed=self.seed) as opened:
+            tasks = opened.of(self.split)
+            if not any(getattr(task, "gold", ()) for task in tasks):
+                problem = f"the tasks of {self.environment.name!r} hold no expert"
+                hint = "its tasks need an attribute `gold`: the assistant messages that solve them"
+                raise InputError(problem, field="environment", hint=hint)
+            yield from (self._played(task) for task in tasks)
+
+    def _played(self, task: Any) -> Trace | str:
+        if not getattr(task, "gold", ()):
+            return "no gold"
+        environment = task.fork()
+        messages, success = list(environment.reset()), None
+        try:
+            for message in task.gold:
+                observation = environment.step(message)
+                messages += [message, *observation.messages]
+                if observation.done:
+                    success = observation.success
+                    break
+        except Exception as error:  # the boundary to foreign code
+            return f"fault: {reason_of(error)}"
+        if not success:
+            return "not solved by its gold"
+        return Trace(
+            id=task.task_id,
+            messages=tuple(messages),
+            tools=tuple(environment.tools),
+            domain=self.environment.name,
+            split=assign_split(task.task_id, self.seed, {"train": 1 - self.dev, "dev": self.dev}),
+            success=True,
+            environment=environment_record(self.environment, self.split, self.count, self.seed, task.task_id),
+            meta={"task_type": getattr(task, "task_type", None)} if getattr(task, "task_type", None) else {},
+        )

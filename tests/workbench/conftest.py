@@ -1,0 +1,27 @@
+"""One sandbox for the whole session; tests are skipped where this machine has none for shell commands."""
+
+import pytest
+
+from turntree.core.errors import InputError
+from turntree.domains.workbench.door import Software, Terminal
+from turntree.sandboxes.sandbox import Sandbox
+
+
+@pytest.fixture(scope="session")
+def sandbox():
+    try:
+        opened = Sandbox(Terminal().sandbox)
+    except InputError as error:
+        pytest.skip(f"no sandbox here: {error}")
+    with opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def terminal(sandbox):
+    return lambda split, number: Terminal()._played(Terminal().task(split, number, sandbox), sandbox)
+
+
+@pytest.fixture(scope="session")
+def swe(sandbox):
+    return lambda split, number: Software()._played(Software().task(split, number, sandbox), sandbox)
