@@ -16,8 +16,8 @@ from typing import Any
 
 import httpx
 import openai
-from tiny_models import CHAT_TEMPLATE, tiny_tokenizer
 
+from tiny_models import CHAT_TEMPLATE, tiny_tokenizer
 from turntree.core.completion import Finished, GenerationRequest, Sampling
 from turntree.core.messages import Message
 from turntree.engines.scripted import ScriptedEngine

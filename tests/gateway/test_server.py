@@ -7,7 +7,7 @@ import time
 import httpx
 import openai
 import pytest
-from gateway_world import ADMIN, HTTP, SEARCH, World, engine, renderer, spelled, tokenizer, world
+from gateway_world import ADMIN, HTTP, SEARCH, World, engine, spelled, tokenizer, world
 
 from turntree.core.completion import Sampling
 from turntree.gateway.config import GatewayLimits

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.tiny_models import tiny_model
 from torch import Tensor
 
-from tests.tiny_models import tiny_model
 from turntree.training.config import LoRAConfig
 from turntree.training.lora import add_adapter
 from turntree.training.sft import Example, negative_log_likelihood

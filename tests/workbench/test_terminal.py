@@ -11,8 +11,8 @@ from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.domains.workbench.door import Terminal, _split
 from turntree.domains.workbench.families import FAMILIES, generated
-from turntree.domains.workbench.shell import Shell
 from turntree.domains.workbench.files import read_tasks
+from turntree.domains.workbench.shell import Shell
 from turntree.domains.workbench.tasks import Task, commands, texts
 from turntree.environments.pool import EnvironmentFault
 from turntree.sandboxes.host import SandboxLost

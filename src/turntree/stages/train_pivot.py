@@ -13,7 +13,7 @@ from typing import Any
 
 from turntree.cluster.crew import Crew, UnitLost
 from turntree.core import parts
-from turntree.core.config import from_mapping, to_mapping, to_value
+from turntree.core.config import Part, from_mapping, to_mapping, to_value
 from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
 from turntree.core.labels import Credit, Rewards
@@ -93,7 +93,8 @@ def run_train_pivot(
         )
         check = _checks(config, policy, verifier, traces, tasks, run)
         own = stack.enter_context(open_own_path(config, policy, verifier, run.path / "own"))
-        crew = stack.enter_context(open_crew(__name__, config, config.cluster, config.device, verifier=to_value(source)))
+        judged_by = to_value(source)
+        crew = stack.enter_context(open_crew(__name__, config, config.cluster, config.device, verifier=judged_by))
         draw = None if crew is None else partial(_drawn, crew, Published(crew, policy))
         trained = _train(run, policy, pivots, verifier, check, own, config, group, draw)
         rows = run.metrics()

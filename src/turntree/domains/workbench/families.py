@@ -16,10 +16,7 @@ from turntree.core import seeds
 from turntree.domains.workbench.tasks import Task, commands, texts
 from turntree.sandboxes.limits import EPOCH, File
 
-_WORDS = (
-    "amber birch cedar delta ember fjord grove hazel inlet jade kelp lark maple north ocean pearl quartz river "
-    "stone tulip umber vale willow yarrow zephyr"
-).split()
+_WORDS = ["amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "hazel", "inlet", "jade", "kelp", "lark", "maple", "north", "ocean", "pearl", "quartz", "river", "stone", "tulip", "umber", "vale", "willow", "yarrow", "zephyr"]
 _FOLDERS = ("docs", "notes", "src", "data", "logs", "old", "docs/drafts", "src/lib", "data/raw")
 _LEVELS = ("INFO", "WARN", "ERROR")
 
