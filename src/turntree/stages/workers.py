@@ -20,7 +20,7 @@ from turntree.core.config import to_mapping
 from turntree.stages.cluster import ClusterConfig
 from turntree.stages.config import Device
 from turntree.stages.policy import Policy
-from turntree.training.checkpoints import trainable
+from turntree.training.sharded import parameters_of
 
 
 @contextlib.contextmanager
@@ -51,7 +51,7 @@ class Published:
     def __call__(self) -> dict[str, Any]:
         version = self.policy.engine.policy_version
         if self._last.get("version") != version:
-            held = {name: value.contiguous() for name, value in trainable(self.policy.model).items()}
+            held = {name: value.contiguous() for name, value in parameters_of(self.policy.model).items()}
             self._last = {"version": version, "weights": self.crew.share(save(held))}
         return self._last
 
@@ -70,7 +70,7 @@ class Follower:
             engine.weights_changed(engine.policy_version)
             return
         sent = load(fetched(unit["weights"]))
-        held = trainable(self.policy.model)
+        held = parameters_of(self.policy.model)
         with torch.no_grad():
             for name, value in held.items():
                 value.copy_(sent[name])
