@@ -14,6 +14,10 @@ step, which is cheaper than `output_logits` (that holds the logits of every step
   answered. The engine serves them as they come. "plain": `generate` on left-padded batches of 16, the next when all
   are done, up to the longest limit of the batch. "waves": the engine, in the same batches.
 
+With `--vllm URL --model FOLDER` the sides are `HFEngine` and the engine `vllm` over a server of that folder (`turntree
+serve --model FOLDER --requests 64`), at n siblings of one fresh prompt a call. Nothing that a server computed before
+helps it, and its processes take turns with this one, so the machine must be otherwise idle.
+
 `speedup` is against the first baseline of the case, with the lowest and highest ratio of `--repeats` interleaved pairs
 (of seven pairs, a 98% interval of the median); `beside` are the others, with fewer repeats. `--clock cpu` counts the
 seconds of this process: on a machine shared with others the wall clock times their work, too.
@@ -22,6 +26,7 @@ seconds of this process: on a machine shared with others the wall clock times th
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import statistics
 import time
@@ -36,7 +41,9 @@ from update_step import arguments_of, interleaved, random_qwen3, ratio
 from turntree.cli.common import finish
 from turntree.core.completion import Completion, GenerationRequest, Sampling
 from turntree.core.seeds import derive
+from turntree.engines.checkpoint import load_model, load_tokenizer
 from turntree.engines.hf import HFEngine
+from turntree.engines.vllm import VllmConfig, VllmEngine
 
 BESIDE = 3  # repeats of the sides that are reported beside the first baseline
 Clock = Callable[[], float]
@@ -106,6 +113,25 @@ class Callers:
         }
 
 
+@dataclass(frozen=True)
+class Siblings:
+    """`sequences` completions of `new` tokens behind one prompt, another one in every call."""
+
+    name: str
+    sequences: int
+    prompt: int = 1024
+    new: int = 64
+
+    @property
+    def sampled(self) -> int:
+        return self.sequences * self.new
+
+    def asked(self, vocabulary: int, call: int) -> list[GenerationRequest]:
+        prompt, sampling = tokens(derive(0, self.name, call), self.prompt, vocabulary), Sampling(max_tokens=self.new)
+        return [GenerationRequest(prompt_ids=prompt, sampling=sampling, seed=i) for i in range(self.sequences)]
+
+
+SERVED = (Siblings("siblings_1", 1), Siblings("siblings_8", 8), Siblings("siblings_64", 64))
 CASES = (
     Turns("siblings_8", sequences=8, prompt=1024, new=64),
     Turns("siblings_64", sequences=64, prompt=1024, new=64),
@@ -248,6 +274,32 @@ def measure(model: PreTrainedModel, case: Turns | Callers, repeats: int, clock: 
     }
 
 
+def against_server(model: PreTrainedModel, folder: str, url: str, repeats: int) -> list[dict[str, Any]]:
+    """Tokens a second of both engines, and the ratio of their times in interleaved pairs (above 1: vLLM is faster)."""
+    vocabulary = model.config.vocab_size
+    ours, rows = HFEngine(model, stop_ids=()), []
+    with VllmEngine(VllmConfig(url=url), model, load_tokenizer(folder), ()) as theirs:
+        for case in SERVED:
+
+            def side(engine: HFEngine | VllmEngine, case: Siblings = case) -> Callable[[], object]:
+                calls = itertools.count()
+                return lambda: engine.generate(case.asked(vocabulary, next(calls)))
+
+            hf, vllm = interleaved([side(ours), side(theirs)], repeats + 1, time.perf_counter)
+            found = ratio(hf[1:], vllm[1:])  # the first pair warms up
+            speeds = {"hf": hf[1:], "vllm": vllm[1:]}
+            per_second = {name: case.sampled / statistics.median(seconds) for name, seconds in speeds.items()}
+            rows.append({"name": case.name, "tokens_per_second": per_second, "speedup": found})
+    return rows
+
+
+def described_server(row: dict[str, Any]) -> str:
+    speeds = ", ".join(f"{name} {speed:.0f}" for name, speed in row["tokens_per_second"].items())
+    return f"{row['name']}: tokens a second {speeds}; vllm " + "{median:.2f} times hf [{low:.2f}, {high:.2f}]".format(
+        **row["speedup"]
+    )
+
+
 def described(row: dict[str, Any]) -> str:
     beside = "".join(
         f", {{median:.2f}} times {name} [{{low:.2f}}, {{high:.2f}}]".format(**found)
@@ -264,7 +316,14 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=32000, help="the larger, the more work all sides share")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: seconds of this process only")
     parser.add_argument("--cases", nargs="+", choices=[case.name for case in CASES], help="only these")
+    parser.add_argument("--vllm", metavar="URL", help="compare with the engine vllm over this server instead")
+    parser.add_argument("--model", metavar="FOLDER", help="with --vllm: the model that it serves")
     arguments = arguments_of(parser, repeats=7)
+    if arguments.vllm:
+        served = load_model(arguments.model)
+        rows = against_server(served, arguments.model, arguments.vllm, arguments.repeats)
+        setting = {"model": arguments.model, "threads": torch.get_num_threads(), "repeats": arguments.repeats}
+        return finish(setting | {"cases": rows}, arguments.json, [described_server(row) for row in rows])
     clock = time.perf_counter if arguments.clock == "wall" else time.process_time
     width, vocabulary, cases = (32, 500, QUICK) if arguments.quick else (256, arguments.vocabulary, CASES)
     model = random_qwen3(vocabulary, width)

@@ -85,7 +85,9 @@ def test_a_stale_cache_stops_the_run_and_says_why():
     with sampling(fake, model=policy) as engine:
         engine.generate([request()])
         fake.stale = True
-        with pytest.raises(WrongWeights, match=r"log-probabilities differ by .* cache or its head may be stale") as caught:
+        with pytest.raises(
+            WrongWeights, match=r"log-probabilities differ by .* cache or its head may be stale"
+        ) as caught:
             engine.update_weights(stirred(policy), 1)
     assert "resume" in str(caught.value) and "\n" not in str(caught.value)
 

@@ -129,7 +129,9 @@ def test_a_cancelled_request_ends_at_the_server(real_vllm):
 
     def running():
         text = urlopen(f"{real_vllm[0]}/metrics").read().decode()
-        return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("vllm:num_requests_running{"))
+        return sum(
+            float(line.split()[-1]) for line in text.splitlines() if line.startswith("vllm:num_requests_running{")
+        )
 
     with engine_of(real_vllm) as engine:
         endless = Sampling(max_tokens=700)

@@ -1,8 +1,8 @@
 """Sampling from vLLM servers that hold the weights of the policy, and follow them through training.
 
-The servers run in an environment of their own (`turntree serve`), so their pins never meet ours. Prompts go out as token
-ids; ids and log-probabilities come back. New weights travel through a folder that the servers see too: an adapter under
-a new name and path each time (the key of a server's cache, so nothing stale is found), whole weights by
+The servers run in an environment of their own (`turntree serve`), so their pins never meet ours. Prompts go out as
+token ids; ids and log-probabilities come back. New weights travel through a folder that the servers see too: an adapter
+under a new name and path each time (the key of a server's cache, so nothing stale is found), whole weights by
 `reload_weights`, after which the cache is reset.
 
 Nothing is believed: at the start and after every change each server samples a few tokens behind a fixed prompt and
@@ -51,7 +51,7 @@ _START = "start it with `turntree serve`"
 
 @dataclass(frozen=True, kw_only=True)
 class VllmConfig:
-    """The servers of the engine `vllm`, which `turntree serve` starts; a key, where one is needed, is OPENAI_API_KEY."""
+    """The servers of the engine `vllm`, which `turntree serve` starts; a key, if they need one, is OPENAI_API_KEY."""
 
     url: str
     """The address of the vLLM server (http://host:8000), or several, separated by commas; all serve the same model."""
@@ -180,7 +180,7 @@ class VllmEngine(ServerEngine):
             self.close()
             raise
         for server in servers:
-            self._run(self._watch(server))
+            self._run(_watch(weakref.ref(self), server))
 
     # weights
 
@@ -196,7 +196,8 @@ class VllmEngine(ServerEngine):
             shutil.rmtree(before.folder, ignore_errors=True)
 
     def weights_changed(self, policy_version: int) -> None:
-        """With another version the servers forget what they kept and are checked; with the same one nothing is stale."""
+        """With another version the servers forget what they kept, and are checked; with the same one nothing is
+        stale."""
         check_idle(self.in_flight)
         if policy_version != self._version:
             self._run(self._spread()).result()
@@ -463,17 +464,20 @@ class VllmEngine(ServerEngine):
                 server.up = True
                 notice(f"{server.url} is back, with the weights of version {self._version}")
 
-    async def _watch(self, server: Server) -> None:
-        """Look at the server now and then while it has requests: a machine that was cut off refuses nothing."""
-        failures = 0
-        while True:
-            await asyncio.sleep(_HEALTH)
-            if not server.up or not self._states[server].asks or await server.healthy(_HEALTH):
-                failures = 0
-                continue
-            failures += 1
-            if failures >= _SICK:
-                self._lose(server, f"{failures} health checks failed")
+
+async def _watch(engine: weakref.ref[VllmEngine], server: Server) -> None:
+    """Look at a server now and then while it has requests: a machine that was cut off refuses nothing."""
+    failures = 0
+    while True:
+        await asyncio.sleep(_HEALTH)
+        if (found := engine()) is None:
+            return
+        if not server.up or not found._states[server].asks or await server.healthy(_HEALTH):
+            failures = 0
+            continue
+        failures += 1
+        if failures >= _SICK:
+            found._lose(server, f"{failures} health checks failed")
 
 
 def _probe(prompt: tuple[int, ...], temperature: float) -> dict[str, Any]:
