@@ -22,7 +22,7 @@ from turntree.stages.policy import resolve
 
 TESTS = Path(__file__).resolve().parents[1]
 TRAIN = (
-    *("train", "online", "--max-turns", 3, "--max-tokens", 8, "--learning-rate", 1e-3, "--iterations", 3),
+    *("train", "online", "--max-turns", 2, "--max-tokens", 8, "--learning-rate", 1e-3, "--iterations", 2),
     *("--groups", 2, "--group-size", 2, "--count", 4, "--held-out-count", 1, "--engine", "vllm"),
     *("--set", "checkpoints.every=1"),
 )
@@ -60,15 +60,14 @@ def process():
     server.kill()
 
 
-def killed_after(server, metrics, rows, *, again):
-    """Kill the server once the run has logged that many rows, and start it again where wanted."""
+def killed_after(server, metrics, rows):
+    """Kill the server once the run has logged that many rows, and start it again."""
 
     def wait():
         while not metrics.exists() or metrics.read_text().count("\n") < rows:
             time.sleep(0.01)
         server.kill()
-        if again:
-            server.start()
+        server.start()
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
@@ -82,23 +81,30 @@ def rows_of(folder):
 
 
 def test_a_server_that_is_killed_in_training_costs_no_rollout(turntree, tmp_path, process):
-    """SIGKILL: with a server that comes back the run goes on, without one it stops and is resumed. Either way it is the
-    run that was not disturbed."""
+    """SIGKILL, and the server is started again without the weights that it had: the run is the one that was not
+    disturbed."""
     url = ("--set", f"device.engine.url={process.url}")
     turntree(*TRAIN, *url, "--out", tmp_path / "quiet")
-    killer = killed_after(process, tmp_path / "goes_on" / "metrics.jsonl", 2, again=True)
-    turntree(*TRAIN, *url, "--out", tmp_path / "goes_on")
+    killer = killed_after(process, tmp_path / "killed" / "metrics.jsonl", 2)
+    turntree(*TRAIN, *url, "--out", tmp_path / "killed")
     killer.join()
-    assert rows_of(tmp_path / "goes_on") == rows_of(tmp_path / "quiet")
+    assert rows_of(tmp_path / "killed") == rows_of(tmp_path / "quiet")
+    assert all(row.get("censored", {}) == {} for row in rows_of(tmp_path / "killed"))
 
-    killer = killed_after(process, tmp_path / "resumed" / "metrics.jsonl", 2, again=False)
-    impatient = (*TRAIN, *url, "--set", "device.engine.patience=0.5", "--out", tmp_path / "resumed")
-    assert "no server answered for 0.5 s" in turntree(*impatient, code=2).stderr
-    killer.join()
-    process.start()
-    turntree(*TRAIN, *url, "--out", tmp_path / "resumed")
-    assert rows_of(tmp_path / "resumed") == rows_of(tmp_path / "quiet")
-    assert all(row.get("censored", {}) == {} for row in rows_of(tmp_path / "resumed"))
+
+def test_a_run_whose_server_is_gone_stops_and_goes_on_at_another_one(turntree, tmp_path):
+    fake, metrics = FakeVllm(load_model(resolve("default"))), tmp_path / "stopped" / "metrics.jsonl"
+
+    def at(url, out):
+        return (*TRAIN, "--set", f"device.engine.url={url}", "--set", "device.engine.patience=0.5", "--out", out)
+
+    with running(fake) as url:
+        turntree(*at(url, tmp_path / "quiet"))
+        fake.hook = lambda path, body: "drop" if metrics.exists() and metrics.read_text().count("\n") > 1 else None
+        assert "no server answered for 0.5 s" in turntree(*at(url, tmp_path / "stopped"), code=2).stderr
+    with running(FakeVllm(load_model(resolve("default")))) as url:
+        turntree(*at(url, tmp_path / "stopped"))
+    assert rows_of(tmp_path / "stopped") == rows_of(tmp_path / "quiet")
 
 
 def test_a_profile_goes_on_at_another_server_where_it_stopped(turntree, household, tmp_path):
