@@ -43,7 +43,8 @@ from turntree.core.completion import Completion, GenerationRequest, Sampling
 from turntree.core.seeds import derive
 from turntree.engines.checkpoint import load_model, load_tokenizer
 from turntree.engines.hf import HFEngine
-from turntree.engines.vllm import VllmConfig, VllmEngine
+from turntree.engines.limits import VllmConfig
+from turntree.engines.vllm import VllmEngine
 
 BESIDE = 3  # repeats of the sides that are reported beside the first baseline
 Clock = Callable[[], float]

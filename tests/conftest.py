@@ -55,7 +55,8 @@ def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any,
 def real_vllm(real_server: tuple[Any, Any]) -> tuple[str, Any]:
     """The URL of the server, which is brought to its first weights again, and a copy of its model."""
     from tiny_models import tiny_tokenizer
-    from turntree.engines.vllm import VllmConfig, VllmEngine
+    from turntree.engines.limits import VllmConfig
+    from turntree.engines.vllm import VllmEngine
 
     server, model = real_server
     VllmEngine(VllmConfig(url=server.url), model, tiny_tokenizer(), {9}).close()

@@ -12,9 +12,10 @@ from fake_vllm import FakeVllm, running
 from tiny_models import tiny_model, tiny_tokenizer
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.errors import ConfigError, InputError, TurntreeError
+from turntree.engines.limits import VllmConfig
 from turntree.engines.routing import Router
 from turntree.engines.server import Server
-from turntree.engines.vllm import ServersGone, VllmConfig, VllmEngine, WrongWeights
+from turntree.engines.vllm import ServersGone, VllmEngine, WrongWeights
 from turntree.training.config import LoRAConfig
 from turntree.training.lora import add_adapter
 

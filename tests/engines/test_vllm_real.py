@@ -12,7 +12,8 @@ import torch
 
 from tiny_models import tiny_tokenizer
 from turntree.core.completion import GenerationRequest, Sampling
-from turntree.engines.vllm import VllmConfig, VllmEngine, WrongWeights
+from turntree.engines.limits import VllmConfig
+from turntree.engines.vllm import VllmEngine, WrongWeights
 from turntree.training.config import LoRAConfig
 from turntree.training.lora import add_adapter
 
