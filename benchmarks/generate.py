@@ -16,7 +16,8 @@ step, which is cheaper than `output_logits` (that holds the logits of every step
 
 With `--vllm URL --model FOLDER` the sides are `HFEngine` and the engine `vllm` over a server of that folder (`turntree
 serve --model FOLDER --requests 64`), at n siblings of one fresh prompt a call. Nothing that a server computed before
-helps it, and its processes take turns with this one, so the machine must be otherwise idle.
+helps it. `--clock cpu --server PID` counts the CPU seconds of this process and of all of the server's (its HTTP
+front end included), which a busy machine changes little; `--server` is the `pid` of `turntree serve --json -`.
 
 `speedup` is against the first baseline of the case, with the lowest and highest ratio of `--repeats` interleaved pairs
 (of seven pairs, a 98% interval of the median); `beside` are the others, with fewer repeats. `--clock cpu` counts the
@@ -26,12 +27,16 @@ seconds of this process: on a machine shared with others the wall clock times th
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
+import os
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -120,8 +125,8 @@ class Siblings:
 
     name: str
     sequences: int
-    prompt: int = 1024
-    new: int = 64
+    prompt: int
+    new: int
 
     @property
     def sampled(self) -> int:
@@ -132,7 +137,7 @@ class Siblings:
         return [GenerationRequest(prompt_ids=prompt, sampling=sampling, seed=i) for i in range(self.sequences)]
 
 
-SERVED = (Siblings("siblings_1", 1), Siblings("siblings_8", 8), Siblings("siblings_64", 64))
+SIBLINGS = (1, 8, 64)
 CASES = (
     Turns("siblings_8", sequences=8, prompt=1024, new=64),
     Turns("siblings_64", sequences=64, prompt=1024, new=64),
@@ -275,22 +280,34 @@ def measure(model: PreTrainedModel, case: Turns | Callers, repeats: int, clock: 
     }
 
 
-def against_server(model: PreTrainedModel, folder: str, url: str, repeats: int) -> list[dict[str, Any]]:
+def cpu_seconds(group: int | None) -> float:
+    """CPU seconds of this process, and of a process group on Linux."""
+    total, tick = time.process_time(), os.sysconf("SC_CLK_TCK")
+    for path in Path("/proc").glob("[0-9]*/stat") if group else ():
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group:
+                total += (int(fields[11]) + int(fields[12])) / tick
+    return total
+
+
+def against_server(model: PreTrainedModel, arguments: argparse.Namespace, clock: Clock) -> list[dict[str, Any]]:
     """Tokens a second of both engines, and the ratio of their times in interleaved pairs (above 1: vLLM is faster)."""
     vocabulary = model.config.vocab_size
     ours, rows = HFEngine(model, stop_ids=()), []
-    with VllmEngine(VllmConfig(url=url), model, load_tokenizer(folder), ()) as theirs:
-        for case in SERVED:
+    with VllmEngine(VllmConfig(url=arguments.vllm), model, load_tokenizer(arguments.model), ()) as theirs:
+        for count in SIBLINGS:
+            case = Siblings(f"siblings_{count}", count, arguments.prompt, arguments.new)
 
             def side(engine: HFEngine | VllmEngine, case: Siblings = case) -> Callable[[], object]:
                 calls = itertools.count()
                 return lambda: engine.generate(case.asked(vocabulary, next(calls)))
 
-            hf, vllm = interleaved([side(ours), side(theirs)], repeats + 1, time.perf_counter)
-            found = ratio(hf[1:], vllm[1:])  # the first pair warms up
-            speeds = {"hf": hf[1:], "vllm": vllm[1:]}
-            per_second = {name: case.sampled / statistics.median(seconds) for name, seconds in speeds.items()}
-            rows.append({"name": case.name, "tokens_per_second": per_second, "speedup": found})
+            taken = interleaved([side(ours), side(theirs)], arguments.repeats + 1, clock)
+            hf, vllm = (seconds[1:] for seconds in taken)  # the first pair warms up
+            per_second = {"hf": case.sampled / statistics.median(hf), "vllm": case.sampled / statistics.median(vllm)}
+            rows.append({"name": case.name, "tokens_per_second": per_second, "speedup": ratio(hf, vllm)})
+            print(described_server(rows[-1]), file=sys.stderr)
     return rows
 
 
@@ -319,11 +336,15 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=[case.name for case in CASES], help="only these")
     parser.add_argument("--vllm", metavar="URL", help="compare with the engine vllm over this server instead")
     parser.add_argument("--model", metavar="FOLDER", help="with --vllm: the model that it serves")
+    parser.add_argument("--server", type=int, metavar="PID", help="with --vllm and --clock cpu: its process group")
+    parser.add_argument("--prompt", type=int, default=1024, help="with --vllm: tokens of a prompt")
+    parser.add_argument("--new", type=int, default=64, help="with --vllm: tokens sampled behind it")
     arguments = arguments_of(parser, repeats=7)
     if arguments.vllm:
-        served = load_model(arguments.model)
-        rows = against_server(served, arguments.model, arguments.vllm, arguments.repeats)
-        setting = {"model": arguments.model, "threads": torch.get_num_threads(), "repeats": arguments.repeats}
+        clock = time.perf_counter if arguments.clock == "wall" else lambda: cpu_seconds(arguments.server)
+        rows = against_server(load_model(arguments.model), arguments, clock)
+        named = ("model", "prompt", "new", "clock", "repeats")
+        setting = {name: getattr(arguments, name) for name in named} | {"threads": torch.get_num_threads()}
         return finish(setting | {"cases": rows}, arguments.json, [described_server(row) for row in rows])
     clock = time.perf_counter if arguments.clock == "wall" else time.process_time
     width, vocabulary, cases = (32, 500, QUICK) if arguments.quick else (256, arguments.vocabulary, CASES)
