@@ -14,6 +14,11 @@ step, which is cheaper than `output_logits` (that holds the logits of every step
   answered. The engine serves them as they come. "plain": `generate` on left-padded batches of 16, the next when all
   are done, up to the longest limit of the batch. "waves": the engine, in the same batches.
 
+With `--vllm URL --model FOLDER` the sides are `HFEngine` and the engine `vllm` over a server of that folder (`turntree
+serve --model FOLDER --requests 64`), at n siblings of one fresh prompt a call. Nothing that a server computed before
+helps it. `--clock cpu --server PID` counts the CPU seconds of this process and of all of the server's (its HTTP
+front end included), which a busy machine changes little; `--server` is the `pid` of `turntree serve --json -`.
+
 `speedup` is against the first baseline of the case, with the lowest and highest ratio of `--repeats` interleaved pairs
 (of seven pairs, a 98% interval of the median); `beside` are the others, with fewer repeats. `--clock cpu` counts the
 seconds of this process: on a machine shared with others the wall clock times their work, too.
@@ -22,11 +27,16 @@ seconds of this process: on a machine shared with others the wall clock times th
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
+import os
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,7 +46,10 @@ from update_step import arguments_of, interleaved, random_qwen3, ratio
 from turntree.cli.common import finish
 from turntree.core.completion import Completion, GenerationRequest, Sampling
 from turntree.core.seeds import derive
+from turntree.engines.checkpoint import load_model, load_tokenizer
 from turntree.engines.hf import HFEngine
+from turntree.engines.limits import VllmConfig
+from turntree.engines.vllm import VllmEngine
 
 BESIDE = 3  # repeats of the sides that are reported beside the first baseline
 Clock = Callable[[], float]
@@ -106,6 +119,25 @@ class Callers:
         }
 
 
+@dataclass(frozen=True)
+class Siblings:
+    """`sequences` completions of `new` tokens behind one prompt, another one in every call."""
+
+    name: str
+    sequences: int
+    prompt: int
+    new: int
+
+    @property
+    def sampled(self) -> int:
+        return self.sequences * self.new
+
+    def asked(self, vocabulary: int, call: int) -> list[GenerationRequest]:
+        prompt, sampling = tokens(derive(0, self.name, call), self.prompt, vocabulary), Sampling(max_tokens=self.new)
+        return [GenerationRequest(prompt_ids=prompt, sampling=sampling, seed=i) for i in range(self.sequences)]
+
+
+SIBLINGS = (1, 8, 64)
 CASES = (
     Turns("siblings_8", sequences=8, prompt=1024, new=64),
     Turns("siblings_64", sequences=64, prompt=1024, new=64),
@@ -248,6 +280,44 @@ def measure(model: PreTrainedModel, case: Turns | Callers, repeats: int, clock: 
     }
 
 
+def cpu_seconds(group: int | None) -> float:
+    """CPU seconds of this process, and of a process group on Linux."""
+    total, tick = time.process_time(), os.sysconf("SC_CLK_TCK")
+    for path in Path("/proc").glob("[0-9]*/stat") if group else ():
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group:
+                total += (int(fields[11]) + int(fields[12])) / tick
+    return total
+
+
+def against_server(model: PreTrainedModel, arguments: argparse.Namespace, clock: Clock) -> list[dict[str, Any]]:
+    """Tokens a second of both engines, and the ratio of their times in interleaved pairs (above 1: vLLM is faster)."""
+    vocabulary = model.config.vocab_size
+    ours, rows = HFEngine(model, stop_ids=()), []
+    with VllmEngine(VllmConfig(url=arguments.vllm), model, load_tokenizer(arguments.model), ()) as theirs:
+        for count in SIBLINGS:
+            case = Siblings(f"siblings_{count}", count, arguments.prompt, arguments.new)
+
+            def side(engine: HFEngine | VllmEngine, case: Siblings = case) -> Callable[[], object]:
+                calls = itertools.count()
+                return lambda: engine.generate(case.asked(vocabulary, next(calls)))
+
+            taken = interleaved([side(ours), side(theirs)], arguments.repeats + 1, clock)
+            hf, vllm = (seconds[1:] for seconds in taken)  # the first pair warms up
+            per_second = {"hf": case.sampled / statistics.median(hf), "vllm": case.sampled / statistics.median(vllm)}
+            rows.append({"name": case.name, "tokens_per_second": per_second, "speedup": ratio(hf, vllm)})
+            print(described_server(rows[-1]), file=sys.stderr)
+    return rows
+
+
+def described_server(row: dict[str, Any]) -> str:
+    speeds = ", ".join(f"{name} {speed:.0f}" for name, speed in row["tokens_per_second"].items())
+    return f"{row['name']}: tokens a second {speeds}; vllm " + "{median:.2f} times hf [{low:.2f}, {high:.2f}]".format(
+        **row["speedup"]
+    )
+
+
 def described(row: dict[str, Any]) -> str:
     beside = "".join(
         f", {{median:.2f}} times {name} [{{low:.2f}}, {{high:.2f}}]".format(**found)
@@ -264,7 +334,18 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=32000, help="the larger, the more work all sides share")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: seconds of this process only")
     parser.add_argument("--cases", nargs="+", choices=[case.name for case in CASES], help="only these")
+    parser.add_argument("--vllm", metavar="URL", help="compare with the engine vllm over this server instead")
+    parser.add_argument("--model", metavar="FOLDER", help="with --vllm: the model that it serves")
+    parser.add_argument("--server", type=int, metavar="PID", help="with --vllm and --clock cpu: its process group")
+    parser.add_argument("--prompt", type=int, default=1024, help="with --vllm: tokens of a prompt")
+    parser.add_argument("--new", type=int, default=64, help="with --vllm: tokens sampled behind it")
     arguments = arguments_of(parser, repeats=7)
+    if arguments.vllm:
+        clock = time.perf_counter if arguments.clock == "wall" else lambda: cpu_seconds(arguments.server)
+        rows = against_server(load_model(arguments.model), arguments, clock)
+        named = ("model", "prompt", "new", "clock", "repeats")
+        setting = {name: getattr(arguments, name) for name in named} | {"threads": torch.get_num_threads()}
+        return finish(setting | {"cases": rows}, arguments.json, [described_server(row) for row in rows])
     clock = time.perf_counter if arguments.clock == "wall" else time.process_time
     width, vocabulary, cases = (32, 500, QUICK) if arguments.quick else (256, arguments.vocabulary, CASES)
     model = random_qwen3(vocabulary, width)

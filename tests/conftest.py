@@ -53,8 +53,14 @@ def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any,
 
 @pytest.fixture
 def real_vllm(real_server: tuple[Any, Any]) -> tuple[str, Any]:
-    """The URL of the server and a copy of its model."""
-    return real_server[0].url, copy.deepcopy(real_server[1])
+    """The URL of the server, which is brought to its first weights again, and a copy of its model."""
+    from tiny_models import tiny_tokenizer
+    from turntree.engines.limits import VllmConfig
+    from turntree.engines.vllm import VllmEngine
+
+    server, model = real_server
+    VllmEngine(VllmConfig(url=server.url), model, tiny_tokenizer(), {9}).close()
+    return server.url, copy.deepcopy(model)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -71,7 +71,9 @@ class FakeVllm:
     def _reload(self, folder: Path) -> tuple[int, Any]:
         if not folder.is_dir():
             return 500, {"error": {"message": f"no folder {folder}"}}
-        tensors = {name: value for file in sorted(folder.glob("*.safetensors")) for name, value in load_file(file).items()}
+        tensors = {
+            name: value for file in sorted(folder.glob("*.safetensors")) for name, value in load_file(file).items()
+        }
         if "lm_head.weight" in tensors:  # vLLM on a CPU holds a packed copy of the head, tied or not
             self._head = tensors["lm_head.weight"].clone()
         self.model.load_state_dict(tensors, strict=False)
@@ -106,7 +108,11 @@ class FakeVllm:
                 if not ids:  # what was computed behind this prompt before is taken as it is
                     logits = self._kept.setdefault(key, logits)
                 scaled = (logits / cool).log_softmax(-1)
-                token = int(scaled.exp().multinomial(1, generator=generator)) if body["temperature"] else int(scaled.argmax())
+                token = (
+                    int(scaled.exp().multinomial(1, generator=generator))
+                    if body["temperature"]
+                    else int(scaled.argmax())
+                )
                 shown = logits.log_softmax(-1) if self.raw else scaled
                 best = shown.topk(body["logprobs"])
                 ids.append(token)

@@ -20,10 +20,10 @@ from turntree.core.errors import InputError, TurntreeError
 from turntree.core.protocols import Engine, StreamingEngine
 from turntree.core.seeds import generator
 from turntree.engines.hf import HFEngine
-from turntree.engines.limits import EngineConfig
+from turntree.engines.limits import EngineConfig, VllmConfig
 from turntree.engines.requests import ContextOverflow
 from turntree.engines.scripted import ScriptedEngine
-from turntree.engines.vllm import VllmConfig, VllmEngine
+from turntree.engines.vllm import VllmEngine
 
 STOP = 9
 CONTEXT = 64

@@ -12,9 +12,10 @@ from fake_vllm import FakeVllm, running
 from tiny_models import tiny_model, tiny_tokenizer
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.errors import ConfigError, InputError, TurntreeError
+from turntree.engines.limits import VllmConfig
 from turntree.engines.routing import Router
 from turntree.engines.server import Server
-from turntree.engines.vllm import ServersGone, VllmConfig, VllmEngine, WrongWeights
+from turntree.engines.vllm import ServersGone, VllmEngine, WrongWeights
 from turntree.training.config import LoRAConfig
 from turntree.training.lora import add_adapter
 
@@ -85,7 +86,9 @@ def test_a_stale_cache_stops_the_run_and_says_why():
     with sampling(fake, model=policy) as engine:
         engine.generate([request()])
         fake.stale = True
-        with pytest.raises(WrongWeights, match=r"log-probabilities differ by .* cache or its head may be stale") as caught:
+        with pytest.raises(
+            WrongWeights, match=r"log-probabilities differ by .* cache or its head may be stale"
+        ) as caught:
             engine.update_weights(stirred(policy), 1)
     assert "resume" in str(caught.value) and "\n" not in str(caught.value)
 

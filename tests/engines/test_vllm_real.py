@@ -12,7 +12,8 @@ import torch
 
 from tiny_models import tiny_tokenizer
 from turntree.core.completion import GenerationRequest, Sampling
-from turntree.engines.vllm import VllmConfig, VllmEngine, WrongWeights
+from turntree.engines.limits import VllmConfig
+from turntree.engines.vllm import VllmEngine, WrongWeights
 from turntree.training.config import LoRAConfig
 from turntree.training.lora import add_adapter
 
@@ -129,7 +130,9 @@ def test_a_cancelled_request_ends_at_the_server(real_vllm):
 
     def running():
         text = urlopen(f"{real_vllm[0]}/metrics").read().decode()
-        return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("vllm:num_requests_running{"))
+        return sum(
+            float(line.split()[-1]) for line in text.splitlines() if line.startswith("vllm:num_requests_running{")
+        )
 
     with engine_of(real_vllm) as engine:
         endless = Sampling(max_tokens=700)

@@ -50,7 +50,7 @@ def serve(config: Any, log: Path | None, json_path: str | None) -> None:
         folder, config = Path(base_of(folder)), dataclasses.replace(config, lora_rank=max(rank, config.lora_rank))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # both signals end the server too
     with serving(config, folder, log) as server:
-        result = {"url": server.url, "options": settings(config)}
+        result = {"url": server.url, "options": settings(config), "pid": server.pid}
         finish(result, json_path, [f"serving {folder} at {server.url}; sample from it with", f"  {result['options']}"])
         sys.stdout.flush()
         server.keep(lambda text: print(f"turntree: {text}", file=sys.stderr, flush=True))

@@ -1,8 +1,8 @@
 """Sampling from vLLM servers that hold the weights of the policy, and follow them through training.
 
-The servers run in an environment of their own (`turntree serve`), so their pins never meet ours. Prompts go out as token
-ids; ids and log-probabilities come back. New weights travel through a folder that the servers see too: an adapter under
-a new name and path each time (the key of a server's cache, so nothing stale is found), whole weights by
+The servers run in an environment of their own (`turntree serve`), so their pins never meet ours. Prompts go out as
+token ids; ids and log-probabilities come back. New weights travel through a folder that the servers see too: an adapter
+under a new name and path each time (the key of a server's cache, so nothing stale is found), whole weights by
 `reload_weights`, after which the cache is reset.
 
 Nothing is believed: at the start and after every change each server samples a few tokens behind a fixed prompt and
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 import random
 import shutil
 import tempfile
@@ -28,12 +29,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turntree.core import parts
 from turntree.core.completion import Completion, GenerationRequest
-from turntree.core.errors import ConfigError, InputError, TurntreeError
-from turntree.core.protocols import StreamingEngine
+from turntree.core.errors import InputError, TurntreeError
 from turntree.engines.answers import AnswerReader, status_of, words_of
 from turntree.engines.endpoint import ServerEngine
+from turntree.engines.limits import VllmConfig
 from turntree.engines.requests import check_idle
 from turntree.engines.routing import Router
 from turntree.engines.server import Server
@@ -47,69 +47,6 @@ _LONGEST = 1024  # tokens of a served prompt that is probed
 _HEALTH = 10.0  # seconds between two looks at a server, and how long one may take
 _SICK = 3  # looks that fail in a row before a server counts as gone
 _START = "start it with `turntree serve`"
-
-
-@dataclass(frozen=True, kw_only=True)
-class VllmConfig:
-    """The servers of the engine `vllm`, which `turntree serve` starts; a key, where one is needed, is OPENAI_API_KEY."""
-
-    url: str
-    """The address of the vLLM server (http://host:8000), or several, separated by commas; all serve the same model."""
-    folder: str | None = None
-    """A folder that the servers see under the same path: new weights pass through it (default: a temporary one)."""
-    concurrency: int = 64
-    """Requests in flight at one server; others wait."""
-    timeout: float = 600.0
-    """Seconds after which a request counts as failed."""
-    patience: float = 600.0
-    """Seconds to wait for a server that went away. Then the run stops and can be resumed."""
-    tolerance: float | None = None
-    """Most by which log-probabilities of server and trainer may differ after a change of weights. Default: 0.001 for
-    float32 weights, 0.25 for others."""
-    top_logprobs: int = 5
-    """Log-probabilities asked for at each token; entropies are estimated from them."""
-    max_context: int | None = None
-    """Longest prompt plus completion, in tokens (default: the server's)."""
-
-    def __post_init__(self) -> None:
-        for url in self.urls:
-            if not url.startswith(("http://", "https://")):
-                raise ConfigError(f"{url!r} is not a URL", field="engine.url", hint="write http://host:port")
-        if len(set(self.urls)) < len(self.urls):
-            raise ConfigError("names a server twice", field="engine.url")
-        if min(self.concurrency, self.top_logprobs) < 1 or min(self.timeout, self.patience) <= 0:
-            raise ConfigError("impossible settings", field="engine", hint="concurrency >= 1, timeout and patience > 0")
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        return tuple(url.strip() for url in self.url.split(","))
-
-
-@parts.described_by(VllmConfig)
-def vllm(
-    policy: Any,
-    *,
-    url: str,
-    folder: str | None = VllmConfig.folder,
-    concurrency: int = VllmConfig.concurrency,
-    timeout: float = VllmConfig.timeout,
-    patience: float = VllmConfig.patience,
-    tolerance: float | None = VllmConfig.tolerance,
-    top_logprobs: int = VllmConfig.top_logprobs,
-    max_context: int | None = VllmConfig.max_context,
-) -> StreamingEngine:
-    """`VllmEngine` with the weights of `policy` (entry point `vllm` of `turntree.engines`)."""
-    config = VllmConfig(
-        url=url,
-        folder=folder,
-        concurrency=concurrency,
-        timeout=timeout,
-        patience=patience,
-        tolerance=tolerance,
-        top_logprobs=top_logprobs,
-        max_context=max_context,
-    )
-    return VllmEngine(config, policy.model, policy.tokenizer, policy.renderer.stop_ids)
 
 
 class ServersGone(TurntreeError):
@@ -164,23 +101,23 @@ class VllmEngine(ServerEngine):
         self._config, self._policy = config, model
         self._states = {server: _State() for server in servers}
         self._router = Router(servers)
-        self._folder = Path(config.folder or tempfile.mkdtemp(prefix="turntree-weights-"))
-        if config.folder is None:
-            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._folder = _fresh_folder(config.folder)
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._weights: _Weights | None = None
         self._gone_since: float | None = None
-        self._scaled: bool | None = None
         exact = all(p.dtype.itemsize >= 4 for p in model.parameters() if p.is_floating_point())
         self._tolerance = (1e-3 if exact else 0.25) if config.tolerance is None else config.tolerance
         try:
             self._longest = min(self._run(self._meet(server)).result() for server in servers)
             self.max_context = min(self._longest, config.max_context or self._longest)
-            self._begin()
-        except BaseException:
+            self._scaled = self._run(self._begin()).result()
+        except BaseException as error:
             self.close()
-            raise
+            if isinstance(error, TurntreeError) or not isinstance(error, Exception):
+                raise
+            raise InputError(f"cannot be sampled from ({words_of(error)})", path=config.url, hint=_START) from error
         for server in servers:
-            self._run(self._watch(server))
+            self._run(_watch(weakref.ref(self), server))
 
     # weights
 
@@ -196,38 +133,35 @@ class VllmEngine(ServerEngine):
             shutil.rmtree(before.folder, ignore_errors=True)
 
     def weights_changed(self, policy_version: int) -> None:
-        """With another version the servers forget what they kept and are checked; with the same one nothing is stale."""
+        """With another version the servers forget what they kept, and are checked; with the same one nothing is
+        stale."""
         check_idle(self.in_flight)
         if policy_version != self._version:
             self._run(self._spread()).result()
             self._version = policy_version
 
-    def _begin(self) -> None:
-        """Bring the servers to the policy's weights, where they do not have them from the start."""
-        if getattr(self._policy, "_hf_peft_config_loaded", False):
-            self._weights = self._write(self._policy)
-        else:
-            differences = [self._run(self._difference(server)).result() for server in self._servers]
-            if max(differences) <= self._tolerance:
-                return
-            self._weights = self._write(self._policy)
-        self._run(self._spread()).result()
+    async def _begin(self) -> bool:
+        """Bring the servers to the policy's weights, where they do not have them from the start. Returns whether they
+        report log-probabilities at the temperature of a request."""
+        found = [await self._compare(server) for server in self._servers]
+        adapted = getattr(self._policy, "_hf_peft_config_loaded", False)
+        if adapted or max(difference for difference, _ in found) > self._tolerance:
+            self._weights = await asyncio.to_thread(self._write, self._policy)
+            for server in self._servers:
+                await self._install(server)
+        for server in self._servers:
+            await self._check(server)
+        cool = [await self._compare(server, 0.5) for server in self._servers]
+        return max(difference for difference, _ in cool) <= 2 * self._tolerance
 
     def submit(self, request: GenerationRequest) -> int:
-        if request.sampling.temperature not in (0.0, 1.0) and not self._scales():
+        if request.sampling.temperature not in (0.0, 1.0) and not self._scaled:
             raise InputError(
                 "reports log-probabilities before the temperature is applied",
-                path=self._servers[0].url,
+                path=self._config.url,
                 hint="start it with --logprobs-mode processed_logprobs (`turntree serve` does), or sample at 1",
             )
         return super().submit(request)
-
-    def _scales(self) -> bool:
-        """Whether the servers report log-probabilities at the temperature of the request; asked for once."""
-        if self._scaled is None:
-            found = [self._run(self._difference(server, 0.5)).result() for server in self._servers if server.up]
-            self._scaled = all(difference <= 2 * self._tolerance for difference in found)
-        return self._scaled
 
     def _write(self, model: PreTrainedModel) -> _Weights:
         """The weights as a folder that vLLM reads. A tied head is written too, for servers that hold it apart."""
@@ -236,8 +170,8 @@ class VllmEngine(ServerEngine):
         from turntree.engines.checkpoint import quiet, write_weights
 
         name = f"turntree-{uuid.uuid4().hex[:12]}"
-        folder = (self._folder / name).absolute()
-        folder.mkdir(parents=True)
+        folder = self._folder / name
+        folder.mkdir()
         with quiet():
             write_weights(model, folder)
         if getattr(model, "_hf_peft_config_loaded", False):
@@ -300,7 +234,7 @@ class VllmEngine(ServerEngine):
     # checks
 
     async def _check(self, server: Server) -> None:
-        found = await self._difference(server)
+        found, self._states[server].boot = await self._compare(server)
         if not found <= self._tolerance:
             raise WrongWeights(
                 f"{server.url} samples from other weights than the policy's: log-probabilities differ by {found:.2g} "
@@ -308,27 +242,26 @@ class VllmEngine(ServerEngine):
                 "dtype; start it again with `turntree serve` and give the same command to resume"
             )
 
-    async def _difference(self, server: Server, temperature: float = 1.0) -> float:
-        """The largest difference between the log-probabilities of the server and of the policy in this process."""
-        state, worst = self._states[server], 0.0
-        room = self._longest - _PROBED
+    async def _compare(self, server: Server, temperature: float = 1.0) -> tuple[float, Any]:
+        """The largest difference between the log-probabilities of the server and of the policy in this process, and the
+        fingerprint of the process that answered."""
+        worst, boot, room = 0.0, None, self._longest - _PROBED
         draw = random.Random(0)
         fixed = tuple(draw.randrange(self._reader.vocabulary) for _ in range(min(_PROBE, room)))
-        for prompt in (fixed, state.recent):
+        for prompt in (fixed, self._states[server].recent):
             if prompt is None:
                 continue
             prompt = prompt[: min(room, _LONGEST)]
-            fields = _probe(prompt, temperature)
-            answer = await server.ask(fields, timeout=min(60.0, self._config.timeout))
-            state.boot = answer.get("system_fingerprint")
+            answer = await server.ask(_probe(prompt, temperature), timeout=min(60.0, self._config.timeout))
+            boot = answer.get("system_fingerprint")
             ids, statistics = self._reader.tokens(answer["choices"][0])
             if not self.exact or len(ids) != _PROBED:
                 hint = "use vLLM"
                 raise InputError("the server reports no token ids with log-probabilities", path=server.url, hint=hint)
             scored = await asyncio.to_thread(_scored, self._policy, prompt, ids, temperature)
-            for (theirs, _), ours in zip(statistics, scored, strict=True):
-                worst = max(worst, abs(theirs - ours)) if abs(theirs - ours) >= 0 else float("inf")  # NaN is no match
-        return worst
+            off = [abs(theirs - ours) for (theirs, _), ours in zip(statistics, scored, strict=True)]
+            worst = max(worst, *(each if each >= 0 else math.inf for each in off))  # NaN is no match
+        return worst, boot
 
     async def _meet(self, server: Server) -> int:
         """Learn the name of a server's model; returns its longest context."""
@@ -460,20 +393,23 @@ class VllmEngine(ServerEngine):
                 state.why = words_of(error)
                 continue
             if weights is self._weights:
-                server.up = True
+                server.up, self._gone_since = True, None
                 notice(f"{server.url} is back, with the weights of version {self._version}")
 
-    async def _watch(self, server: Server) -> None:
-        """Look at the server now and then while it has requests: a machine that was cut off refuses nothing."""
-        failures = 0
-        while True:
-            await asyncio.sleep(_HEALTH)
-            if not server.up or not self._states[server].asks or await server.healthy(_HEALTH):
-                failures = 0
-                continue
-            failures += 1
-            if failures >= _SICK:
-                self._lose(server, f"{failures} health checks failed")
+
+async def _watch(engine: weakref.ref[VllmEngine], server: Server) -> None:
+    """Look at a server now and then while it has requests: a machine that was cut off refuses nothing."""
+    failures = 0
+    while True:
+        await asyncio.sleep(_HEALTH)
+        if (found := engine()) is None:
+            return
+        if not server.up or not found._states[server].asks or await server.healthy(_HEALTH):
+            failures = 0
+            continue
+        failures += 1
+        if failures >= _SICK:
+            found._lose(server, f"{failures} health checks failed")
 
 
 def _probe(prompt: tuple[int, ...], temperature: float) -> dict[str, Any]:
@@ -498,13 +434,18 @@ def _scored(model: PreTrainedModel, prompt: Sequence[int], ids: Sequence[int], t
     """The log-probabilities of `ids` behind `prompt`, in nats."""
     import torch
 
-    was_training = model.training
-    model.eval()
+    with torch.inference_mode():
+        row = torch.tensor([[*prompt, *ids]], device=model.device)
+        logits = model(input_ids=row, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+        logprobs = (logits / temperature).log_softmax(-1)
+        return logprobs.gather(1, row[0, len(prompt) :, None])[:, 0].tolist()
+
+
+def _fresh_folder(above: str | None) -> Path:
+    """A folder for weights on their way, which any server may read."""
     try:
-        with torch.inference_mode():
-            row = torch.tensor([[*prompt, *ids]], device=model.device)
-            logits = model(input_ids=row, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
-            logprobs = (logits / temperature).log_softmax(-1)
-            return logprobs.gather(1, row[0, len(prompt) :, None])[:, 0].tolist()
-    finally:
-        model.train(was_training)
+        folder = Path(tempfile.mkdtemp(prefix="turntree-weights-", dir=above)).absolute()
+    except OSError as error:
+        raise InputError(error.strerror or str(error), path=above, field="device.engine.folder") from error
+    folder.chmod(0o755)
+    return folder

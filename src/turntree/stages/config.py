@@ -46,7 +46,7 @@ class Device:
     lora: LoRAConfig | None = None
     """Train a fresh adapter instead of the weights."""
     engine: Part = HF
-    """The sampling engine: hf (in this process), or your own module:object."""
+    """The sampling engine: hf (in this process), vllm (servers), or your own module:object."""
     renderer: Part = AUTO
     """Messages to tokens and back: auto (chosen from the model folder), template, family:NAME, or your own
     module:object."""
