@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -13,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from killed_runs import artifacts
-from safetensors.torch import load_file
 
 from turntree.core.config import Part
 from turntree.core.errors import TurntreeError
@@ -61,7 +58,7 @@ def followers() -> list[int]:
 
 
 def test_a_killed_rank_ends_the_run_and_the_command_resumes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bit for bit on as many ranks, whoever started them, and to rounding in one process."""
+    """Bit for bit, whoever started the ranks: this process, or a launcher."""
     traces = tmp_path / "traces.jsonl"
     demonstrate(Part("household", {"games": {"count": 4, "split": "test"}}), traces)
     launched(traces, tmp_path / "whole", 2)
@@ -87,13 +84,8 @@ def test_a_killed_rank_ends_the_run_and_the_command_resumes_it(tmp_path: Path, m
             run_sft(config, tmp_path / "killed")
         assert time.monotonic() - started < 200, "it did not wait for a timeout of torch"
     assert not followers()
-    shutil.copytree(tmp_path / "killed", tmp_path / "alone")
     run_sft(config, tmp_path / "killed")
     whole = artifacts(tmp_path / "whole")
     found = artifacts(tmp_path / "killed")
     for name in ("metrics.jsonl", "model/model.safetensors"):
         assert found[name] == whole[name], name
-    run_sft(SFTStageConfig(**{**vars(config), "cluster": ClusterConfig()}), tmp_path / "alone")
-    near, wanted = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("alone", "whole"))
-    for name, value in wanted.items():
-        torch.testing.assert_close(near[name], value, rtol=1e-3, atol=1e-5)
