@@ -1,6 +1,7 @@
 """One update on the actions sampled at one state: packed against one row per rollout, side by side.
 
     python benchmarks/update_step.py [--shape long|short|branched] [--repeats 5] [--json PATH]
+    python benchmarks/update_step.py --grid [--json PATH]
 
 All sides take the whole step on the same tokens, advantages and old log-probabilities, without a KL term and without
 checkpointing: loss, gradient, clipping, AdamW. `flat` is this library's own `flat_batches`: one row per rollout with
@@ -8,17 +9,22 @@ plain causal attention, the head at trained positions only, the same fused score
 one-state shapes) is `GRPOTrainer.compute_loss` on prepared inputs and the trainer's own optimizer. Both run at the
 fastest of several batch sizes; packing is inside the clock of `packed` and `flat`, preparing TRL's inputs outside.
 
+`--grid` goes over the length of the prompt, the number of rollouts and the number of turns, one at a time, on a smaller
+model. There flat is the time of one of its rows times their number, because rows are equally long.
+
 With one thread the clock is the CPU time of the process, which other work on the machine disturbs less.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.util
 import json
 import math
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -69,6 +75,13 @@ class Shape:
         """Tokens of one rollout."""
         return self.state + len(self.forks) * self.action + (len(self.forks) - 1) * self.observation
 
+
+# Prompts, rollouts and turns (32 sampled tokens each, 64 read between two), around 8 rollouts of one turn on 2,048.
+GRID = [
+    *(Shape(state, (8,), 32, vocabularies=(1000,), width=64) for state in (512, 2048, 8192, 32768)),
+    *(Shape(2048, (group,), 32, vocabularies=(1000,), width=64) for group in (4, 16, 64)),
+    *(Shape(2048, (8, *[1] * (turns - 1)), 32, 64, vocabularies=(1000,), width=64) for turns in (5, 10, 30)),
+]
 
 SHAPES = {
     "long": Shape(1024, (16,), 32),
@@ -219,6 +232,33 @@ def measure(shape: Shape, vocabulary: int, repeats: int) -> dict[str, Any]:
     }
 
 
+def measure_point(shape: Shape, repeats: int) -> dict[str, Any]:
+    """One point of the grid: seconds of a step packed and flat, and the share of rho that is reached."""
+    model = random_qwen3(shape.vocabularies[0], shape.width)
+    set_tree_attention(model)
+    tree, credit = sampled_tree(shape, shape.vocabularies[0])
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    update = partial(update_step, model, None, build_optimizer(model, OptimizerConfig()), config=LOSS)
+    rows = flat_batches([tree], [credit], max_tokens=shape.path)
+    kept = dataclasses.replace(rows[0].stats, rollout_tokens=float(rows[0].multiplicity_A[rows[0].action_T].sum()))
+    row = dataclasses.replace(rows[0], stats=kept)  # a window of this row alone
+    packed = pack([tree], [credit], max_tokens=shape.rollouts * shape.path)
+    ours, one = interleaved([lambda: update(packed), lambda: update([row])], repeats + 1, clock)
+    rho = packed[0].stats.rho
+    speedup = ratio([len(rows) * seconds for seconds in one[1:]], ours[1:])  # the first is warm-up
+    sizes = {"prompt": shape.state, "rollouts": shape.rollouts, "turns": len(shape.forks)}
+    share = {name: value / rho for name, value in speedup.items()}
+    seconds = {"packed": statistics.median(ours[1:]), "flat": len(rows) * statistics.median(one[1:])}
+    return {**sizes, "rho": rho, "speedup_flat": speedup, "share_of_rho": share, "seconds": seconds}
+
+
+def point_line(point: dict[str, Any]) -> str:
+    return (
+        "{prompt} + {rollouts} x {turns} turns: {speedup_flat[median]:.1f} times flat, {share_of_rho[median]:.0%} of "
+        "rho {rho:.1f}; {seconds[packed]:.2f} s, flat {seconds[flat]:.2f} s"
+    ).format(**point)
+
+
 def gradient_errors(
     model: transformers.PreTrainedModel, trl: TRLStep | None, shape: Shape, vocabulary: int
 ) -> tuple[list[float], list[float]]:
@@ -251,7 +291,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="One update, packed against one row per rollout.")
     shapes = [name for name in SHAPES if "quick" not in name]
     parser.add_argument("--shape", choices=shapes, default="long", help="16 x 32 on 1024; 16 x 8 on 256; a tree")
+    parser.add_argument("--grid", action="store_true", help="over prompts, rollouts and turns")
+    parser.add_argument("--most", type=int, default=8192, help="longest prompt of the grid (default %(default)s)")
     arguments = arguments_of(parser, repeats=5)
+    if arguments.grid:
+        points: list[dict[str, Any]] = []
+        for shape in [each for each in GRID if each.state <= arguments.most]:
+            points.append(measure_point(shape, arguments.repeats))
+            print(point_line(points[-1]), file=sys.stderr, flush=True)
+        finish({"threads": torch.get_num_threads(), "repeats": arguments.repeats, "grid": points}, arguments.json, [])
+        return
     quick = "quick branched" if arguments.shape == "branched" else "quick"
     shape = SHAPES[quick if arguments.quick else arguments.shape]
     cases = [measure(shape, vocabulary, arguments.repeats) for vocabulary in shape.vocabularies]

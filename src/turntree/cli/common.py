@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -77,7 +78,10 @@ def censored(what: str, reasons: dict[str, int], played: int) -> list[str]:
 
 
 def finish(result: dict[str, Any], json_path: str | None, lines: list[str]) -> None:
-    """Print `lines` (to standard error when JSON goes to standard output) and write the JSON."""
+    """Print `lines` (to standard error when JSON goes to standard output) and write the JSON. Of the ranks that a
+    launcher started, the first one does."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and os.environ.get("RANK", "0") != "0":
+        return
     for line in lines:
         print(line, file=sys.stderr if json_path == "-" else sys.stdout)
     if json_path == "-":

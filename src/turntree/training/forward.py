@@ -157,4 +157,5 @@ def _full_scores(
     log_softmax_SV = torch.log_softmax(logits_UV.to(wide) / temperature, dim=-1)[row_S]
     with torch.no_grad():
         entropies_S = -(log_softmax_SV.exp() * log_softmax_SV).sum(-1)
-    return log_softmax_SV.gather(1, target_S[:, None]).squeeze(1), entropies_S, log_softmax_SV
+    rows_S = torch.arange(len(target_S), device=target_S.device)
+    return log_softmax_SV[rows_S, target_S], entropies_S, log_softmax_SV

@@ -117,7 +117,7 @@ class _Followers:
             self._ended.set()
             for process in self._processes:
                 process.kill()
-                process.wait()
+                process.communicate()  # which also closes the pipe
 
     def wait(self) -> None:
         """Until all are there. In Python, because joining a group cannot be interrupted."""

@@ -119,9 +119,20 @@ def open_trainers(
 def follow(group: Alone) -> Any:
     """Do what rank 0 deals until it ends the run (`end`); returns what it gave then. Raises `TurntreeError` where
     rank 0 is gone."""
-    setup = _order(group)
-    if not isinstance(setup, _Setup):
-        return setup
+    trainer: Trainer | None = None
+    while True:
+        order = _order(group)
+        if isinstance(order, _Setup):
+            trainer = _followed(order, group)
+        elif isinstance(order, tuple):
+            function, job = order
+            function(trainer, job)
+        else:
+            return order
+
+
+def _followed(setup: _Setup, group: Alone) -> Trainer:
+    """This rank's part of the trainers that rank 0 opens."""
     if setup.load is None:
         raise TurntreeError("rank 0 does not say how to load the policy (sharded.Ranks.load)")
     torch.set_num_threads(setup.threads)
@@ -130,12 +141,7 @@ def follow(group: Alone) -> Any:
     trained = group.sharded(model, keep=False)
     if isinstance(reference, PreTrainedModel):
         reference = group.sharded(reference, keep=False)
-    optimizer = Optimizer(trained.parameters(), setup.optimizer, setup.total_steps)
-    trainer = Trainer(trained, reference, optimizer, group)
-    while isinstance(order := _order(group), tuple):
-        function, job = order
-        function(trainer, job)
-    return order
+    return Trainer(trained, reference, Optimizer(trained.parameters(), setup.optimizer, setup.total_steps), group)
 
 
 def _order(group: Alone) -> Any:

@@ -1,0 +1,91 @@
+"""A stage on several ranks, as a user starts it: by itself or by a launcher, with a rank that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from killed_runs import artifacts
+
+from turntree.core.config import Part
+from turntree.core.errors import TurntreeError
+from turntree.observe.run import RunDirectory
+from turntree.stages.cluster import ClusterConfig
+from turntree.stages.demonstrate import demonstrate
+from turntree.stages.sft import SFTStageConfig, run_sft
+from turntree.training.config import CheckpointConfig, OptimizerConfig, SFTConfig
+
+SETTINGS = ["sft.batch=2", "sft.optimizer.learning_rate=0.001", "checkpoints.every=1"]
+
+
+def launched(traces: Path, out: Path, ranks: int) -> None:
+    """The command on every rank, as torchrun starts it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "turntree.cli.main", "sft", "--traces", str(traces), "--out", str(out)]
+    command += [word for setting in SETTINGS for word in ("--set", setting)]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    place |= {"PYTHONPATH": os.pathsep.join(sys.path)}
+    processes = [
+        subprocess.Popen(command, env={**os.environ, **place, "RANK": str(rank)}, stdout=subprocess.PIPE)
+        for rank in range(ranks)
+    ]
+    said = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * ranks
+    assert said[0] and not any(said[1:]), "rank 0 speaks for all"
+
+
+def followers() -> list[int]:
+    """The ranks that this process started."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(status.read_text().rpartition(")")[2].split()[1])
+            command = (status.parent / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if parent == os.getpid() and b"turntree.training.launch" in command:
+            found.append(int(status.parent.name))
+    return found
+
+
+def test_a_killed_rank_ends_the_run_and_the_command_resumes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit, whoever started the ranks: this process, or a launcher."""
+    traces = tmp_path / "traces.jsonl"
+    demonstrate(Part("household", {"games": {"count": 4, "split": "test"}}), traces)
+    launched(traces, tmp_path / "whole", 2)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    config = SFTStageConfig(
+        traces=str(traces),
+        sft=SFTConfig(batch=2, optimizer=OptimizerConfig(learning_rate=1e-3)),
+        checkpoints=CheckpointConfig(every=1),
+        cluster=ClusterConfig(trainers=2),
+    )
+    log = RunDirectory.log
+
+    def deadly(run: RunDirectory, row: dict[str, Any]) -> None:
+        log(run, row)
+        if row["step"] == 3:
+            for rank in followers():
+                os.kill(rank, signal.SIGKILL)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "log", deadly)
+        started = time.monotonic()
+        with pytest.raises(TurntreeError, match=r"rank 1 \(process \d+\) was killed by SIGKILL; run the same command"):
+            run_sft(config, tmp_path / "killed")
+        assert time.monotonic() - started < 200, "it did not wait for a timeout of torch"
+    assert not followers()
+    run_sft(config, tmp_path / "killed")
+    whole = artifacts(tmp_path / "whole")
+    found = artifacts(tmp_path / "killed")
+    for name in ("metrics.jsonl", "model/model.safetensors"):
+        assert found[name] == whole[name], name
