@@ -172,9 +172,8 @@ def _spread(
         except UnitLost as error:
             grown += [unlabelled(lost(task_id, str(error))) for _, task_id in part]
         finished(samples * len(part))
-    faults = [tree.stop_reason(0) is StopReason.RENDERER_ERROR and rewards.verdicts[0] for tree, rewards in grown]
-    if all(faults):
-        raise InputError(faults[0].reason, hint="see turntree check model")
+    if all(tree.stop_reason(0) is StopReason.RENDERER_ERROR for tree, _ in grown):  # `grow` sees its part only
+        raise InputError(grown[0][1].verdicts[0].reason, hint="see turntree check model")
     return grown
 
 
