@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart test vllm test-vllm test-alfworld test-environments test-renderers mutants lint docs bench clean
+.PHONY: help install quickstart test vllm test-vllm test-alfworld test-environments test-renderers test-network mutants lint docs bench clean
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
@@ -58,6 +58,9 @@ test-vllm: install vllm  ## The engine vllm against a real server (installs it: 
 test-renderers: install  ## Renderers on real tokenizers and chat templates (fetches them into .cache, writes the table)
 	$(BIN)/python tests/fetch_tokenizers.py .cache/tokenizers
 	TURNTREE_TOKENIZERS=$(abspath .cache/tokenizers) $(BIN)/python -m pytest tests/renderers/test_real_tokenizers.py
+
+test-network: install  ## A Ray node that the network loses and finds again (needs root and iproute2)
+	TURNTREE_NETWORK_DRILL=1 $(BIN)/python -m pytest tests/cluster/test_network.py -s
 
 # forks one process a mutant and runs the tests that reach it; `mutmut show NAME` says what a survivor changed
 mutants: install  ## What could be changed in small files unnoticed (installs mutmut; an hour)

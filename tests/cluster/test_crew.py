@@ -42,7 +42,7 @@ def test_a_unit_that_kills_every_worker_is_lost_with_its_reason_and_costs_no_oth
     with crew(attempts=2) as workers:
         poison = workers.submit({"number": 0, "do": "die"})
         others = [workers.submit(unit) for unit in numbers(6)]
-        with pytest.raises(UnitLost, match="2 workers were lost over it"):
+        with pytest.raises(UnitLost, match="2 workers were lost over one unit of work"):
             poison.result(timeout=60)
         assert [each.result(timeout=60) for each in others] == list(range(6))
         assert workers.lost == 2

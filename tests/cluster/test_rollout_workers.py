@@ -41,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("two_nodes")
 CACHES = {"prefilled_tokens", "reused_tokens"}
 TWO = ClusterConfig(workers=2, cpus=0.5)
 COMMAND = Sampling(max_tokens=24)
-FAST = OptimizerConfig(learning_rate=1e-3)
+FAST = OptimizerConfig(learning_rate=1e-4)  # AdamW turns rounding of a small gradient into a share of this
 ONLINE = TrainOnlineConfig(
     environment=Part("chatter:tasks"),
     model="household",
@@ -89,7 +89,8 @@ def differences(one: Any, other: Any, place: str = "") -> Iterator[str]:
         for number, pair in enumerate(zip(one, other, strict=True)):
             yield from differences(*pair, f"{place}[{number}]")
     elif isinstance(one, float) and isinstance(other, float):
-        if abs(one - other) > 1e-5 * max(1.0, abs(one)):
+        sampled = place.startswith(".trees.jsonl")  # of single tokens, by kernels over batches of another shape
+        if abs(one - other) > (1e-4 if sampled else 1e-5) * max(1.0, abs(one)):
             yield f"{place}: {one} {other}"
     elif one != other:
         yield f"{place}: {str(one)[:60]} {str(other)[:60]}"

@@ -31,6 +31,7 @@ from turntree.observe.run import notice
 
 _PULSE_SECONDS = 2.0  # between two signs of life of a worker
 _LOOK_SECONDS = 0.5  # the longest that the thread waits for news before it looks at the clock
+_GAP_SECONDS = 10.0  # between two such looks, above which the silence of others proves nothing
 _FETCH_SECONDS = 60.0  # for a result that is ready to come here
 
 Unit = dict[str, Any]
@@ -86,7 +87,7 @@ class Crew:
         self._ray = _ray()
         self._ours = _connect(self._ray, self.config)
         self._kind = self._ray.remote(concurrency_groups={"pulse": 1})(Worker)
-        self._idle_since = time.monotonic()  # since when no worker has started
+        self._idle_since = self._looked = time.monotonic()  # since when no worker has started
         self._thread = threading.Thread(target=self._serve, name="turntree crew", daemon=True)
         self._hire()
         self._thread.start()
@@ -153,7 +154,8 @@ class Crew:
         if not refs:
             time.sleep(_LOOK_SECONDS)
             return set()
-        return set(self._ray.wait(refs, num_returns=1, timeout=_LOOK_SECONDS)[0])
+        self._ray.wait(refs, num_returns=1, timeout=_LOOK_SECONDS)
+        return set(self._ray.wait(refs, num_returns=len(refs), timeout=0)[0])
 
     def _take(self, member: _Member, ready: set[Any]) -> None:
         """Process what a worker said, or that it cannot speak any more."""
@@ -163,10 +165,11 @@ class Crew:
                 ref = getattr(member, name)
                 if ref is not None and ref in ready:
                     said[name] = self._ray.get(ref, timeout=_FETCH_SECONDS)
-        except self._ray.exceptions.RayTaskError as error:  # a result that could not be sent
-            self._end(member, {"error": {"type": "TurntreeError", "problem": f"a worker failed: {error}"}})
         except self._ray.exceptions.RayError as error:
-            return self._lose(member, _first_line(error))
+            unsent = isinstance(error, self._ray.exceptions.RayTaskError) and member.starting is None
+            if not unsent:
+                return self._lose(member, _first_line(error))
+            said["playing"] = {"error": {"type": "TurntreeError", "problem": f"a worker failed: {_first_line(error)}"}}
         if said:
             member.heard = time.monotonic()
         if "starting" in said:
@@ -215,7 +218,9 @@ class Crew:
             job.urgent = True  # it is the oldest
             self._queue.appendleft(job)
             return
-        job.future.set_exception(UnitLost(f"{len(job.deaths)} workers were lost over it; the last: {why}"))
+        job.future.set_exception(
+            UnitLost(f"{len(job.deaths)} workers were lost over one unit of work; the last: {why}")
+        )
 
     def _dismiss(self, member: _Member) -> None:
         """Kill a worker. Ray asks it to end, which one that is stopped cannot hear, and its CPUs stay taken."""
@@ -229,6 +234,10 @@ class Crew:
 
     def _look_at_the_clock(self) -> None:
         now, config = time.monotonic(), self.config
+        if now - self._looked > _GAP_SECONDS:  # this process was stopped or busy: it may not have heard
+            for member in self._members:
+                member.heard = now
+        self._looked = now
         for member in [*self._members]:
             if member.starting is None and now - member.heard > config.silent_seconds:
                 self._lose(member, f"silent for {config.silent_seconds:g} s")

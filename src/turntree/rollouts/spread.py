@@ -144,7 +144,7 @@ class Spread:
     tasks: Sequence[Environment]
     weights: Weights
     brancher: Brancher | None = None
-    rendered: bool = False
+    rendered: bool = False  # the first unit of a run finds out whether the model and the tasks fit
     usage: Usage = field(default_factory=Usage)
 
     def __post_init__(self) -> None:
@@ -167,19 +167,22 @@ class Spread:
             "rollouts": to_mapping(self.config),
             "seed": seed,
             "iteration": iteration,
-            "rendered": self.rendered,
             "brancher": None if self.brancher is None else self.brancher.state(),
             **self.weights(),
         }
         batches = [named[start : start + self._size] for start in range(0, len(named), self._size)]
-        return [Begun(batch, self.crew.submit({**shared, "tasks": batch}, urgent=urgent)) for batch in batches]
+        found: list[Begun] = []
+        for batch in batches:
+            unit = {**shared, "tasks": batch, "rendered": self.rendered}
+            found.append(Begun(batch, self.crew.submit(unit, urgent=urgent)))
+            self.rendered = True
+        return found
 
     def groups(self, begun: Sequence[Begun]) -> Iterator[GrownGroup]:
         """The groups in order, each as soon as it is there."""
         index = 0
         for batch in begun:
             result = batch.result()
-            self.rendered = True
             self._asked += result["asked"]
             for name, value in result["usage"].items():
                 setattr(self.usage, name, getattr(self.usage, name) + value)

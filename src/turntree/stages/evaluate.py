@@ -30,7 +30,7 @@ from turntree.rollouts.spread import labelled, lost, numbered, unlabelled
 from turntree.stages import skills
 from turntree.stages.config import EvaluateConfig
 from turntree.stages.policy import Policy, load_policy, policy_name
-from turntree.stages.workers import open_crew
+from turntree.stages.workers import open_crew, require_policy
 
 _TASKS = 8  # that a worker plays in one batch
 SCHEMA = "turntree.evaluation/1"
@@ -44,7 +44,7 @@ def evaluate(config: EvaluateConfig, out: Path | None = None) -> dict[str, Any]:
     config = parts.resolved(config)
     policy = load_policy(policy_name(config.model, config.environment), config.device)
     kept: list[KeptTree] = []
-    with open_crew(__name__, config, config.cluster, config.device) as crew:
+    with open_crew(__name__, config, policy.identity) as crew:
         result = evaluate_policy(policy, config, kept, crew)
     if out is not None:
         write_json(out, result)
@@ -138,6 +138,7 @@ def worker(settings: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Any]
     """What a worker of this stage holds (`stages.workers`)."""
     config = from_mapping(EvaluateConfig, settings["config"])
     policy = load_policy(policy_name(config.model, config.environment), config.device)
+    require_policy(settings, policy.identity)
     splits = {config.split: config.count}
     with open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source) as opened:
 
@@ -173,9 +174,8 @@ def _spread(
         except UnitLost as error:
             grown += [unlabelled(lost(task_id, str(error))) for _, task_id in part]
         finished(samples * len(part))
-    faults = [tree.stop_reason(0) is StopReason.RENDERER_ERROR and rewards.verdicts[0] for tree, rewards in grown]
-    if all(faults):
-        raise InputError(faults[0].reason, hint="see turntree check model")
+    if all(tree.stop_reason(0) is StopReason.RENDERER_ERROR for tree, _ in grown):  # `grow` sees its part only
+        raise InputError(grown[0][1].verdicts[0].reason, hint="see turntree check model")
     return grown
 
 

@@ -37,7 +37,7 @@ from turntree.stages.cluster import ClusterConfig
 from turntree.stages.config import ProfileStageConfig
 from turntree.stages.policy import Speaker, open_speaker
 from turntree.stages.verifier import open_verifier
-from turntree.stages.workers import open_crew
+from turntree.stages.workers import open_crew, require_policy
 from turntree.verifiers.strict import StrictMatch
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
     """
     config = parts.resolved(config)
     surveyed = survey(config.traces, config.split, config.limit)
-    with open_profiler(config) as profiler, open_crew(__name__, config, config.cluster, config.device) as crew:
+    with open_profiler(config) as profiler, open_crew(__name__, config, profiler.policy.identity) as crew:
         made_from = {**profiler.identity, "traces_hash": surveyed.traces_hash}
         prior = Prior(config.profile.rollouts)
 
@@ -114,6 +114,7 @@ def worker(settings: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Wave
     """What a worker of this stage holds (`stages.workers`)."""
     config = from_mapping(ProfileStageConfig, settings["config"])
     with open_profiler(config) as profiler:
+        require_policy(settings, profiler.policy.identity)
         prior = Prior(config.profile.rollouts)
 
         def play(unit: dict[str, Any]) -> Wave:

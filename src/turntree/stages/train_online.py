@@ -32,7 +32,7 @@ from turntree.stages.cluster import on_ranks
 from turntree.stages.config import TrainOnlineConfig
 from turntree.stages.evaluate import EvaluateConfig, play
 from turntree.stages.policy import Policy, load_policy, load_trained, policy_name
-from turntree.stages.workers import Follower, Published, open_crew
+from turntree.stages.workers import Follower, Published, open_crew, require_policy
 from turntree.training.checkpoints import extent, resume
 from turntree.training.drift import too_still
 from turntree.training.head import vocabulary_size
@@ -77,7 +77,7 @@ def run_train_online(
         run = stack.enter_context(
             open_run(out, "train online", to_mapping(config), inputs, overwrite=overwrite, logs=logs, extent=length)
         )
-        crew = stack.enter_context(open_crew(__name__, config, config.cluster, config.device))
+        crew = stack.enter_context(open_crew(__name__, config, policy.identity))
         trained = _train(run, policy, opened, config, summed, filters, group, crew)
         rows = run.metrics()
     return {
@@ -160,6 +160,7 @@ def worker(settings: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Any]
     """What a rollout worker of this stage holds (`stages.workers`)."""
     config = from_mapping(TrainOnlineConfig, settings["config"])
     policy = load_policy(policy_name(config.model, config.environment), config.device)
+    require_policy(settings, policy.identity)
     splits = {TRAIN: config.count, config.held_out_split: config.held_out_count}
     brancher, follower = config.build_brancher(vocabulary_size(policy.model)), Follower(policy)
     summed, gate = rewards.build_rewards(config.rewards), config.build_gate()

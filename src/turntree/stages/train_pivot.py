@@ -38,7 +38,7 @@ from turntree.stages.own_path import open_own_path
 from turntree.stages.policy import Policy, load_policy, load_trained
 from turntree.stages.train_online import HELD_OUT, keep_held_out
 from turntree.stages.verifier import chosen_verifier, open_verifier
-from turntree.stages.workers import Follower, Published, open_crew
+from turntree.stages.workers import Follower, Published, open_crew, require_policy
 from turntree.training.checkpoints import extent, resume
 from turntree.training.curriculum import PivotRecord
 from turntree.training.drift import too_still
@@ -93,8 +93,7 @@ def run_train_pivot(
         )
         check = _checks(config, policy, verifier, traces, tasks, run)
         own = stack.enter_context(open_own_path(config, policy, verifier, run.path / "own"))
-        judged_by = to_value(source)
-        crew = stack.enter_context(open_crew(__name__, config, config.cluster, config.device, verifier=judged_by))
+        crew = stack.enter_context(open_crew(__name__, config, policy.identity, verifier=to_value(source)))
         draw = None if crew is None else partial(_drawn, crew, Published(crew, policy))
         trained = _train(run, policy, pivots, verifier, check, own, config, group, draw)
         rows = run.metrics()
@@ -172,6 +171,7 @@ def worker(settings: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Any]
     """What a rollout worker of this stage holds (`stages.workers`)."""
     config = from_mapping(TrainPivotConfig, settings["config"])
     policy = load_policy(config.model, config.device)
+    require_policy(settings, policy.identity)
     follower = Follower(policy)
     with open_verifier(Part.from_value(settings["verifier"], "verifier"), config.environment) as verifier:
 

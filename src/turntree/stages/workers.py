@@ -7,7 +7,8 @@ travel as in `config.json`, so a worker loads parts by their names.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,24 +18,32 @@ from safetensors.torch import load, save
 from turntree.cluster.crew import Crew
 from turntree.cluster.worker import fetched
 from turntree.core.config import to_mapping
+from turntree.core.errors import InputError
 from turntree.stages.cluster import ClusterConfig
-from turntree.stages.config import Device
 from turntree.stages.policy import Policy
 from turntree.training.sharded import parameters_of
 
 
 @contextlib.contextmanager
-def open_crew(
-    stage: str, config: Any, cluster: ClusterConfig, device: Device, **settings: Any
-) -> Iterator[Crew | None]:
-    """The workers of the stage in module `stage`; None where rollouts run in this process. `settings` are what they
-    need beside its configuration."""
+def open_crew(stage: str, config: Any, identity: Mapping[str, str], **settings: Any) -> Iterator[Crew | None]:
+    """The workers of the stage in module `stage`; None where rollouts run in this process. They must load the policy
+    of this `identity`. `settings` are what they need beside the stage's configuration."""
+    cluster: ClusterConfig = config.cluster
     if not cluster.workers:
         yield None
         return
-    gpus = 1.0 if device.name.startswith("cuda") else 0.0
-    with Crew(f"{stage}:worker", {"config": to_mapping(config), **settings}, cluster, gpus=gpus) as crew:
+    gpus = 1.0 if config.device.name.startswith("cuda") else 0.0
+    told = {"config": to_mapping(config), "policy": dict(identity), **settings}
+    with Crew(f"{stage}:worker", told, cluster, gpus=gpus) as crew:
         yield crew
+
+
+def require_policy(settings: Mapping[str, Any], identity: Mapping[str, str]) -> None:
+    """Raise `InputError` unless a worker has loaded the policy of the command."""
+    if differing := [name for name, value in settings["policy"].items() if identity.get(name) != value]:
+        where = f"a worker on {socket.gethostname()}"
+        problem = f"{where} has loaded another policy than the command (its {', '.join(differing)})"
+        raise InputError(problem, field="model", hint="all machines must see the same files")
 
 
 # weights
