@@ -130,6 +130,8 @@ def scripted(prompt: tuple[int, ...], seed: int) -> tuple[int, ...]:
     text = tokenizer().decode(prompt)
     answered = text.rsplit("<|", 3)[1].startswith("tool|>")
     if '"bash"' in text:
+        if "No tool calls found" not in text:
+            return renderer().completion(Message("assistant", "I would look around."))
         command = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT" if answered else "echo hello"
         return renderer().completion(calling("bash", command=command))
     if answered:
