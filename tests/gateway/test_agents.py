@@ -128,8 +128,10 @@ def test_log_probabilities_of_an_agents_calls_are_the_trainers() -> None:
 def scripted(prompt: tuple[int, ...], seed: int) -> tuple[int, ...]:
     """Calls the tool that the prompt shows, and answers once that has."""
     text = tokenizer().decode(prompt)
-    answered = text.rsplit("<|", 2)[1].startswith("tool|>")
+    answered = text.rsplit("<|", 3)[1].startswith("tool|>")
     if '"bash"' in text:
+        if "No tool calls found" not in text:
+            return renderer().completion(Message("assistant", "I would look around."))
         command = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT" if answered else "echo hello"
         return renderer().completion(calling("bash", command=command))
     if answered:
@@ -144,7 +146,7 @@ def calling(name: str, **arguments: str) -> Message:
 
 
 def play(name: str, interpreter: str) -> tuple[Merged, Sampled, str]:
-    """One session of an agent of tests/gateway/agents.py, as a process that only speaks HTTP."""
+    """One session of an agent of tests/gateway/frameworks.py, as a process that only speaks HTTP."""
     engine = Watched(ScriptedEngine(scripted, renderer().stop_ids, vocab_size=len(tokenizer()), max_context=100_000))
     with world(engine, sampling=Sampling(max_tokens=400)) as at:
         opened = at.open("t")
@@ -153,8 +155,8 @@ def play(name: str, interpreter: str) -> tuple[Merged, Sampled, str]:
             "OPENAI_API_BASE": f"{at.url}/v1",
             "OPENAI_API_KEY": opened["key"],
         }
-        command = [interpreter, str(Path(__file__).with_name("agents.py")), name]
-        done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=120)
+        command = [interpreter, str(Path(__file__).with_name("frameworks.py")), name]
+        done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=90)
         assert done.returncode == 0, done.stderr[-2000:]
         session = over(at, opened["session"], 1.0)
     assert {one.status for one in session.calls} == {"kept"}

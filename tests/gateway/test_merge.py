@@ -19,6 +19,7 @@ from turntree.advantages.credit import CreditRule
 from turntree.advantages.scored import path_weighted
 from turntree.core.cost import NO_COST
 from turntree.core.errors import ConfigError, InputError
+from turntree.core.labels import Credit, NodeCredit
 from turntree.core.outcome import is_zero_variance
 from turntree.core.tree import RolloutTree, StopReason
 from turntree.gateway.calls import Session
@@ -192,6 +193,31 @@ def test_what_no_reward_can_reach_is_censored_and_counted() -> None:
     assert found.rewards.scored() == {found.ends["s0"]: 1.0}
     credit = CreditRule()(found.tree, found.rewards)
     assert not {node for (name, _), node in found.nodes.items() if name != "s0"} & set(credit.nodes)
+
+
+def test_a_call_with_a_reward_of_its_own_is_worth_that_and_moves_no_baseline() -> None:
+    def credit(call_rewards: dict[str, float]) -> tuple[Merged, Credit]:
+        made = [agent_with_everything(f"s{i}", i).session(float(i == 0), i) for i in range(3)]
+        made[0] = Session(**{**vars(made[0]), "call_rewards": call_rewards})
+        found = merged(made)
+        return found, CreditRule(advantages=rloo)(found.tree, found.rewards)
+
+    (found, plain), (_, judged) = credit({}), credit({"s0.2": 0.0, "s0.99": 1.0})
+    loser = found.nodes["s0", "s0.2"]
+    assert plain.nodes[loser] == NodeCredit(1.0, 0.0, 1.0)
+    assert judged.nodes[loser] == NodeCredit(0.0, 0.0, 1.0)  # as good as the others' mean, which is 0
+    assert {n: c for n, c in judged.nodes.items() if n != loser} == {n: c for n, c in plain.nodes.items() if n != loser}
+    assert judged.rollouts == plain.rollouts == 3
+    assert credit({"s0.99": 1.0})[0].unattributed == {"a reward of a call that the session does not hold": 1}
+
+
+def test_equal_sessions_have_a_gradient_where_calls_were_judged_apart() -> None:
+    made = [agent_with_everything(f"s{i}", i).session(1.0, i) for i in range(2)]
+    made[0] = Session(**{**vars(made[0]), "call_rewards": {"s0.2": 0.0}})
+    found = merged(made, "exclude")
+    credit = CreditRule(advantages=rloo)(found.tree, found.rewards)
+    assert credit.nodes[found.nodes["s0", "s0.2"]] == NodeCredit(0.0, -1.0, 1.0)
+    assert not credit.zero_variance
 
 
 def test_sessions_share_the_task_and_nothing_that_was_sampled() -> None:

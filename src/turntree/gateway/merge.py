@@ -22,7 +22,7 @@ from turntree.core.cost import Additive
 from turntree.core.errors import InputError
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message
-from turntree.core.tree import PART, Decision, NodeKind, RolloutTree, StopReason
+from turntree.core.tree import PART, REWARD, Decision, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.gateway.calls import Call, Session
 
@@ -95,6 +95,12 @@ class _Grown:
         answered = [node for node, call in zip(nodes, calls, strict=True) if call.completion is not None]
         last = [*nodes, *answered][-1:] or [self._given(None, (), (), session.session_id)]
         self._finish(session, self._below(last[0]))
+        for call_id, reward in session.call_rewards.items():
+            node = self._nodes.get((session.session_id, call_id))
+            if node is None:
+                self._unattributed["a reward of a call that the session does not hold"] += 1
+            else:
+                self.tree.record(Decision(ACTOR, node, REWARD, "the call was rewarded", {"reward": reward}))
 
     def merged(self) -> Merged:
         rewards = Rewards(self._verdicts)
@@ -214,7 +220,8 @@ class _Grown:
             for call, node in twins:
                 alike = bool(call.request_id) and call.request_id == latest.request_id
                 again = call is not latest and not alike
-                if node != end and not self.tree.children(node) and (continued or again):
+                judged = call.call_id in session.call_rewards
+                if node != end and not self.tree.children(node) and not judged and (continued or again):
                     found[node] = _ASKED_AGAIN if again else _NOT_CHOSEN
         return found
 

@@ -1,5 +1,5 @@
 """Agents in a few lines each, on the packages of others as they are. Run by tests/gateway/test_agents.py with the
-interpreter of `make test-agents`: `python agents.py NAME`. Nothing here knows of turntree."""
+interpreter of `make test-agents`: `python frameworks.py NAME`. Nothing here knows of turntree."""
 
 import asyncio
 import os
