@@ -16,8 +16,8 @@ from typing import Any
 
 import httpx
 import openai
-from tiny_models import CHAT_TEMPLATE, tiny_tokenizer
 
+from tiny_models import CHAT_TEMPLATE, tiny_tokenizer
 from turntree.core.completion import Finished, GenerationRequest, Sampling
 from turntree.core.messages import Message
 from turntree.engines.scripted import ScriptedEngine
@@ -36,7 +36,7 @@ SAMPLING = Sampling(max_tokens=64)
 SEARCH = {"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}
 TEMPLATE = "{% for tool in tools or [] %}<|system|>{{ tool | tojson }}<|end|>{% endfor %}" + CHAT_TEMPLATE.replace(
     "{{ message['content'] }}",
-    "{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}{{ message['content'] }}",
+    "{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}{{ message.content }}",
 )
 
 

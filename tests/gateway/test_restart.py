@@ -28,7 +28,9 @@ MESSAGES = [{"role": "user", "content": "What is it?"}]
 
 
 def ask(url, key, messages):
-    reply = HTTP.post(f"{url}/v1/chat/completions", json={"messages": messages}, headers={"authorization": f"Bearer {key}"})
+    reply = HTTP.post(
+        f"{url}/v1/chat/completions", json={"messages": messages}, headers={"authorization": f"Bearer {key}"}
+    )
     assert reply.status_code == 200, reply.text
     return reply.json()["choices"][0]["message"]
 
@@ -41,7 +43,9 @@ def test_kill_9_loses_no_answer_and_the_sessions_go_on_with_the_same_draws(tmp_p
     )
     url = process.stdout.readline().strip()
     opened = [
-        HTTP.post(f"{url}/sessions", json={"task": f"t{i}", "seed": i}, headers={"authorization": f"Bearer {ADMIN}"}).json()
+        HTTP.post(
+            f"{url}/sessions", json={"task": f"t{i}", "seed": i}, headers={"authorization": f"Bearer {ADMIN}"}
+        ).json()
         for i in range(12)
     ]
 

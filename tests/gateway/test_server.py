@@ -1,5 +1,6 @@
 """The gateway over HTTP: what agents get, and what hostile or broken ones are told."""
 
+import itertools
 import json
 import socket
 import time
@@ -7,7 +8,7 @@ import time
 import httpx
 import openai
 import pytest
-from gateway_world import ADMIN, HTTP, SEARCH, World, engine, renderer, spelled, tokenizer, world
+from gateway_world import ADMIN, HTTP, SEARCH, World, engine, spelled, tokenizer, world
 
 from turntree.core.completion import Sampling
 from turntree.gateway.config import GatewayLimits
@@ -29,7 +30,7 @@ def test_an_agent_of_the_openai_sdk_talks_turn_by_turn_and_nothing_is_tokenised_
         messages += [reply.choices[0].message, {"role": "user", "content": "And now?"}]
     calls = gate.calls(opened["session"])
     assert [call.cause for call in calls] == ["start", "continue", "continue"]
-    for before, after in zip(calls, calls[1:], strict=False):
+    for before, after in itertools.pairwise(calls):
         assert after.prompt_ids[: len(before.sequence)] == before.sequence
     assert reply.usage.prompt_tokens == len(calls[-1].prompt_ids)
     assert reply.choices[0].message.content == tokenizer().decode(calls[-1].completion.token_ids[:-1])
@@ -42,7 +43,9 @@ def test_a_stream_says_what_the_answer_would(gate):
     chunks = list(gate.client(streamed["key"]).chat.completions.create(model="m", messages=MESSAGES, **options))
     said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert said == reply.choices[0].message.content
-    assert chunks[-1].usage == reply.usage.model_copy(update={"prompt_tokens_details": chunks[-1].usage.prompt_tokens_details})
+    assert chunks[-1].usage == reply.usage.model_copy(
+        update={"prompt_tokens_details": chunks[-1].usage.prompt_tokens_details}
+    )
 
 
 def test_tool_calls_are_called_with_ids_by_which_their_results_come_back():
@@ -78,7 +81,9 @@ def test_draws_depend_on_the_session_the_prompt_and_how_often_it_was_asked_only(
     def answers(seed, prompts):
         client = gate.client(gate.open(seed=seed)["key"])
         create = client.chat.completions.create
-        return [create(model="m", messages=[{"role": "user", "content": p}]).choices[0].message.content for p in prompts]
+        return [
+            create(model="m", messages=[{"role": "user", "content": p}]).choices[0].message.content for p in prompts
+        ]
 
     one = answers(7, ["a", "b", "a"])
     other = answers(7, ["b", "a", "a"])  # sub-agents may ask in any order
@@ -141,7 +146,10 @@ REFUSED = {
         {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
         "messages[0].tool_calls.arguments",
     ),
-    "an id that is no text": ({"messages": [{"role": "tool", "tool_call_id": 7, "content": ""}]}, "messages[0].tool_call_id"),
+    "an id that is no text": (
+        {"messages": [{"role": "tool", "tool_call_id": 7, "content": ""}]},
+        "messages[0].tool_call_id",
+    ),
     "nothing to answer": ({"messages": [*MESSAGES, {"role": "assistant", "content": "x"}]}, "messages"),
     "tools": ({"messages": MESSAGES, "tools": [{"name": "f"}]}, "tools[0]"),
     "a forced call": ({"messages": MESSAGES, "tools": [SEARCH], "tool_choice": "required"}, "tool_choice"),

@@ -244,7 +244,9 @@ class AgentPlayer:
         self.usage.groups += 1
         self.usage.rollouts += len(played)
         seconds = time.perf_counter() - group.begun
-        return GrownGroup(index=group.index, task=group.task, tree=merged.tree, rewards=merged.rewards, seconds=seconds)
+        tools = next((call.tools for session, _ in played for call in session.calls if call.tools), ())
+        task = replace(group.task, tools=tools)  # what its prompts showed
+        return GrownGroup(index=group.index, task=task, tree=merged.tree, rewards=merged.rewards, seconds=seconds)
 
     @property
     def judges_alone(self) -> bool:

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -48,12 +49,14 @@ class Exit:
 
 
 def command_of(text: str) -> list[str]:
-    """The words of a command, those that name files made absolute: the agent runs in a folder of its own. Raises
-    `InputError` where there is no such program."""
+    """The words of a command, those that name files made absolute: the agent runs in a folder of its own. `python` is
+    the interpreter of this process. Raises `InputError` where there is no such program."""
     try:
         words = shlex.split(text)
     except ValueError as error:
         raise InputError(f"{text!r} cannot be split into words ({error})", field="environment") from error
+    if words and words[0] == "python":
+        words[0] = sys.executable
     words = [str(Path(word).absolute()) if Path(word).is_file() else word for word in words]
     if not words or shutil.which(words[0]) is None:
         problem = f"there is no program {words[0]!r}" if words else "names no command"
