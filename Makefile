@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart test test-alfworld test-environments test-renderers mutants lint docs bench clean
+.PHONY: help install quickstart test test-agents test-alfworld test-environments test-renderers mutants lint docs bench clean
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
@@ -40,6 +40,12 @@ test-environments:  ## Environments of other packages, on the real packages (ins
 	  $$pip torch && $$pip pytest pytest-timeout hypothesis --editable ".[$$extras]" || exit 1; \
 	  $(ENVS)/$$extras/bin/python -m pytest tests/environments/test_packages.py -rs || exit 1; \
 	done
+
+AGENTS := .venv-agents
+test-agents: install  ## Agents of other packages through the gateway (installs them into .venv-agents)
+	@test -x $(AGENTS)/bin/python || $(PYTHON) -m venv $(AGENTS)
+	$(AGENTS)/bin/python -m pip install --quiet openai openai-agents langgraph langchain-openai mini-swe-agent
+	TURNTREE_AGENTS=$(abspath $(AGENTS)/bin/python) $(BIN)/python -m pytest -s tests/gateway/test_agents.py
 
 test-renderers: install  ## Renderers on real tokenizers and chat templates (fetches them into .cache, writes the table)
 	$(BIN)/python tests/fetch_tokenizers.py .cache/tokenizers

@@ -58,9 +58,9 @@ class Merged:
 def merge(task_id: str, sessions: Iterable[Session], *, discarded: Discarded = "session") -> Merged:
     """One tree of all `sessions`, in order of their place in the group.
 
-    `discarded` is the credit of calls whose result was thrown away (`_Grown._thrown_away`): with "session" they take
-    part in their session's advantage like every other call, with "exclude" they are censored, each a leaf with its
-    reason. Raises `InputError` for a session of another task and for one that occurs twice.
+    `discarded` is the credit of calls whose result was thrown away (docs/design/gateway.md, "Credit of a session"): with
+    "session" they take part in their session's advantage like every other call, with "exclude" they are censored, each
+    a leaf with its reason. Raises `InputError` for a session of another task and for one that occurs twice.
     """
     grown = _Grown(task_id, discarded)
     for session in sorted(sessions, key=lambda one: (one.sample, one.session_id)):
