@@ -256,7 +256,9 @@ class Agent:
             text = bytes(found).partition(b"\r\n\r\n")[2]
             if not text:
                 raise ConnectionError("cut off")
-            return json.loads(text)["choices"][0]["message"]["content"]
+            body = json.loads(text)
+            assert "choices" in body, (self.kind, body)
+            return body["choices"][0]["message"]["content"]
         except json.JSONDecodeError as error:
             raise ConnectionError("cut off") from error
         finally:

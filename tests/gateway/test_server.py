@@ -68,6 +68,34 @@ def test_tool_calls_are_called_with_ids_by_which_their_results_come_back():
         assert [kept.cause for kept in gate.calls(opened["session"])] == ["start", "retry", "continue"]
 
 
+def test_the_responses_api_is_the_same_conversation_in_other_words():
+    call = '<tool_call>\n{"name": "search", "arguments": {"query": "Oslo"}}\n</tool_call>'
+    tool = {"type": "function", **SEARCH["function"]}
+    says = engine(lambda prompt, seed: spelled("It is Oslo." if "a city" in tokenizer().decode(prompt) else call))
+    with world(says, sampling=Sampling(max_tokens=256)) as gate:
+        opened = gate.open()
+        create = gate.client(opened["key"]).responses.create
+        asked = {"model": "m", "instructions": "Be brief.", "tools": [tool]}
+        first = create(input="What is it?", **asked)
+        wants = first.output[0]
+        assert (wants.type, wants.name, json.loads(wants.arguments)) == ("function_call", "search", {"query": "Oslo"})
+        result = {"type": "function_call_output", "call_id": wants.call_id, "output": "a city"}
+        whole = [{"role": "user", "content": "What is it?"}, *(item.model_dump() for item in first.output), result]
+        by_items, by_id = create(input=whole, **asked), create(input=[result], previous_response_id=first.id, **asked)
+        assert by_items.output_text == by_id.output_text == "It is Oslo."
+        seen = list(create(input=whole, stream=True, **asked))
+        assert seen[-1].response.output_text == "It is Oslo." and seen[0].type == "response.created"
+        assert "".join(event.delta for event in seen if event.type == "response.output_text.delta") == "It is Oslo."
+        assert [kept.cause for kept in gate.calls(opened["session"])] == ["start", "continue", "retry", "retry"]
+        for bad in (
+            {"input": []},
+            {"input": 7},
+            {"input": "x", "previous_response_id": "resp_none"},
+            {"input": "x", "text": 1},
+        ):
+            assert gate.post("/v1/responses", bad, opened["key"]).status_code == 400
+
+
 def test_candidates_are_calls_of_one_request_with_draws_of_their_own(gate):
     opened = gate.open()
     reply = gate.client(opened["key"]).chat.completions.create(model="m", messages=MESSAGES, n=3)

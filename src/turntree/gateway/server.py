@@ -1,7 +1,7 @@
 """The HTTP side of a gateway, on Starlette.
 
-Agents: `POST /v1/chat/completions`, `GET /v1/models`, also below `/s/SESSION`. Those who run them: `POST /sessions`,
-`GET /sessions/ID`, `POST /sessions/ID/reward`, `POST /sessions/ID/close`, `GET /status`.
+Agents: `POST /v1/chat/completions`, `POST /v1/responses`, `GET /v1/models`, also below `/s/SESSION`. Those who run them:
+`POST /sessions`, `GET /sessions/ID`, `POST /sessions/ID/reward`, `POST /sessions/ID/close`, `GET /status`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import json
 import math
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -23,6 +23,7 @@ from turntree.core.errors import InputError, TurntreeError
 from turntree.gateway.chat import chunks, completion_body, read_chat
 from turntree.gateway.config import Refused, bad_request
 from turntree.gateway.lineage import Kept
+from turntree.gateway.responses import events, read_responses, response_body
 from turntree.gateway.sessions import Ask, LiveSession, Sessions, digest
 from turntree.observe.jsonl import parse_object
 
@@ -41,6 +42,7 @@ class Gateway:
         self.sessions, self.model, self._admin = sessions, model, digest(admin_key)
         agents = [
             Route("/v1/chat/completions", self._guarded(self.chat), methods=["POST"]),
+            Route("/v1/responses", self._guarded(self.responses), methods=["POST"]),
             Route("/v1/models", self._guarded(self.models), methods=["GET"]),
         ]
         below = [Route("/s/{session}" + one.path, one.endpoint, methods=list(one.methods or ())) for one in agents]
@@ -68,17 +70,40 @@ class Gateway:
     # agents
 
     async def chat(self, request: Request) -> Response:
-        session = self._asking(request)
-        body = await self._body(request)
-        asked = read_chat(body)
+        session, body = self._asking(request), await self._body(request)
+        asked, options = read_chat(body), body.get("stream_options")
         if not body.get("stream"):
             calls = await _unless_gone(request, self.sessions.ask(session, asked))
             return JSONResponse(completion_body(calls, self.model, logprobs=body.get("logprobs") is True))
-        options = body.get("stream_options")
-        with_usage = isinstance(options, dict) and options.get("include_usage") is True
-        return await self._streamed(request, session, asked, with_usage)
+        usage = isinstance(options, dict) and options.get("include_usage") is True
 
-    async def _streamed(self, request: Request, session: LiveSession, asked: Ask, with_usage: bool) -> Response:
+        def lines(calls: Sequence[Kept]) -> Iterator[str]:
+            for chunk in chunks(calls, self.model, with_usage=usage):
+                yield f"data: {json.dumps(chunk)}\n\n"
+
+        return await self._streamed(request, session, asked, lines, "data: [DONE]\n\n")
+
+    async def responses(self, request: Request) -> Response:
+        session, body = self._asking(request), await self._body(request)
+        asked = read_responses(body, lambda name: next((one for one in session.calls if one.call_id == name), None))
+        if not body.get("stream"):
+            calls = await _unless_gone(request, self.sessions.ask(session, asked))
+            return JSONResponse(response_body(calls[0], self.model))
+
+        def lines(calls: Sequence[Kept]) -> Iterator[str]:
+            for event in events(calls, self.model):
+                yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
+
+        return await self._streamed(request, session, asked, lines, "")
+
+    async def _streamed(
+        self,
+        request: Request,
+        session: LiveSession,
+        asked: Ask,
+        lines: Callable[[Sequence[Kept]], Iterator[str]],
+        last: str,
+    ) -> Response:
         """A stream. What can be refused at once is refused with an HTTP status before it begins."""
         task = asyncio.create_task(self.sessions.ask(session, asked))
         await asyncio.sleep(0)  # it is checked and placed
@@ -86,23 +111,23 @@ class Gateway:
             _result(task)
         leaving = asyncio.create_task(_left(request))
 
-        async def lines() -> AsyncIterator[str]:
+        async def streamed() -> AsyncIterator[str]:
             try:
                 while not task.done() and not leaving.done():
                     done, _ = await asyncio.wait({task, leaving}, timeout=_ALIVE, return_when=asyncio.FIRST_COMPLETED)
                     if not done:
                         yield ": the answer is being sampled\n\n"
                 if task.done():
-                    for chunk in chunks(_result(task), self.model, with_usage=with_usage):
-                        yield f"data: {json.dumps(chunk)}\n\n"
+                    for line in lines(_result(task)):
+                        yield line
             except TurntreeError as error:
                 yield f"data: {json.dumps(_refused(error).body)}\n\n"
             finally:
                 leaving.cancel()
                 await _cancelled(task)
-            yield "data: [DONE]\n\n"
+            yield last
 
-        return StreamingResponse(lines(), media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        return StreamingResponse(streamed(), media_type="text/event-stream", headers={"cache-control": "no-cache"})
 
     async def models(self, request: Request) -> Response:
         self._asking(request)
