@@ -102,6 +102,15 @@ def test_a_row_that_was_cut_off_is_dropped_and_the_rest_goes_on(tmp_path):
     assert len(read_session(SessionStore(tmp_path), opened["session"]).calls) == 2
 
 
+def test_a_session_that_was_rewarded_when_the_gateway_died_is_over(tmp_path):
+    with world(folder=tmp_path) as gate:
+        opened = gate.open()
+        gate.sessions.reward(gate.sessions.get(opened["session"]), {"reward": 1.0})
+    with world(folder=tmp_path) as gate:
+        assert len(gate.sessions) == 0
+    assert read_session(SessionStore(tmp_path), opened["session"]).reward == 1.0
+
+
 def test_what_is_read_from_disk_equals_what_was_kept(tmp_path):
     with world(folder=tmp_path) as gate:
         opened = gate.open(sample=3)

@@ -266,7 +266,8 @@ def test_a_reward_ends_the_session_and_comes_once():
     with world() as gate:
         opened = gate.open()
         live, path = gate.sessions.get(opened["session"]), f"/sessions/{opened['session']}/reward"
-        for bad in ({}, {"reward": "much"}, {"reward": True}, {"reward": None}, {"reward": 1, "x": 1}):
+        strange = {"reward": 1, "call_rewards": {"chatcmpl-none": 1}}
+        for bad in (strange, {}, {"reward": "much"}, {"reward": True}, {"reward": None}, {"reward": 1, "x": 1}):
             assert gate.post(path, bad, opened["reward_key"]).status_code == 400
         gate.post("/v1/chat/completions", {"messages": MESSAGES}, opened["key"])
         assert gate.post(path, {"reward": 0.5, "reason": "half"}, opened["reward_key"]).status_code == 200
@@ -274,6 +275,24 @@ def test_a_reward_ends_the_session_and_comes_once():
         assert gate.post("/v1/chat/completions", {"messages": MESSAGES}, opened["key"]).status_code == 401
         session = live.value()
         assert (session.reward, session.reason, len(session.calls)) == (0.5, "half", 1)
+
+
+def test_single_calls_are_rewarded_by_the_ids_that_the_agent_saw():
+    with world() as gate:
+        opened = gate.open()
+        live, create = gate.sessions.get(opened["session"]), gate.client(opened["key"]).chat.completions.create
+        several = create(model="m", messages=MESSAGES, n=2)
+        given = {several.choices[1].call_id: 0.0, several.id: 1.0}
+        body = {"reward": 1.0, "call_rewards": given}
+        assert gate.post(f"/sessions/{opened['session']}/reward", body, opened["reward_key"]).status_code == 200
+        assert live.value().call_rewards == {live.calls[1].call_id: 0.0, live.calls[0].call_id: 1.0}
+
+
+def test_a_call_with_half_a_character_reaches_the_agent():
+    call = '<tool_call>\n{"name": "\\ud800", "arguments": {}}\n</tool_call>'
+    with world(engine(lambda prompt, seed: spelled(call)), sampling=Sampling(max_tokens=256)) as gate:
+        reply = gate.post("/v1/chat/completions", {"messages": MESSAGES, "tools": [SEARCH]}, gate.open()["key"])
+        assert reply.status_code == 200 and "d800" in reply.text
 
 
 def test_an_agent_that_hangs_up_frees_its_place_in_the_engine():

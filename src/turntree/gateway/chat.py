@@ -180,6 +180,7 @@ def completion_body(calls: Sequence[Kept], model: str, *, logprobs: bool = False
                 "message": answer_body(kept),
                 "finish_reason": finish_reason(kept),
                 "logprobs": _logprobs(kept) if logprobs else None,
+                "call_id": kept.call_id,
             }
             for i, kept in enumerate(calls)
         ],

@@ -72,15 +72,18 @@ def run_agent(
     started, reason = time.monotonic(), None
     paths = folder / "stdout.txt", folder / "stderr.txt"
     with paths[0].open("wb") as out, paths[1].open("wb") as err:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=_environment(variables),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-        )
+        try:
+            process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=_environment(variables),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return Exit(code=127, seconds=0.0, stopped=f"the agent cannot be started ({error})")
         try:
             wait = _LOOK
             while reason is None:

@@ -339,7 +339,12 @@ class Sessions:
             if not rows:  # killed while it was opened: nobody has its key
                 self._store.path(name).unlink()
                 continue
-            self._open[name] = self._restored(rows)
+            session = self._restored(rows)
+            if session.reward:  # killed while it was ended
+                self._store.append(name, {"closed": ""}, sync=True)
+                self._store.close(name)
+                continue
+            self._open[name] = session
         self.ledger["restored"] += len(self._open)
         return len(self._open)
 

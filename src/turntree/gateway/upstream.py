@@ -18,7 +18,7 @@ from turntree.gateway.config import Refused
 from turntree.gateway.traces import TraceWriter, answers_in
 from turntree.observe.jsonl import parse_object
 
-_MOST = 32_000_000  # bytes of a request or an answer that is looked at; larger ones pass through untraced
+_MOST = 32_000_000  # bytes of a request; of an answer that is traced (a larger one passes through)
 _FLUSH = 5.0  # seconds between two looks for conversations that nobody continues
 _HOP = frozenset(  # belongs to one connection, or would hide the answer from us
     {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "proxy-authorization", "host"}
@@ -57,15 +57,17 @@ class Upstream:
         path = request.path_params["path"]
         if any(part in ("..", ".") for part in path.split("/")):
             return _error(400, "the path leaves the API")
-        data = await request.body()
-        if len(data) > _MOST:
-            return _error(413, f"the request has more than {_MOST:,} bytes")
+        data = bytearray()
+        async for part in request.stream():
+            data += part
+            if len(data) > _MOST:
+                return _error(413, f"the request has more than {_MOST:,} bytes")
         asked = self._client.build_request(
             request.method,
             f"{self._url}/{path}",
             params=str(request.query_params),
             headers={**_passed(request.headers), "accept-encoding": "identity"},
-            content=data,
+            content=bytes(data),
         )
         try:
             response = await self._client.send(asked, stream=True)
@@ -76,7 +78,7 @@ class Upstream:
         if not traced:
             self.writer.counts[f"passed: {response.status_code}"] += 1
         session = request.path_params.get("session") or request.headers.get("x-turntree-session", "")
-        relay = self._relay(response, session.partition(".")[0], data if traced else None)
+        relay = self._relay(response, session.partition(".")[0], bytes(data) if traced else None)
         return StreamingResponse(relay, response.status_code, _passed(response.headers))
 
     async def _relay(self, response: httpx.Response, session: str, asked: bytes | None) -> AsyncIterator[bytes]:
