@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart test vllm test-vllm test-alfworld test-environments test-renderers test-network mutants lint docs bench clean
+.PHONY: help install quickstart test test-agents vllm test-vllm test-alfworld test-environments test-renderers test-network mutants lint docs bench clean
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
@@ -54,6 +54,12 @@ $(VLLM)/.installed:
 
 test-vllm: install vllm  ## The engine vllm against a real server (installs it: 3.4 GB; a few minutes)
 	TURNTREE_VLLM=$(abspath $(VLLM)) $(BIN)/python -m pytest -m vllm -s tests/engines tests/contracts/test_engine_contract.py
+
+AGENTS := .venv-agents
+test-agents: install  ## Agents of other packages through the gateway (installs them into .venv-agents)
+	@test -x $(AGENTS)/bin/python || $(PYTHON) -m venv $(AGENTS)
+	$(AGENTS)/bin/python -m pip install --quiet openai openai-agents langgraph langchain-openai mini-swe-agent
+	TURNTREE_AGENTS=$(abspath $(AGENTS)/bin/python) $(BIN)/python -m pytest -s tests/gateway/test_agents.py
 
 test-renderers: install  ## Renderers on real tokenizers and chat templates (fetches them into .cache, writes the table)
 	$(BIN)/python tests/fetch_tokenizers.py .cache/tokenizers

@@ -36,7 +36,7 @@ SAMPLING = Sampling(max_tokens=64)
 SEARCH = {"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}
 TEMPLATE = "{% for tool in tools or [] %}<|system|>{{ tool | tojson }}<|end|>{% endfor %}" + CHAT_TEMPLATE.replace(
     "{{ message['content'] }}",
-    "{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}{{ message['content'] }}",
+    "{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}{{ message.content }}",
 )
 
 

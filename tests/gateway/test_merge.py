@@ -19,12 +19,15 @@ from turntree.advantages.credit import CreditRule
 from turntree.advantages.scored import path_weighted
 from turntree.core.cost import NO_COST
 from turntree.core.errors import ConfigError, InputError
+from turntree.core.labels import Credit, NodeCredit
 from turntree.core.outcome import is_zero_variance
 from turntree.core.tree import RolloutTree, StopReason
 from turntree.gateway.calls import Session
 from turntree.gateway.merge import Discarded, Merged, merge
 from turntree.logs.rollouts import group_from_tree
 from turntree.logs.trees import KeptTree
+from turntree.report.browser import group_view
+from turntree.report.rollout_tree import tree_of
 from turntree.rollouts.accounting import account
 from turntree.training.losses import LossConfig, loss_normalizer
 from turntree.training.packing import flat_batches, pack
@@ -194,6 +197,31 @@ def test_what_no_reward_can_reach_is_censored_and_counted() -> None:
     assert not {node for (name, _), node in found.nodes.items() if name != "s0"} & set(credit.nodes)
 
 
+def test_a_call_with_a_reward_of_its_own_is_worth_that_and_moves_no_baseline() -> None:
+    def credit(call_rewards: dict[str, float]) -> tuple[Merged, Credit]:
+        made = [agent_with_everything(f"s{i}", i).session(float(i == 0), i) for i in range(3)]
+        made[0] = Session(**{**vars(made[0]), "call_rewards": call_rewards})
+        found = merged(made)
+        return found, CreditRule(advantages=rloo)(found.tree, found.rewards)
+
+    (found, plain), (_, judged) = credit({}), credit({"s0.2": 0.0, "s0.99": 1.0})
+    loser = found.nodes["s0", "s0.2"]
+    assert plain.nodes[loser] == NodeCredit(1.0, 0.0, 1.0)
+    assert judged.nodes[loser] == NodeCredit(0.0, 0.0, 1.0)  # as good as the others' mean, which is 0
+    assert {n: c for n, c in judged.nodes.items() if n != loser} == {n: c for n, c in plain.nodes.items() if n != loser}
+    assert judged.rollouts == plain.rollouts == 3
+    assert credit({"s0.99": 1.0})[0].unattributed == {"a reward of a call that the session does not hold": 1}
+
+
+def test_equal_sessions_have_a_gradient_where_calls_were_judged_apart() -> None:
+    made = [agent_with_everything(f"s{i}", i).session(1.0, i) for i in range(2)]
+    made[0] = Session(**{**vars(made[0]), "call_rewards": {"s0.2": 0.0}})
+    found = merged(made, "exclude")
+    credit = CreditRule(advantages=rloo)(found.tree, found.rewards)
+    assert credit.nodes[found.nodes["s0", "s0.2"]] == NodeCredit(0.0, -1.0, 1.0)
+    assert not credit.zero_variance
+
+
 def test_sessions_share_the_task_and_nothing_that_was_sampled() -> None:
     agents = [Agent(f"s{i}", random.Random(0)) for i in range(2)]  # the same draws: equal tokens throughout
     for agent in agents:
@@ -226,6 +254,9 @@ def test_a_merged_tree_is_kept_on_disk_with_its_parts() -> None:
     again = KeptTree.from_json(kept.to_json())
     assert again.tree.parts() == found.tree.parts() and again.credit == credit
     assert len(again.group().rollouts) == 2
+    drawn = tree_of(again)
+    assert [leaf.rollout.reward for leaf in drawn.leaves] == [1.0, 0.0]
+    assert sum("end" in row for row in group_view(again)["nodes"]) == len(found.tree.leaves())
 
 
 # refusals

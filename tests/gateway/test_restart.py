@@ -28,7 +28,9 @@ MESSAGES = [{"role": "user", "content": "What is it?"}]
 
 
 def ask(url, key, messages):
-    reply = HTTP.post(f"{url}/v1/chat/completions", json={"messages": messages}, headers={"authorization": f"Bearer {key}"})
+    reply = HTTP.post(
+        f"{url}/v1/chat/completions", json={"messages": messages}, headers={"authorization": f"Bearer {key}"}
+    )
     assert reply.status_code == 200, reply.text
     return reply.json()["choices"][0]["message"]
 
@@ -41,7 +43,9 @@ def test_kill_9_loses_no_answer_and_the_sessions_go_on_with_the_same_draws(tmp_p
     )
     url = process.stdout.readline().strip()
     opened = [
-        HTTP.post(f"{url}/sessions", json={"task": f"t{i}", "seed": i}, headers={"authorization": f"Bearer {ADMIN}"}).json()
+        HTTP.post(
+            f"{url}/sessions", json={"task": f"t{i}", "seed": i}, headers={"authorization": f"Bearer {ADMIN}"}
+        ).json()
         for i in range(12)
     ]
 
@@ -96,6 +100,15 @@ def test_a_row_that_was_cut_off_is_dropped_and_the_rest_goes_on(tmp_path):
         assert len(gate.calls(opened["session"])) == 1
         ask(gate.url, opened["key"], MESSAGES)
     assert len(read_session(SessionStore(tmp_path), opened["session"]).calls) == 2
+
+
+def test_a_session_that_was_rewarded_when_the_gateway_died_is_over(tmp_path):
+    with world(folder=tmp_path) as gate:
+        opened = gate.open()
+        gate.sessions.reward(gate.sessions.get(opened["session"]), {"reward": 1.0})
+    with world(folder=tmp_path) as gate:
+        assert len(gate.sessions) == 0
+    assert read_session(SessionStore(tmp_path), opened["session"]).reward == 1.0
 
 
 def test_what_is_read_from_disk_equals_what_was_kept(tmp_path):

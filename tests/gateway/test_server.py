@@ -1,5 +1,6 @@
 """The gateway over HTTP: what agents get, and what hostile or broken ones are told."""
 
+import itertools
 import json
 import socket
 import time
@@ -29,7 +30,7 @@ def test_an_agent_of_the_openai_sdk_talks_turn_by_turn_and_nothing_is_tokenised_
         messages += [reply.choices[0].message, {"role": "user", "content": "And now?"}]
     calls = gate.calls(opened["session"])
     assert [call.cause for call in calls] == ["start", "continue", "continue"]
-    for before, after in zip(calls, calls[1:], strict=False):
+    for before, after in itertools.pairwise(calls):
         assert after.prompt_ids[: len(before.sequence)] == before.sequence
     assert reply.usage.prompt_tokens == len(calls[-1].prompt_ids)
     assert reply.choices[0].message.content == tokenizer().decode(calls[-1].completion.token_ids[:-1])
@@ -42,7 +43,9 @@ def test_a_stream_says_what_the_answer_would(gate):
     chunks = list(gate.client(streamed["key"]).chat.completions.create(model="m", messages=MESSAGES, **options))
     said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert said == reply.choices[0].message.content
-    assert chunks[-1].usage == reply.usage.model_copy(update={"prompt_tokens_details": chunks[-1].usage.prompt_tokens_details})
+    assert chunks[-1].usage == reply.usage.model_copy(
+        update={"prompt_tokens_details": chunks[-1].usage.prompt_tokens_details}
+    )
 
 
 def test_tool_calls_are_called_with_ids_by_which_their_results_come_back():
@@ -65,6 +68,34 @@ def test_tool_calls_are_called_with_ids_by_which_their_results_come_back():
         assert [kept.cause for kept in gate.calls(opened["session"])] == ["start", "retry", "continue"]
 
 
+def test_the_responses_api_is_the_same_conversation_in_other_words():
+    call = '<tool_call>\n{"name": "search", "arguments": {"query": "Oslo"}}\n</tool_call>'
+    tool = {"type": "function", **SEARCH["function"]}
+    says = engine(lambda prompt, seed: spelled("It is Oslo." if "a city" in tokenizer().decode(prompt) else call))
+    with world(says, sampling=Sampling(max_tokens=256)) as gate:
+        opened = gate.open()
+        create = gate.client(opened["key"]).responses.create
+        asked = {"model": "m", "instructions": "Be brief.", "tools": [tool]}
+        first = create(input="What is it?", **asked)
+        wants = first.output[0]
+        assert (wants.type, wants.name, json.loads(wants.arguments)) == ("function_call", "search", {"query": "Oslo"})
+        result = {"type": "function_call_output", "call_id": wants.call_id, "output": "a city"}
+        whole = [{"role": "user", "content": "What is it?"}, *(item.model_dump() for item in first.output), result]
+        by_items, by_id = create(input=whole, **asked), create(input=[result], previous_response_id=first.id, **asked)
+        assert by_items.output_text == by_id.output_text == "It is Oslo."
+        seen = list(create(input=whole, stream=True, **asked))
+        assert seen[-1].response.output_text == "It is Oslo." and seen[0].type == "response.created"
+        assert "".join(event.delta for event in seen if event.type == "response.output_text.delta") == "It is Oslo."
+        assert [kept.cause for kept in gate.calls(opened["session"])] == ["start", "continue", "retry", "retry"]
+        for bad in (
+            {"input": []},
+            {"input": 7},
+            {"input": "x", "previous_response_id": "resp_none"},
+            {"input": "x", "text": 1},
+        ):
+            assert gate.post("/v1/responses", bad, opened["key"]).status_code == 400
+
+
 def test_candidates_are_calls_of_one_request_with_draws_of_their_own(gate):
     opened = gate.open()
     reply = gate.client(opened["key"]).chat.completions.create(model="m", messages=MESSAGES, n=3)
@@ -78,7 +109,9 @@ def test_draws_depend_on_the_session_the_prompt_and_how_often_it_was_asked_only(
     def answers(seed, prompts):
         client = gate.client(gate.open(seed=seed)["key"])
         create = client.chat.completions.create
-        return [create(model="m", messages=[{"role": "user", "content": p}]).choices[0].message.content for p in prompts]
+        return [
+            create(model="m", messages=[{"role": "user", "content": p}]).choices[0].message.content for p in prompts
+        ]
 
     one = answers(7, ["a", "b", "a"])
     other = answers(7, ["b", "a", "a"])  # sub-agents may ask in any order
@@ -141,7 +174,10 @@ REFUSED = {
         {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
         "messages[0].tool_calls.arguments",
     ),
-    "an id that is no text": ({"messages": [{"role": "tool", "tool_call_id": 7, "content": ""}]}, "messages[0].tool_call_id"),
+    "an id that is no text": (
+        {"messages": [{"role": "tool", "tool_call_id": 7, "content": ""}]},
+        "messages[0].tool_call_id",
+    ),
     "nothing to answer": ({"messages": [*MESSAGES, {"role": "assistant", "content": "x"}]}, "messages"),
     "tools": ({"messages": MESSAGES, "tools": [{"name": "f"}]}, "tools[0]"),
     "a forced call": ({"messages": MESSAGES, "tools": [SEARCH], "tool_choice": "required"}, "tool_choice"),
@@ -230,7 +266,8 @@ def test_a_reward_ends_the_session_and_comes_once():
     with world() as gate:
         opened = gate.open()
         live, path = gate.sessions.get(opened["session"]), f"/sessions/{opened['session']}/reward"
-        for bad in ({}, {"reward": "much"}, {"reward": True}, {"reward": None}, {"reward": 1, "x": 1}):
+        strange = {"reward": 1, "call_rewards": {"chatcmpl-none": 1}}
+        for bad in (strange, {}, {"reward": "much"}, {"reward": True}, {"reward": None}, {"reward": 1, "x": 1}):
             assert gate.post(path, bad, opened["reward_key"]).status_code == 400
         gate.post("/v1/chat/completions", {"messages": MESSAGES}, opened["key"])
         assert gate.post(path, {"reward": 0.5, "reason": "half"}, opened["reward_key"]).status_code == 200
@@ -238,6 +275,24 @@ def test_a_reward_ends_the_session_and_comes_once():
         assert gate.post("/v1/chat/completions", {"messages": MESSAGES}, opened["key"]).status_code == 401
         session = live.value()
         assert (session.reward, session.reason, len(session.calls)) == (0.5, "half", 1)
+
+
+def test_single_calls_are_rewarded_by_the_ids_that_the_agent_saw():
+    with world() as gate:
+        opened = gate.open()
+        live, create = gate.sessions.get(opened["session"]), gate.client(opened["key"]).chat.completions.create
+        several = create(model="m", messages=MESSAGES, n=2)
+        given = {several.choices[1].call_id: 0.0, several.id: 1.0}
+        body = {"reward": 1.0, "call_rewards": given}
+        assert gate.post(f"/sessions/{opened['session']}/reward", body, opened["reward_key"]).status_code == 200
+        assert live.value().call_rewards == {live.calls[1].call_id: 0.0, live.calls[0].call_id: 1.0}
+
+
+def test_a_call_with_half_a_character_reaches_the_agent():
+    call = '<tool_call>\n{"name": "\\ud800", "arguments": {}}\n</tool_call>'
+    with world(engine(lambda prompt, seed: spelled(call)), sampling=Sampling(max_tokens=256)) as gate:
+        reply = gate.post("/v1/chat/completions", {"messages": MESSAGES, "tools": [SEARCH]}, gate.open()["key"])
+        assert reply.status_code == 200 and "d800" in reply.text
 
 
 def test_an_agent_that_hangs_up_frees_its_place_in_the_engine():

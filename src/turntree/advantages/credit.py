@@ -107,7 +107,7 @@ class CreditRule:
             nodes=nodes,
             rollout_tokens=self._tokens(facts, lengths, nodes),
             rollouts=math.fsum(facts.weights),
-            zero_variance=is_zero_variance(facts.rewards),
+            zero_variance=is_zero_variance([*facts.rewards, *_own_of(facts)]),
             censored=len(rewards.verdicts) - len(scored),
             uncounted=len(scored) - len(facts.leaves),
             redistributed=weighting.redistributed,
@@ -134,17 +134,32 @@ class CreditRule:
         shares = scored.weights
         if self.per_rollout:
             shares = [w / max(n, 1) for w, n in zip(scored.weights, lengths, strict=True)]
+        found = {**self.comparison(scored, self.advantages), **self._own(scored)}
         return {
             node: self.attribution(
                 [scored.weights[i] for i in scored.below[node]], [shares[i] for i in scored.below[node]], advantages
             )
-            for node, advantages in self.comparison(scored, self.advantages).items()
+            for node, advantages in found.items()
         }
+
+    def _own(self, scored: ScoredTree) -> dict[int, list[float]]:
+        """The advantages of completions with a reward of their own: it stands in for that of their rollout among the
+        others, so that no baseline changes and the rollout still counts once."""
+        found: dict[int, list[float]] = {}
+        for node, reward in scored.tree.own_rewards().items():
+            if node in scored.below:
+                groups = [(i, [*scored.rewards[:i], reward, *scored.rewards[i + 1 :]]) for i in scored.below[node]]
+                found[node] = [self.advantages(group)[i] for i, group in groups]
+        return found
 
     def _tokens(self, scored: ScoredTree, lengths: Sequence[int], nodes: dict[int, NodeCredit]) -> float:
         if self.per_rollout:  # the multiplicities have been divided by the lengths already
             return math.fsum(w * n for w, n in zip(scored.weights, lengths, strict=True))
         return math.fsum(c.multiplicity * len(scored.tree[n].token_ids) for n, c in nodes.items())
+
+
+def _own_of(scored: ScoredTree) -> list[float]:
+    return [reward for node, reward in scored.tree.own_rewards().items() if node in scored.below]
 
 
 def soft_credit(tree: RolloutTree, rewards: Rewards, *, advantages: Advantages = grpo_advantages) -> Credit:

@@ -8,7 +8,10 @@ from typing import Any
 import click
 
 from turntree.cli.common import finish, out_option
-from turntree.cli.options import StageCommand
+from turntree.cli.options import Read, StageCommand
+from turntree.core.errors import InputError
+
+_FILE = click.Path(path_type=Path)
 
 
 @click.command(
@@ -25,34 +28,45 @@ from turntree.cli.options import StageCommand
         "--thoughts": "serving.thoughts",
         "--endpoint": "endpoint.url",
         "--tokenizer": "endpoint.tokenizer",
+        "--upstream": "upstream.url",
+        "--redact": Read("upstream.redact", str, "REGEX", repeated=True),
         "--engine": "device.engine",
         "--renderer": "device.renderer",
     },
     short_help="Serve a policy to agents; their calls become rollout trees.",
 )
-@click.option(
-    "--merge", type=click.Path(path_type=Path), help="Merge the sessions that are over into this trees file, and end."
-)
-@out_option("The folder of sessions, from which a gateway that is started again goes on.")
-def gateway(config: Any, out: Path, merge: Path | None, json_path: str | None) -> None:
+@click.option("--merge", type=_FILE, help="Merge the sessions that are over into this file of trees, and end.")
+@click.option("--traces", type=_FILE, help="With --upstream: the file of traces to append to.")
+@out_option("The folder of sessions, from which a gateway that is started again goes on.", required=False)
+def gateway(config: Any, out: Path | None, merge: Path | None, traces: Path | None, json_path: str | None) -> None:
     """An OpenAI-compatible server in front of a policy, for agents of any framework.
 
     Open a session with POST /sessions under the gateway's key; it answers with the key and base URL for the agent, and
-    with where to post its reward (docs/how-to/gateway.md).
+    with where to post its reward (docs/how-to/gateway.md). With --upstream it samples nothing and writes traces of what
+    agents do at another server.
 
     \b
     Example: turntree gateway --model models/mine --out runs/gateway --port 8080
 
     \b
     Example: turntree gateway --out runs/gateway --merge runs/trees.jsonl
+
+    \b
+    Example: turntree gateway --upstream https://api.example.com/v1 --traces traces.jsonl --redact "[0-9]{16}"
     """
     from turntree.report.wording import plural
-    from turntree.stages.gateway import run_gateway, write_trees
+    from turntree.stages.gateway import run_gateway, run_upstream, write_trees
 
-    if merge is not None:
+    if (traces is None) != (config.upstream is None):
+        raise InputError("go together", field="--upstream and --traces", hint="give both, or neither")
+    if traces is not None:
+        result, lines = run_upstream(config, traces), []
+    elif out is None:
+        raise InputError("is missing", field="--out", hint="name a folder")
+    elif merge is not None:
         result = write_trees(out, merge)
         figures = f"{plural(result.get('sessions', 0), 'session')}, {plural(result.get('calls', 0), 'call')}"
-        finish(result, json_path, [f"{plural(result['trees'], 'tree')} of {figures} -> {merge}"])
-        return
-    result = run_gateway(config, out)
-    finish(result, json_path, [", ".join(f"{count} {name}" for name, count in result.items() if name != "url")])
+        lines = [f"{plural(result['trees'], 'tree')} of {figures} -> {merge}"]
+    else:
+        result, lines = run_gateway(config, out), []
+    finish(result, json_path, lines or [f"{name}: {count}" for name, count in result.items()])

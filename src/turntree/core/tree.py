@@ -90,6 +90,7 @@ class Node:
 
 REFILL = "refill"  # the action of the decision that marks a start which was added after outcomes had been seen
 PART = "part"  # the action of the decision that says to which rollout a further leaf belongs (`RolloutTree.parts`)
+REWARD = "reward"  # the action of the decision that gives one completion a reward of its own
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,9 @@ class Decision:
     """A branch or gate decision: what was decided, why, and the numbers it was based on.
 
     A fork is recorded at its branch point, a refill (`action=REFILL`) at the start that it added, a part
-    (`action=PART`) at its leaf, with the leaf where its rollout ended in `numbers["of"]`. `saw` is the deepest node
-    whose tokens or outcome the decision depended on, where that node is below `node`.
+    (`action=PART`) at its leaf, with the leaf where its rollout ended in `numbers["of"]`, a reward of one completion
+    (`action=REWARD`) at that, as `numbers["reward"]`. `saw` is the deepest node whose tokens or outcome the decision
+    depended on, where that node is below `node`.
     """
 
     actor: str
@@ -261,6 +263,11 @@ class RolloutTree:
         once, is rewarded once, and owns the sampled tokens of all of them. Elsewhere a rollout is one path.
         """
         return {d.node: int(d.numbers["of"]) for d in self._decisions if d.action == PART}
+
+    def own_rewards(self) -> dict[int, float]:
+        """The completions that were rewarded by themselves: that is what they are worth, and not their rollout's
+        reward (a candidate that lost, a sub-agent that failed in a session that succeeded)."""
+        return {d.node: d.numbers["reward"] for d in self._decisions if d.action == REWARD}
 
     def ends(self) -> tuple[int, ...]:
         """The leaves at which a rollout ended, in order of creation: all but the parts."""

@@ -12,6 +12,7 @@ import concurrent.futures
 import contextlib
 import secrets
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -91,7 +92,7 @@ class AgentTasks:
         }
         sources = {"tasks": self.tasks, "held_out": self.held_out}
         files = {f"{name}_hash": tree_hash(Path(path)) for name, path in sources.items() if path}
-        code = {f"command.{i}": tree_hash(Path(word)) for i, word in enumerate(command) if i and Path(word).is_file()}
+        code = {f"command.{i}": tree_hash(Path(word)) for i, word in enumerate(command) if _is_code(word)}
         yield TaskSet(tasks=tasks, contents={**files, **code})
 
     def _rows(self, split: str, count: int, seed: int) -> list[tuple[str, dict[str, Any]]]:
@@ -183,7 +184,7 @@ class AgentPlayer:
         try:
             with (
                 _folder(self._settings.folder) as folder,
-                serving(gateway.app, most=16 * self._places + 64) as served,
+                serving(gateway.app, most=self._serving.limits.parallel * self._places + 64) as served,
                 _Workers(self._places) as workers,
             ):
                 playing = _Playing(self, sessions, served, folder, workers.stop)
@@ -244,7 +245,9 @@ class AgentPlayer:
         self.usage.groups += 1
         self.usage.rollouts += len(played)
         seconds = time.perf_counter() - group.begun
-        return GrownGroup(index=group.index, task=group.task, tree=merged.tree, rewards=merged.rewards, seconds=seconds)
+        tools = next((call.tools for session, _ in played for call in session.calls if call.tools), ())
+        task = replace(group.task, tools=tools)  # what its prompts showed
+        return GrownGroup(index=group.index, task=task, tree=merged.tree, rewards=merged.rewards, seconds=seconds)
 
     @property
     def judges_alone(self) -> bool:
@@ -347,6 +350,11 @@ class _Playing:
             return Verdict(self.player._settings.limit_reward, live.limit, success=False)
         problem = exit_.problem or "the agent gave no reward: none was posted, and its last line holds none"
         return Verdict(None, f"{problem} ({live.limit})" if live.limit else problem)
+
+
+def _is_code(word: str) -> bool:
+    """Whether a word of a command names a file that decides what the agent does."""
+    return word != sys.executable and Path(word).is_file()
 
 
 def _success(said: bool | None, reward: float | None) -> bool | None:

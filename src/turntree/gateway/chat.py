@@ -9,7 +9,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from turntree.core.errors import InputError
@@ -18,38 +18,62 @@ from turntree.gateway.config import Refused, bad_request
 from turntree.gateway.lineage import Kept
 from turntree.gateway.sessions import Ask
 
-# what changes the distribution in ways that no engine here knows: accepted with the value that changes nothing
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "top_k": (0, -1),
-    "min_p": (0,),
-    "top_logprobs": (0,),
-    "stop": ([], ""),
-    "functions": ([],),
-    "function_call": ("none",),
-    "modalities": (["text"],),
-    "reasoning_effort": ("medium",),
-}
-# recorded with the call, without effect on its answer
-_RECORDED = frozenset({"temperature", "top_p", "seed", "model", "user", "metadata", "parallel_tool_calls"})
-_NOTHING = frozenset({"store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"})
-_READ = frozenset(
-    {"messages", "tools", "tool_choice", "n", "max_tokens", "max_completion_tokens", "stream", "stream_options"}
-    | {"logprobs", "response_format"}
-)
 _NO_HINT = "leave it out"
+_MOST_RECORDED = 10_000  # characters of one recorded value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fields:
+    """What is done with the fields of a request: `read`; `recorded` with the call, without effect on its answer;
+    `nothing`; `neutral`: what changes the distribution, accepted with the values that change nothing."""
+
+    read: frozenset[str]
+    recorded: frozenset[str]
+    nothing: frozenset[str]
+    neutral: Mapping[str, tuple[Any, ...]]
+
+    def check(self, body: Mapping[str, Any]) -> None:
+        """Raises `Refused` for a field that is unknown or that would change the distribution."""
+        for name, value in body.items():
+            if value is None or name in self.read or name in self.recorded or name in self.nothing:
+                continue
+            if name not in self.neutral:
+                raise Refused(400, f"unknown parameter {name!r}: {_NO_HINT}", code="unknown_parameter", param=name)
+            if not any(value == one and type(value) is type(one) for one in self.neutral[name]):
+                message = f"{name!r} is not supported: the policy is sampled as it is; {_NO_HINT}"
+                raise Refused(400, message, code="unsupported_parameter", param=name)
+
+
+FIELDS = Fields(
+    read=frozenset(
+        {"messages", "tools", "tool_choice", "n", "max_tokens", "max_completion_tokens", "stream", "stream_options"}
+        | {"logprobs", "response_format"}
+    ),
+    recorded=frozenset({"temperature", "top_p", "seed", "model", "user", "metadata", "parallel_tool_calls"}),
+    nothing=frozenset({"store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"}),
+    neutral={
+        "frequency_penalty": (0, 0.0),
+        "presence_penalty": (0, 0.0),
+        "repetition_penalty": (1, 1.0),
+        "logit_bias": ({},),
+        "top_k": (0, -1),
+        "min_p": (0, 0.0),
+        "top_logprobs": (0,),
+        "stop": ([], ""),
+        "functions": ([],),
+        "function_call": ("none",),
+        "modalities": (["text"],),
+        "reasoning_effort": ("medium",),
+    },
+)
 
 
 def read_chat(body: Mapping[str, Any]) -> Ask:
     """The request of a body. Raises `Refused` naming the field."""
-    for name, value in body.items():
-        _check_field(name, value)
+    FIELDS.check(body)
     try:
         messages = _messages(body.get("messages"))
-        tools = _tools(body.get("tools"))
+        tools = read_tools(body.get("tools"))
     except InputError as error:
         raise bad_request(error) from error
     format_ = body.get("response_format")
@@ -58,48 +82,48 @@ def read_chat(body: Mapping[str, Any]) -> Ask:
     longest = body.get("max_completion_tokens")
     return Ask(
         messages=messages,
-        tools=_chosen(body.get("tool_choice"), tools),
-        candidates=_whole(body, "n", 1) or 1,
-        max_tokens=_whole(body, "max_tokens", 1) if longest is None else _whole(body, "max_completion_tokens", 1),
-        temperature=_number(body, "temperature", 0, 2),
-        top_p=_number(body, "top_p", 1e-9, 1),
-        seed=_whole(body, "seed", -(2**63)),
-        meta={name: body[name] for name in sorted(_RECORDED) if body.get(name) is not None},
+        tools=chosen(body.get("tool_choice"), tools),
+        candidates=whole(body, "n", 1) or 1,
+        max_tokens=whole(body, "max_tokens", 1) if longest is None else whole(body, "max_completion_tokens", 1),
+        temperature=number(body, "temperature", 0, 2),
+        top_p=number(body, "top_p", 1e-9, 1),
+        seed=whole(body, "seed", -(2**63)),
+        meta=recorded(body, FIELDS.recorded),
     )
 
 
-def _check_field(name: str, value: Any) -> None:
-    if value is None or name in _READ or name in _RECORDED or name in _NOTHING:
-        return
-    if name not in _NEUTRAL:
-        raise Refused(400, f"unknown parameter {name!r}: {_NO_HINT}", code="unknown_parameter", param=name)
-    if not any(value == one and type(value) is not bool for one in _NEUTRAL[name]):
-        message = f"{name!r} is not supported: the policy is sampled as it is; {_NO_HINT}"
-        raise Refused(400, message, code="unsupported_parameter", param=name)
+def recorded(body: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    """What an agent said about its call. Raises `Refused` for what is too long to be kept with every call."""
+    found = {name: body[name] for name in sorted(names) if body.get(name) is not None}
+    for name, value in found.items():
+        if len(json.dumps(value)) > _MOST_RECORDED:
+            raise Refused(400, f"{name!r} has more than {_MOST_RECORDED} characters", param=name)
+    return found
 
 
 def _messages(given: Any) -> tuple[Message, ...]:
     if not isinstance(given, list) or not given:
         raise InputError("is not a list of messages", field="messages", hint="give at least one")
-    return tuple(_message(row, i) for i, row in enumerate(cast("list[Any]", given)))
+    return tuple(read_message(row, f"messages[{i}]") for i, row in enumerate(cast("list[Any]", given)))
 
 
-def _message(given: Any, index: int) -> Message:
+def read_message(given: Any, where: str) -> Message:
+    """One message; `where` names it in errors. Raises `InputError`."""
     row = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
     if row.get("role") == "developer":
         row = {**row, "role": "system"}
     for name in ("tool_call_id", "name"):
         if not isinstance(row.get(name), str | None):
-            raise InputError("is not text", field=f"messages[{index}].{name}")
+            raise InputError("is not text", field=f"{where}.{name}")
     try:
         message = Message.from_chat(row if isinstance(given, dict) else given)
     except InputError as error:
-        raise InputError(error.problem, field=f"messages[{index}].{error.field}", hint=error.hint) from error
+        raise InputError(error.problem, field=f"{where}.{error.field}", hint=error.hint) from error
     # only the gateway knows which of its answers were cut
     return replace(message, cut=False) if message.cut else message
 
 
-def _tools(given: Any) -> tuple[dict[str, Any], ...]:
+def read_tools(given: Any) -> tuple[dict[str, Any], ...]:
     if given is None:
         return ()
     if not isinstance(given, list):
@@ -111,7 +135,7 @@ def _tools(given: Any) -> tuple[dict[str, Any], ...]:
     return tuple(cast("list[dict[str, Any]]", given))
 
 
-def _chosen(choice: Any, tools: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+def chosen(choice: Any, tools: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
     """The tools that the policy is shown: none of them where it must not call any."""
     if choice in (None, "auto"):
         return tools
@@ -121,7 +145,8 @@ def _chosen(choice: Any, tools: tuple[dict[str, Any], ...]) -> tuple[dict[str, A
     raise Refused(400, message, code="unsupported_parameter", param="tool_choice")
 
 
-def _whole(body: Mapping[str, Any], name: str, least: int) -> int | None:
+def whole(body: Mapping[str, Any], name: str, least: int) -> int | None:
+    """A whole number of a body. Raises `Refused` naming it."""
     value = body.get(name)
     if value is None:
         return None
@@ -130,7 +155,8 @@ def _whole(body: Mapping[str, Any], name: str, least: int) -> int | None:
     return value
 
 
-def _number(body: Mapping[str, Any], name: str, least: float, most: float) -> float | None:
+def number(body: Mapping[str, Any], name: str, least: float, most: float) -> float | None:
+    """A finite number of a body. Raises `Refused` naming it."""
     value = body.get(name)
     if value is None:
         return None
@@ -154,6 +180,7 @@ def completion_body(calls: Sequence[Kept], model: str, *, logprobs: bool = False
                 "message": answer_body(kept),
                 "finish_reason": finish_reason(kept),
                 "logprobs": _logprobs(kept) if logprobs else None,
+                "call_id": kept.call_id,
             }
             for i, kept in enumerate(calls)
         ],

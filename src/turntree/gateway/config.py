@@ -9,6 +9,8 @@ from turntree.core.completion import Sampling
 from turntree.core.errors import ConfigError, InputError, TurntreeError
 from turntree.gateway.lineage import Thoughts
 
+_LONGEST = 500  # characters of an error
+
 Parameters = Literal["gateway", "agent"]
 
 
@@ -64,8 +66,8 @@ class Refused(TurntreeError):
     """A request that is answered with an error in OpenAI's form: HTTP status, type, code, the parameter at fault."""
 
     def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
-        super().__init__(message)
-        self.status, self.code, self.param = status, code, param
+        super().__init__(message[:_LONGEST])  # it may quote what an agent sent
+        self.status, self.code, self.param = status, code, param and param[:_LONGEST]
 
     @property
     def kind(self) -> str:

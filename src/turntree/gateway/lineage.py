@@ -184,7 +184,7 @@ class Lineage:
         self._longest = max(self._longest, len(said))
         whole = self._chain(said[len(messages) :], chain[-1])
         self._beginnings.update(chain[kept.base_messages :], whole)
-        self._without_thoughts.update(_chained([_digest(message, thoughts=False) for message in said]))
+        self._without_thoughts.update(chained([digest_of(message, thoughts=False) for message in said]))
         if kept.answer is not None and kept.completion is not None:
             self._dialogues[named, whole[-1]] = kept
             self._answers[self._of(kept.answer)] = kept
@@ -231,7 +231,7 @@ class Lineage:
         """Why no earlier call, or an early one only, is continued."""
         common = _known(chain, self._beginnings)
         given = next((i for i, message in enumerate(messages) if message.role != "system"), len(messages))
-        bare = _chained([_digest(message, thoughts=False) for message in messages])
+        bare = chained([digest_of(message, thoughts=False) for message in messages])
         if common > given and self._other_tools(chain[common - 1], named):
             return "tools"
         if common == len(messages):
@@ -251,21 +251,21 @@ class Lineage:
     # names of messages
 
     def _of(self, message: Message) -> bytes:
-        return _digest(message, thoughts=self._thoughts == "fork")
+        return digest_of(message, thoughts=self._thoughts == "fork")
 
     def _chain(self, messages: Sequence[Message], after: bytes = b"") -> list[bytes]:
         """A name for every beginning of the messages."""
-        return _chained([self._of(message) for message in messages], after)
+        return chained([self._of(message) for message in messages], after)
 
 
-def _digest(message: Message, *, thoughts: bool) -> bytes:
+def digest_of(message: Message, *, thoughts: bool) -> bytes:
     content = message.content.strip() if message.role == "assistant" else message.content
     calls = [(call.name, call.arguments) for call in message.tool_calls]
     said = (message.role, content, calls, message.tool_call_id, message.name, thoughts and message.reasoning.strip())
     return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=16).digest()
 
 
-def _chained(digests: Sequence[bytes], after: bytes = b"") -> list[bytes]:
+def chained(digests: Sequence[bytes], after: bytes = b"") -> list[bytes]:
     found: list[bytes] = []
     for each in digests:
         after = hashlib.blake2b(after + each, digest_size=16).digest()

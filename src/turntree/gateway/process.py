@@ -10,6 +10,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -48,12 +49,14 @@ class Exit:
 
 
 def command_of(text: str) -> list[str]:
-    """The words of a command, those that name files made absolute: the agent runs in a folder of its own. Raises
-    `InputError` where there is no such program."""
+    """The words of a command, those that name files made absolute: the agent runs in a folder of its own. `python` is
+    the interpreter of this process. Raises `InputError` where there is no such program."""
     try:
         words = shlex.split(text)
     except ValueError as error:
         raise InputError(f"{text!r} cannot be split into words ({error})", field="environment") from error
+    if words and words[0] == "python":
+        words[0] = sys.executable
     words = [str(Path(word).absolute()) if Path(word).is_file() else word for word in words]
     if not words or shutil.which(words[0]) is None:
         problem = f"there is no program {words[0]!r}" if words else "names no command"
@@ -69,15 +72,18 @@ def run_agent(
     started, reason = time.monotonic(), None
     paths = folder / "stdout.txt", folder / "stderr.txt"
     with paths[0].open("wb") as out, paths[1].open("wb") as err:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=_environment(variables),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-        )
+        try:
+            process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=_environment(variables),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return Exit(code=127, seconds=0.0, stopped=f"the agent cannot be started ({error})")
         try:
             wait = _LOOK
             while reason is None:

@@ -1,7 +1,8 @@
 """The HTTP side of a gateway, on Starlette.
 
-Agents: `POST /v1/chat/completions`, `GET /v1/models`, also below `/s/SESSION`. Those who run them: `POST /sessions`,
-`GET /sessions/ID`, `POST /sessions/ID/reward`, `POST /sessions/ID/close`, `GET /status`.
+Agents: `POST /v1/chat/completions`, `POST /v1/responses`, `GET /v1/models`, also below `/s/SESSION`.
+Those who run them: `POST /sessions`, `GET /sessions/ID`, `POST /sessions/ID/reward`, `POST /sessions/ID/close`,
+`GET /status`.
 """
 
 from __future__ import annotations
@@ -11,18 +12,19 @@ import contextlib
 import json
 import math
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from turntree.core.errors import InputError, TurntreeError
 from turntree.gateway.chat import chunks, completion_body, read_chat
 from turntree.gateway.config import Refused, bad_request
 from turntree.gateway.lineage import Kept
+from turntree.gateway.responses import events, read_responses, response_body
 from turntree.gateway.sessions import Ask, LiveSession, Sessions, digest
 from turntree.observe.jsonl import parse_object
 
@@ -41,6 +43,7 @@ class Gateway:
         self.sessions, self.model, self._admin = sessions, model, digest(admin_key)
         agents = [
             Route("/v1/chat/completions", self._guarded(self.chat), methods=["POST"]),
+            Route("/v1/responses", self._guarded(self.responses), methods=["POST"]),
             Route("/v1/models", self._guarded(self.models), methods=["GET"]),
         ]
         below = [Route("/s/{session}" + one.path, one.endpoint, methods=list(one.methods or ())) for one in agents]
@@ -68,17 +71,40 @@ class Gateway:
     # agents
 
     async def chat(self, request: Request) -> Response:
-        session = self._asking(request)
-        body = await self._body(request)
-        asked = read_chat(body)
+        session, body = self._asking(request), await self._body(request)
+        asked, options = read_chat(body), body.get("stream_options")
         if not body.get("stream"):
             calls = await _unless_gone(request, self.sessions.ask(session, asked))
-            return JSONResponse(completion_body(calls, self.model, logprobs=body.get("logprobs") is True))
-        options = body.get("stream_options")
-        with_usage = isinstance(options, dict) and options.get("include_usage") is True
-        return await self._streamed(request, session, asked, with_usage)
+            return _json(completion_body(calls, self.model, logprobs=body.get("logprobs") is True))
+        usage = isinstance(options, dict) and options.get("include_usage") is True
 
-    async def _streamed(self, request: Request, session: LiveSession, asked: Ask, with_usage: bool) -> Response:
+        def lines(calls: Sequence[Kept]) -> Iterator[str]:
+            for chunk in chunks(calls, self.model, with_usage=usage):
+                yield f"data: {json.dumps(chunk)}\n\n"
+
+        return await self._streamed(request, session, asked, lines, "data: [DONE]\n\n")
+
+    async def responses(self, request: Request) -> Response:
+        session, body = self._asking(request), await self._body(request)
+        asked = read_responses(body, lambda name: next((one for one in session.calls if one.call_id == name), None))
+        if not body.get("stream"):
+            calls = await _unless_gone(request, self.sessions.ask(session, asked))
+            return _json(response_body(calls[0], self.model))
+
+        def lines(calls: Sequence[Kept]) -> Iterator[str]:
+            for event in events(calls, self.model):
+                yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
+
+        return await self._streamed(request, session, asked, lines, "")
+
+    async def _streamed(
+        self,
+        request: Request,
+        session: LiveSession,
+        asked: Ask,
+        lines: Callable[[Sequence[Kept]], Iterator[str]],
+        last: str,
+    ) -> Response:
         """A stream. What can be refused at once is refused with an HTTP status before it begins."""
         task = asyncio.create_task(self.sessions.ask(session, asked))
         await asyncio.sleep(0)  # it is checked and placed
@@ -86,28 +112,28 @@ class Gateway:
             _result(task)
         leaving = asyncio.create_task(_left(request))
 
-        async def lines() -> AsyncIterator[str]:
+        async def streamed() -> AsyncIterator[str]:
             try:
                 while not task.done() and not leaving.done():
                     done, _ = await asyncio.wait({task, leaving}, timeout=_ALIVE, return_when=asyncio.FIRST_COMPLETED)
                     if not done:
                         yield ": the answer is being sampled\n\n"
                 if task.done():
-                    for chunk in chunks(_result(task), self.model, with_usage=with_usage):
-                        yield f"data: {json.dumps(chunk)}\n\n"
+                    for line in lines(_result(task)):
+                        yield line
             except TurntreeError as error:
                 yield f"data: {json.dumps(_refused(error).body)}\n\n"
             finally:
                 leaving.cancel()
                 await _cancelled(task)
-            yield "data: [DONE]\n\n"
+            yield last
 
-        return StreamingResponse(lines(), media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        return StreamingResponse(streamed(), media_type="text/event-stream", headers={"cache-control": "no-cache"})
 
     async def models(self, request: Request) -> Response:
         self._asking(request)
         served = {"id": self.model, "object": "model", "created": 0, "owned_by": "turntree"}
-        return JSONResponse({"object": "list", "data": [served]})
+        return _json({"object": "list", "data": [served]})
 
     # those who run them
 
@@ -124,7 +150,7 @@ class Gateway:
         base = str(request.base_url).rstrip("/")
         places = {"base_url": f"{base}/v1", "reward_url": f"{base}/sessions/{opened.session_id}/reward"}
         named = {"session": opened.session_id, "task": task, "key": keys["ask"], "reward_key": keys["reward"]}
-        return JSONResponse({**named, **places}, 201)
+        return _json({**named, **places}, 201)
 
     async def look(self, request: Request) -> Response:
         self._check_admin(request)
@@ -134,26 +160,26 @@ class Gateway:
             for kept in session.calls
         ]
         head = {"session": session.session_id, "task": session.task_id, "tokens": session.tokens}
-        return JSONResponse({**head, "calls": calls, "running": len(session.running), **session.reward})
+        return _json({**head, "calls": calls, "running": len(session.running), **session.reward})
 
     async def reward(self, request: Request) -> Response:
         """The reward ends the session."""
         name = request.path_params["session"]
         session = self.sessions.find(_key(request), name, use="reward", admin=self._is_admin(request))
-        self.sessions.reward(session, _reward(await self._body(request)))
+        self.sessions.reward(session, _reward(await self._body(request), {kept.call_id for kept in session.calls}))
         await self.sessions.close(session)
-        return JSONResponse({"session": name, **session.reward})
+        return _json({"session": name, **session.reward})
 
     async def close(self, request: Request) -> Response:
         self._check_admin(request)
         session = self.sessions.get(request.path_params["session"])
         reason = (await self._body(request)).get("reason", "closed without a reward")
         await self.sessions.close(session, str(reason)[:1000])
-        return JSONResponse({"session": session.session_id})
+        return _json({"session": session.session_id})
 
     async def status(self, request: Request) -> Response:
         self._check_admin(request)
-        return JSONResponse({"open": len(self.sessions), **self.sessions.ledger})
+        return _json({"open": len(self.sessions), **self.sessions.ledger})
 
     # what they share
 
@@ -165,7 +191,7 @@ class Gateway:
                 refused = _refused(error)
                 self.sessions.ledger[f"refused_{refused.status}"] += 1
                 headers = {"retry-after": "1"} if refused.status in (429, 503) else None
-                return JSONResponse(refused.body, refused.status, headers)
+                return _json(refused.body, refused.status, headers)
             except _Gone:
                 self.sessions.ledger["hung_up"] += 1
                 return Response(status_code=499)
@@ -239,6 +265,11 @@ async def _cancelled(task: asyncio.Task[Any]) -> None:
         await asyncio.wait({task})
 
 
+def _json(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """JSON in ASCII: what a policy says may hold half a character, which UTF-8 does not."""
+    return Response(json.dumps(body), status, headers, media_type="application/json")
+
+
 def _refused(error: TurntreeError) -> Refused:
     if isinstance(error, Refused):
         return error
@@ -255,23 +286,27 @@ def _tokens(kept: Kept) -> dict[str, Any]:
     return {"prompt_tokens": kept.prompt_tokens, "new_tokens": len(kept.added_ids), "sampled_tokens": sampled}
 
 
-def _reward(body: dict[str, Any]) -> dict[str, Any]:
+def _reward(body: dict[str, Any], known: set[str]) -> dict[str, Any]:
     """A reward as it is kept. A session without one (null) is censored, for the reason that must then be given."""
     unknown = sorted(set(body) - {"reward", "success", "reason", "call_rewards"})
     if unknown or "reward" not in body:
         raise Refused(
             400, "give reward, and where you like success, reason, call_rewards", param=next(iter(unknown), "reward")
         )
-    calls = body.get("call_rewards", {})
+    calls = body.get("call_rewards") or {}
     if not isinstance(calls, dict) or not all(map(_is_number, calls.values())):
         raise Refused(400, "is not an object of numbers by call id", param="call_rewards")
+    named = {name.removeprefix("chatcmpl-").removeprefix("resp_"): value for name, value in calls.items()}
+    if strange := sorted(set(named) - known):
+        raise Refused(400, f"the session has no call {strange[0]!r}", param="call_rewards")
     if body["reward"] is not None and not _is_number(body["reward"]):
         raise Refused(400, "is neither a finite number nor null", param="reward")
     if not isinstance(body.get("success"), bool | None) or not isinstance(body.get("reason", ""), str):
         raise Refused(400, "success is true or false, reason is a text")
     if body["reward"] is None and not body.get("reason"):
         raise Refused(400, "a session without a reward needs a reason", param="reason")
-    return {name: value for name, value in body.items() if value is not None or name == "reward"}
+    given = {name: value for name, value in body.items() if value is not None or name == "reward"}
+    return given | ({"call_rewards": named} if named else {})
 
 
 def _is_number(value: Any) -> bool:
@@ -281,8 +316,8 @@ def _is_number(value: Any) -> bool:
 async def _missing(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
     refused = Refused(status, f"there is no {request.method} {request.url.path}; see docs/how-to/gateway.md")
-    return JSONResponse(refused.body, status)
+    return _json(refused.body, status)
 
 
 async def _defect(request: Request, error: Exception) -> Response:
-    return JSONResponse(Refused(500, f"the gateway failed ({type(error).__name__})").body, 500)
+    return _json(Refused(500, f"the gateway failed ({type(error).__name__})").body, 500)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import re
 import secrets
 import time
@@ -20,7 +21,7 @@ from turntree.core.messages import Message
 from turntree.core.protocols import Renderer
 from turntree.gateway.calls import Session
 from turntree.gateway.config import Refused, ServingConfig, bad_request
-from turntree.gateway.driver import EngineDriver, EngineFailed, Fault, Pending
+from turntree.gateway.driver import EngineDriver, Fault, Pending
 from turntree.gateway.lineage import Kept, Lineage, Tools, again
 from turntree.gateway.store import SCHEMA, SessionStore, call_from_json, call_to_json
 
@@ -223,7 +224,7 @@ class Sessions:
             raise Refused(429, "too many calls are under way; try again", code="too_many_calls")
 
     def _placed(self, session: LiveSession, asked: Ask) -> list[Kept]:
-        size = sum(len(message.content) + len(message.reasoning) for message in asked.messages)
+        size = len(json.dumps(asked.tools)) + sum(map(_size, asked.messages))
         if size > _LONGEST_TOKEN * self.max_context:  # rendering it would keep everybody waiting
             session.limit = f"the prompt has {size} characters, and the context holds {self.max_context} tokens"
             raise Refused(400, session.limit, code=_CONTEXT, param="messages")
@@ -338,7 +339,12 @@ class Sessions:
             if not rows:  # killed while it was opened: nobody has its key
                 self._store.path(name).unlink()
                 continue
-            self._open[name] = self._restored(rows)
+            session = self._restored(rows)
+            if session.reward:  # killed while it was ended
+                self._store.append(name, {"closed": ""}, sync=True)
+                self._store.close(name)
+                continue
+            self._open[name] = session
         self.ledger["restored"] += len(self._open)
         return len(self._open)
 
@@ -361,6 +367,11 @@ class Sessions:
 
 def digest(key: str) -> str:
     return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
+
+
+def _size(message: Message) -> int:
+    calls = sum(len(json.dumps(call.arguments)) for call in message.tool_calls)
+    return len(message.content) + len(message.reasoning) + calls
 
 
 def _call_id() -> str:
@@ -394,6 +405,3 @@ def read_session(store: SessionStore, session_id: str) -> Session:
         reason=reward.get("reason") or closed,
         **said,
     )
-
-
-__all__ = ["Ask", "EngineFailed", "LiveSession", "Sessions", "digest", "read_session"]

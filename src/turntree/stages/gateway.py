@@ -20,10 +20,9 @@ from turntree.gateway.config import ServingConfig
 from turntree.gateway.driver import EngineDriver
 from turntree.gateway.merge import Discarded, merge
 from turntree.gateway.serve import listening, server_of, url_of
-from turntree.gateway.server import Gateway
 from turntree.gateway.sessions import Sessions, read_session
 from turntree.gateway.store import CLOSED, SessionStore
-from turntree.logs import trees
+from turntree.gateway.traces import Redaction, TraceWriter
 from turntree.logs.trees import KeptTree
 from turntree.observe.jsonl import write_lines
 from turntree.observe.run import notice, open_folder
@@ -33,6 +32,19 @@ from turntree.stages.policy import open_speaker
 KEY = "TURNTREE_GATEWAY_KEY"
 KEY_FILE = "gateway.key"
 SESSIONS = "sessions"
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpstreamConfig:
+    """Traces of agents that use a server of others."""
+
+    url: str
+    """Pass requests through to this OpenAI-compatible server (https://host/v1) and write traces; nothing is sampled
+    here."""
+    redact: tuple[str, ...] = ()
+    """Regular expressions: what they match in a text is not written (repeatable). Common keys never are."""
+    idle: float = 300.0
+    """Seconds without a further call after which a conversation is written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +61,8 @@ class GatewayConfig:
     serving: ServingConfig = field(default_factory=ServingConfig)
     endpoint: EndpointConfig | None = None
     """Sample from a server, such as vLLM."""
+    upstream: UpstreamConfig | None = None
+    """Write traces of what agents do at another server."""
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
@@ -63,6 +77,8 @@ def run_gateway(config: GatewayConfig, out: Path) -> dict[str, Any]:
     """Serve until the process is told to end (SIGINT, SIGTERM). Sessions lie in `out/sessions`, the gateway's own key
     in `out/gateway.key` unless TURNTREE_GATEWAY_KEY holds it. A gateway that is started again on the same folder goes
     on with the sessions that are open there."""
+    from turntree.gateway.server import Gateway  # needs the extra: a clear word where it is missing
+
     config = parts.resolved(config)
     with (
         open_folder(out, "gateway", to_mapping(config), free=FREE),
@@ -84,6 +100,21 @@ def run_gateway(config: GatewayConfig, out: Path) -> dict[str, Any]:
         finally:
             driver.close()
         return {"url": url_of(bound), **sessions.ledger}
+
+
+def run_upstream(config: GatewayConfig, traces: Path) -> dict[str, Any]:
+    """Pass everything through to another server until the process is told to end; conversations are appended to
+    `traces`."""
+    if config.upstream is None:
+        raise ConfigError("is missing", field="upstream.url", hint="give --upstream URL")
+    from turntree.gateway.upstream import Upstream
+
+    writer = TraceWriter(traces, Redaction(config.upstream.redact), idle=config.upstream.idle)
+    upstream = Upstream(config.upstream.url, writer)
+    with listening(config.host, config.port) as bound:
+        notice(f"requests to {url_of(bound)}/v1 pass through to {config.upstream.url}; traces: {traces}")
+        server_of(upstream.app, most=config.serving.limits.waiting).run(sockets=[bound])
+    return dict(writer.counts)
 
 
 def _admin_key(out: Path) -> str:
@@ -127,6 +158,3 @@ def _trees(
         )
         tools = next((call.tools for session in read for call in session.calls if call.tools), ())
         yield KeptTree(id=f"0.{number}", iteration=0, tree=merged.tree, rewards=merged.rewards, tools=tools)
-
-
-__all__ = ["FREE", "GatewayConfig", "run_gateway", "trees", "write_trees"]

@@ -1,0 +1,131 @@
+"""A gateway in front of a server of others: nothing changes on the way, and conversations become traces."""
+
+import openai
+import pytest
+from gateway_world import HTTP, SEARCH, engine, spelled, world
+
+from completions_server import serve as serve_other
+from turntree.core.completion import Sampling
+from turntree.core.errors import InputError
+from turntree.gateway.serve import serving
+from turntree.gateway.traces import REDACTED, Redaction, TraceWriter
+from turntree.gateway.upstream import Upstream
+from turntree.traces.candidates import candidates
+from turntree.traces.schema import read_traces
+
+USER = {"role": "user", "content": "What is it?"}
+CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "sk-abcdefghijklmnopqrstuv"}}\n</tool_call>'
+
+
+def words(prompt, seed):
+    return spelled(CALL if seed % 2 else f"it is {seed % 97}")
+
+
+@pytest.fixture
+def place(tmp_path):
+    """Another server (a gateway as well) and one in front of it that writes traces: its URL, a key of the server, the
+    traces so far."""
+    path = tmp_path / "traces.jsonl"
+    with world(engine(words), sampling=Sampling(max_tokens=256)) as other:
+        upstream = Upstream(f"{other.url}/v1", TraceWriter(path, Redaction([r"\d{4}-\d{4}"])))
+        with serving(upstream.app, most=100) as served:
+            yield served.url, other, path
+        assert not upstream.writer._live
+
+
+def traces_of(path):
+    return list(read_traces(path))
+
+
+def play(url, key, first="What is it?", *, stream=False, turns=3, prefix=""):
+    """What the agent saw: every answer of a conversation of some turns."""
+    client = openai.OpenAI(base_url=f"{url}{prefix}/v1", api_key=key, http_client=HTTP, max_retries=0)
+    messages, seen = [{"role": "user", "content": first}], []
+    for turn in range(turns):
+        reply = client.chat.completions.create(model="m", messages=messages, tools=[SEARCH], stream=stream)
+        if stream:
+            deltas = [chunk.choices[0].delta for chunk in reply if chunk.choices]
+            message = {"role": "assistant", "content": deltas[0].content}
+            if deltas[0].tool_calls:
+                message["tool_calls"] = [call.model_dump(exclude={"index"}) for call in deltas[0].tool_calls]
+        else:
+            message = reply.choices[0].message.model_dump(exclude_none=True)
+        seen.append(message)
+        calls = message.get("tool_calls") or []
+        told = [{"role": "tool", "tool_call_id": call["id"], "content": "card 1234-5678"} for call in calls]
+        messages += [message, *(told or [{"role": "user", "content": f"turn {turn}"}])]
+    return seen
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_agent_gets_what_the_server_says_and_its_conversation_is_one_trace(place, stream):
+    url, other, _ = place
+    first = other.open(seed=1)
+    direct = play(other.url, first["key"], stream=stream)
+    through = play(url, other.open(seed=1)["key"], stream=stream)
+    contents = [message.get("content") or "" for message in direct]
+    assert [message.get("content") or "" for message in through] == contents
+    assert len(other.calls(first["session"])) == 3
+
+
+def test_traces_are_written_when_the_gateway_ends_and_pivots_are_found_in_them(tmp_path):
+    path = tmp_path / "traces.jsonl"
+    with world(engine(words), sampling=Sampling(max_tokens=256)) as other:
+        upstream = Upstream(f"{other.url}/v1", TraceWriter(path, Redaction([r"\d{4}-\d{4}"])))
+        with serving(upstream.app, most=100) as served:
+            whole = play(served.url, other.open(seed=2)["key"], "one")
+            play(served.url, other.open(seed=3)["key"], "two", stream=True)
+    one, two = sorted(read_traces(path), key=lambda trace: trace.messages[0].content)
+    assert [len(trace.turn_positions) for trace in (one, two)] == [3, 3]
+    calls = [len(message.get("tool_calls") or []) for message in whole]
+    assert [len(one.messages[i].tool_calls) for i in one.turn_positions] == calls
+    assert one.tools == (SEARCH,) and one.split is not None
+    assert list(candidates(one))
+    text = path.read_text()
+    assert "Bearer" not in text and "1234-5678" not in text and "sk-abc" not in text and REDACTED in text
+
+
+def test_a_conversation_that_forks_gives_a_trace_for_every_end(tmp_path):
+    path, clock = tmp_path / "traces.jsonl", [0.0]
+    writer = TraceWriter(path, Redaction(), idle=10.0, clock=lambda: clock[0])
+    said = {"role": "assistant", "content": "a"}
+    writer.call("s", {"messages": [USER]}, [said])
+    writer.call("s", {"messages": [USER, said, USER]}, [{"role": "assistant", "content": "b"}])
+    writer.call("other", {"messages": [USER]}, [said, {"role": "assistant", "content": "c", "finish_reason": "length"}])
+    assert not traces_of(path)
+    clock[0] = 11.0
+    writer.flush()
+    found = [[message.content for message in trace.messages] for trace in traces_of(path)]
+    assert found == [["What is it?", "a", "What is it?", "b"], ["What is it?", "a"], ["What is it?", "c"]]
+    assert len({trace.id for trace in traces_of(path)}) == 3
+    assert [trace.meta.get("skip_turns") for trace in traces_of(path)] == [None, None, {"0": "cut"}]
+    assert len({trace.split for trace in traces_of(path)}) == 1  # of one task
+
+
+def test_what_is_no_conversation_passes_and_is_counted(tmp_path):
+    writer = TraceWriter(tmp_path / "t.jsonl", Redaction())
+    with serve_other(lambda request: (200, {"choices": "none"}) if "messages" in request else 429) as other:
+        upstream = Upstream(other.url, writer)
+        with serving(upstream.app, most=100) as served:
+            replies = [
+                HTTP.post(f"{served.url}/v1/chat/completions", json={"messages": "?"}),
+                HTTP.post(f"{served.url}/v1/embeddings", json={"input": "x"}),
+                HTTP.post(f"{served.url}/v1/a/../../secret", json={}),
+            ]
+    assert [reply.status_code for reply in replies[:2]] == [200, 429]
+    assert replies[0].json() == {"choices": "none"}
+    assert {"passed: 429", "not traced: InputError"} <= set(writer.counts)
+
+
+def test_a_server_that_is_gone_is_told_in_openais_form(tmp_path):
+    upstream = Upstream("http://127.0.0.1:9/v1", TraceWriter(tmp_path / "t.jsonl", Redaction()))
+    with serving(upstream.app, most=100) as served:
+        response = HTTP.post(f"{served.url}/v1/chat/completions", json={"messages": [USER]})
+    assert (response.status_code, response.json()["error"]["type"]) == (502, "server_error")
+
+
+def test_a_rule_that_is_no_regular_expression_and_a_url_that_is_none_are_refused(tmp_path):
+    with pytest.raises(InputError, match="regular expression"):
+        Redaction(["("])
+    with pytest.raises(InputError, match="not a URL"):
+        Upstream("api.example.com", TraceWriter(tmp_path / "t.jsonl", Redaction()))
