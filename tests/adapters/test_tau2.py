@@ -6,6 +6,7 @@ import copy
 import json
 import sys
 from types import ModuleType, SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
@@ -18,7 +19,7 @@ SCHEMA = {"type": "object", "properties": {"who": {"type": "string"}}, "required
 
 
 class Kit:
-    kinds = {"look": "read", "pay": "write"}
+    kinds: ClassVar = {"look": "read", "pay": "write"}
 
     def __init__(self) -> None:
         self.owed, self.copies = {"ann": 5, "bob": 7}, 0
@@ -87,9 +88,7 @@ def task(id, *actions, say=(), asserts=(), basis=("DB", "COMMUNICATE"), start=No
     told = SimpleNamespace(reason_for_call="You owe.", known_info=f"You are {id}.", task_instructions="Pay.")
     state = start and SimpleNamespace(initialization_data=start, initialization_actions=None, message_history=None)
     scenario = SimpleNamespace(instructions=told)
-    return SimpleNamespace(
-        id=id, evaluation_criteria=due, user_scenario=scenario, initial_state=state, ticket=ticket
-    )
+    return SimpleNamespace(id=id, evaluation_criteria=due, user_scenario=scenario, initial_state=state, ticket=ticket)
 
 
 TASKS = [
@@ -226,7 +225,12 @@ def simulation(*words):
     action = {"action_id": "0", "name": "pay", "arguments": {"who": "ann"}, "requestor": "assistant", "info": None}
     messages = [{"role": "assistant", "content": "Hi"}, *({"role": "user", "content": word} for word in words)]
     judged = {"action_checks": [{"action": action}], "communicate_checks": [{"info": "5"}]}
-    return {"id": "x", "task_id": "0", "messages": [*messages, {"role": "user", "content": None}], "reward_info": judged}
+    return {
+        "id": "x",
+        "task_id": "0",
+        "messages": [*messages, {"role": "user", "content": None}],
+        "reward_info": judged,
+    }
 
 
 def test_a_recorded_user_says_what_it_said_and_the_simulation_is_the_gold(bank, tmp_path):

@@ -86,7 +86,9 @@ def test_find_shows_where_a_text_stands(pages):
     assert pages.call(ToolCall("find", {"title": "A", "text": "line"})).text.count("[") == 2
     assert pages.call(ToolCall("find", {"title": "A", "text": "(.*)"})).text == "'A' does not hold '(.*)'"
     assert pages.call(ToolCall("find", {"title": "A", "text": ""})).text == "'A' does not hold ''"
-    assert pages.call(ToolCall("find", {"title": "B", "text": "x"})).text == "error: there is no page 'B'; search for it"
+    assert (
+        pages.call(ToolCall("find", {"title": "B", "text": "x"})).text == "error: there is no page 'B'; search for it"
+    )
 
 
 def ended(**more):

@@ -1,4 +1,4 @@
-"""The verifier `executed` at a shell: gold and tried command run in two copies, and files, output and exit code decide."""
+"""The verifier `executed` at a shell: gold and tried command run in two copies; files, output and exit code decide."""
 
 import pytest
 
@@ -47,7 +47,11 @@ def reward(verifier, at, command):
 
 def test_commands_that_do_the_same_are_accepted_and_others_are_not(verifier, traces):
     at = state(traces["delete"])
-    for same in ("find . -name '*.tmp' -type f -exec rm {} +", "find . -name '*.tmp' | xargs rm", "rm $(find -name '*.tmp')\n"):
+    for same in (
+        "find . -name '*.tmp' -type f -exec rm {} +",
+        "find . -name '*.tmp' | xargs rm",
+        "rm $(find -name '*.tmp')\n",
+    ):
         assert reward(verifier, at, same) == 1.0
     for other in ("find . -name '*.tmp'", "rm -r .", "true", "rm nothing", "find . -name '*.tmp' -delete; touch new"):
         assert reward(verifier, at, other) == 0.0

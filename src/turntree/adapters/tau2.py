@@ -121,7 +121,7 @@ def _recorded(path: str, domain: str) -> list[_Case]:
     """The simulations of a results file. Their gold is what they were graded by: ids of tasks may have changed since.
     Raises `InputError`."""
     try:
-        with (lzma.open(path, "rt") if path.endswith(".xz") else open(path, encoding="utf-8")) as file:
+        with lzma.open(path, "rt") if path.endswith(".xz") else open(path, encoding="utf-8") as file:
             rows = json.load(file)["simulations"]
         return [_simulation(row, f"{Path(path).name.partition('.')[0]}-{place}") for place, row in enumerate(rows)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -280,4 +280,6 @@ def _module(domain: str) -> Any:
     try:
         return importlib.import_module(f"tau2.domains.{domain.partition('-')[0]}.environment")
     except (ModuleNotFoundError, FileNotFoundError) as error:
-        raise InputError(f"tau2-bench has no domain {domain!r} here ({error})", field="environment", hint=hint) from error
+        raise InputError(
+            f"tau2-bench has no domain {domain!r} here ({error})", field="environment", hint=hint
+        ) from error

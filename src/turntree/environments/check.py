@@ -188,20 +188,20 @@ def _gold(task: Environment, task_id: str) -> Iterator[Finding]:
     law, gold = "the task's own gold solves it", getattr(task, "gold", ())
     if not gold:
         return
-    turn, last = 0, None
+    last = None
     try:
         environment = task.fork()
         environment.reset()
-        for turn, message in enumerate(gold, start=1):
+        for message in gold:
             last = checked(environment.step(message))
             if last.done:
                 break
     except Exception as error:
-        yield Finding(law, task_id, turn, f"raised {reason_of(error)}", grave=False)
+        yield Finding(law, task_id, None, f"raised {reason_of(error)}", grave=False)
         return
     if last is None or not last.success:
         said = "it does not end in success; `turntree traces gold` leaves this task out"
-        yield Finding(law, task_id, turn, said, grave=False)
+        yield Finding(law, task_id, None, said, grave=False)
 
 
 def _workers(task: Environment, task_id: str) -> Iterator[Finding]:
