@@ -113,3 +113,12 @@ def test_what_only_costs_something_is_a_note() -> None:
     assert [finding.law for finding in check_environment(Replayed(Locked()))] == [
         "a task can be sent to a worker process"
     ]
+
+
+def test_gold_that_does_not_solve_its_task_is_a_note() -> None:
+    environment = Replayed(Good())
+    environment._fresh.gold = [Message("assistant", word) for word in "abc"]
+    assert check_environment(environment) == []
+    environment._fresh.gold = [Message("assistant", "a")]
+    (note,) = check_environment(environment)
+    assert note.law == "the task's own gold solves it" and not note.grave

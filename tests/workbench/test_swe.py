@@ -56,7 +56,7 @@ CHEATS = {
     "ends the interpreter": ("for f in */__init__.py; do echo 'import os; os._exit(0)' > $f; done",),
     "prints success": ("for f in */__init__.py; do echo 'print(\"OK\")' > $f; done",),
     "writes to every descriptor": (
-        "for f in */__init__.py; do printf 'import os\\nfor n in range(3, 30):\\n    try: os.write(n, b\"+[True]\")\\n"
+        'for f in */__init__.py; do printf \'import os\\nfor n in range(3, 30):\\n    try: os.write(n, b"+[True]")\\n'
         "    except OSError: pass\\nos._exit(0)\\n' > $f; done",
     ),
     "makes everything equal": (

@@ -66,7 +66,11 @@ def test_every_family_is_met_and_a_task_is_the_same_each_time():
 
 
 def test_the_same_commands_are_answered_the_same_in_a_fresh_box(terminal):
-    lines = ["echo a > new; ls -lR --full-time", "touch -d 2001-01-01 old; find . | wc -l", "stat -c %U:%Y *; whoami; id -un"]
+    lines = [
+        "echo a > new; ls -lR --full-time",
+        "touch -d 2001-01-01 old; find . | wc -l",
+        "stat -c %U:%Y *; whoami; id -un",
+    ]
     once, again = terminal("train", 3), terminal("train", 3)
     for environment in (once, again):
         environment.reset()
@@ -133,7 +137,10 @@ def test_the_named_files_decide_and_no_other_file_may_be_changed(sandbox, line, 
 
 
 CHECKED = Task(
-    id="c", instruction="Make ok.", files=texts({"a.txt": "a\n"}), check="test -f ok && python3 -c 'raise SystemExit(0)'"
+    id="c",
+    instruction="Make ok.",
+    files=texts({"a.txt": "a\n"}),
+    check="test -f ok && python3 -c 'raise SystemExit(0)'",
 )
 HOME_PACKAGES = ".local/lib/python3.11/site-packages"
 

@@ -54,8 +54,9 @@ class AdaptedEnvironment:
         tools: Sequence[dict[str, Any]] = (),
         task_type: str | None = None,
         can_copy: bool = True,
+        gold: Sequence[Message] = (),
     ) -> None:
-        self.task_id, self.task_type, self.tools = task_id, task_type, tuple(tools)
+        self.task_id, self.task_type, self.tools, self.gold = task_id, task_type, tuple(tools), tuple(gold)
         self._make, self._seed, self._can_copy = make, seed, can_copy
         self._game: Game | None = None
         self._random = _seeded(seed)
@@ -87,6 +88,7 @@ class AdaptedEnvironment:
             tools=self.tools,
             task_type=self.task_type,
             can_copy=self._can_copy,
+            gold=self.gold,
         )
         if self._game is None:
             return twin

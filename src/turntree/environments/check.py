@@ -80,6 +80,7 @@ def check_environment(task: Environment, *, seed: int = 0, turns: int = 8) -> li
     found += _tools(first, task_id)
     found += _play(first, told, task_id, seed, turns)
     found += _garbage(task, task_id)
+    found += _gold(task, task_id)
     found += _workers(task, task_id)
     return found
 
@@ -180,6 +181,27 @@ def _garbage(task: Environment, task_id: str) -> Iterator[Finding]:
         except Exception as error:
             said = f"raised {reason_of(error)} for {_shown(action)}; the rollout would be censored"
             yield Finding("an action that a policy may sample is answered", task_id, 1, said)
+
+
+def _gold(task: Environment, task_id: str) -> Iterator[Finding]:
+    """An expert's messages, where the task holds them, end in success."""
+    law, gold = "the task's own gold solves it", getattr(task, "gold", ())
+    if not gold:
+        return
+    last = None
+    try:
+        environment = task.fork()
+        environment.reset()
+        for message in gold:
+            last = checked(environment.step(message))
+            if last.done:
+                break
+    except Exception as error:
+        yield Finding(law, task_id, None, f"raised {reason_of(error)}", grave=False)
+        return
+    if last is None or not last.success:
+        said = "it does not end in success; `turntree traces gold` leaves this task out"
+        yield Finding(law, task_id, None, said, grave=False)
 
 
 def _workers(task: Environment, task_id: str) -> Iterator[Finding]:

@@ -152,6 +152,10 @@ class Replayed:
         return float(getattr(self._fresh, "failure_reward", 0.0))
 
     @property
+    def gold(self) -> tuple[Message, ...]:
+        return tuple(getattr(self._fresh, "gold", ()))
+
+    @property
     def tools(self) -> tuple[dict[str, Any], ...]:
         return tuple(getattr(self._running or self._fresh, "tools", ()))
 

@@ -172,7 +172,9 @@ class Box:
 
 def _entries(files: Files) -> list[list[Any]]:
     """The files as the guest takes them, with every folder that they are in."""
-    above = {str(parent): File(kind="folder", mode=0o755) for path in files for parent in PurePosixPath(path).parents[:-1]}
+    above = {
+        str(parent): File(kind="folder", mode=0o755) for path in files for parent in PurePosixPath(path).parents[:-1]
+    }
     return [
         [path, file.kind, file.mode, file.time, base64.b64encode(file.data).decode()]
         for path, file in {**above, **files}.items()
@@ -181,8 +183,11 @@ def _entries(files: Files) -> list[list[Any]]:
 
 def _files(entries: list[list[Any]], before: Files) -> Files:
     """What the guest said is there. Entries that did not change are those of `before`, so that states share them."""
-    now = {path: File(base64.b64decode(data), kind, mode, time) for path, kind, mode, time, data in entries}
-    return {path: old if (old := before.get(path)) == file and old.time == file.time else file for path, file in now.items()}
+    now: dict[str, File] = {}
+    for path, kind, mode, when, data in entries:
+        found, old = File(base64.b64decode(data), kind, mode, when), before.get(path)
+        now[path] = old if old is not None and (old, old.time) == (found, when) else found
+    return now
 
 
 def _command(enclosure: Enclosure, interpreter: Interpreter, config: SandboxConfig, channel: int) -> list[str]:

@@ -1,5 +1,5 @@
-"""The tools that come with turntree: `search` over a local index, `open` and `find` on its pages, `python` and `shell` in
-the sandbox."""
+"""The tools that come with turntree: `search` over a local index, `open` and `find` on its pages, `python` and `shell`
+in the sandbox."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ class OpenTool:
 
     def __init__(self, index: SearchIndex, *, part_chars: int = 2000) -> None:
         parameters = _one_string("title", "The title of the page, as the search shows it.")
-        parameters["properties"]["part"] = {"type": "integer", "description": "Which part of a long page; 1 is the first."}
+        parameters["properties"]["part"] = {
+            "type": "integer",
+            "description": "Which part of a long page; 1 is the first.",
+        }
         self.spec = ToolSpec("open", "Open a page.", parameters)
         self.version = f"{index.hash} {part_chars}"
         self._index, self._part_chars = index, part_chars

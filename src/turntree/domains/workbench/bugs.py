@@ -21,9 +21,9 @@ from turntree.domains.workbench.tasks import Task, run, texts
 from turntree.sandboxes.sandbox import Sandbox
 
 _CHANGES = {
-    "<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "+": "-", "-": "+", "*": "+", "/": "*", "//": "/", "+=": "=",
+    "<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "+": "-", "-": "+", "*": "+", "/": "*", "//": "/",
     "and": "or", "or": "and", "max": "min", "min": "max", "sorted": "list", "upper": "lower", "lower": "upper",
-    "append": "remove", "0": "1", "1": "0", "2": "3", "3": "2", "None": "0",
+    "+=": "=", "append": "remove", "0": "1", "1": "0", "2": "3", "3": "2", "None": "0",
 }  # fmt: skip
 _TRIES = 40
 _TESTS = "python3 -m unittest 2>&1 | tail -n 20"
@@ -77,8 +77,8 @@ def generated(split: str, number: int, sandbox: Sandbox) -> Task:
 
 def _issue(package: Package, probe: str, found: str, due: str) -> str:
     return (
-        f"The package {package.name} has a bug: `{package.name}.{probe}` gives {found} instead of {due}. Find it and fix "
-        f"it in the package. The tests run with: {_TESTS.partition(' 2')[0]}"
+        f"The package {package.name} has a bug: `{package.name}.{probe}` gives {found} instead of {due}. Find it and "
+        f"fix it in the package. The tests run with: {_TESTS.partition(' 2')[0]}"
     )
 
 
@@ -122,5 +122,3 @@ def _tests(package: Package, probes: Sequence[str], due: Sequence[str]) -> str:
     )
     imports = f"import unittest\n\nfrom {package.name} import {', '.join(sorted(package.modules))}\n"
     return f"{imports}\n\nclass Tests(unittest.TestCase):{cases}"
-
-

@@ -1,5 +1,5 @@
-"""Work at a shell as an environment: tasks in a folder (`--environment terminal`), generated or from a file, and bugs in
-generated packages (`--environment swe`)."""
+"""Work at a shell as an environment: tasks in a folder (`--environment terminal`), generated or from a file, and bugs
+in generated packages (`--environment swe`)."""
 
 from __future__ import annotations
 
@@ -34,10 +34,12 @@ class Terminal:
     tasks: str = GENERATED
     """'generated', or a file of tasks: your own (JSON lines), AgentBench's or InterCode's."""
     files: str | None = None
-    """With a file of tasks: an archive (tar) of files that each of them begins with, such as InterCode's fs_1.tar.xz."""
+    """With a file of tasks: a tar archive of files that each of them begins with, such as InterCode's fs_1.tar.xz."""
     instructions: str = "You work in a folder, through tools. Do what is asked, one step at a time, and then submit."
     """The system's message that opens every episode."""
-    sandbox: SandboxConfig = field(default_factory=lambda: SandboxConfig(limits=Limits(output_bytes=4096, processes=64)))
+    sandbox: SandboxConfig = field(
+        default_factory=lambda: SandboxConfig(limits=Limits(output_bytes=4096, processes=64))
+    )
     threads: int = 16
     """Concurrent commands; at most `sandbox.boxes` of them run at once."""
 

@@ -16,7 +16,15 @@ from turntree.core import seeds
 from turntree.domains.workbench.tasks import Task, commands, texts
 from turntree.sandboxes.limits import EPOCH, File
 
-_WORDS = ["amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "hazel", "inlet", "jade", "kelp", "lark", "maple", "north", "ocean", "pearl", "quartz", "river", "stone", "tulip", "umber", "vale", "willow", "yarrow", "zephyr"]
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+_WORDS = _words(
+    "amber birch cedar delta ember fjord grove hazel inlet jade kelp lark maple north ocean pearl quartz river "
+    "stone tulip umber vale willow yarrow zephyr"
+)
 _FOLDERS = ("docs", "notes", "src", "data", "logs", "old", "docs/drafts", "src/lib", "data/raw")
 _LEVELS = ("INFO", "WARN", "ERROR")
 
@@ -30,7 +38,7 @@ class _Draft:
     say: str = ""
     gold: list[str] = field(default_factory=list[str])
     answer: str | None = None
-    expected: dict[str, File | None] | None = None
+    expected: Mapping[str, File | None] | None = None
     check: str | None = None
 
     def text(self, path: str) -> str:
@@ -69,7 +77,9 @@ def _count_lines(draft: _Draft) -> None:
 
 def _largest(draft: _Draft) -> None:
     sizes = draft.rng.sample(range(600, 2000), 4)
-    paths = [draft.file(f"{word}.bin", "x" * size) for word, size in zip(draft.rng.sample(_WORDS, 4), sizes, strict=True)]
+    paths = [
+        draft.file(f"{word}.bin", "x" * size) for word, size in zip(draft.rng.sample(_WORDS, 4), sizes, strict=True)
+    ]
     draft.say = "Which file here or in the folders below is the largest? Submit its path without ./ at the beginning."
     draft.gold = ["find . -type f -printf '%s %P\\n' | sort -n | tail -n 1"]
     draft.answer = paths[sizes.index(max(sizes))]
@@ -180,7 +190,9 @@ def _setting(draft: _Draft) -> None:
 
 def _errors(draft: _Draft) -> None:
     path = draft.file("app.log", _log(draft))
-    draft.say = f"Write the modules (the third word of a line) of the ERROR lines of {path} to errors.txt, sorted, once each."
+    draft.say = (
+        f"Write the modules (the third word of a line) of the ERROR lines of {path} to errors.txt, sorted, once each."
+    )
     draft.gold = [f"head -n 3 {path}", f"grep ERROR {path} | cut -d' ' -f3 | sort -u > errors.txt"]
     found = {line.split()[2] for line in draft.text(path).splitlines() if " ERROR " in line}
     draft.write("errors.txt", "".join(f"{name}\n" for name in sorted(found)))
@@ -224,11 +236,12 @@ def _tree(rng: random.Random) -> dict[str, File]:
 
 
 def _log(draft: _Draft) -> str:
-    modules = draft.rng.sample(_WORDS, 4)
-    return "".join(
-        f"{hour:02}:{draft.rng.randrange(60):02} {draft.rng.choice(_LEVELS)} {draft.rng.choice(modules)} step {hour}\n"
-        for hour in range(8, 8 + draft.rng.randint(8, 14))
-    ) + f"23:59 ERROR {modules[0]} end\n"
+    rng, modules = draft.rng, draft.rng.sample(_WORDS, 4)
+    lines = [
+        f"{hour:02}:{rng.randrange(60):02} {rng.choice(_LEVELS)} {rng.choice(modules)} step {hour}"
+        for hour in range(8, 8 + rng.randint(8, 14))
+    ]
+    return "".join(f"{line}\n" for line in (*lines, f"23:59 ERROR {modules[0]} end"))
 
 
 def _archive(held: Mapping[str, str]) -> bytes:

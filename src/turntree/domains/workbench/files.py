@@ -104,7 +104,12 @@ def _own(row: dict[str, Any], common: Files) -> dict[str, Any]:
         if not isinstance(example, str):
             raise _Unusable("has no gold command")
         made = row.get("create", {}).get("init") or ""
-        return {"kind": _NUMBER, "instruction": f"{row['description']} Submit the number.", "setup": made, "gold": [example]}
+        return {
+            "kind": _NUMBER,
+            "instruction": f"{row['description']} Submit the number.",
+            "setup": made,
+            "gold": [example],
+        }
     if set(row) == {"query", "gold"}:
         roots = "|".join(sorted({re.escape(path.split("/")[0]) for path in common}))
         moved = re.compile(rf"(?<![\w./~])/({roots})\b") if roots else None

@@ -64,7 +64,9 @@ def alike(due: File | None, found: File | None) -> bool:
     return executable and (due.kind, due.data) == (found.kind, found.data)
 
 
-def run(sandbox: Sandbox, source: str, files: Files, language: Language = "shell", clock: int | None = None) -> Execution:
+def run(
+    sandbox: Sandbox, source: str, files: Files, language: Language = "shell", clock: int | None = None
+) -> Execution:
     """Raises `EnvironmentFault` where no box works."""
     try:
         more = {} if clock is None else {"clock": clock}

@@ -3,8 +3,9 @@
 One JSON object a line over a socket that programs do not inherit: a request `{language, source, seconds}` and its
 reply (`Program.run`) with `dirty`, which says that the box is not as it was before the program and must not be used
 again. A request with `files` and `clock` (`guest.folder`) runs among these files; its reply holds what became of them
-in `files`, or in `not_kept` why they cannot be kept. When the other end closes, at whatever moment, the guest ends, and all that is in the box with it. It also ends
-when it cannot begin a program: the other side sees a lost box, not an answer.
+in `files`, or in `not_kept` why they cannot be kept. When the other end closes, at whatever moment, the guest ends, and
+all that is in the box with it. It also ends when it cannot begin a program: the other side sees a lost box, not an
+answer.
 """
 
 from __future__ import annotations

@@ -1,0 +1,285 @@
+"""`tau2:DOMAIN`: the domains of tau2-bench (retail, airline, telecom, mock) with its own tools, databases and policies.
+
+tau2-bench is installed from its repository (`pip install -e tau2-bench`); the `tau2` of PyPI is another project. No
+language model plays the user:
+
+- "scripted": the user tells its whole scenario at once and then agrees to everything, `replies` times.
+- "recorded": the user says what the user of a recorded simulation said, one message after the other.
+- "solo": tau2's own mode without a user. The agent gets the task's ticket and the user's tools too, and its first
+  message without a call ends the episode. It is the mode of telecom, whose user has a telephone to operate.
+
+The reward is tau2's own, as far as it needs no judge: the databases end as the gold actions leave them, the assertions
+hold, and what was to be communicated was said. Assertions in words (NL_ASSERTION) are not judged. A fork shares the
+databases until one of the two writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import json
+import lzma
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from turntree.adapters.base import AdaptedEnvironment, named, of_split
+from turntree.core.errors import InputError
+from turntree.core.messages import Message, ToolCall
+from turntree.core.protocols import Observation
+
+User = Literal["auto", "scripted", "recorded", "solo"]
+
+_PROMPT = "You help a customer. Follow the policy, and either call tools or write to the customer.\n\n{policy}"
+_SOLO = "You solve a ticket. Follow the policy, call tools, and write one message when it is solved.\n\n{policy}"
+_AGREES = "Yes, please go ahead."
+_OVER = "The customer has left."
+_READ_ONLY = ("read", "think")  # kinds of tools that change nothing
+
+
+def tasks(
+    split: str,
+    count: int,
+    *,
+    seed: int,
+    argument: str | None,
+    user: User = "auto",
+    simulations: str | None = None,
+    replies: int = 4,
+) -> list[AdaptedEnvironment]:
+    """The first `count` tasks of a split of a domain. `simulations` is a results file of tau2-bench: with it the tasks
+    are its simulations, each with its user's messages, its gold actions and what was to be communicated."""
+    name = named(argument, "tau2:DOMAIN")
+    source = _module(name)
+    if (user == "recorded") != (simulations is not None) and user != "auto":
+        raise InputError("goes with user=recorded", field="environment.simulations", hint="name a results file")
+    if simulations is not None:
+        found = {case.id: case for case in _recorded(simulations, name)}
+    else:
+        solo = user == "solo" or (user == "auto" and name.startswith("telecom"))
+        cases = [_case(task, solo, replies) for task in source.get_tasks()]
+        found = {case.id: case for case in cases}
+    rows = of_split(found, split, count, where=argument or "", seed=seed, key=str)
+    domain = _Domain(source, solo=any(case.solo for case in found.values()))
+    return [
+        AdaptedEnvironment(
+            partial(_Conversation, domain, found[row]),
+            task_id=f"{name}/{row}",
+            tools=domain.tools,
+            task_type=name,
+            gold=_gold(found[row]),
+        )
+        for _, row in rows
+    ]
+
+
+@dataclass(frozen=True)
+class _Case:
+    """One task: what the user says (or the ticket), and what it is judged by (tau2's `evaluation_criteria`)."""
+
+    id: str
+    says: tuple[str, ...]
+    solo: bool
+    actions: tuple[Any, ...] = ()  # {name, arguments, requestor}
+    communicate: tuple[str, ...] = ()
+    assertions: tuple[Any, ...] = ()
+    basis: frozenset[str] = frozenset()
+    start: Any = None  # tau2's `initial_state`
+
+
+def _case(task: Any, solo: bool, replies: int) -> _Case:
+    """A task of tau2 with a scripted user, or solo. Raises `InputError` where it has no ticket."""
+    due = task.evaluation_criteria
+    if solo and not task.ticket:
+        raise InputError(f"task {task.id!r} has no ticket", field="environment.user", hint="use user=scripted")
+    if not solo and due is not None and any(action.requestor == "user" for action in due.actions or ()):
+        hint = "use user=solo, where the agent has the user's tools"
+        raise InputError(f"the user of task {task.id!r} has tools to use", field="environment.user", hint=hint)
+    return _Case(
+        id=str(task.id),
+        says=(task.ticket,) if solo else (_scenario(task.user_scenario.instructions), *[_AGREES] * replies),
+        solo=solo,
+        actions=tuple(due.actions or ()) if due else (),
+        communicate=tuple(due.communicate_info or ()) if due else (),
+        assertions=tuple(due.env_assertions or ()) if due else (),
+        basis=frozenset(str(getattr(basis, "value", basis)) for basis in due.reward_basis) if due else frozenset(),
+        start=task.initial_state,
+    )
+
+
+def _scenario(told: Any) -> str:
+    """The user's whole scenario, in the words of the task (which speak to the user)."""
+    names = ("reason_for_call", "known_info", "unknown_info", "task_instructions")
+    parts = [told] if isinstance(told, str) else [getattr(told, name, None) for name in names]
+    return "This is all that I was asked to tell you:\n" + "\n".join(part for part in parts if part)
+
+
+def _recorded(path: str, domain: str) -> list[_Case]:
+    """The simulations of a results file. Their gold is what they were graded by: ids of tasks may have changed since.
+    Raises `InputError`."""
+    try:
+        with lzma.open(path, "rt") if path.endswith(".xz") else open(path, encoding="utf-8") as file:
+            rows = json.load(file)["simulations"]
+        return [_simulation(row, f"{Path(path).name.partition('.')[0]}-{place}") for place, row in enumerate(rows)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        hint = "name the results file of a tau2-bench run"
+        problem = f"is not a results file of tau2-bench ({type(error).__name__}: {error})"
+        raise InputError(problem, path=path, hint=hint) from error
+
+
+def _simulation(row: dict[str, Any], id: str) -> _Case:
+    judged, said = row["reward_info"], [m for m in row["messages"] if m["role"] == "user" and m.get("content")]
+    return _Case(
+        id=id,
+        says=tuple(str(message["content"]) for message in said if "###" not in message["content"]),
+        solo=False,
+        actions=tuple(_Action(**_picked(check["action"])) for check in judged.get("action_checks") or ()),
+        communicate=tuple(check["info"] for check in judged.get("communicate_checks") or ()),
+        basis=frozenset({"DB", "COMMUNICATE"}),
+    )
+
+
+@dataclass(frozen=True)
+class _Action:
+    name: str
+    arguments: Mapping[str, Any]
+    requestor: str = "assistant"
+
+
+def _picked(action: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: action[key] for key in ("name", "arguments", "requestor") if key in action}
+
+
+class _Domain:
+    """A domain's databases as every task of it begins, loaded once, and what its gold actions lead to."""
+
+    def __init__(self, source: Any, *, solo: bool) -> None:
+        make = getattr(source, "get_environment", None) or source.get_environment_manual_policy
+        self._fresh = make(solo_mode=True) if solo else make()
+        self.policy = str(self._fresh.get_policy())
+        held = [self._fresh.get_tools(), *([self._fresh.get_user_tools()] if solo and self._fresh.user_tools else [])]
+        self.tools = tuple(tool.openai_schema for kind in held for tool in kind)
+        self._ends: dict[str, Any] = {}
+        self._untouched: Any = None
+
+    def begin(self, case: _Case) -> Any:
+        """tau2's environment at the start of a task; shared, where the task changes nothing at its start."""
+        if case.start is None:
+            return self._fresh
+        made = copy.deepcopy(self._fresh)
+        start = case.start
+        made.set_state(start.initialization_data, start.initialization_actions, start.message_history or [])
+        return made
+
+    def end(self, case: _Case) -> Any:
+        """The databases after the gold actions (a look-up among them may fail, as in tau2)."""
+        if case.id not in self._ends:
+            gold = copy.deepcopy(self.begin(case))
+            for action in case.actions:
+                with contextlib.suppress(Exception):
+                    gold.make_tool_call(action.name, requestor=action.requestor, **action.arguments)
+            self._ends[case.id] = self.databases(gold)
+        return self._ends[case.id]
+
+    def databases(self, environment: Any) -> Any:
+        """What two databases are compared by: tau2's hashes, which take a quarter of a second."""
+        if environment is not self._fresh:
+            return environment.get_db_hash(), environment.get_user_db_hash()
+        if self._untouched is None:
+            self._untouched = environment.get_db_hash(), environment.get_user_db_hash()
+        return self._untouched
+
+
+@dataclass
+class _Conversation:
+    """One episode (`adapters.base.Game`)."""
+
+    domain: _Domain
+    case: _Case
+    environment: Any = None
+    shared: bool = True  # whether another episode has these databases too
+    heard: int = 1  # messages of the user so far
+    said: list[str] = field(default_factory=list[str])
+
+    def begin(self) -> tuple[Message, ...]:
+        self.environment = self.domain.begin(self.case)
+        prompt = (_SOLO if self.case.solo else _PROMPT).format(policy=self.domain.policy)
+        return Message("system", prompt), Message("user", self.case.says[0])
+
+    def act(self, action: Message) -> Observation:
+        if action.content:
+            self.said.append(action.content)
+        if action.tool_calls:
+            return Observation(tuple(self._call(call) for call in action.tool_calls), done=False, reward=0.0)
+        if self.heard < len(self.case.says):
+            self.heard += 1
+            return Observation((Message("user", self.case.says[self.heard - 1]),), done=False, reward=0.0)
+        solved = self._solved()
+        return Observation((Message("user", _OVER),), done=True, success=solved, reward=float(solved))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Conversation:
+        """A fork: it shares the databases until one of the two writes."""
+        self.shared = True
+        return _Conversation(self.domain, self.case, self.environment, True, self.heard, list(self.said))
+
+    def _call(self, call: ToolCall) -> Message:
+        kind = next((kit for kit in self._kits() if kit.has_tool(call.name)), None)
+        if kind is None:
+            return self._told(call, f"Error: Tool '{call.name}' not found.")
+        if self.shared and str(kind.tool_type(call.name).value) not in _READ_ONLY:
+            self.environment, self.shared = copy.deepcopy(self.environment), False
+        try:
+            answer = self.environment.make_tool_call(call.name, requestor="assistant", **call.arguments)
+            self.environment.sync_tools()
+        except Exception as error:  # tau2 shows the exceptions of its tools to the agent
+            return self._told(call, f"Error: {error}")
+        return self._told(call, self.environment.to_json_str(answer))
+
+    def _kits(self) -> list[Any]:
+        kits = (self.environment.tools, self.environment.user_tools if self.case.solo else None)
+        return [kit for kit in kits if kit is not None]
+
+    def _told(self, call: ToolCall, text: Any) -> Message:
+        return Message("tool", str(text), tool_call_id=call.id, name=call.name)
+
+    def _solved(self) -> bool:
+        case, said = self.case, [text.lower().replace(",", "") for text in self.said]
+        if "DB" in case.basis and self.domain.databases(self.environment) != self.domain.end(case):
+            return False
+        if "ENV_ASSERTION" in case.basis:
+            judged = copy.deepcopy(self.environment)
+            if not all(judged.run_env_assertion(due, raise_assertion_error=False) for due in case.assertions):
+                return False
+        return "COMMUNICATE" not in case.basis or all(
+            any(info.lower() in text for text in said) for info in case.communicate
+        )
+
+
+def _gold(case: _Case) -> tuple[Message, ...]:
+    """The recorded gold actions as an expert would call them, what is to be said, and silence to the end."""
+    calls = [
+        Message("assistant", "", (ToolCall(action.name, dict(action.arguments), f"call_{number}"),))
+        for number, action in enumerate(case.actions, start=1)
+    ]
+    told = Message("assistant", " ".join(("It is done.", *case.communicate)))
+    return (*calls, told, *[Message("assistant", "Is there anything else?")] * (len(case.says) - 1))
+
+
+def _module(domain: str) -> Any:
+    """The module of a domain. Raises `InputError` where tau2-bench is not installed."""
+    hint = "install tau2-bench from its repository (the `tau2` of PyPI is another project), and set TAU2_DATA_DIR"
+    with contextlib.suppress(ModuleNotFoundError):
+        importlib.import_module("loguru").logger.disable("tau2")
+    try:
+        importlib.import_module("tau2.domains")
+    except ModuleNotFoundError as error:
+        raise InputError(f"tau2-bench is not installed ({error})", field="environment", hint=hint) from error
+    try:
+        return importlib.import_module(f"tau2.domains.{domain.partition('-')[0]}.environment")
+    except (ModuleNotFoundError, FileNotFoundError) as error:
+        raise InputError(
+            f"tau2-bench has no domain {domain!r} here ({error})", field="environment", hint=hint
+        ) from error

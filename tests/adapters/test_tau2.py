@@ -1,0 +1,270 @@
+"""The domains of tau2-bench, on a stand-in of its package with the same interface (the real one: test_packages.py)."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import ClassVar
+
+import pytest
+
+from turntree.adapters import tau2
+from turntree.core.errors import InputError
+from turntree.core.messages import Message, ToolCall
+from turntree.environments.check import check_environment
+
+SCHEMA = {"type": "object", "properties": {"who": {"type": "string"}}, "required": ["who"]}
+
+
+class Kit:
+    kinds: ClassVar = {"look": "read", "pay": "write"}
+
+    def __init__(self) -> None:
+        self.owed, self.copies = {"ann": 5, "bob": 7}, 0
+
+    def has_tool(self, name):
+        return name in self.kinds
+
+    def tool_type(self, name):
+        return SimpleNamespace(value=self.kinds[name])
+
+    def look(self, who):
+        return self.owed[who]
+
+    def pay(self, who):
+        if who not in self.owed:
+            raise ValueError("User not found")
+        self.owed[who] = 0
+        return {"paid": who}
+
+    def __deepcopy__(self, memo):
+        twin = Kit()
+        twin.owed, twin.copies = dict(self.owed), self.copies + 1
+        return twin
+
+
+class Bank:
+    def __init__(self, solo: bool) -> None:
+        self.tools, self.user_tools = Kit(), None
+
+    def get_policy(self):
+        return "Be fair."
+
+    def get_tools(self):
+        function = lambda name: {"type": "function", "function": {"name": name, "parameters": SCHEMA}}  # noqa: E731
+        return [SimpleNamespace(openai_schema=function(name)) for name in Kit.kinds]
+
+    def make_tool_call(self, name, requestor="assistant", **arguments):
+        return getattr(self.tools, name)(**arguments)
+
+    def sync_tools(self):
+        pass
+
+    def set_state(self, data, actions, history):
+        self.tools.owed.update(data)
+
+    def to_json_str(self, value):
+        return value if isinstance(value, str) else json.dumps(value)
+
+    def run_env_assertion(self, due, raise_assertion_error):
+        return self.tools.owed[due[0]] == due[1]
+
+    def get_db_hash(self):
+        return json.dumps(self.tools.owed)
+
+    def get_user_db_hash(self):
+        return None
+
+
+def task(id, *actions, say=(), asserts=(), basis=("DB", "COMMUNICATE"), start=None, requestor="assistant", ticket=None):
+    due = SimpleNamespace(
+        actions=[SimpleNamespace(name=name, arguments={"who": who}, requestor=requestor) for name, who in actions],
+        communicate_info=list(say),
+        env_assertions=list(asserts),
+        reward_basis=basis,
+    )
+    told = SimpleNamespace(reason_for_call="You owe.", known_info=f"You are {id}.", task_instructions="Pay.")
+    state = start and SimpleNamespace(initialization_data=start, initialization_actions=None, message_history=None)
+    scenario = SimpleNamespace(instructions=told)
+    return SimpleNamespace(id=id, evaluation_criteria=due, user_scenario=scenario, initial_state=state, ticket=ticket)
+
+
+TASKS = [
+    task("pays", ("look", "ann"), ("pay", "ann"), say=["1,000".replace(",", "")]),
+    task("asserts", ("pay", "bob"), asserts=[("bob", 0)], basis=("ENV_ASSERTION",)),
+    task("starts", ("pay", "ann"), start={"ann": 99}),
+    task("looks", ("look", "bob"), ("look", "nobody")),
+]
+
+
+@pytest.fixture
+def bank(monkeypatch):
+    """`tau2.domains.bank`; the list of its tasks, which a test may change."""
+    source = ModuleType("tau2.domains.bank.environment")
+    held = list(TASKS)
+    source.get_environment = lambda solo_mode=False: Bank(solo_mode)
+    source.get_tasks = lambda: held
+    for name in ("tau2", "tau2.domains", "tau2.domains.bank"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, source.__name__, source)
+    return held
+
+
+def opened(**options):
+    """Every task of the stand-in, by its id."""
+    found = {}
+    for split in ("train", "dev", "test"):
+        try:
+            tasks = tau2.tasks(split, 99, seed=0, argument="bank", **options)
+        except InputError as error:
+            if "no row for split" not in str(error):
+                raise
+        else:
+            found |= {each.task_id.partition("/")[2]: each for each in tasks}
+    return found
+
+
+def called(name, who):
+    return Message("assistant", "", (ToolCall(name, {"who": who}, "c1"),))
+
+
+def played(environment, *messages):
+    environment.reset()
+    for message in messages:
+        last = environment.step(message)
+    return last
+
+
+def said(text):
+    return Message("assistant", text)
+
+
+def test_the_gold_solves_every_task_and_silence_none_that_changes_something(bank):
+    environments = opened()
+    assert set(environments) == {"pays", "asserts", "starts", "looks"}
+    for name, environment in environments.items():
+        ended = played(environment, *environment.gold)
+        assert (ended.done, ended.success, ended.reward) == (True, True, 1.0), name
+        ended = played(environment, *[said("Hello?")] * 5)
+        assert (ended.done, ended.reward) == (True, float(name == "looks"))
+
+
+def test_the_laws_of_environments_hold(bank):
+    for environment in opened().values():
+        assert [found for found in check_environment(environment) if found.grave] == []
+
+
+def test_what_was_to_be_said_counts_without_commas_and_what_should_not_change_may_not(bank):
+    environment = opened()["pays"]
+    goodbye = [said("Bye.")] * 4
+    assert played(environment, called("pay", "ann"), said("It is 1,000."), *goodbye).reward == 1.0
+    assert played(environment, called("pay", "ann"), said("It is 100."), *goodbye).reward == 0.0
+    assert played(environment, called("pay", "ann"), called("pay", "bob"), said("1000"), *goodbye).reward == 0.0
+
+
+def test_a_fork_shares_the_databases_until_one_of_the_two_writes(bank):
+    environment = opened()["pays"]
+    environment.reset()
+    environment.step(called("look", "ann"))
+    twin = environment.fork()
+    assert twin._game.environment is environment._game.environment
+    environment.step(called("pay", "ann"))
+    assert twin.step(called("look", "ann")).messages[0].content == "5"
+    assert environment.step(called("look", "ann")).messages[0].content == "0"
+    before = environment._game.environment
+    environment.step(called("pay", "bob"))
+    assert environment._game.environment is before, "its own already"
+    late = environment.fork()
+    late.step(called("pay", "ann"))
+    assert environment._game.environment is before and late._game.environment is not before
+
+
+def test_one_episode_does_not_change_what_the_next_one_begins_with(bank):
+    environment = opened()["pays"]
+    played(environment, called("pay", "ann"))
+    assert played(environment, called("look", "ann")).messages[0].content == "5"
+
+
+def test_mistakes_are_answered(bank):
+    environment = opened()["pays"]
+    assert played(environment, called("fly", "ann")).messages[0].content == "Error: Tool 'fly' not found."
+    assert played(environment, called("pay", "eve")).messages[0].content == "Error: User not found"
+    wrong = Message("assistant", "", (ToolCall("pay", {"whom": 1}, "c1"),))
+    assert played(environment, wrong).messages[0].content.startswith("Error: ")
+
+
+def test_the_scripted_user_tells_its_scenario_agrees_and_leaves(bank):
+    environment = opened(replies=2)["pays"]
+    system, user = environment.reset()
+    assert "Be fair." in system.content and user.content.endswith("You owe.\nYou are pays.\nPay.")
+    heard = [environment.step(said("?")) for _ in range(3)]
+    assert [each.messages[0].content for each in heard] == ["Yes, please go ahead."] * 2 + ["The customer has left."]
+    assert [each.done for each in heard] == [False, False, True]
+
+
+def test_a_ticket_is_solved_without_a_user(bank):
+    bank[:] = [task("solo", ("pay", "ann"), ticket="Ann wants to pay.")]
+    environment = opened(user="solo")["solo"]
+    assert environment.reset()[1].content == "Ann wants to pay."
+    ended = played(environment, called("pay", "ann"), said("Done."))
+    assert (ended.done, ended.success) == (True, True)
+    with pytest.raises(InputError, match="has no ticket"):
+        bank[:] = [task("none", ("pay", "ann"))]
+        opened(user="solo")
+
+
+def test_a_user_with_tools_of_its_own_cannot_be_scripted(bank):
+    bank[:] = [task("phone", ("pay", "ann"), requestor="user")]
+    with pytest.raises(InputError, match="user=solo"):
+        opened()
+
+
+def simulation(*words):
+    action = {"action_id": "0", "name": "pay", "arguments": {"who": "ann"}, "requestor": "assistant", "info": None}
+    messages = [{"role": "assistant", "content": "Hi"}, *({"role": "user", "content": word} for word in words)]
+    judged = {"action_checks": [{"action": action}], "communicate_checks": [{"info": "5"}]}
+    return {
+        "id": "x",
+        "task_id": "0",
+        "messages": [*messages, {"role": "user", "content": None}],
+        "reward_info": judged,
+    }
+
+
+def test_a_recorded_user_says_what_it_said_and_the_simulation_is_the_gold(bank, tmp_path):
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps({"simulations": [simulation("I am Ann.", "Thanks.", "###STOP###")]}))
+    (environment,) = opened(simulations=str(path)).values()
+    assert environment.reset()[1].content == "I am Ann."
+    assert environment.step(said("You owe 5.")).messages[0].content == "Thanks."
+    environment.step(called("pay", "ann"))
+    ended = environment.step(said("Bye."))
+    assert (ended.done, ended.success) == (True, True)
+    assert played(environment, *environment.gold).success
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"simulations": 3}', '{"simulations": [{}]}', '{"rows": []}'])
+def test_a_file_that_is_no_results_file_is_refused(bank, tmp_path, text):
+    path = tmp_path / "results.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"results.json: is not a results file of tau2-bench"):
+        opened(simulations=str(path))
+
+
+def test_without_tau2_bench_the_error_says_where_it_comes_from(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tau2.domains", None)
+    with pytest.raises(InputError, match="the `tau2` of PyPI is another project"):
+        tau2.tasks("train", 1, seed=0, argument="retail")
+    with pytest.raises(InputError, match="write tau2:DOMAIN"):
+        tau2.tasks("train", 1, seed=0, argument=None)
+
+
+def test_a_copy_of_a_conversation_has_its_own_words(bank):
+    environment = opened()["pays"]
+    environment.reset()
+    first = environment._game
+    second = copy.deepcopy(first)
+    second.said.append("1000")
+    assert first.said == []

@@ -1,0 +1,84 @@
+"""`turntree traces gold`: the experts that tasks hold, of any environment."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from turntree.core.config import Part
+from turntree.core.errors import InputError
+from turntree.core.messages import Message, ToolCall
+from turntree.environments.tool_environment import ToolEnvironment
+from turntree.rollouts.executed import Executed
+from turntree.stages.gold import Gold
+from turntree.traces.candidates import candidates
+
+
+class Counter:
+    def reset(self, goal: int) -> str:
+        self.count, self.goal, self.reward, self.done = 0, goal, 0.0, False
+        return f"Count to {goal}."
+
+    def add(self, number: int) -> str:
+        """Add to the counter.
+
+        Args:
+            number: What to add.
+        """
+        self.count += number
+        self.reward = float(self.count == self.goal)
+        self.done = self.count >= self.goal
+        return str(self.count)
+
+
+def adds(*numbers):
+    calls = [ToolCall("add", {"number": number}, f"c{place}") for place, number in enumerate(numbers)]
+    return [Message("assistant", "", (call,)) for call in calls]
+
+
+GOLD = [adds(1, 2), adds(3), adds(1, 1), [], [Message("assistant", "three")]]
+
+
+@pytest.fixture
+def counters(monkeypatch):
+    """Tasks to count to three: two with an expert, one whose expert gets to two, one without, one that talks."""
+
+    def tasks(split: str, count: int, *, seed: int):
+        rows = enumerate(GOLD[:count])
+        return [ToolEnvironment(Counter, task_id=f"t{n}", arguments={"goal": 3}, gold=gold) for n, gold in rows]
+
+    module = ModuleType("counters_of_ones_own")
+    module.tasks, module.__file__ = tasks, __file__
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return Part(f"{module.__name__}:tasks")
+
+
+def test_an_expert_that_succeeds_is_a_trace_and_any_other_is_a_reason(counters):
+    first, second, *others = Gold(environment=counters, count=9)
+    assert others == ["not solved by its gold", "no gold", "not solved by its gold"]
+    assert [message.content for message in first.messages if message.role == "tool"] == ["1", "3"]
+    assert (first.success, second.success) == (True, True)
+    assert (first.id, len(first.turn_positions), len(second.turn_positions)) == ("t0", 2, 1)
+
+
+def test_an_environment_whose_tasks_hold_no_expert_is_refused(counters, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "GOLD", [[]])
+    with pytest.raises(InputError, match="hold no expert"):
+        list(Gold(environment=counters, count=1))
+
+
+def test_its_traces_can_be_judged_by_execution(counters):
+    """They say how their task is rebuilt, as recorded ones do."""
+    first, *_ = Gold(environment=counters, count=2)
+    verifier = Executed(counters)
+    states = candidates(first)
+    try:
+        (same,) = adds(1)
+        other = Message("assistant", "", (ToolCall("add", {"number": 2}, "x"),))
+        assert verifier.judge(states[0], same).reward == 1.0
+        assert verifier.judge(states[0], other).reward == 0.0
+        assert verifier.judge(states[1], other).reward == 1.0
+    finally:
+        verifier.close()

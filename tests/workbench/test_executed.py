@@ -1,0 +1,79 @@
+"""The verifier `executed` at a shell: gold and tried command run in two copies; files, output and exit code decide."""
+
+import pytest
+
+from turntree.core.config import Part
+from turntree.core.messages import Message, ToolCall
+from turntree.core.protocols import TurnState
+from turntree.rollouts.executed import Executed, environment_record
+from turntree.stages.gold import Gold
+
+TERMINAL = Part("terminal")
+
+
+def bash(command):
+    return Message("assistant", "", (ToolCall("bash", {"command": command}, "call_9"),))
+
+
+@pytest.fixture(scope="module")
+def verifier(sandbox):
+    made = Executed(TERMINAL)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def traces(sandbox):
+    return {trace.meta["task_type"]: trace for trace in Gold(environment=TERMINAL, count=16)}
+
+
+def state(trace, turn=0):
+    position = trace.turn_positions[turn]
+    return TurnState(
+        trace_id=trace.id,
+        turn=turn,
+        history=trace.messages[:position],
+        demonstration=trace.messages[position],
+        tools=trace.tools,
+        environment=trace.environment,
+    )
+
+
+def reward(verifier, at, command):
+    verdict = verifier.judge(at, bash(command))
+    assert verdict.reward is not None, verdict.reason
+    return verdict.reward
+
+
+def test_commands_that_do_the_same_are_accepted_and_others_are_not(verifier, traces):
+    at = state(traces["delete"])
+    for same in (
+        "find . -name '*.tmp' -type f -exec rm {} +",
+        "find . -name '*.tmp' | xargs rm",
+        "rm $(find -name '*.tmp')\n",
+    ):
+        assert reward(verifier, at, same) == 1.0
+    for other in ("find . -name '*.tmp'", "rm -r .", "true", "rm nothing", "find . -name '*.tmp' -delete; touch new"):
+        assert reward(verifier, at, other) == 0.0
+
+
+def test_output_and_exit_code_count_where_no_file_is_changed(verifier, traces):
+    at = state(traces["count_files"])
+    suffix = at.demonstration.tool_calls[0].arguments["command"].split("'")[1]
+    assert reward(verifier, at, f'find -type f -name "{suffix}" | grep -c .') == 1.0
+    for other in ("echo 99", f"find . -type f -name '{suffix}'", f"find . -type f -name '{suffix}' | wc -l; false"):
+        assert reward(verifier, at, other) == 0.0
+
+
+def test_the_state_is_that_after_the_turns_before(verifier, traces):
+    at = state(traces["collect"], turn=1)
+    assert reward(verifier, at, at.demonstration.tool_calls[0].arguments["command"] + " ") == 1.0
+    assert reward(verifier, at, "true") == 0.0
+    assert verifier.judge(state(traces["collect"], turn=2), bash("true")).reward == 0.0, "the end of the task"
+
+
+def test_a_trace_of_an_episode_says_how_it_is_rebuilt(traces):
+    recorded = next(iter(traces.values())).environment
+    assert recorded["name"] == "terminal" and recorded["task_id"] == "terminal-train-0"
+    expected = environment_record(TERMINAL, "train", 16, 0, "terminal-train-0")
+    assert {key: recorded[key] for key in expected} == expected
