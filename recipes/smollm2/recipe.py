@@ -124,7 +124,8 @@ class Book:
                 f"{stage.name} was begun with other settings:\n  {' '.join(found['command'])}\nnow:\n  "
                 f"{' '.join(stage.command)}\nuse another folder, or delete {path} and {self.folder / stage.result}"
             )
-        return found["finished"] and (self.folder / stage.result).exists()
+        result = self.folder / stage.result  # a file is there when it is whole, also of a recipe that was killed then
+        return result.is_file() or (found["finished"] and result.exists())
 
     def run(self, stage: Stage) -> None:
         """Nothing where the stage is done, or not asked for. Ends the script where the command fails."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from turntree.rollouts.rewards import RewardSum
 from turntree.stages.config import TrainOnlineConfig
 from turntree.stages.evaluate import EvaluateConfig, play
 from turntree.stages.policy import Policy, load_policy, policy_name
+from turntree.stages.unrewarded import none_rewarded, reasons, require_rewards
 from turntree.training.checkpoints import extent, resume
 from turntree.training.drift import too_still
 from turntree.training.head import vocabulary_size
@@ -64,13 +64,14 @@ def run_train_online(config: TrainOnlineConfig, out: Path, *, overwrite: bool = 
         )
         trained = _train(run, policy, opened, config, summed, filters)
         rows = run.metrics()
+        require_rewards(rows)
     return {
         "model": str(run.model),
         "iterations": rows[-1]["step"],
         "reward_mean": rows[-1]["reward_mean"],
         "held_out_success": rows[-1].get("held_out_success"),
         "forks": rows[-1]["trees"]["forks"],
-        "censored": dict(sum((Counter(row.get("censored") or {}) for row in rows), Counter[str]())),
+        "censored": reasons(rows),
         "rollouts": sum(sum(row.get("stops", {}).values()) for row in rows),
         "read": list(opened.read),
         "saved": trained.savings.counts(),
@@ -112,8 +113,10 @@ def _train(
 
         def log(row: dict[str, Any]) -> None:
             run.log({**row, "timing": {**row.get("timing", {}), **opened.figures()}})
-            if reference is not None and (warning := too_still(row, config.train.iterations)):
-                notice(warning)
+            if said := none_rewarded(row):
+                notice(said)
+            if reference is not None and (said := too_still(row, config.train.iterations)):
+                notice(said)
             if row["step"]:
                 bar.update(row["step"] - bar.n)
                 bar.set_postfix(

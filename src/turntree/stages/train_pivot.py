@@ -29,6 +29,7 @@ from turntree.stages.config import CheckConfig, TrainPivotConfig
 from turntree.stages.evaluate import EvaluateConfig, play
 from turntree.stages.policy import Policy, load_policy
 from turntree.stages.profile import read_candidates
+from turntree.stages.unrewarded import none_rewarded, reasons, require_rewards
 from turntree.stages.train_online import HELD_OUT, keep_held_out
 from turntree.stages.verifier import is_registered, open_verifier
 from turntree.training.checkpoints import extent, resume
@@ -71,6 +72,7 @@ def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = Fa
         check = _checks(config, policy, verifier, traces, tasks, run)
         trained = _train(run, policy, pivots, verifier, check, config)
         rows = run.metrics()
+        require_rewards(rows)
     last = rows[-1]
     return {
         "model": str(run.model),
@@ -79,6 +81,8 @@ def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = Fa
         "reward_mean": last["reward_mean"],
         "kl": last.get("kl"),
         "retired_pivots": last["retired_pivots"],
+        "censored": reasons(rows),
+        "rollouts": sum(row.get("rollouts", 0) for row in rows),
         "trees_bytes_per_trained_token": trees.bytes_per_trained_token(
             run.path, rows, config.train.steps, config.keep_trees
         ),
@@ -107,8 +111,10 @@ def _train(
             run.log(row)
             for alarm in row.get("drift_alarms", ()):
                 notice(_warning(alarm, row["step"]))
-            if measured and (warning := too_still(row, config.train.steps)):
-                notice(warning)
+            if said := none_rewarded(row):
+                notice(said)
+            if measured and (said := too_still(row, config.train.steps)):
+                notice(said)
             if row["step"]:
                 bar.update(row["step"] - bar.n)
                 bar.set_postfix({key: row[key] for key in ("reward_mean", "kl") if row.get(key) is not None})
