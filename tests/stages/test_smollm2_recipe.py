@@ -56,9 +56,9 @@ def demonstrations() -> list[Trace]:
     ]
 
 
-def run(recipe, folder: Path, games: int = 2, arms: tuple[str, ...] = ("sft", "pivot"), **settings) -> None:
+def run(recipe, folder: Path, games: int = 2, items: int = 2, arms=("sft", "pivot"), **settings) -> None:
     chosen = recipe.replace(recipe.SMOKE, model="tiny", **settings)
-    recipe.Recipe(recipe.Book(folder), chosen).run(arms, [0], games)
+    recipe.Recipe(recipe.Book(folder), chosen, items).run(arms, [0], games)
 
 
 def test_a_finished_recipe_computes_nothing_again_and_a_longer_one_only_what_is_new(recipe, ran, tmp_path) -> None:
@@ -67,8 +67,9 @@ def test_a_finished_recipe_computes_nothing_again_and_a_longer_one_only_what_is_
     ran.clear()
     run(recipe, tmp_path)
     assert ran == []
-    run(recipe, tmp_path, games=4)
-    assert ran == [f"play.{name}.2.json" for name in ("warm", "sft-0.0001.0", "pivot.0")]
+    run(recipe, tmp_path, games=4, items=4)
+    arms = ("warm", "sft-0.0001.0", "pivot.0")
+    assert ran == [f"{kind}.{arm}.2.json" for kind in ("keep", "play") for arm in arms]
 
 
 def test_a_killed_stage_runs_again_and_those_before_it_do_not(recipe, ran, tmp_path: Path) -> None:
@@ -95,7 +96,9 @@ def test_a_stage_that_was_made_with_other_settings_is_refused_and_so_is_what_was
 def test_the_parts_share_no_game_and_turns_are_drawn_alike_every_time(recipe, tmp_path: Path) -> None:
     write_traces(tmp_path / "traces.jsonl", demonstrations())
     recipe.write_parts(tmp_path, recipe.SMOKE)
-    parts = {name: list(read_traces(tmp_path / f"{name}.jsonl")) for name in ("warm-4.traces", "rest", "pool", "held_out")}
+    parts = {
+        name: list(read_traces(tmp_path / f"{name}.jsonl")) for name in ("warm-4.traces", "rest", "pool", "held_out")
+    }
     ids = {name: {trace.id for trace in traces} for name, traces in parts.items()}
     assert ids["rest"] == ids["pool"] and not ids["warm-4.traces"] & ids["rest"]
     assert not ids["held_out"] & (ids["rest"] | ids["warm-4.traces"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.tiny_models import tiny_model
+from tiny_models import tiny_model
 from turntree.training.config import LoRAConfig
 from turntree.training.lora import add_adapter
 from turntree.training.sft import Example, negative_log_likelihood

@@ -29,8 +29,8 @@ from turntree.stages.config import CheckConfig, TrainPivotConfig
 from turntree.stages.evaluate import EvaluateConfig, play
 from turntree.stages.policy import Policy, load_policy
 from turntree.stages.profile import read_candidates
-from turntree.stages.unrewarded import none_rewarded, reasons, require_rewards
 from turntree.stages.train_online import HELD_OUT, keep_held_out
+from turntree.stages.unrewarded import none_rewarded, reasons, require_rewards
 from turntree.stages.verifier import is_registered, open_verifier
 from turntree.training.checkpoints import extent, resume
 from turntree.training.curriculum import PivotRecord
