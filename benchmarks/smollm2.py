@@ -42,7 +42,7 @@ from turntree.training.update import update_step
 SIBLINGS = Turns("siblings_16", sequences=16, prompt=300, new=24)
 STATES = Shape(300, (8,), 12)
 FLAT_ROWS = 4
-SMOLLM2 = {
+SMOLLM2: dict[str, Any] = {
     "vocab_size": 49152,
     "hidden_size": 576,
     "intermediate_size": 1536,
@@ -51,7 +51,7 @@ SMOLLM2 = {
     "num_key_value_heads": 3,
     "max_position_embeddings": 8192,
 }
-QUICK = {"vocab_size": 512, "hidden_size": 36, "intermediate_size": 64, "num_hidden_layers": 2}
+QUICK: dict[str, Any] = {"vocab_size": 512, "hidden_size": 36, "intermediate_size": 64, "num_hidden_layers": 2}
 
 
 def the_model(folder: str | None, quick: bool, dtype: Literal["float32", "bfloat16"]) -> PreTrainedModel:

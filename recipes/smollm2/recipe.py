@@ -47,6 +47,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from turntree.observe.files import read_json, write_json
+from turntree.traces.candidates import skipped_turns
 from turntree.traces.schema import Trace, read_traces, write_traces
 
 HERE = Path(__file__).resolve().parent
@@ -73,10 +74,11 @@ class Settings:
     states: int = 8
     group: int = 8
     warm_rate: float = 2e-4
-    rates: tuple[float, ...] = (7e-5, 2e-4, 2e-5)  # of SFT
+    rates: tuple[float, ...] = (7e-5, 2e-4, 5e-4)  # of SFT: what is forgotten is compared at equal gain
     rate: float = 5e-5  # of the other arms
     max_turns: int = 16
     max_tokens: int = 24  # a command has some eight
+    verifier: tuple[str, ...] = ()  # as options of `profile`; empty: that of the games
     play: int = 50  # test games of one stage
     items: int = 50  # passages and answers of each kind, of one stage
 
@@ -251,13 +253,13 @@ class Recipe:
             self.book.run(chosen[arm])
         return chosen
 
-    def reinforced(self, name: str, warm: Stage, states: Stage, seed: int) -> Stage:
+    def reinforced(self, name: str, warm: Stage, states: Stage, seed: int, *more: str) -> Stage:
         options = self.settings
         command = words(
             *("train", "pivot", states.result, "--model", warm.model, "--seed", seed, "--steps", options.steps),
             *("--learning-rate", options.rate, "--set", "train.optimizer.warmup_steps=2"),
             *("--set", f"train.states={options.states}", "--set", f"train.group_size={options.group}"),
-            *("--set", f"train.sampling.max_tokens={options.max_tokens}", *self.training(name)),
+            *("--set", f"train.sampling.max_tokens={options.max_tokens}", *more, *self.training(name)),
         )
         return Stage(name, f"{name}/cost.json", command, (states,))
 
@@ -282,9 +284,9 @@ class Recipe:
     def profile(self, name: str, model: Stage, traces: str, split: str, rollouts: int) -> Stage:
         command = words(
             *("profile", "--model", model.model, "--traces", traces, "--split", split, "--rollouts", rollouts),
-            *("--max-tokens", self.settings.max_tokens, *self.settings.device, "--out", f"{name}.jsonl"),
+            *("--max-tokens", self.settings.max_tokens, *self.settings.verifier, *self.settings.device),
         )
-        return Stage(name, f"{name}.jsonl", command, (model,))
+        return Stage(name, f"{name}.jsonl", (*command, "--out", f"{name}.jsonl"), (model,))
 
     def retention(self, name: str, model: Stage) -> None:
         dtype = "bfloat16" if "device.dtype=bfloat16" in self.settings.device else "float32"
@@ -306,8 +308,11 @@ class Recipe:
 
 def write_parts(folder: Path, options: Settings) -> None:
     """The traces of warm starts and of the arms (`rest`), and with fewer turns as candidates those that are profiled
-    (`pool`) and those of games held out for acceptance. Equal settings give equal files."""
-    traces = list(read_traces(folder / "traces.jsonl"))
+    (`pool`) and those that are held out for acceptance. Equal settings give equal files."""
+    divide(folder, list(read_traces(folder / "traces.jsonl")), options)
+
+
+def divide(folder: Path, traces: Sequence[Trace], options: Settings) -> None:
     train, dev = ([trace for trace in traces if trace.split == split] for split in ("train", "dev"))
     rest = train[max(options.parts) :][: options.rest]
     held_out, turns = options.held_out
@@ -322,12 +327,13 @@ def write_parts(folder: Path, options: Settings) -> None:
 
 
 def some_turns(trace: Trace, count: int) -> Trace:
-    """The trace with `count` of its turns as candidates, drawn by its id: some turns of many rooms tell more than all
-    turns of a few."""
-    turns = range(len(trace.turn_positions))
+    """The trace with `count` of its candidates, drawn by its id: some turns of many rooms tell more than all turns of a
+    few."""
+    marked = skipped_turns(trace)
+    turns = [turn for turn in range(len(trace.turn_positions)) if turn not in marked]
     kept = random.Random(trace.id).sample(turns, min(count, len(turns)))
-    skipped = {str(turn): "not_drawn" for turn in turns if turn not in kept}
-    return replace(trace, meta={**trace.meta, "skip_turns": skipped})
+    drawn = {str(turn): "not_drawn" for turn in turns if turn not in kept}
+    return replace(trace, meta={**trace.meta, "skip_turns": {**trace.meta.get("skip_turns", {}), **drawn}})
 
 
 def main() -> None:
