@@ -219,7 +219,7 @@ class Recipe:
             if (read_json(self.book.folder / played.result)["sampled"]["success"] or 0.0) >= options.least:
                 break
         if not options.model:
-            self.retention("base", needs[0])
+            self.measure("base", needs[0])
         return warm
 
     def arm(self, arm: str, seed: int, warm: Stage) -> Iterator[Stage]:
