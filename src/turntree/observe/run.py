@@ -299,7 +299,8 @@ class _Bar(tqdm):  # pyright: ignore[reportMissingTypeArgument]
 
     def refresh(self, *args: Any, **kwargs: Any) -> Any:
         """Not before the delay: tqdm would draw a bar after every notice, and never end the line of one so young."""
-        return self._time() - self.start_t >= self.delay and super().refresh(*args, **kwargs)
+        young = getattr(self, "delay", 0) > 0 and self._time() - self.start_t < self.delay
+        return None if young else super().refresh(*args, **kwargs)
 
 
 def progress(
