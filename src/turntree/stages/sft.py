@@ -17,7 +17,7 @@ from turntree.stages.config import SFTStageConfig
 from turntree.stages.policy import Policy, load_policy
 from turntree.traces.schema import Trace, read_traces
 from turntree.training.checkpoints import extent, resume
-from turntree.training.sft import Example, example, train_sft
+from turntree.training.sft import Example, check_head, example, train_sft
 
 
 def run_sft(config: SFTStageConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
@@ -28,6 +28,7 @@ def run_sft(config: SFTStageConfig, out: Path, *, overwrite: bool = False) -> di
     if not found:
         raise InputError(f"holds no trace in split {config.split!r}", path=config.traces, hint="choose another split")
     policy = load_policy(config.model, config.device)
+    check_head(policy.model)
     examples = _examples(found, policy.renderer)
     if not examples:
         raise InputError("holds no turn to learn from", path=config.traces, hint="see skip_turns in docs/traces.md")

@@ -22,6 +22,7 @@ from turntree.traces.schema import Trace
 from turntree.training.checkpoints import Checkpoints
 from turntree.training.config import SFTConfig
 from turntree.training.head import head_logits, token_scores
+from turntree.training.isolation import TOLERANCES
 from turntree.training.optimizer import Optimizer
 
 
@@ -83,6 +84,18 @@ def negative_log_likelihood(model: PreTrainedModel, rows: Sequence[Example]) -> 
     logits_SV, target_S = head_logits(model, hidden_BLD[:, :-1][said]), ids_BL[:, 1:][said]
     every_S = torch.arange(len(target_S), device=model.device)
     return -token_scores(logits_SV, every_S, target_S, 1.0)[0].sum()
+
+
+@torch.no_grad()
+def check_head(model: PreTrainedModel) -> None:
+    """Raises `InputError` for a model that scales its logits in a way that `head_logits` does not know."""
+    ids = tuple(range(1, 9))
+    logprobs_LV = model(input_ids=torch.tensor([ids], device=model.device)).logits[0, :-1].float().log_softmax(-1)
+    expected = -float(logprobs_LV[range(len(ids) - 1), ids[1:]].sum())
+    found = float(negative_log_likelihood(model, [Example(ids, (False, *[True] * (len(ids) - 1)))]))
+    if not abs(found - expected) <= len(ids) * TOLERANCES[model.dtype][0]:
+        problem = f"{type(model).__name__} cannot be trained: its logits are not those of its head"
+        raise InputError(f"{problem} (off by {abs(found - expected):.2g} nats)", hint="use a stock decoder")
 
 
 def train_sft(
