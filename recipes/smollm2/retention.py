@@ -19,12 +19,12 @@ import random
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from instructions import ASKED
 
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.messages import Message
@@ -36,61 +36,6 @@ from turntree.training.sft import Example, negative_log_likelihood
 
 PASSAGE = 128  # tokens
 REPLY = 64
-TOPICS = ("the sea", "bread", "a cat", "winter", "music", "trains", "the moon", "coffee", "football", "gardens")
-
-
-@dataclass(frozen=True)
-class Kind:
-    """An instruction and its check. `{topic}` is filled in."""
-
-    name: str
-    text: str
-    check: Callable[[str], bool]
-
-
-def _words(reply: str) -> list[str]:
-    return re.findall(r"[A-Za-z']+", reply)
-
-
-def _is_capitals(reply: str) -> bool:
-    return reply == reply.upper() != reply.lower()
-
-
-def _is_lowercase(reply: str) -> bool:
-    return reply == reply.lower() != reply.upper()
-
-
-def _no_commas(reply: str) -> bool:
-    return len(_words(reply)) > 8 and "," not in reply
-
-
-def _three_bullets(reply: str) -> bool:
-    return sum(line.startswith("- ") for line in reply.splitlines()) == 3
-
-
-def _is_quoted(reply: str) -> bool:
-    return re.fullmatch(r'"[^"]+"', reply) is not None
-
-
-def _is_json(reply: str) -> bool:
-    try:
-        return set(json.loads(reply)) == {"topic"}
-    except (ValueError, TypeError):
-        return False
-
-
-KINDS = (
-    Kind("capitals", "Write one sentence about {topic} in capital letters only.", _is_capitals),
-    Kind("lowercase", "Write one sentence about {topic} in lowercase letters only.", _is_lowercase),
-    Kind("no_commas", "Write three sentences about {topic}. Do not use any commas.", _no_commas),
-    Kind("short", "Describe {topic} in at most ten words.", lambda r: 2 <= len(_words(r)) <= 10),
-    Kind("bullets", "Name three facts about {topic}. Start every fact with '- ' on its own line.", _three_bullets),
-    Kind("begin", "Write about {topic}. Begin your answer with the word 'Today'.", lambda r: r.startswith("Today")),
-    Kind("quotes", "Write a title for a story about {topic}, in double quotation marks, and nothing else.", _is_quoted),
-    Kind("json", 'Answer with JSON only, like {{"topic": "..."}}. The topic is {topic}.', _is_json),
-    Kind("one_word", "Answer with one word: do you like {topic}, yes or no?", lambda r: len(_words(r)) == 1),
-    Kind("question", "Ask one question about {topic}. End with a question mark.", lambda r: r.endswith("?")),
-)  # fmt: skip
 
 
 def texts(data: Path, items: slice, policy: Policy) -> Iterator[tuple[str, str, Example]]:
@@ -135,21 +80,18 @@ def score(policy: Policy, data: Path, items: slice) -> dict[str, dict[str, Any]]
     return found
 
 
-def instructions(policy: Policy, items: slice) -> dict[str, Any]:
-    """Greedy replies, each with whether it does what was asked."""
-    asked = [(kind, topic) for topic in TOPICS for kind in KINDS][items]
+def replies(policy: Policy, items: slice) -> dict[str, Any]:
+    """Greedy replies, by instruction."""
+    asked = dict(list(ASKED.items())[items])
     if not asked:
         return {}
-    prompts = [policy.renderer.prompt((Message("user", kind.text.format(topic=topic)),)) for kind, topic in asked]
+    prompts = [policy.renderer.prompt((Message("user", text),)) for text in asked.values()]
     greedy = Sampling(temperature=0.0, max_tokens=REPLY)
     completions = policy.engine.generate(
         [GenerationRequest(prompt_ids=ids, sampling=greedy, seed=0) for ids in prompts]
     )
-    found: dict[str, Any] = {}
-    for (kind, topic), completion in zip(asked, completions, strict=True):
-        reply = policy.renderer.parse(completion.token_ids).content.strip()
-        found[f"{kind.name}: {topic}"] = {"followed": kind.check(reply), "reply": reply}
-    return found
+    said = (policy.renderer.parse(completion.token_ids).content.strip() for completion in completions)
+    return {name: {"reply": reply} for name, reply in zip(asked, said, strict=True)}
 
 
 def main() -> None:
@@ -165,7 +107,7 @@ def main() -> None:
     began = time.process_time()
     items = slice(given.start, given.start + given.count)
     result = {"policy_hash": policy.hash, "texts": score(policy, given.data, items)}
-    result["instructions"] = instructions(policy, slice(items.start // 2, items.stop // 2))
+    result["instructions"] = replies(policy, slice(items.start // 2, items.stop // 2))
     write_json(given.out, result | {"cpu_seconds": round(time.process_time() - began, 1)})
 
 

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from instructions import followed
+
 from turntree.observe.files import read_json, stream_table
 from turntree.observe.statistics import percentile_interval, resampled
 from turntree.profiling.rows import SCHEMA
@@ -44,7 +46,7 @@ def kept(paths: Sequence[Path]) -> dict[str, Values]:
         for kind, rows in result["texts"].items():
             found[kind] |= {name: (name, -row["nats"], row["tokens"]) for name, row in rows.items()}
         rows = result["instructions"].items()
-        found["instructions"] |= {name: (name, float(row["followed"]), 1.0) for name, row in rows}
+        found["instructions"] |= {name: (name, float(followed(name, row["reply"])), 1.0) for name, row in rows}
     return dict(found)
 
 

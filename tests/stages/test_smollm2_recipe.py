@@ -124,6 +124,16 @@ def test_changes_are_paired_over_the_items_that_both_have(monkeypatch: pytest.Mo
     sys.modules.pop("table", None)
 
 
+def test_a_model_that_answers_everything_with_a_command_follows_no_instruction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    instructions = importlib.import_module("instructions")
+    assert not [name for name in instructions.ASKED if instructions.followed(name, "go to the sea")]
+    assert instructions.followed("capitals: the sea", "THE SEA IS BIG AND BLUE.")
+    assert instructions.followed("json: the sea", '{"topic": "the sea"}')
+    assert instructions.followed("bullets: bread", "- One\n- Two\n- Three")
+    assert not instructions.followed("bullets: bread", "- One\n- Two")
+
+
 def conversation(number: int, split: str, answers: int) -> Trace:
     """Turns that call a tool and turns that only talk, in pairs."""
     said = [Message("system", "A long policy."), Message("user", "Where is my order?")]
