@@ -1,11 +1,14 @@
 """The engine and the packed update at the size of a small pretrained model (135 M parameters), on a CPU.
 
-    python benchmarks/smollm2.py [--model FOLDER] [--states 2] [--repeats 3] [--json PATH]
+    python benchmarks/smollm2.py [--model FOLDER] [--dtype bfloat16] [--states 2] [--repeats 3] [--json PATH]
 
 - siblings: 16 completions of 24 tokens on a prompt of 300, `HFEngine` against `generate` of Transformers, which
   prefills every copy ("plain"), and against `generate` with the prompt prefilled once by hand ("reuse").
 - update: one optimizer step on `--states` states of 300 tokens by 8 actions of 12, packed against one row per rollout
   (4 rows a pass), and what the output head alone takes of it: its rows are trained positions, which nothing can share.
+
+- passes: milliseconds a token of one plain forward, and of forward and backward, over a row of 350 tokens with the head
+  at 60 of them. `--dtype bfloat16` runs any case in bfloat16: faster where the CPU has units for it.
 
 Without `--model` the weights are random, of SmolLM2-135M's shape; the same work. Ratios are of medians, with the
 lowest and highest ratio of the interleaved repeats. With one thread the clock is the CPU time of this process, which
@@ -20,7 +23,7 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from generate import Turns
@@ -39,7 +42,7 @@ from turntree.training.update import update_step
 SIBLINGS = Turns("siblings_16", sequences=16, prompt=300, new=24)
 STATES = Shape(300, (8,), 12)
 FLAT_ROWS = 4
-SMOLLM2 = {
+SMOLLM2: dict[str, Any] = {
     "vocab_size": 49152,
     "hidden_size": 576,
     "intermediate_size": 1536,
@@ -48,14 +51,36 @@ SMOLLM2 = {
     "num_key_value_heads": 3,
     "max_position_embeddings": 8192,
 }
-QUICK = {"vocab_size": 512, "hidden_size": 36, "intermediate_size": 64, "num_hidden_layers": 2}
+QUICK: dict[str, Any] = {"vocab_size": 512, "hidden_size": 36, "intermediate_size": 64, "num_hidden_layers": 2}
 
 
-def the_model(folder: str | None, quick: bool) -> PreTrainedModel:
+def the_model(folder: str | None, quick: bool, dtype: Literal["float32", "bfloat16"]) -> PreTrainedModel:
     if folder is not None:
-        return load_model(folder)
+        return load_model(folder, dtype=dtype)
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**(SMOLLM2 | QUICK if quick else SMOLLM2), tie_word_embeddings=True)).eval()
+    config = LlamaConfig(**(SMOLLM2 | QUICK if quick else SMOLLM2), tie_word_embeddings=True)
+    return LlamaForCausalLM(config).to(getattr(torch, dtype)).eval()
+
+
+def passes(model: PreTrainedModel, tokens: int, repeats: int, clock: Callable[[], float]) -> dict[str, Any]:
+    ids = torch.randint(model.config.vocab_size, (1, tokens), generator=torch.Generator().manual_seed(0))
+
+    def forward() -> torch.Tensor:
+        hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+        return head_logits(model, hidden[0, : tokens // 6]).float().logsumexp(-1).sum()
+
+    def both() -> None:
+        forward().backward()
+        model.zero_grad()
+
+    with_gradient = interleaved([both], repeats, clock)[0]
+    with torch.inference_mode():
+        alone = interleaved([forward], repeats, clock)[0]
+    taken = {"forward": alone, "forward_backward": with_gradient}
+    return {
+        "name": f"passes_{tokens}",
+        "milliseconds_per_token": {name: 1000 * statistics.median(one) / tokens for name, one in taken.items()},
+    }
 
 
 def siblings(model: PreTrainedModel, case: Turns, repeats: int, clock: Callable[[], float]) -> dict[str, Any]:
@@ -114,23 +139,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Engine and packed update at 135 M parameters.")
     parser.add_argument("--model", metavar="FOLDER", help="of `turntree models get smollm2` (default: random weights)")
     parser.add_argument("--states", type=int, default=2, help="of an update (default %(default)s)")
-    parser.add_argument("--case", choices=("siblings", "update"), help="only this one")
+    parser.add_argument("--case", choices=("siblings", "update", "passes"), help="only this one")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="(default %(default)s)")
     arguments = arguments_of(parser, repeats=3)
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    model = the_model(arguments.model, arguments.quick)
+    model = the_model(arguments.model, arguments.quick, arguments.dtype)
     case = Turns("siblings_4", 4, 32, 4) if arguments.quick else SIBLINGS
     shape = Shape(32, (4,), 4) if arguments.quick else STATES
     before = os.getloadavg()[0]
-    cases: list[dict[str, Any]] = []
-    if arguments.case != "update":
-        cases.append(siblings(model, case, arguments.repeats, clock))
-    if arguments.case != "siblings":
-        cases.append(update(model, shape, arguments.states, arguments.repeats, clock))
-    result = {"threads": torch.get_num_threads(), "repeats": arguments.repeats, "cases": cases}
+    measures = {
+        "siblings": lambda: siblings(model, case, arguments.repeats, clock),
+        "update": lambda: update(model, shape, arguments.states, arguments.repeats, clock),
+        "passes": lambda: passes(model, 36 if arguments.quick else 350, arguments.repeats, clock),
+    }
+    cases = [measure() for name, measure in measures.items() if arguments.case in (None, name)]
+    result = {
+        "dtype": arguments.dtype,
+        "threads": torch.get_num_threads(),
+        "repeats": arguments.repeats,
+        "cases": cases,
+    }
     finish(result | {"load": [before, os.getloadavg()[0]]}, arguments.json, [line(case) for case in cases])
 
 
 def line(case: dict[str, Any]) -> str:
+    if case["name"].startswith("passes"):
+        told = case["milliseconds_per_token"]
+        return f"{case['name']}: {told['forward']:.2f} ms a token forward, {told['forward_backward']:.2f} with backward"
     if "speedup" in case:
         against = ", ".join(f"{one['median']:.2f} times {name}" for name, one in case["speedup"].items())
         return f"{case['name']}: {against}; {case['tokens_per_second']:.1f} tokens/s"

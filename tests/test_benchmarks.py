@@ -53,8 +53,9 @@ def test_sampling_is_timed_for_siblings_a_conversation_and_callers_out_of_step()
         assert case["tokens_per_second"] > 0
 
 
-def test_a_pretrained_size_is_timed_for_siblings_and_an_update_with_its_head():
-    sampled, updated = cases("smollm2.py")
+def test_a_pretrained_size_is_timed_for_siblings_an_update_with_its_head_and_plain_passes():
+    sampled, updated, passed = cases("smollm2.py")
+    assert passed["name"] == "passes_36" and set(passed["milliseconds_per_token"]) == {"forward", "forward_backward"}
     assert sampled["name"] == "siblings_4" and set(sampled["speedup"]) == {"plain", "reuse"}
     assert all(0 < one["low"] <= one["high"] for one in sampled["speedup"].values())
     assert updated["name"] == "update_2x4" and 2 < updated["rho"] < 4

@@ -7,25 +7,27 @@ same number of updates. Then acceptance at held-out turns, what was forgotten, a
 RUNBOOK
   Every stage is one command, printed before it runs in FOLDER. `stages/NAME.json` there records the command, its
   seconds and the load of the machine. A stage whose record and result are there is skipped. Kill the recipe at any
-  time: the same command goes on, a training after its last checkpoint (at most 300 s are lost), a profile after its last
-  wave. A stage that was begun with other settings is refused: use another folder, or delete its record and its result.
-  Tables grow: `--games 200` plays 150 more games after `--games 50`, `--seeds 0,1` adds a seed, `--arms` adds arms.
-  `python recipes/smollm2/table.py FOLDER` prints the tables of what is there; docs/results/smollm2.md has the last ones,
-  the seconds that stages took, and what is still open. In their order:
+  time: the same command goes on, a training after its last checkpoint (at most 300 s are lost), a profile after its
+  last wave. A stage that was begun with other settings is refused: use another folder, or delete its record and
+  its result.
+  Tables grow: `--games 200` plays 150 more games after `--games 50`, `--items 100` scores 50 more passages and answers
+  of each kind, `--seeds 0,1` adds a seed, `--arms` adds arms.
+  `python recipes/smollm2/table.py FOLDER` prints the tables of what is there; docs/results/smollm2.md has the last
+  ones, the seconds that stages took, and what is still open. In their order:
 
   base                     the pretrained policy as a folder
   traces                   expert play in easy games, divided into parts that share no game
   warm-N, warm-N.dev       SFT on N traces, more of them until it solves 15% of the development games
   accept.ARM               4 samples at each of 2 turns of 60 held-out traces: how many the verifier accepts
-  keep.ARM                 retention.py: Wikipedia, GSM8K, MATH by teacher forcing, checkable instructions
+  keep.ARM.FROM            retention.py: 50 items each of Wikipedia, GSM8K and MATH by teacher forcing; instructions
   sft-RATE.SEED            an arm; its acceptance and retention follow it
   profile, pivots, random  16 samples at each of 4 turns of 60 traces, and what is selected of them
   pivot.SEED, random.SEED  arms
   online.SEED, branching.SEED   arms that play whole games (not in the default of --arms)
   play.ARM.FROM            50 test games, from game number FROM
 
-  `--only PATTERN` runs the stages whose name matches a shell pattern ('sft-*', 'keep.*'), where what they need is there.
-  `--plan` lists the stages with their state.
+  `--only PATTERN` runs the stages whose name matches a shell pattern ('sft-*', 'keep.*'), where what they need is
+  there. `--plan` lists the stages with their state.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from turntree.observe.files import read_json, write_json
+from turntree.traces.candidates import skipped_turns
 from turntree.traces.schema import Trace, read_traces, write_traces
 
 HERE = Path(__file__).resolve().parent
@@ -71,17 +74,18 @@ class Settings:
     states: int = 8
     group: int = 8
     warm_rate: float = 2e-4
-    rates: tuple[float, ...] = (7e-5, 2e-4, 2e-5)  # of SFT
+    rates: tuple[float, ...] = (7e-5, 2e-4, 5e-4)  # of SFT: what is forgotten is compared at equal gain
     rate: float = 5e-5  # of the other arms
     max_turns: int = 16
     max_tokens: int = 24  # a command has some eight
+    verifier: tuple[str, ...] = ()  # as options of `profile`; empty: that of the games
     play: int = 50  # test games of one stage
-    keep: int = 100  # passages and answers of each kind
+    items: int = 50  # passages and answers of each kind, of one stage
 
 
 SMOKE = Settings(
-    device=(), games=16, parts=(2, 4), least=0.0, development=2, rest=4, turns=2, rollouts=4, held_out=(2, 1), samples=2,
-    steps=1, states=2, group=2, rates=(1e-4,), max_turns=3, play=2, keep=2,
+    device=(), games=16, parts=(2, 4), least=0.0, development=2, rest=4, turns=2, rollouts=4, held_out=(2, 1),
+    samples=2, steps=1, states=2, group=2, rates=(1e-4,), max_turns=3, play=2, items=2,
 )  # fmt: skip
 
 
@@ -124,7 +128,8 @@ class Book:
                 f"{stage.name} was begun with other settings:\n  {' '.join(found['command'])}\nnow:\n  "
                 f"{' '.join(stage.command)}\nuse another folder, or delete {path} and {self.folder / stage.result}"
             )
-        return found["finished"] and (self.folder / stage.result).exists()
+        result = self.folder / stage.result  # a file is there when it is whole, also of a recipe that was killed then
+        return result.is_file() or (found["finished"] and result.exists())
 
     def run(self, stage: Stage) -> None:
         """Nothing where the stage is done, or not asked for. Ends the script where the command fails."""
@@ -143,7 +148,8 @@ class Book:
             sys.exit(code)
         seconds = {"seconds": time.perf_counter() - began, "cpu_seconds": _processor() - processor}
         told["load"].append(os.getloadavg()[0])
-        write_json(self._record(stage), told | {name: round(value, 1) for name, value in seconds.items()} | {"finished": True})  # fmt: skip
+        told |= {name: round(value, 1) for name, value in seconds.items()}
+        write_json(self._record(stage), told | {"finished": True})
         print("  {seconds:.0f} s, of a processor {cpu_seconds:.0f} s".format(**seconds), flush=True)
 
     def _record(self, stage: Stage) -> Path:
@@ -166,6 +172,7 @@ class Recipe:
 
     book: Book
     settings: Settings
+    items: int  # passages and answers of each kind
 
     def run(self, arms: Sequence[str], seeds: Sequence[int], games: int) -> None:
         warm = self.warm_start()
@@ -185,7 +192,7 @@ class Recipe:
 
     def measure(self, name: str, model: Stage) -> None:
         self.book.run(self.profile(f"accept.{name}", model, "held_out.jsonl", "dev", self.settings.samples))
-        self.book.run(self.retention(f"keep.{name}", model))
+        self.retention(name, model)
 
     # the policies
 
@@ -212,7 +219,7 @@ class Recipe:
             if (read_json(self.book.folder / played.result)["sampled"]["success"] or 0.0) >= options.least:
                 break
         if not options.model:
-            self.book.run(self.retention("keep.base", needs[0]))
+            self.measure("base", needs[0])
         return warm
 
     def arm(self, arm: str, seed: int, warm: Stage) -> Iterator[Stage]:
@@ -246,13 +253,13 @@ class Recipe:
             self.book.run(chosen[arm])
         return chosen
 
-    def reinforced(self, name: str, warm: Stage, states: Stage, seed: int) -> Stage:
+    def reinforced(self, name: str, warm: Stage, states: Stage, seed: int, *more: str) -> Stage:
         options = self.settings
         command = words(
             *("train", "pivot", states.result, "--model", warm.model, "--seed", seed, "--steps", options.steps),
             *("--learning-rate", options.rate, "--set", "train.optimizer.warmup_steps=2"),
             *("--set", f"train.states={options.states}", "--set", f"train.group_size={options.group}"),
-            *("--set", f"train.sampling.max_tokens={options.max_tokens}", *self.training(name)),
+            *("--set", f"train.sampling.max_tokens={options.max_tokens}", *more, *self.training(name)),
         )
         return Stage(name, f"{name}/cost.json", command, (states,))
 
@@ -277,14 +284,17 @@ class Recipe:
     def profile(self, name: str, model: Stage, traces: str, split: str, rollouts: int) -> Stage:
         command = words(
             *("profile", "--model", model.model, "--traces", traces, "--split", split, "--rollouts", rollouts),
-            *("--max-tokens", self.settings.max_tokens, *self.settings.device, "--out", f"{name}.jsonl"),
+            *("--max-tokens", self.settings.max_tokens, *self.settings.verifier, *self.settings.device),
         )
-        return Stage(name, f"{name}.jsonl", command, (model,))
+        return Stage(name, f"{name}.jsonl", (*command, "--out", f"{name}.jsonl"), (model,))
 
-    def retention(self, name: str, model: Stage) -> Stage:
+    def retention(self, name: str, model: Stage) -> None:
         dtype = "bfloat16" if "device.dtype=bfloat16" in self.settings.device else "float32"
-        command = words("retention.py", model.model, "--count", self.settings.keep, "--dtype", dtype)
-        return Stage(name, f"{name}.json", (*command, "--out", f"{name}.json"), (model,))
+        count = self.settings.items
+        for start in range(0, self.items, count):
+            label = f"keep.{name}.{start}"
+            command = words("retention.py", model.model, "--start", start, "--count", count, "--dtype", dtype)
+            self.book.run(Stage(label, f"{label}.json", (*command, "--out", f"{label}.json"), (model,)))
 
     def play(self, name: str, model: Stage, split: str, start: int, count: int) -> Stage:
         """Some games of a split: test games are played in parts, so that the table can grow."""
@@ -298,8 +308,11 @@ class Recipe:
 
 def write_parts(folder: Path, options: Settings) -> None:
     """The traces of warm starts and of the arms (`rest`), and with fewer turns as candidates those that are profiled
-    (`pool`) and those of games held out for acceptance. Equal settings give equal files."""
-    traces = list(read_traces(folder / "traces.jsonl"))
+    (`pool`) and those that are held out for acceptance. Equal settings give equal files."""
+    divide(folder, list(read_traces(folder / "traces.jsonl")), options)
+
+
+def divide(folder: Path, traces: Sequence[Trace], options: Settings) -> None:
     train, dev = ([trace for trace in traces if trace.split == split] for split in ("train", "dev"))
     rest = train[max(options.parts) :][: options.rest]
     held_out, turns = options.held_out
@@ -314,12 +327,13 @@ def write_parts(folder: Path, options: Settings) -> None:
 
 
 def some_turns(trace: Trace, count: int) -> Trace:
-    """The trace with `count` of its turns as candidates, drawn by its id: some turns of many rooms tell more than all
-    turns of a few."""
-    turns = range(len(trace.turn_positions))
+    """The trace with `count` of its candidates, drawn by its id: some turns of many rooms tell more than all turns of a
+    few."""
+    marked = skipped_turns(trace)
+    turns = [turn for turn in range(len(trace.turn_positions)) if turn not in marked]
     kept = random.Random(trace.id).sample(turns, min(count, len(turns)))
-    skipped = {str(turn): "not_drawn" for turn in turns if turn not in kept}
-    return replace(trace, meta={**trace.meta, "skip_turns": skipped})
+    drawn = {str(turn): "not_drawn" for turn in turns if turn not in kept}
+    return replace(trace, meta={**trace.meta, "skip_turns": {**trace.meta.get("skip_turns", {}), **drawn}})
 
 
 def main() -> None:
@@ -329,14 +343,17 @@ def main() -> None:
     parser.add_argument("--arms", default="sft,pivot,random", help="of sft, pivot, random, online, branching")
     parser.add_argument("--seeds", default="0", help="of the arms (default: %(default)s)")
     parser.add_argument("--games", type=int, default=50, help="test games of every arm (default: %(default)s)")
+    parser.add_argument(
+        "--items", type=int, default=50, help="passages and answers of each kind (default: %(default)s)"
+    )
     parser.add_argument("--only", default="*", metavar="PATTERN", help="run only the stages that match")
     parser.add_argument("--plan", action="store_true", help="list the stages, and run none")
     parser.add_argument("--smoke", action="store_true", help="a handful of everything, to see that it runs")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     settings = replace(SMOKE if given.smoke else Settings(), model=given.model)
-    games = min(given.games, settings.play) if given.smoke else given.games
-    recipe = Recipe(Book(given.folder, given.only, given.plan), settings)
+    games, items = (settings.play, settings.items) if given.smoke else (given.games, given.items)
+    recipe = Recipe(Book(given.folder, given.only, given.plan), settings, items)
     recipe.run(given.arms.split(","), [int(seed) for seed in given.seeds.split(",")], games)
 
 

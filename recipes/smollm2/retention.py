@@ -19,12 +19,12 @@ import random
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from instructions import ASKED
 
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.messages import Message
@@ -36,53 +36,18 @@ from turntree.training.sft import Example, negative_log_likelihood
 
 PASSAGE = 128  # tokens
 REPLY = 64
-TOPICS = ("the sea", "bread", "a cat", "winter", "music", "trains", "the moon", "coffee", "football", "gardens")
 
 
-@dataclass(frozen=True)
-class Kind:
-    """An instruction and its check. `{topic}` is filled in."""
-
-    name: str
-    text: str
-    check: Callable[[str], bool]
-
-
-def _words(reply: str) -> list[str]:
-    return re.findall(r"[A-Za-z']+", reply)
-
-
-def _is_json(reply: str) -> bool:
-    try:
-        return set(json.loads(reply)) == {"topic"}
-    except (ValueError, TypeError):
-        return False
-
-
-KINDS = (
-    Kind("capitals", "Write one sentence about {topic} in capital letters only.", lambda r: bool(_words(r)) and r == r.upper()),
-    Kind("lowercase", "Write one sentence about {topic} in lowercase letters only.", lambda r: bool(_words(r)) and r == r.lower()),
-    Kind("no_commas", "Write three sentences about {topic}. Do not use any commas.", lambda r: len(_words(r)) > 8 and "," not in r),
-    Kind("short", "Describe {topic} in at most ten words.", lambda r: 2 <= len(_words(r)) <= 10),
-    Kind("bullets", "Name three facts about {topic}. Start every fact with '- ' on its own line.", lambda r: sum(line.startswith("- ") for line in r.splitlines()) == 3),
-    Kind("begin", "Write about {topic}. Begin your answer with the word 'Today'.", lambda r: r.startswith("Today")),
-    Kind("quotes", "Write a title for a story about {topic}. Put it in double quotation marks, and write nothing else.", lambda r: bool(re.fullmatch(r'"[^"]+"', r))),
-    Kind("json", 'Answer with JSON only, like {{"topic": "..."}}. The topic is {topic}.', _is_json),
-    Kind("one_word", "Answer with one word: do you like {topic}, yes or no?", lambda r: len(_words(r)) == 1),
-    Kind("question", "Ask one question about {topic}. Your answer must end with a question mark.", lambda r: r.endswith("?")),
-)  # fmt: skip
-
-
-def texts(data: Path, count: int, policy: Policy) -> Iterator[tuple[str, str, Example]]:
+def texts(data: Path, items: slice, policy: Policy) -> Iterator[tuple[str, str, Example]]:
     """(kind, id, example) of everything that is scored by teacher forcing."""
-    corpus = _drawn(json.loads(_read(data / "wiki2" / "corpus.json.xz")), count)
+    corpus = _drawn(json.loads(_read(data / "wiki2" / "corpus.json.xz")), items)
     for number, row in corpus:
         ids = policy.tokenizer(f"{row['title']}\n{row['text']}", add_special_tokens=False)["input_ids"][:PASSAGE]
         if len(ids) > 1:
             yield "wiki", str(number), Example(tuple(ids), (False, *[True] * (len(ids) - 1)))
     for kind, name in (("gsm8k", "gsm8k_test"), ("math", "math500_test")):
         rows = [json.loads(line) for line in _read(data / "math" / f"{name}.jsonl.xz").splitlines()]
-        for number, row in _drawn(rows, count):
+        for number, row in _drawn(rows, items):
             answer = re.sub(r"<<.*?>>", "", row["answer"])
             yield kind, str(number), answered(policy.renderer, row["question"], answer)
 
@@ -99,47 +64,50 @@ def _read(path: Path) -> str:
     return lzma.decompress(path.read_bytes()).decode()
 
 
-def _drawn(rows: list[Any], count: int) -> list[tuple[int, Any]]:
-    """The same rows for every model; more of them contain fewer of them."""
-    order = random.Random(0).sample(range(len(rows)), len(rows))[:count]
+def _drawn(rows: list[Any], items: slice) -> list[tuple[int, Any]]:
+    """A part of the rows in one shuffled order, with their numbers: the same for every model."""
+    order = random.Random(0).sample(range(len(rows)), len(rows))[items]
     return [(number, rows[number]) for number in order]
 
 
 @torch.inference_mode()
-def score(policy: Policy, data: Path, count: int) -> dict[str, dict[str, Any]]:
+def score(policy: Policy, data: Path, items: slice) -> dict[str, dict[str, Any]]:
     """By kind, of every item its nats and its tokens."""
     found: dict[str, dict[str, Any]] = {}
-    for kind, name, row in texts(data, count, policy):
+    for kind, name, row in texts(data, items, policy):
         nats = float(negative_log_likelihood(policy.model, [row]))
         found.setdefault(kind, {})[name] = {"nats": round(nats, 4), "tokens": sum(row.loss_mask)}
     return found
 
 
-def instructions(policy: Policy, count: int) -> dict[str, Any]:
-    """Greedy replies, each with whether it does what was asked."""
-    asked = [(kind, topic) for topic in TOPICS for kind in KINDS][:count]
-    prompts = [policy.renderer.prompt((Message("user", kind.text.format(topic=topic)),)) for kind, topic in asked]
+def replies(policy: Policy, items: slice) -> dict[str, Any]:
+    """Greedy replies, by instruction."""
+    asked = dict(list(ASKED.items())[items])
+    if not asked:
+        return {}
+    prompts = [policy.renderer.prompt((Message("user", text),)) for text in asked.values()]
     greedy = Sampling(temperature=0.0, max_tokens=REPLY)
-    completions = policy.engine.generate([GenerationRequest(prompt_ids=ids, sampling=greedy, seed=0) for ids in prompts])
-    found: dict[str, Any] = {}
-    for (kind, topic), completion in zip(asked, completions, strict=True):
-        reply = policy.renderer.parse(completion.token_ids).content.strip()
-        found[f"{kind.name}: {topic}"] = {"followed": kind.check(reply), "reply": reply}
-    return found
+    completions = policy.engine.generate(
+        [GenerationRequest(prompt_ids=ids, sampling=greedy, seed=0) for ids in prompts]
+    )
+    said = (policy.renderer.parse(completion.token_ids).content.strip() for completion in completions)
+    return {name: {"reply": reply} for name, reply in zip(asked, said, strict=True)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What a model knows beside its task.")
     parser.add_argument("model", help="a folder or a name")
-    parser.add_argument("--count", type=int, default=100, help="items of each kind; half as many instructions")
+    parser.add_argument("--start", type=int, default=0, help="the first item of each kind")
+    parser.add_argument("--count", type=int, default=50, help="items of each kind; half as many instructions")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     policy = load_policy(given.model, Device(dtype=given.dtype, threads=1))
     began = time.process_time()
-    result = {"policy_hash": policy.hash, "texts": score(policy, given.data, given.count)}
-    result["instructions"] = instructions(policy, max(1, given.count // 2))
+    items = slice(given.start, given.start + given.count)
+    result = {"policy_hash": policy.hash, "texts": score(policy, given.data, items)}
+    result["instructions"] = replies(policy, slice(items.start // 2, items.stop // 2))
     write_json(given.out, result | {"cpu_seconds": round(time.process_time() - began, 1)})
 
 

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from instructions import followed
+
 from turntree.observe.files import read_json, stream_table
 from turntree.observe.statistics import percentile_interval, resampled
 from turntree.profiling.rows import SCHEMA
@@ -37,13 +39,15 @@ def played(paths: Sequence[Path]) -> Values:
     return {row["task"]: (row["task"], statistics.fmean(row["rewards"]), 1.0) for row in rows if row["rewards"]}
 
 
-def texts(path: Path, kind: str) -> Values:
-    """Log-likelihood in nats, over tokens."""
-    return {name: (name, -row["nats"], row["tokens"]) for name, row in read_json(path)["texts"].get(kind, {}).items()}
-
-
-def instructions(path: Path) -> Values:
-    return {name: (name, float(row["followed"]), 1.0) for name, row in read_json(path)["instructions"].items()}
+def kept(paths: Sequence[Path]) -> dict[str, Values]:
+    """By kind of text the log-likelihood in nats, over tokens; and the instructions that were followed."""
+    found: dict[str, dict[str, tuple[str, float, float]]] = defaultdict(dict)
+    for result in map(read_json, paths):
+        for kind, rows in result["texts"].items():
+            found[kind] |= {name: (name, -row["nats"], row["tokens"]) for name, row in rows.items()}
+        rows = result["instructions"].items()
+        found["instructions"] |= {name: (name, float(followed(name, row["reply"])), 1.0) for name, row in rows}
+    return dict(found)
 
 
 def mean(values: Values) -> str:
@@ -77,16 +81,20 @@ def _interval(tasks: Sequence[str], statistic: Any, count: int, sign: str = "") 
 def figures(folder: Path) -> dict[str, dict[str, Values]]:
     """By arm, then by figure."""
     found: dict[str, dict[str, Values]] = defaultdict(dict)
-    games: dict[str, list[Path]] = defaultdict(list)
-    for path in sorted(folder.glob("play.*.json")):
-        games[path.stem.removeprefix("play.").rpartition(".")[0]].append(path)
     for path in sorted(folder.glob("accept.*.jsonl")):
         found[path.stem.removeprefix("accept.")]["accepted turns"] = accepted(path)
-    for arm, paths in games.items():
+    for arm, paths in _parts(folder, "play").items():
         found[arm]["won games"] = played(paths)
-    for path in sorted(folder.glob("keep.*.json")):
-        arm = path.stem.removeprefix("keep.")
-        found[arm] |= {kind: texts(path, kind) for kind in TEXTS} | {"instructions": instructions(path)}
+    for arm, paths in _parts(folder, "keep").items():
+        found[arm] |= kept(paths)
+    return found
+
+
+def _parts(folder: Path, kind: str) -> dict[str, list[Path]]:
+    """By arm the files that hold a part of a figure each: KIND.ARM.FROM.json."""
+    found: dict[str, list[Path]] = defaultdict(list)
+    for path in sorted(folder.glob(f"{kind}.*.json")):
+        found[path.stem.removeprefix(f"{kind}.").rpartition(".")[0]].append(path)
     return found
 
 
@@ -94,7 +102,8 @@ def table(found: Mapping[str, Mapping[str, Values]], names: Sequence[str], *, ch
     """A line per arm: its figures, or how they differ from those before it (the pretrained model's: from the warm
     start too)."""
     counts = {name: max((len(each[name]) for each in found.values() if name in each), default=0) for name in names}
-    lines = ["| policy | " + " | ".join(f"{name} (n = {counts[name]})" for name in names) + " |", "|---" * (len(names) + 1) + "|"]  # fmt: skip
+    columns = " | ".join(f"{name} (n = {counts[name]})" for name in names)
+    lines = [f"| policy | {columns} |", "|---" * (len(names) + 1) + "|"]
     for arm, values in found.items():
         if changes and arm == BEFORE:
             continue
@@ -121,14 +130,14 @@ def main(folder: Path) -> None:
     found = figures(folder)
     first = [arm for arm in ("base", BEFORE) if arm in found]
     found = {arm: found[arm] for arm in (*first, *sorted(found.keys() - set(first)))}
-    names = ("accepted turns", "won games")
+    inside, beside = ("accepted turns", "won games"), (*TEXTS, "instructions")
     parts = (
-        ("In the task", table(found, names, changes=False)),
-        (f"Change from {BEFORE}", table(found, names, changes=True)),
-        ("Beside the task: nats a token, and instructions followed", table(found, (*TEXTS, "instructions"), changes=False)),
-        (f"Change from {BEFORE}", table(found, (*TEXTS, "instructions"), changes=True)),
+        ("In the task", table(found, inside, changes=False)),
+        (f"In the task, change from {BEFORE}", table(found, inside, changes=True)),
+        ("Beside it: log-likelihood in nats a token; instructions followed", table(found, beside, changes=False)),
+        (f"Beside it, change from {BEFORE}", table(found, beside, changes=True)),
         ("Seconds", seconds(folder)),
-    )  # fmt: skip
+    )
     for title, lines in parts:
         print(f"## {title}\n\n" + "\n".join(lines) + "\n")
 

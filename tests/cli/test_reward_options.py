@@ -115,10 +115,9 @@ def test_a_function_that_fails_censors_is_counted_and_is_reported_once(turntree,
     assert "zero_variance_rate" in turntree.json("audit", "fussy", "--out", "audit.html")
 
 
-def test_when_every_rollout_is_censored_nothing_is_learned(turntree, folder) -> None:
-    turntree(
-        "train", "online", "--out", "broken", *SMALL, "--reward", "reward_functions:broken", "--reward", "environment"
-    )
+def test_when_every_rollout_is_censored_nothing_is_learned_and_the_run_ends_in_an_error(turntree, folder) -> None:
+    broken = ("--reward", "reward_functions:broken", "--reward", "environment")
+    assert "no rollout of the run has a reward" in turntree.error("train", "online", "--out", "broken", *SMALL, *broken)
     for row in rows("broken")[1:]:
         assert row["reward_mean"] is None and row["groups_censored"] == 2 and row["trained_groups"] == 0
         assert row["rewards"]["broken"] is None and row["rewards"]["environment"] is not None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from turntree.core.errors import InputError, TurntreeError
 from turntree.observe.files import write_json
 from turntree.observe.identity import require_same
-from turntree.observe.run import open_folder, open_run, progress
+from turntree.observe.run import notice, open_folder, open_run, progress
 
 CONFIG = {"seed": 0, "checkpoints": {"every": 10}}
 INPUTS = {"policy_hash": "w", "tokenizer_hash": "t", "template_hash": "c"}
@@ -159,3 +159,11 @@ def test_progress_of_a_short_stage_fills_no_log_file(terminal, lines, monkeypatc
             bar.update()
             bar.set_postfix(reward=step)
     assert stderr.getvalue().count("tasks: ") == lines
+
+
+def test_in_a_log_a_notice_and_what_follows_it_are_lines_of_their_own(capfd: pytest.CaptureFixture[str]) -> None:
+    with progress((), "work", total=2):
+        notice("nothing was trained")
+    print("turntree: error: no reward", file=sys.stderr)
+    said = [line.strip() for line in capfd.readouterr().err.replace("\r", "\n").splitlines() if line.strip()]
+    assert said == ["turntree: nothing was trained", "turntree: error: no reward"]

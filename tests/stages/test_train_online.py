@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ import pytest
 
 from turntree.core.completion import Sampling
 from turntree.core.config import Part
+from turntree.core.errors import InputError
+from turntree.domains.household.environment import HouseholdEnvironment
 from turntree.logs import rollouts, trees
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import SchedulerConfig
 from turntree.stages.train_online import GATE_LOG, HELD_OUT, TrainOnlineConfig, run_train_online
+from turntree.stages.unrewarded import none_rewarded, reasons, require_rewards
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
 from turntree.training.online import OnlineConfig
 
@@ -21,6 +25,7 @@ LOGS = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
 ROLLOUTS = SchedulerConfig(
     episodes=EpisodeConfig(max_turns=3, sampling=Sampling(max_tokens=12)), group_size=3, initial_rollouts=2
 )
+WHOLE = SchedulerConfig(episodes=ROLLOUTS.episodes, group_size=3)
 CONFIG = TrainOnlineConfig(
     count=3,
     held_out_count=1,
@@ -67,3 +72,26 @@ def test_what_a_killed_run_had_logged_after_its_checkpoint_is_logged_once(
         assert rows(tmp_path / "killed" / name) == logged
     bills = [json.loads((tmp_path / run / "cost.json").read_text(encoding="utf-8")) for run in ("calm", "killed")]
     assert without_timing(bills[0]) == without_timing(bills[1])
+
+
+def test_a_run_in_which_no_rollout_has_a_reward_says_so_at_once_and_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def step(self: Any, action: Any) -> Any:
+        raise RuntimeError("the room is on fire")
+
+    monkeypatch.setattr(HouseholdEnvironment, "step", step)
+    config = replace(CONFIG, brancher=None, gate=None, train=replace(CONFIG.train, rollouts=WHOLE, iterations=2))
+    with pytest.raises(InputError, match=r"no rollout of the run has a reward.* \(12 x .*the room is on fire"):
+        run_train_online(config, tmp_path / "run")
+    said = capfd.readouterr().err
+    assert said.count("warning: step 1: no rollout has a reward, so nothing was trained (6 x ") == 1
+
+
+def test_a_run_with_some_rewards_is_a_success() -> None:
+    lost = {"step": 1, "reward_mean": None, "censored_reasons": {"fire": 8}}
+    rest = {"step": 2, "reward_mean": 0.0, "censored_reasons": {"fire": 4, "flood": 2}}
+    require_rewards([{"step": 0}, lost, rest])
+    assert reasons([lost, rest]) == {"fire": 12, "flood": 2}
+    require_rewards([{"step": 1, "reward_mean": None, "censored_reasons": {}}])  # all cut by a gate, none censored
+    assert none_rewarded(rest) is None

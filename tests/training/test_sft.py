@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from tests.tiny_models import tiny_model
 from torch import Tensor
+from transformers import LlamaForCausalLM
 
+from tiny_models import tiny_model
+from turntree.core.errors import InputError
 from turntree.training.config import LoRAConfig
 from turntree.training.lora import add_adapter
-from turntree.training.sft import Example, negative_log_likelihood
+from turntree.training.sft import Example, check_head, negative_log_likelihood
 
 ROWS = [
     Example(tuple(range(1, 10)), (False,) * 4 + (True,) * 2 + (False,) * 3),
     Example(tuple(range(20, 26)), (False,) * 3 + (True,) * 3),
 ]
+
+
+class Louder(LlamaForCausalLM):
+    """Scales its logits in a way that its configuration does not say."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        found = super().forward(*args, **kwargs)
+        found.logits = 2 * found.logits
+        return found
 
 
 def by_full_logits(model, rows: list[Example]) -> Tensor:
@@ -50,3 +63,12 @@ def test_loss_and_gradient_are_those_of_the_full_logits_and_the_head_runs_at_lea
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     for ours, theirs in zip(gradient(model, loss), gradient(model, expected), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_whose_logits_are_not_those_of_its_head_is_refused_before_training(dtype: torch.dtype) -> None:
+    model = tiny_model("llama", 32, dtype=dtype)
+    check_head(model)
+    model.__class__ = Louder
+    with pytest.raises(InputError, match=r"Louder cannot be trained: its logits are not those of its head"):
+        check_head(model)

@@ -14,6 +14,7 @@ import click
 from turntree.cli.options import Read
 from turntree.core import parts
 from turntree.core.errors import InputError
+from turntree.core.verdict import most_frequent
 from turntree.observe.files import write_json
 
 
@@ -72,9 +73,7 @@ def censored(what: str, reasons: dict[str, int], played: int) -> list[str]:
     """One line that says how many rollouts have no reward, and why; the three most frequent reasons."""
     if not reasons:
         return []
-    most = sorted(reasons.items(), key=lambda item: -item[1])[:3]
-    why = "; ".join(f"{count} x {reason}" for reason, count in most)
-    return [f"{sum(reasons.values())} of {played} {what} have no reward: {why}"]
+    return [f"{sum(reasons.values())} of {played} {what} have no reward: {most_frequent(reasons)}"]
 
 
 def finish(result: dict[str, Any], json_path: str | None, lines: list[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from turntree.cli.common import KEEP_TREES, finish, out_option, overwrite_option
+from turntree.cli.common import KEEP_TREES, censored, finish, out_option, overwrite_option
 from turntree.cli.options import Constant, StageCommand
 
 _CONFIG = "turntree.stages.config:"
@@ -252,4 +252,4 @@ def pivot(config: Any, out: Path, overwrite: bool, json_path: str | None) -> Non
     figures = [("reward", result["reward_mean"], ".2f"), ("KL", divergence, ".3f")]
     told = [f"{name} not measured" if value is None else f"{name} {value:{form}}" for name, value, form in figures]
     line = f"{', '.join(told)} on {result['states']} states -> {result['model']}"
-    finish(result, json_path, [line])
+    finish(result, json_path, [line, *censored("rollouts", result["censored"], result["rollouts"])])

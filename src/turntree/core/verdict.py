@@ -24,3 +24,8 @@ def censored(verdicts: Iterable[Verdict]) -> dict[str, int]:
     """How many verdicts have no reward, by the first line of their reasons, most frequent first."""
     reasons = Counter(verdict.reason.strip().split("\n")[0] for verdict in verdicts if verdict.reward is None)
     return dict(reasons.most_common())
+
+
+def most_frequent(reasons: Mapping[str, int]) -> str:
+    """The three most frequent reasons with their counts, for a line of text."""
+    return "; ".join(f"{count} x {reason}" for reason, count in Counter(reasons).most_common(3))

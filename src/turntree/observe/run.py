@@ -302,6 +302,11 @@ class _Bar(tqdm):  # pyright: ignore[reportMissingTypeArgument]
         """In a file the figures wait for the next line: tqdm would write one at once."""
         super().set_postfix(ordered_dict, refresh=bool(refresh) and sys.stderr.isatty(), **kwargs)
 
+    def refresh(self, *args: Any, **kwargs: Any) -> Any:
+        """Not before the delay: tqdm would draw a bar after every notice, and never end the line of one so young."""
+        young = getattr(self, "delay", 0) > 0 and self._time() - self.start_t < self.delay
+        return None if young else super().refresh(*args, **kwargs)
+
 
 def progress(
     items: Iterable[T], what: str, total: int | None = None, *, initial: int = 0, quiet: bool = False

@@ -19,7 +19,7 @@ from turntree.stages.config import SFTStageConfig
 from turntree.stages.policy import Policy, load_policy, load_trained
 from turntree.traces.schema import Trace, read_traces
 from turntree.training.checkpoints import extent, resume
-from turntree.training.sft import Example, examples, train_sft
+from turntree.training.sft import Example, check_head, examples, train_sft
 from turntree.training.sharded import ALONE, Alone
 
 
@@ -32,6 +32,7 @@ def run_sft(config: SFTStageConfig, out: Path, *, overwrite: bool = False, group
     if not found:
         raise InputError(f"holds no trace in split {config.split!r}", path=config.traces, hint="choose another split")
     policy = load_policy(config.model, config.device)
+    check_head(policy.model)
     group.load = functools.partial(load_trained, policy.source, config.device)
     learned, left_out = _examples(found, policy.renderer)
     if not learned:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -32,6 +31,7 @@ from turntree.stages.cluster import on_ranks
 from turntree.stages.config import TrainOnlineConfig
 from turntree.stages.evaluate import EvaluateConfig, play
 from turntree.stages.policy import Policy, load_policy, load_trained, policy_name
+from turntree.stages.unrewarded import none_rewarded, reasons, require_rewards
 from turntree.stages.workers import Follower, Published, open_crew, require_policy
 from turntree.training.checkpoints import extent, resume
 from turntree.training.drift import too_still
@@ -80,13 +80,14 @@ def run_train_online(
         crew = stack.enter_context(open_crew(__name__, config, policy.identity))
         trained = _train(run, policy, opened, config, summed, filters, group, crew)
         rows = run.metrics()
+        require_rewards(rows)
     return {
         "model": str(run.model),
         "iterations": rows[-1]["step"],
         "reward_mean": rows[-1]["reward_mean"],
         "held_out_success": rows[-1].get("held_out_success"),
         "forks": rows[-1]["trees"]["forks"],
-        "censored": dict(sum((Counter(row.get("censored") or {}) for row in rows), Counter[str]())),
+        "censored": reasons(rows),
         "rollouts": sum(sum(row.get("stops", {}).values()) for row in rows),
         "read": list(opened.read),
         "saved": trained.savings.counts(),
@@ -132,8 +133,10 @@ def _train(
 
         def log(row: dict[str, Any]) -> None:
             run.log({**row, "timing": {**row.get("timing", {}), **opened.figures()}})
-            if reference is not None and (warning := too_still(row, config.train.iterations)):
-                notice(warning)
+            if said := none_rewarded(row):
+                notice(said)
+            if reference is not None and (said := too_still(row, config.train.iterations)):
+                notice(said)
             if row["step"]:
                 bar.update(row["step"] - bar.n)
                 bar.set_postfix(

@@ -37,6 +37,7 @@ from turntree.stages.evaluate import EvaluateConfig, play
 from turntree.stages.own_path import open_own_path
 from turntree.stages.policy import Policy, load_policy, load_trained
 from turntree.stages.train_online import HELD_OUT, keep_held_out
+from turntree.stages.unrewarded import none_rewarded, reasons, require_rewards
 from turntree.stages.verifier import chosen_verifier, open_verifier
 from turntree.stages.workers import Follower, Published, open_crew, require_policy
 from turntree.training.checkpoints import extent, resume
@@ -97,6 +98,7 @@ def run_train_pivot(
         draw = None if crew is None else partial(_drawn, crew, Published(crew, policy))
         trained = _train(run, policy, pivots, verifier, check, own, config, group, draw)
         rows = run.metrics()
+        require_rewards(rows)
     last = rows[-1]
     return {
         "model": str(run.model),
@@ -105,6 +107,8 @@ def run_train_pivot(
         "reward_mean": last["reward_mean"],
         "kl": last.get("kl"),
         "retired_pivots": last["retired_pivots"],
+        "censored": reasons(rows),
+        "rollouts": sum(row.get("rollouts", 0) for row in rows),
         "trees_bytes_per_trained_token": trees.bytes_per_trained_token(
             run.path, rows, config.train.steps, config.keep_trees
         ),
@@ -136,8 +140,10 @@ def _train(
             run.log(row)
             for alarm in row.get("drift_alarms", ()):
                 notice(_warning(alarm, row["step"]))
-            if measured and (warning := too_still(row, config.train.steps)):
-                notice(warning)
+            if said := none_rewarded(row):
+                notice(said)
+            if measured and (said := too_still(row, config.train.steps)):
+                notice(said)
             if row["step"]:
                 bar.update(row["step"] - bar.n)
                 bar.set_postfix({key: row[key] for key in ("reward_mean", "kl") if row.get(key) is not None})

@@ -361,6 +361,7 @@ class _Run:
         whole = zero + outcomes[GroupOutcome.MIXED]
         stops = Counter(group.tree.stop_reason(leaf) for group in groups for leaf in group.tree.leaves())
         unmoved = self.config.loss.normalizer == "constant" or any(isinstance(f, DapoFilter) for f in self._filters)
+        reasons = censored(v for g in groups if g.cut is None for v in g.rewards.verdicts.values())
         solved = [v.success for g in groups for v in g.rewards.verdicts.values() if v.reward is not None]
         return {
             "reward_mean": sum(scored) / len(scored) if scored else None,
@@ -373,7 +374,8 @@ class _Run:
             **self._gate_figures(),
             **self._branch_figures(groups),
             **self._staleness(groups),
-            "censored": censored(v for g in groups if g.cut is None for v in g.rewards.verdicts.values()),
+            "censored": sum(reasons.values()),
+            "censored_reasons": reasons,
             "groups_dropped": dict(self._dropped),
             "prompts_skipped": dict(Counter(dict(self._skipped).values())),
             "zero_variance_share": zero / whole if whole else None,

@@ -17,6 +17,7 @@ from turntree.core.labels import Credit, Rewards
 from turntree.core.outcome import GroupOutcome, group_outcome
 from turntree.core.protocols import Engine, Estimator, Renderer, TurnVerifier
 from turntree.core.tree import RolloutTree, StopReason
+from turntree.core.verdict import censored
 from turntree.rollouts.local import Prompted, sample_local, score_local
 from turntree.training.checkpoints import Checkpoints
 from turntree.training.config import PivotConfig
@@ -346,18 +347,20 @@ def _reward_metrics(groups: Sequence[PivotGroup]) -> dict[str, Any]:
     groups that were drawn: those that remain after a replacement were chosen by their rewards."""
     by_role: dict[str, list[float]] = defaultdict(list)
     by_kind: dict[str, list[float]] = defaultdict(list)
-    censored = cut = 0
+    reasons = censored(verdict for group in groups for verdict in group.rewards.verdicts.values())
+    cut = 0
     for group in groups:
         scored = list(group.rewards.scored().values())
         by_role[group.pivot.role] += scored
         by_kind[group.pivot.kind] += scored
-        censored += len(group.rewards.verdicts) - len(scored)
         cut += sum(group.tree.stop_reason(leaf) is StopReason.MAX_TOKENS for leaf in group.rewards.verdicts)
     everything = [reward for scored in by_role.values() for reward in scored]
     return {
         "reward_mean": _mean_or_none(everything),
         "mixed_groups": _mixed_share(groups),
-        "censored": censored,
+        "rollouts": sum(len(group.rewards.verdicts) for group in groups),
+        "censored": sum(reasons.values()),
+        "censored_reasons": reasons,
         "cut_turns": cut,
         "reward_by_role": {role: _mean_or_none(scored) for role, scored in sorted(by_role.items())},
         "reward_by_kind": {kind: _mean_or_none(scored) for kind, scored in sorted(by_kind.items())},

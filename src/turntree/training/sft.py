@@ -22,7 +22,8 @@ from turntree.traces.schema import Trace
 from turntree.training.checkpoints import Checkpoints
 from turntree.training.config import SFTConfig
 from turntree.training.head import head_logits, token_scores
-from turntree.training.sharded import ALONE, Alone, partition
+from turntree.training.isolation import TOLERANCES
+from turntree.training.sharded import ALONE, Alone, in_pass, partition
 from turntree.training.trainer import Trainer, open_trainers
 
 
@@ -92,12 +93,28 @@ def negative_log_likelihood(model: PreTrainedModel, rows: Sequence[Example]) -> 
     ids_BL, said_BL = ids_BL.to(model.device), said_BL.to(model.device)
     # right-padded rows under causal attention: padding comes last and is seen by nothing that is trained
     positions_BL = torch.arange(length, device=model.device).expand_as(ids_BL)
+    return in_pass(model, _likelihood, model, ids_BL, said_BL, positions_BL)
+
+
+def _likelihood(model: PreTrainedModel, ids_BL: Tensor, said_BL: Tensor, positions_BL: Tensor) -> Tensor:
     decoder = model.get_decoder()
     hidden_BLD: Tensor = decoder(input_ids=ids_BL, position_ids=positions_BL, use_cache=False).last_hidden_state
     said = said_BL[:, 1:]
     logits_SV, target_S = head_logits(model, hidden_BLD[:, :-1][said]), ids_BL[:, 1:][said]
     every_S = torch.arange(len(target_S), device=model.device)
     return -token_scores(logits_SV, every_S, target_S, 1.0)[0].sum()
+
+
+@torch.no_grad()
+def check_head(model: PreTrainedModel) -> None:
+    """Raises `InputError` for a model that scales its logits in a way that `head_logits` does not know."""
+    ids = tuple(range(1, 9))
+    logprobs_LV = model(input_ids=torch.tensor([ids], device=model.device)).logits[0, :-1].float().log_softmax(-1)
+    expected = -float(logprobs_LV[range(len(ids) - 1), ids[1:]].sum())
+    found = float(negative_log_likelihood(model, [Example(ids, (False, *[True] * (len(ids) - 1)))]))
+    if not abs(found - expected) <= len(ids) * TOLERANCES[model.dtype][0]:
+        problem = f"{type(model).__name__} cannot be trained: its logits are not those of its head"
+        raise InputError(f"{problem} (off by {abs(found - expected):.2g} nats)", hint="use a stock decoder")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,38 @@
+"""Rollouts without a reward teach nothing. A run that has no other ones is no success, and says so early."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from turntree.core.errors import InputError
+from turntree.core.verdict import most_frequent
+
+Row = Mapping[str, Any]  # of metrics.jsonl
+
+
+def reasons(rows: Sequence[Row]) -> dict[str, int]:
+    """Why rollouts of these steps have no reward, with their numbers."""
+    found = Counter[str]()
+    for row in rows:
+        found.update(row.get("censored_reasons") or {})
+    return dict(found)
+
+
+def none_rewarded(row: Row) -> str | None:
+    """For the first step, if none of its rollouts has a reward; None for any other row."""
+    if row["step"] != 1 or row["reward_mean"] is not None or not (why := reasons([row])):
+        return None
+    return f"warning: step 1: no rollout has a reward, so nothing was trained ({most_frequent(why)})"
+
+
+def require_rewards(rows: Sequence[Row]) -> None:
+    """Raises `InputError` where the whole run has no rollout with a reward: its policy is that of the start."""
+    steps = [row for row in rows if row["step"]]
+    if any(row["reward_mean"] is not None for row in steps) or not (why := reasons(steps)):
+        return
+    raise InputError(
+        f"no rollout of the run has a reward, so the policy is that of the start ({most_frequent(why)})",
+        hint="see turntree check model and turntree check environment",
+    )
