@@ -34,14 +34,18 @@ class ProfileConfig:
     """Candidates that are sampled and logged together. A killed profile repeats its unfinished wave."""
     adaptive: AdaptiveConfig | None = None
     """Stop a candidate early where K rollouts would not change its selection."""
+    max_path: int = 8192
+    """Longest prompt and completion together: `train.max_tokens` of the training to come. Longer states are left out
+    and counted, because they could not be trained on."""
     cut_turns: CutTurns = "fail"
     """Reward of a turn that the token limit cut: 0 (fail), or the verifier's verdict on its text (judge)."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.rollouts <= MOST_ROLLOUTS:
             raise ConfigError(f"is not from 2 to {MOST_ROLLOUTS:,}", field="rollouts", hint="the paper uses 16")
-        if self.wave < 1:
-            raise ConfigError("must be at least 1", field="wave")
+        for name in ("wave", "max_path"):
+            if getattr(self, name) < 1:
+                raise ConfigError("must be at least 1", field=name)
 
     @property
     def looks(self) -> list[int]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -16,6 +17,9 @@ from turntree.core.verdict import Verdict
 from turntree.rollouts.live import CutTurns, RendererFault, sampled_turn
 from turntree.verifiers.strict import action_kind
 
+PATH_TOO_LONG = "path_above_train_max_tokens"
+_REASON = 160  # characters of what a chat template says
+
 
 @dataclass(frozen=True)
 class Prompted:
@@ -25,8 +29,47 @@ class Prompted:
     prompt_ids: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What a state may need, in tokens: `completion` is the longest sampled turn, `context` the engine's and `path` the
+    trainer's limit for prompt and completion together. `demonstrations`: the demonstrated turn must fit too, because
+    a policy that cannot say it cannot be rewarded for it."""
+
+    completion: int
+    context: int
+    path: int
+    demonstrations: bool = True
+
+
 def render(state: TurnState, renderer: Renderer) -> Prompted:
     return Prompted(state, renderer.prompt(state.history, state.tools))
+
+
+def that_fit(
+    states: Iterable[TurnState],
+    renderer: Renderer,
+    limits: Limits,
+) -> tuple[list[tuple[int, Prompted]], Counter[str]]:
+    """The states that can be sampled and trained on, rendered, each with its place; the others counted by reason."""
+    fitting: list[tuple[int, Prompted]] = []
+    skipped = Counter[str]()
+    for place, state in enumerate(states):
+        try:
+            said = len(renderer.completion(state.demonstration)) if limits.demonstrations else 0
+            prompt = renderer.prompt(state.history, state.tools)
+        except Exception as error:  # a template may raise anything; other states may still be rendered
+            skipped[f"renderer_error: {str(error)[:_REASON]}"] += 1
+            continue
+        path = len(prompt) + limits.completion
+        if said > limits.completion:
+            skipped["demonstration_above_max_tokens"] += 1
+        elif path > limits.context:
+            skipped["prompt_above_context"] += 1
+        elif path > limits.path:
+            skipped[PATH_TOO_LONG] += 1
+        else:
+            fitting.append((place, Prompted(state, prompt)))
+    return fitting, skipped
 
 
 def local_request(

@@ -28,7 +28,7 @@ from turntree.profiling.rows import StoredProfile
 from turntree.profiling.samples import Sampler, one_by_one, together
 from turntree.profiling.stopping import Prior
 from turntree.profiling.summary import ProfileSummary
-from turntree.rollouts.local import Prompted
+from turntree.rollouts.local import PATH_TOO_LONG, Limits, that_fit
 from turntree.stages.candidates import stream_candidates, survey
 from turntree.stages.config import ProfileStageConfig
 from turntree.stages.policy import Speaker, open_speaker
@@ -37,7 +37,6 @@ from turntree.verifiers.strict import StrictMatch
 
 T = TypeVar("T")
 
-_REASON = 160  # characters of what a chat template says
 Wave = dict[str, Any]  # of a profile {"rows", "skipped": reasons with counts, "timing": seconds}
 
 
@@ -59,11 +58,13 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
         made_from = {**policy.identity, "verifier": judge.name, "traces_hash": surveyed.traces_hash}
         sampler = Sampler(answer, policy.renderer, config.profile.sampling, config.profile.seed, stored)
         prior = Prior(config.profile.rollouts)
+        longest = config.profile.sampling.max_tokens
+        limits = Limits(longest, policy.engine.max_context, config.profile.max_path)
 
         def profiled(states: Sequence[TurnState]) -> Wave:
             policy.forget()  # a wave must not depend on earlier waves, because a resumed run has not computed them
-            prompted, skipped = _that_fit(states, policy, config)
-            found = profile_wave(prompted, sampler, judge, config.profile, prior)
+            fitting, skipped = that_fit(states, policy.renderer, limits)
+            found = profile_wave([item for _, item in fitting], sampler, judge, config.profile, prior)
             timing = sum((candidate.cost for candidate in found), NO_COST).timing()
             return {"rows": [one.to_json() for one in found], "skipped": dict(skipped), "timing": timing}
 
@@ -80,29 +81,6 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
 
 
 # waves of candidates
-
-
-def _that_fit(
-    states: Sequence[TurnState], policy: Speaker, config: ProfileStageConfig
-) -> tuple[list[Prompted], Counter[str]]:
-    """The states whose demonstration could have been sampled, rendered; the others are counted by reason."""
-    longest = config.profile.sampling.max_tokens
-    fitting: list[Prompted] = []
-    skipped = Counter[str]()
-    for state in states:
-        try:
-            said = policy.renderer.completion(state.demonstration)
-            prompt = policy.renderer.prompt(state.history, state.tools)
-        except Exception as error:  # a template may raise anything; other candidates may still be rendered
-            skipped[f"renderer_error: {str(error)[:_REASON]}"] += 1
-            continue
-        if len(said) > longest:
-            skipped["demonstration_above_max_tokens"] += 1
-        elif len(prompt) + longest > policy.engine.max_context:
-            skipped["prompt_above_context"] += 1
-        else:
-            fitting.append(Prompted(state, prompt))
-    return fitting, skipped
 
 
 def _stored(config: ProfileStageConfig, policy: Speaker) -> StoredProfile | None:
@@ -173,9 +151,9 @@ def write_profile(
     if not found.candidates:
         log.remove()
         counted = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
-        unrendered = any(reason.startswith("renderer_error") for reason in reasons)
-        hint = "see turntree check model" if unrendered else "raise --max-tokens"
-        raise InputError(f"holds no state that fits ({counted})", path=header["config"]["traces"], hint=hint)
+        raise InputError(
+            f"holds no state that fits ({counted})", path=header["config"]["traces"], hint=_remedy(reasons)
+        )
     if not found.scored:
         log.remove()
         counted = ", ".join(f"{count} {reason}" for reason, count in found.unscored.items())
@@ -186,3 +164,17 @@ def write_profile(
     PROFILE.write(out, {**header, "summary": summary, "timing": dict(seconds)}, rows)
     log.remove()
     return {"path": str(out), **summary}
+
+
+def _remedy(reasons: Counter[str]) -> str:
+    """What to do where no state fits, by the most frequent reason that something can be done about."""
+    remedies = {
+        "demonstration_above_max_tokens": "raise --max-tokens",
+        "prompt_above_context": "the policy's context is too short for these traces: take another one",
+        PATH_TOO_LONG: "raise profile.max_path, and train.max_tokens of the training with it (--set KEY=TOKENS)",
+        "renderer_error": "see turntree check model",
+    }
+    for reason, _ in reasons.most_common():
+        if (found := remedies.get(reason.partition(":")[0])) is not None:
+            return found
+    return "see what was dropped when the traces were imported"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ from turntree.observe import loggers
 from turntree.observe.artifacts import PASS_RATES, POLICY, policy_of
 from turntree.observe.files import file_hash
 from turntree.observe.run import RunDirectory, notice, open_run, progress
-from turntree.rollouts.local import Prompted, render, rule_name, sample_local, score_local
-from turntree.stages.candidates import read_candidates, read_selected
+from turntree.rollouts.local import PATH_TOO_LONG, Limits, Prompted, rule_name, sample_local, score_local, that_fit
+from turntree.stages.candidates import SelectedState, read_candidates, read_selected
 from turntree.stages.config import CheckConfig, TrainPivotConfig
 from turntree.stages.evaluate import EvaluateConfig, play
 from turntree.stages.policy import Policy, load_policy
@@ -50,7 +50,7 @@ def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = Fa
     if not config.allow_stale:
         _require_profiled_alike(config, header, policy)
     traces = config.traces or str(header["traces"])
-    pivots = [Pivot(render(one.state, policy.renderer), one.row["kind"], one.row["role"]) for one in selected]
+    pivots, dropped = _pivots(selected, policy, config)
     check_path_isolation(policy.model)
     with contextlib.ExitStack() as stack:
         verifier = stack.enter_context(
@@ -77,6 +77,7 @@ def run_train_pivot(config: TrainPivotConfig, out: Path, *, overwrite: bool = Fa
     return {
         "model": str(run.model),
         "states": len(pivots),
+        "dropped": dict(sorted(dropped.items())),
         "steps": last["step"],
         "reward_mean": last["reward_mean"],
         "kl": last.get("kl"),
@@ -178,6 +179,25 @@ def _pass_rates(pivots: Sequence[Pivot], records: Sequence[PivotRecord]) -> Iter
         yield {**place, "pass_rate": record.pass_rate, **dataclasses.asdict(record)}
 
 
+def _pivots(
+    selected: Sequence[SelectedState], policy: Policy, config: TrainPivotConfig
+) -> tuple[list[Pivot], Counter[str]]:
+    """The selected states that can be trained on; the others counted by reason, and said. Raises `InputError` where
+    none is left."""
+    sampled = config.train.sampling.max_tokens
+    limits = Limits(sampled, policy.engine.max_context, config.train.max_tokens, demonstrations=False)
+    fitting, dropped = that_fit([one.state for one in selected], policy.renderer, limits)
+    if dropped:
+        counted = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))
+        longer = f"raise --set train.max_tokens={config.train.max_tokens} for longer paths, which takes more memory"
+        hint = longer if dropped[PATH_TOO_LONG] else "see turntree check model"
+        if not fitting:
+            raise InputError(f"hold no state that can be trained on ({counted})", path=config.pivots, hint=hint)
+        notice(f"left out of {len(selected)} states: {counted}; {hint}")
+    rows = [(item, selected[place].row) for place, item in fitting]
+    return [Pivot(item, row["kind"], row["role"]) for item, row in rows], dropped
+
+
 def _require_profiled_alike(config: TrainPivotConfig, header: dict[str, Any], policy: Policy) -> None:
     """Raise `InputError`, naming all differences, unless training begins with the policy and sampling of the
     profile."""
@@ -222,7 +242,9 @@ def _checks(
     if not settings.states and not environments:
         return None
     states = read_candidates(traces, "dev", settings.states)[0] if settings.states else []
-    prompted = _rendered(states, policy.renderer)
+    context = policy.engine.max_context
+    sampled = Limits(config.train.sampling.max_tokens, context, path=context, demonstrations=False)
+    prompted = _held_out(states, policy.renderer, sampled)
     states = [item.state for item in prompted]
     kinds = [verifier.judge(state, state.demonstration).kind for state in states]
 
@@ -254,21 +276,16 @@ def _checks(
     return check
 
 
-def _rendered(states: Sequence[TurnState], renderer: Renderer) -> list[Prompted]:
-    """The states that can be rendered, as in a profile; how many are left out is said. An error if all are."""
-    found: list[Prompted] = []
-    refused: list[Exception] = []
-    for state in states:
-        try:
-            found.append(render(state, renderer))
-        except Exception as error:  # a template may raise anything
-            refused.append(error)
-    if refused:
-        why = f"{len(refused)} of {len(states)} held-out states cannot be rendered; the first: {refused[0]}"
-        if not found:
-            raise InputError(why, field="check.states", hint="see turntree check model") from refused[0]
+def _held_out(states: Sequence[TurnState], renderer: Renderer, limits: Limits) -> list[Prompted]:
+    """The states that can be sampled, as in a profile; how many are left out is said. An error if all are."""
+    fitting, dropped = that_fit(states, renderer, limits)
+    if dropped:
+        counted = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))
+        why = f"{dropped.total()} of {len(states)} held-out states cannot be sampled ({counted})"
+        if not fitting:
+            raise InputError(why, field="check.states", hint="see turntree check model")
         notice(f"{why}; they are left out of the checks")
-    return found
+    return [item for _, item in fitting]
 
 
 @contextlib.contextmanager
