@@ -32,6 +32,7 @@ from turntree.rollouts.local import PATH_TOO_LONG, Limits, that_fit
 from turntree.stages.candidates import stream_candidates, survey
 from turntree.stages.config import ProfileStageConfig
 from turntree.stages.policy import Speaker, open_speaker
+from turntree.stages.published import write_published
 from turntree.stages.verifier import open_verifier
 from turntree.verifiers.strict import StrictMatch
 
@@ -47,6 +48,8 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
     where the interrupted run was another one, unless `overwrite`.
     """
     config = parts.resolved(config)
+    if config.published:
+        return write_published(config, out)
     surveyed = survey(config.traces, config.split, config.limit)
     with (
         open_verifier(config.verifier, config.environment) as verifier,
