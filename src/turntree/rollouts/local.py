@@ -149,18 +149,30 @@ def score_local(
     tree: RolloutTree, state: TurnState, verifier: TurnVerifier, *, cut_turns: CutTurns = "fail"
 ) -> Rewards:
     """The verdict on every leaf, as `judge_turn` gives it. Equal actions are judged once."""
-    verdicts: dict[int, Verdict] = {}
-    seen: dict[str, Verdict] = {}
-    for leaf in tree.leaves():
-        action = tree[leaf].message
-        assert action is not None
-        if tree.stop_reason(leaf) is StopReason.RENDERER_ERROR:
-            verdicts[leaf] = Verdict(None, action.content)
-            continue
-        key = repr((action.content, action.tool_calls, action.cut))  # arguments are unhashable mappings
-        if key not in seen:
-            seen[key] = judge_turn(verifier, state, action, cut_turns=cut_turns)
-        verdicts[leaf] = seen[key]
-    rewards = Rewards(verdicts)
-    rewards.check(tree)
-    return rewards
+    return score_wave([(tree, state)], verifier, cut_turns=cut_turns)[0]
+
+
+def score_wave(
+    grown: Sequence[tuple[RolloutTree, TurnState]], verifier: TurnVerifier, *, cut_turns: CutTurns = "fail"
+) -> list[Rewards]:
+    """`score_local` of every tree, all actions judged together."""
+    asked: dict[tuple[int, str], tuple[TurnState, Message]] = {}
+    leaves: list[dict[int, str | Verdict]] = []  # of each tree: the key of its action, or the verdict on a fault
+    for number, (tree, state) in enumerate(grown):
+        found: dict[int, str | Verdict] = {}
+        for leaf in tree.leaves():
+            action = tree[leaf].message
+            assert action is not None
+            if tree.stop_reason(leaf) is StopReason.RENDERER_ERROR:
+                found[leaf] = Verdict(None, action.content)
+                continue
+            found[leaf] = key = repr((action.content, action.tool_calls, action.cut))  # calls are unhashable
+            asked.setdefault((number, key), (state, action))
+        leaves.append(found)
+    verdicts = dict(zip(asked, judge_turns(verifier, list(asked.values()), cut_turns=cut_turns), strict=True))
+    scored: list[Rewards] = []
+    for number, ((tree, _), found) in enumerate(zip(grown, leaves, strict=True)):
+        told = {leaf: verdicts[number, one] if isinstance(one, str) else one for leaf, one in found.items()}
+        scored.append(Rewards(told))
+        scored[-1].check(tree)
+    return scored

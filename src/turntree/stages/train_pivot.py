@@ -24,7 +24,7 @@ from turntree.observe import loggers
 from turntree.observe.artifacts import PASS_RATES, POLICY, policy_of
 from turntree.observe.files import file_hash
 from turntree.observe.run import RunDirectory, notice, open_run, progress
-from turntree.rollouts.local import PATH_TOO_LONG, Limits, Prompted, rule_name, sample_local, score_local, that_fit
+from turntree.rollouts.local import PATH_TOO_LONG, Limits, Prompted, rule_name, sample_local, score_wave, that_fit
 from turntree.stages.candidates import SelectedState, read_candidates, read_selected
 from turntree.stages.config import CheckConfig, TrainPivotConfig
 from turntree.stages.evaluate import EvaluateConfig, play
@@ -257,10 +257,8 @@ def _checks(
                 prompted, policy.engine, policy.renderer, config.train.sampling, settings.samples, seed=1
             )
             cost = sum((tree.cost for tree in trees), cost)
-            rewards = [
-                score_local(tree, state, verifier, cut_turns=config.train.cut_turns)
-                for tree, state in zip(trees, states, strict=True)
-            ]
+            grown = list(zip(trees, states, strict=True))
+            rewards = score_wave(grown, verifier, cut_turns=config.train.cut_turns)
             figures["held_out_acceptance"], acceptance = _acceptance(kinds, rewards)
         if environments:
             played = EvaluateConfig(

@@ -15,9 +15,9 @@ from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import InputError
 from turntree.core.labels import Credit, Rewards
 from turntree.core.outcome import GroupOutcome, group_outcome
-from turntree.core.protocols import Engine, Estimator, Renderer, TurnState, TurnVerifier
+from turntree.core.protocols import Engine, Estimator, Renderer, TurnVerifier
 from turntree.core.tree import RolloutTree, StopReason
-from turntree.rollouts.local import Prompted, sample_local, score_local
+from turntree.rollouts.local import Prompted, sample_local, score_wave
 from turntree.training.checkpoints import Checkpoints
 from turntree.training.config import PivotConfig
 from turntree.training.curriculum import Curriculum, PivotRecord
@@ -203,13 +203,9 @@ class _Run:
             seeds.derive(self.config.seed, "train", step, *([number] if number else [])),
         )
         self.cost = sum((tree.cost for tree in trees), self.cost)
-        return [
-            PivotGroup(index, pivot, tree, self._score(tree, pivot.prompted.state))
-            for index, pivot, tree in zip(indices, batch, trees, strict=True)
-        ]
-
-    def _score(self, tree: RolloutTree, state: TurnState) -> Rewards:
-        return score_local(tree, state, self.verifier, cut_turns=self.config.cut_turns)
+        grown = [(tree, pivot.prompted.state) for tree, pivot in zip(trees, batch, strict=True)]
+        rewards = score_wave(grown, self.verifier, cut_turns=self.config.cut_turns)
+        return [PivotGroup(*each) for each in zip(indices, batch, trees, rewards, strict=True)]
 
     def update(self, groups: Sequence[PivotGroup], credits: Sequence[Credit]) -> dict[str, Any]:
         """`config.updates` optimizer steps on the groups; metrics of the last. None where every rollout is censored."""
