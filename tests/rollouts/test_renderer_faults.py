@@ -21,18 +21,16 @@ from turntree.engines.hf import HFEngine
 from turntree.engines.scripted import ScriptedEngine
 from turntree.renderers.template import ChatRenderer
 from turntree.rollouts.episodes import EpisodeConfig, grow
-from turntree.rollouts.local import Prompted, sample_local, score_local
+from turntree.rollouts.local import Limits, Prompted, sample_local, score_local, that_fit
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
-from turntree.stages.config import ProfileStageConfig
-from turntree.stages.policy import Speaker
-from turntree.stages.profile import _that_fit
-from turntree.stages.train_pivot import _rendered
+from turntree.stages.train_pivot import _held_out
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
 from turntree.training.config import LossConfig
 from turntree.training.online import OnlineConfig, Parts, train_online
 from turntree.verifiers.strict import StrictMatch
 
 TOKENIZER = tiny_tokenizer()
+LIMITS = Limits(16, context=4096, path=4096)
 NO_ROLE = InputError("no such role", field="messages")
 TASKS = [Corridor("t", 2), Corridor("u", 2)]
 EPISODES = EpisodeConfig(max_turns=4, sampling=Sampling(max_tokens=16))
@@ -130,10 +128,8 @@ def test_a_local_rollout_that_cannot_be_read_has_no_reward() -> None:
 
 def test_a_candidate_that_cannot_be_rendered_is_counted_and_the_profile_goes_on() -> None:
     states = [TurnState(f"t{i}", 0, (Message("user", "go"),), Message("assistant", "left")) for i in range(3)]
-    speaker = Speaker(engine(), Failing("prompt", lambda call: call == 2), {})
-    config = ProfileStageConfig(traces="traces.jsonl")
-    fitting, skipped = _that_fit(states, speaker, config)
-    assert [item.state.id for item in fitting] == ["t0#0", "t2#0"]
+    fitting, skipped = that_fit(states, Failing("prompt", lambda call: call == 2), LIMITS)
+    assert [(place, item.state.id) for place, item in fitting] == [(0, "t0#0"), (2, "t2#0")]
     assert skipped == {'renderer_error: "the template\'s own"': 1}
 
 
@@ -164,11 +160,11 @@ def test_an_iteration_in_which_everything_is_censored_learns_nothing_and_the_run
 
 def test_a_held_out_state_that_cannot_be_rendered_is_left_out_of_the_checks_and_said(capfd: Any) -> None:
     states = [TurnState(f"t{i}", 0, (Message("user", "go"),), Message("assistant", "left")) for i in range(3)]
-    found = _rendered(states, Failing("prompt", lambda call: call == 2))
+    found = _held_out(states, Failing("prompt", lambda call: call == 2), LIMITS)
     assert [item.state.id for item in found] == ["t0#0", "t2#0"]
-    assert "1 of 3 held-out states cannot be rendered" in capfd.readouterr().err
+    assert "1 of 3 held-out states cannot be sampled" in capfd.readouterr().err
     with pytest.raises(InputError, match=r"3 of 3 held-out states .* no such role"):
-        _rendered(states, Failing("prompt", lambda call: True, NO_ROLE))
+        _held_out(states, Failing("prompt", lambda call: True, NO_ROLE), LIMITS)
 
 
 class OneTask(ChatRenderer):
@@ -206,3 +202,25 @@ def test_a_run_goes_on_where_its_next_task_is_the_one_that_cannot_be_rendered(tm
     assert whole[-1]["stops"] == {"renderer_error": 4}
     rows("killed", 1, second)
     assert rows("killed", 2, second)[-2:] == whole[-2:]
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    (
+        (Limits(16, context=4096, path=40), "path_above_train_max_tokens"),
+        (Limits(16, context=40, path=4096), "prompt_above_context"),
+        (Limits(8, context=4096, path=4096), "demonstration_above_max_tokens"),
+    ),
+)
+def test_a_state_that_could_not_be_trained_on_is_left_out_and_counted_by_its_reason(
+    limits: Limits, reason: str
+) -> None:
+    words = [1, 40, 1]
+    states = [
+        TurnState(f"t{i}", 0, (Message("user", "go " * n),), Message("assistant", "go")) for i, n in enumerate(words)
+    ]
+    if reason.startswith("demonstration"):
+        states = [replace(s, demonstration=Message("assistant", "go " * n)) for s, n in zip(states, words, strict=True)]
+    fitting, skipped = that_fit(states, ChatRenderer(TOKENIZER), limits)
+    assert [place for place, _ in fitting] == [0, 2]
+    assert skipped == {reason: 1}

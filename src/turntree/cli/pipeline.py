@@ -60,6 +60,7 @@ def sft(config: Any, out: Path, overwrite: bool, json_path: str | None) -> None:
         "--split": "split",
         "--limit": "limit",
         "--reuse": "reuse",
+        "--published": "published",
         "--endpoint": "endpoint.url",
         "--tokenizer": "endpoint.tokenizer",
         "--cluster": "cluster.address",

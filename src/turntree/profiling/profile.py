@@ -16,7 +16,7 @@ from turntree.observe.artifacts import MOST_ROLLOUTS
 from turntree.profiling.rows import SCHEMA, CandidateProfile, Judgement, Stop, StoredProfile
 from turntree.profiling.samples import Sample, Sampler
 from turntree.profiling.stopping import AdaptiveConfig, Forecast, Prior, StoppingRule
-from turntree.rollouts.local import CutTurns, Prompted, judge_turn, rule_name
+from turntree.rollouts.local import CutTurns, Prompted, judge_turns, rule_name
 
 __all__ = ["SCHEMA", "Draft", "Judge", "ProfileConfig", "profile_wave"]
 
@@ -34,14 +34,18 @@ class ProfileConfig:
     """Candidates that are sampled and logged together. A killed profile repeats its unfinished wave."""
     adaptive: AdaptiveConfig | None = None
     """Stop a candidate early where K rollouts would not change its selection."""
+    max_path: int = 8192
+    """Longest prompt and completion together: `train.max_tokens` of the training to come. Longer states are left out
+    and counted, because they could not be trained on."""
     cut_turns: CutTurns = "fail"
     """Reward of a turn that the token limit cut: 0 (fail), or the verifier's verdict on its text (judge)."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.rollouts <= MOST_ROLLOUTS:
             raise ConfigError(f"is not from 2 to {MOST_ROLLOUTS:,}", field="rollouts", hint="the paper uses 16")
-        if self.wave < 1:
-            raise ConfigError("must be at least 1", field="wave")
+        for name in ("wave", "max_path"):
+            if getattr(self, name) < 1:
+                raise ConfigError("must be at least 1", field=name)
 
     @property
     def looks(self) -> list[int]:
@@ -70,10 +74,18 @@ class Judge:
         """Known verdicts on the actions at a state, by `Sample.key`."""
         return {} if self._stored is None else self._stored.judgements(state, self.name)
 
-    def __call__(self, state: TurnState, action: Message) -> Judgement:
-        said = (judge_turn(rule, state, action, cut_turns=self._cut_turns) for rule in (self.verifier, self.strict))
-        reward, strict = (verdict.reward for verdict in said)
-        return Judgement(reward, strict)
+    def __call__(self, pairs: Sequence[tuple[TurnState, Message]]) -> list[Judgement]:
+        """The verdicts of both on actions at states, in order; of a verifier that waits for a server many at once."""
+        said = [judge_turns(rule, pairs, cut_turns=self._cut_turns) for rule in (self.verifier, self.strict)]
+        return [Judgement(one.reward, other.reward) for one, other in zip(*said, strict=True)]
+
+
+def judge_drafts(drafts: Sequence[Draft], judge: Judge) -> None:
+    """Judge every action of the drafts that has no verdict yet, all together."""
+    open_ = [(draft, sample) for draft in drafts for sample in draft.unjudged()]
+    pairs = [(draft.state, action) for draft, sample in open_ if (action := sample.action) is not None]
+    for (draft, sample), judgement in zip(open_, judge(pairs), strict=True):
+        draft.enter(sample, judgement)
 
 
 class Draft:
@@ -92,6 +104,15 @@ class Draft:
 
     def add(self, samples: Sequence[Sample]) -> None:
         self._samples += samples
+
+    def unjudged(self) -> list[Sample]:
+        """One sample of every distinct action that has no verdict yet."""
+        found = {sample.key: sample for sample in self._samples if sample.action is not None}
+        return [sample for key, sample in found.items() if key not in self._known]
+
+    def enter(self, sample: Sample, judgement: Judgement) -> None:
+        """The verdict on the action of a sample, and on all that are equal to it."""
+        self._known[sample.key] = judgement
 
     def look(self, stopping: StoppingRule) -> bool:
         """Whether the rollouts so far settle the candidate."""
@@ -126,7 +147,7 @@ class Draft:
         if sample.action is None:
             return Judgement(None, None)
         if sample.key not in self._known:
-            self._known[sample.key] = self._judge(self.state, sample.action)
+            judge_drafts([self], self._judge)
         return self._known[sample.key]
 
 
@@ -143,6 +164,7 @@ def profile_wave(
         samples = sampler.draw([(item, range(drawn, look)) for item, _ in drawing], again=look < config.rollouts)
         for (_, draft), more in zip(drawing, samples, strict=True):
             draft.add(more)
+        judge_drafts([draft for _, draft in drawing], judge)
         drawn = look
         if stopping is not None and look < config.rollouts:
             settled = {id(draft) for _, draft in drawing if draft.look(stopping)}

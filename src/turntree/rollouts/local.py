@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -17,6 +17,9 @@ from turntree.core.verdict import Verdict
 from turntree.rollouts.live import CutTurns, RendererFault, sampled_turn
 from turntree.verifiers.strict import action_kind
 
+PATH_TOO_LONG = "path_above_train_max_tokens"
+_REASON = 160  # characters of what a chat template says
+
 
 @dataclass(frozen=True)
 class Prompted:
@@ -26,8 +29,47 @@ class Prompted:
     prompt_ids: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What a state may need, in tokens: `completion` is the longest sampled turn, `context` the engine's and `path` the
+    trainer's limit for prompt and completion together. `demonstrations`: the demonstrated turn must fit too, because
+    a policy that cannot say it cannot be rewarded for it."""
+
+    completion: int
+    context: int
+    path: int
+    demonstrations: bool = True
+
+
 def render(state: TurnState, renderer: Renderer) -> Prompted:
     return Prompted(state, renderer.prompt(state.history, state.tools))
+
+
+def that_fit(
+    states: Iterable[TurnState],
+    renderer: Renderer,
+    limits: Limits,
+) -> tuple[list[tuple[int, Prompted]], Counter[str]]:
+    """The states that can be sampled and trained on, rendered, each with its place; the others counted by reason."""
+    fitting: list[tuple[int, Prompted]] = []
+    skipped = Counter[str]()
+    for place, state in enumerate(states):
+        try:
+            said = len(renderer.completion(state.demonstration)) if limits.demonstrations else 0
+            prompt = renderer.prompt(state.history, state.tools)
+        except Exception as error:  # a template may raise anything; other states may still be rendered
+            skipped[f"renderer_error: {str(error)[:_REASON]}"] += 1
+            continue
+        path = len(prompt) + limits.completion
+        if said > limits.completion:
+            skipped["demonstration_above_max_tokens"] += 1
+        elif path > limits.context:
+            skipped["prompt_above_context"] += 1
+        elif path > limits.path:
+            skipped[PATH_TOO_LONG] += 1
+        else:
+            fitting.append((place, Prompted(state, prompt)))
+    return fitting, skipped
 
 
 def local_request(
@@ -117,18 +159,30 @@ def score_local(
     tree: RolloutTree, state: TurnState, verifier: TurnVerifier, *, cut_turns: CutTurns = "fail"
 ) -> Rewards:
     """The verdict on every leaf, as `judge_turn` gives it. Equal actions are judged once."""
-    verdicts: dict[int, Verdict] = {}
-    seen: dict[str, Verdict] = {}
-    for leaf in tree.leaves():
-        action = tree[leaf].message
-        assert action is not None
-        if tree.stop_reason(leaf) is StopReason.RENDERER_ERROR:
-            verdicts[leaf] = Verdict(None, action.content)
-            continue
-        key = repr((action.content, action.tool_calls, action.cut))  # arguments are unhashable mappings
-        if key not in seen:
-            seen[key] = judge_turn(verifier, state, action, cut_turns=cut_turns)
-        verdicts[leaf] = seen[key]
-    rewards = Rewards(verdicts)
-    rewards.check(tree)
-    return rewards
+    return score_wave([(tree, state)], verifier, cut_turns=cut_turns)[0]
+
+
+def score_wave(
+    grown: Sequence[tuple[RolloutTree, TurnState]], verifier: TurnVerifier, *, cut_turns: CutTurns = "fail"
+) -> list[Rewards]:
+    """`score_local` of every tree, all actions judged together."""
+    asked: dict[tuple[int, str], tuple[TurnState, Message]] = {}
+    leaves: list[dict[int, str | Verdict]] = []  # of each tree: the key of its action, or the verdict on a fault
+    for number, (tree, state) in enumerate(grown):
+        found: dict[int, str | Verdict] = {}
+        for leaf in tree.leaves():
+            action = tree[leaf].message
+            assert action is not None
+            if tree.stop_reason(leaf) is StopReason.RENDERER_ERROR:
+                found[leaf] = Verdict(None, action.content)
+                continue
+            found[leaf] = key = repr((action.content, action.tool_calls, action.cut))  # calls are unhashable
+            asked.setdefault((number, key), (state, action))
+        leaves.append(found)
+    verdicts = dict(zip(asked, judge_turns(verifier, list(asked.values()), cut_turns=cut_turns), strict=True))
+    scored: list[Rewards] = []
+    for number, ((tree, _), found) in enumerate(zip(grown, leaves, strict=True)):
+        told = {leaf: verdicts[number, one] if isinstance(one, str) else one for leaf, one in found.items()}
+        scored.append(Rewards(told))
+        scored[-1].check(tree)
+    return scored

@@ -147,6 +147,9 @@ class ProfileStageConfig(TracesPlayed):
     """Profile the first candidates only, this many (0: all)."""
     reuse: str | None = None
     """An earlier profile of this policy: what it holds is not sampled again."""
+    published: bool = False
+    """Take the pass rates that the traces record (published pivot data sets) and sample nothing. They are those of the
+    publisher's model and verifier: training needs allow_stale."""
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     endpoint: EndpointConfig | None = None
     """Sample from a server, such as vLLM."""

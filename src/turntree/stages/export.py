@@ -165,7 +165,7 @@ def _writer(model: str) -> _Writer:
     notes: list[str] = []
 
     def rendered(messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
-        given = {"tools": list(tools)} if tools else {}
+        given: dict[str, Any] = {"tools": list(tools)} if tools else {}
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **given))
 
     def prompt(state: TurnState) -> list[dict[str, Any]]:

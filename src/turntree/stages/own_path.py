@@ -26,7 +26,7 @@ from turntree.profiling.samples import Sampler, together
 from turntree.profiling.select import is_mixed, select
 from turntree.profiling.stopping import Prior
 from turntree.rollouts.live import EpisodeConfig
-from turntree.rollouts.local import Prompted, render
+from turntree.rollouts.local import Limits, Prompted, that_fit
 from turntree.rollouts.rebuild import Rebuilder
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 from turntree.stages.config import RecordConfig, TrainPivotConfig
@@ -143,22 +143,12 @@ class OwnStates:
         return [tasks[index] for index in order[place * wanted : (place + 1) * wanted]]
 
     def _rendered(self, states: Sequence[TurnState]) -> tuple[list[Prompted], Counter[str]]:
-        """The states with room for a turn; the others are counted by reason."""
-        room = min(self.policy.engine.max_context, self.config.own.max_context) - self.config.train.sampling.max_tokens
-        found: list[Prompted] = []
-        skipped: Counter[str] = Counter()
-        for state in states:
-            try:
-                prompted = render(state, self.policy.renderer)
-                self.policy.renderer.completion(state.demonstration)
-            except Exception as error:  # a template may raise anything
-                skipped[f"dropped state: {str(error)[:160]}"] += 1
-                continue
-            if len(prompted.prompt_ids) > room:
-                skipped["dropped state: prompt_above_context"] += 1
-            else:
-                found.append(prompted)
-        return found, skipped
+        """The states that can be sampled and trained on; the others are counted by reason."""
+        train = self.config.train
+        context = min(self.policy.engine.max_context, self.config.own.max_context)
+        limits = Limits(train.sampling.max_tokens, context, train.max_tokens)
+        fitting, skipped = that_fit(states, self.policy.renderer, limits)
+        return [item for _, item in fitting], Counter({f"dropped state: {why}": n for why, n in skipped.items()})
 
     def _profile(self, prompted: Sequence[Prompted], seed: int) -> tuple[list[Row], Cost]:
         train = self.config.train

@@ -31,11 +31,12 @@ from turntree.profiling.rows import StoredProfile
 from turntree.profiling.samples import Sampler, one_by_one, together
 from turntree.profiling.stopping import Prior
 from turntree.profiling.summary import ProfileSummary
-from turntree.rollouts.local import Prompted
+from turntree.rollouts.local import PATH_TOO_LONG, Limits, that_fit
 from turntree.stages.candidates import stream_candidates, survey
 from turntree.stages.cluster import ClusterConfig
 from turntree.stages.config import ProfileStageConfig
 from turntree.stages.policy import Speaker, open_speaker
+from turntree.stages.published import write_published
 from turntree.stages.verifier import open_verifier
 from turntree.stages.workers import open_crew, require_policy
 from turntree.verifiers.strict import StrictMatch
@@ -43,7 +44,6 @@ from turntree.verifiers.strict import StrictMatch
 T = TypeVar("T")
 
 _PART = 8  # candidates of an adaptive wave that a worker profiles at once
-_REASON = 160  # characters of what a chat template says
 Wave = dict[str, Any]  # of a profile {"rows", "skipped": reasons with counts, "timing": seconds}
 
 
@@ -54,6 +54,8 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
     where the interrupted run was another one, unless `overwrite`.
     """
     config = parts.resolved(config)
+    if config.published:
+        return write_published(config, out)
     surveyed = survey(config.traces, config.split, config.limit)
     with open_profiler(config) as profiler, open_crew(__name__, config, profiler.policy.identity) as crew:
         made_from = {**profiler.identity, "traces_hash": surveyed.traces_hash}
@@ -87,8 +89,10 @@ class Profiler:
     def profiled(self, states: Sequence[TurnState], prior: Prior) -> Wave:
         """One wave. It must not depend on earlier waves, because a resumed run has not computed them."""
         self.policy.forget()
-        prompted, skipped = _that_fit(states, self.policy, self.config)
-        found = profile_wave(prompted, self.sampler, self.judge, self.config.profile, prior)
+        settings = self.config.profile
+        limits = Limits(settings.sampling.max_tokens, self.policy.engine.max_context, settings.max_path)
+        fitting, skipped = that_fit(states, self.policy.renderer, limits)
+        found = profile_wave([item for _, item in fitting], self.sampler, self.judge, settings, prior)
         timing = sum((candidate.cost for candidate in found), NO_COST).timing()
         return {"rows": [one.to_json() for one in found], "skipped": dict(skipped), "timing": timing}
 
@@ -149,29 +153,6 @@ def _joined(waves: Sequence[Wave]) -> Wave:
 
 
 # waves of candidates
-
-
-def _that_fit(
-    states: Sequence[TurnState], policy: Speaker, config: ProfileStageConfig
-) -> tuple[list[Prompted], Counter[str]]:
-    """The states whose demonstration could have been sampled, rendered; the others are counted by reason."""
-    longest = config.profile.sampling.max_tokens
-    fitting: list[Prompted] = []
-    skipped = Counter[str]()
-    for state in states:
-        try:
-            said = policy.renderer.completion(state.demonstration)
-            prompt = policy.renderer.prompt(state.history, state.tools)
-        except Exception as error:  # a template may raise anything; other candidates may still be rendered
-            skipped[f"renderer_error: {str(error)[:_REASON]}"] += 1
-            continue
-        if len(said) > longest:
-            skipped["demonstration_above_max_tokens"] += 1
-        elif len(prompt) + longest > policy.engine.max_context:
-            skipped["prompt_above_context"] += 1
-        else:
-            fitting.append(Prompted(state, prompt))
-    return fitting, skipped
 
 
 def _stored(config: ProfileStageConfig, policy: Speaker) -> StoredProfile | None:
@@ -241,9 +222,9 @@ def write_profile(
     if not found.candidates:
         log.remove()
         counted = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
-        unrendered = any(reason.startswith("renderer_error") for reason in reasons)
-        hint = "see turntree check model" if unrendered else "raise --max-tokens"
-        raise InputError(f"holds no state that fits ({counted})", path=header["config"]["traces"], hint=hint)
+        raise InputError(
+            f"holds no state that fits ({counted})", path=header["config"]["traces"], hint=_remedy(reasons)
+        )
     if not found.scored:
         log.remove()
         counted = ", ".join(f"{count} {reason}" for reason, count in found.unscored.items())
@@ -254,3 +235,17 @@ def write_profile(
     PROFILE.write(out, {**header, "summary": summary, "timing": dict(seconds)}, rows)
     log.remove()
     return {"path": str(out), **summary}
+
+
+def _remedy(reasons: Counter[str]) -> str:
+    """What to do where no state fits, by the most frequent reason that something can be done about."""
+    remedies = {
+        "demonstration_above_max_tokens": "raise --max-tokens",
+        "prompt_above_context": "the policy's context is too short for these traces: take another one",
+        PATH_TOO_LONG: "raise profile.max_path, and train.max_tokens of the training with it (--set KEY=TOKENS)",
+        "renderer_error": "see turntree check model",
+    }
+    for reason, _ in reasons.most_common():
+        if (found := remedies.get(reason.partition(":")[0])) is not None:
+            return found
+    return "see what was dropped when the traces were imported"

@@ -16,7 +16,7 @@ from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.observe.artifacts import policy_of
 from turntree.observe.files import file_hash
 from turntree.observe.wave_log import open_log
-from turntree.profiling.profile import Draft, Judge
+from turntree.profiling.profile import Draft, Judge, judge_drafts
 from turntree.profiling.rows import StoredProfile, samples_of
 from turntree.profiling.stopping import Prior, StoppingRule
 from turntree.profiling.summary import ProfileSummary
@@ -59,15 +59,15 @@ def _rescored(
     stopping = None if adaptive is None else StoppingRule(replace(adaptive, confidence=1.0), rollouts, Prior(rollouts))
 
     def judged(states: Sequence[TurnState]) -> Wave:
+        found = [(row, Draft(state, judge)) for state in states if (row := stored.row(state)) is not None]
+        for row, draft in found:
+            draft.add(samples_of(row))
+        judge_drafts([draft for _, draft in found], judge)
         rows: list[dict[str, Any]] = []
-        for state in states:
-            row = stored.row(state)
-            if row is not None:
-                draft = Draft(state, judge)
-                draft.add(samples_of(row))
-                if stopping is not None and row["rollouts"] < rollouts:
-                    draft.look(stopping)
-                rows.append(draft.finish(rollouts, Cost(**row["cost"])).to_json())
+        for row, draft in found:
+            if stopping is not None and row["rollouts"] < rollouts:
+                draft.look(stopping)
+            rows.append(draft.finish(rollouts, Cost(**row["cost"])).to_json())
         return {"rows": rows, "skipped": {}, "timing": {}}
 
     made_from = {**policy_of(stored.header), "traces_hash": stored.header["traces_hash"], "verifier": judge.name}

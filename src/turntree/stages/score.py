@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -18,6 +17,7 @@ from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
 from turntree.observe.files import read_json
 from turntree.observe.jsonl import parse_json, read_lines
+from turntree.rollouts.local import judge_turns
 from turntree.stages.verifier import open_verifier
 from turntree.traces.candidates import candidates
 from turntree.traces.schema import read_traces
@@ -100,16 +100,12 @@ def score(config: ScoreConfig) -> dict[str, Any]:
 
 
 def _judged(verifier: TurnVerifier, states: list[TurnState], gold: list[Said], tried: list[Said]) -> list[Verdict]:
-    def judge(place: int) -> Verdict:
-        if gold[place].malformed:
-            return Verdict(None, "unjudgeable demonstration: its arguments are not JSON")
-        return verifier.judge(states[place], tried[place].action)
-
-    threads = getattr(verifier, "concurrency", 1)  # of a verifier that waits for a server
-    if threads == 1:
-        return [judge(place) for place in range(len(states))]
-    with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(judge, range(len(states))))
+    whole = [place for place in range(len(states)) if not gold[place].malformed]
+    verdicts = [Verdict(None, "unjudgeable demonstration: its arguments are not JSON")] * len(states)
+    found = judge_turns(verifier, [(states[place], tried[place].action) for place in whole], cut_turns="judge")
+    for place, verdict in zip(whole, found, strict=True):
+        verdicts[place] = verdict
+    return verdicts
 
 
 def _state(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,16 @@ from turntree.observe import loggers
 from turntree.observe.artifacts import PASS_RATES, POLICY, policy_of
 from turntree.observe.files import file_hash
 from turntree.observe.run import RunDirectory, notice, open_run, progress
-from turntree.rollouts.local import Prompted, occurrences_of, render, rule_name, sample_local, score_local
+from turntree.rollouts.local import (
+    PATH_TOO_LONG,
+    Limits,
+    Prompted,
+    occurrences_of,
+    rule_name,
+    sample_local,
+    score_wave,
+    that_fit,
+)
 from turntree.rollouts.spread import labelled, lost, unlabelled
 from turntree.stages.candidates import SelectedState, read_candidates, read_selected
 from turntree.stages.cluster import on_ranks
@@ -65,6 +74,7 @@ def run_train_pivot(
     group.load = functools.partial(load_trained, policy.source, config.device)
     pivots: list[Pivot] = []
     hashes: dict[str, str] = {}
+    dropped = Counter[str]()
     source, traces = config.verifier, ""
     if config.pivots is not None and selected is not None:
         header, states = selected
@@ -73,7 +83,7 @@ def run_train_pivot(
         traces = config.traces or str(header["traces"])
         hashes = {"pivots_hash": file_hash(Path(config.pivots)), "traces_hash": str(header["traces_hash"])}
         source = chosen_verifier(config.verifier, header, config.pivots)
-        pivots = [_pivot(one, policy.renderer) for one in states]
+        pivots, dropped = _pivots(states, policy, config)
     assert source is not None  # the configuration refuses own states without one
     check_path_isolation(policy.model)
     with contextlib.ExitStack() as stack:
@@ -103,6 +113,7 @@ def run_train_pivot(
     return {
         "model": str(run.model),
         "states": len(trained.pivots),
+        "dropped": dict(sorted(dropped.items())),
         "steps": last["step"],
         "reward_mean": last["reward_mean"],
         "kl": last.get("kl"),
@@ -257,8 +268,23 @@ def _pass_rates(pivots: Sequence[Pivot], records: Sequence[PivotRecord]) -> Iter
         yield {**place, "pass_rate": record.pass_rate, **dataclasses.asdict(record)}
 
 
-def _pivot(one: SelectedState, renderer: Renderer) -> Pivot:
-    return Pivot(render(one.state, renderer), one.row["kind"], one.row["role"], one.row.get("weight", 1.0))
+def _pivots(
+    selected: Sequence[SelectedState], policy: Policy, config: TrainPivotConfig
+) -> tuple[list[Pivot], Counter[str]]:
+    """The selected states that can be trained on; the others counted by reason, and said. Raises `InputError` where
+    none is left."""
+    sampled = config.train.sampling.max_tokens
+    limits = Limits(sampled, policy.engine.max_context, config.train.max_tokens, demonstrations=False)
+    fitting, dropped = that_fit([one.state for one in selected], policy.renderer, limits)
+    if dropped:
+        counted = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))
+        longer = f"raise --set train.max_tokens={config.train.max_tokens} for longer paths, which takes more memory"
+        hint = longer if dropped[PATH_TOO_LONG] else "see turntree check model"
+        if not fitting:
+            raise InputError(f"hold no state that can be trained on ({counted})", path=config.pivots, hint=hint)
+        notice(f"left out of {len(selected)} states: {counted}; {hint}")
+    rows = [(item, selected[place].row) for place, item in fitting]
+    return [Pivot(item, row["kind"], row["role"], row.get("weight", 1.0)) for item, row in rows], dropped
 
 
 def _require_profiled_alike(config: TrainPivotConfig, header: dict[str, Any], policy: Policy) -> None:
@@ -305,7 +331,9 @@ def _checks(
     if not settings.states and not environments:
         return None
     states = read_candidates(traces, "dev", settings.states)[0] if settings.states else []
-    prompted = _rendered(states, policy.renderer)
+    context = policy.engine.max_context
+    sampled = Limits(config.train.sampling.max_tokens, context, path=context, demonstrations=False)
+    prompted = _held_out(states, policy.renderer, sampled)
     states = [item.state for item in prompted]
     kinds = [verifier.judge(state, state.demonstration).kind for state in states]
 
@@ -318,10 +346,8 @@ def _checks(
                 prompted, policy.engine, policy.renderer, config.train.sampling, settings.samples, seed=1
             )
             cost = sum((tree.cost for tree in trees), cost)
-            rewards = [
-                score_local(tree, state, verifier, cut_turns=config.train.cut_turns)
-                for tree, state in zip(trees, states, strict=True)
-            ]
+            grown = list(zip(trees, states, strict=True))
+            rewards = score_wave(grown, verifier, cut_turns=config.train.cut_turns)
             figures["held_out_acceptance"], acceptance = _acceptance(kinds, rewards)
         if environments:
             played = EvaluateConfig(
@@ -337,21 +363,16 @@ def _checks(
     return check
 
 
-def _rendered(states: Sequence[TurnState], renderer: Renderer) -> list[Prompted]:
-    """The states that can be rendered, as in a profile; how many are left out is said. An error if all are."""
-    found: list[Prompted] = []
-    refused: list[Exception] = []
-    for state in states:
-        try:
-            found.append(render(state, renderer))
-        except Exception as error:  # a template may raise anything
-            refused.append(error)
-    if refused:
-        why = f"{len(refused)} of {len(states)} held-out states cannot be rendered; the first: {refused[0]}"
-        if not found:
-            raise InputError(why, field="check.states", hint="see turntree check model") from refused[0]
+def _held_out(states: Sequence[TurnState], renderer: Renderer, limits: Limits) -> list[Prompted]:
+    """The states that can be sampled, as in a profile; how many are left out is said. An error if all are."""
+    fitting, dropped = that_fit(states, renderer, limits)
+    if dropped:
+        counted = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))
+        why = f"{dropped.total()} of {len(states)} held-out states cannot be sampled ({counted})"
+        if not fitting:
+            raise InputError(why, field="check.states", hint="see turntree check model")
         notice(f"{why}; they are left out of the checks")
-    return found
+    return [item for _, item in fitting]
 
 
 @contextlib.contextmanager

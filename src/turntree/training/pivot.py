@@ -18,7 +18,7 @@ from turntree.core.outcome import GroupOutcome, group_outcome
 from turntree.core.protocols import Engine, Estimator, Renderer, TurnVerifier
 from turntree.core.tree import RolloutTree, StopReason
 from turntree.core.verdict import censored
-from turntree.rollouts.local import Prompted, sample_local, score_local
+from turntree.rollouts.local import Prompted, sample_local, score_wave
 from turntree.training.checkpoints import Checkpoints
 from turntree.training.config import PivotConfig
 from turntree.training.curriculum import Curriculum, PivotRecord
@@ -178,10 +178,8 @@ def draw_local(
     """The groups of one wave (or of a part of it, where `occurrences` are those in the whole): sampled and judged."""
     size = config.group_size
     trees = sample_local(prompted, engine, renderer, config.sampling, size, seed, occurrences=occurrences)
-    return [
-        (tree, score_local(tree, item.state, verifier, cut_turns=config.cut_turns))
-        for tree, item in zip(trees, prompted, strict=True)
-    ]
+    grown = [(tree, item.state) for tree, item in zip(trees, prompted, strict=True)]
+    return list(zip(trees, score_wave(grown, verifier, cut_turns=config.cut_turns), strict=True))
 
 
 @dataclass

@@ -32,15 +32,21 @@ from turntree.traces.formats.row import (
 PROMPTS = ("problem_statement", "prompt", "instruction", "instructions", "task_description", "question")
 _ROW_KEYS = words(
     "responses_create_params response reward success resolved uuid trajectory_id instance_id domain environment_name "
-    "expected_action expected_answer metadata agent_ref category pass_rate pass_rate_total instance_config "
-    "_ng_task_index _ng_rollout_index"
+    "expected_action expected_answer metadata agent_ref category instance_config _ng_task_index _ng_rollout_index "
+    "harness declared_tools threshold "
+    # of the published Pivot-v1 data sets
+    "pass_rate pass_rate_total pass_rate_passed scenario num_unique_actions meta_info source_trajectory_uid "
+    "pivot_agent_turn_index"
 )
 _ITEM_KEYS = words(
     "type id status role content name arguments call_id output summary encrypted_content phase "
     # for training without tokenizing again
     "prompt_token_ids generation_token_ids generation_log_probs routed_experts"
 )
-_META_KEYS = ("_ng_task_index", "_ng_rollout_index", "instance_id", "category", "pass_rate", "pass_rate_total")
+_META_KEYS = words(
+    "_ng_task_index _ng_rollout_index instance_id category scenario meta_info pivot_agent_turn_index "
+    "pass_rate pass_rate_total pass_rate_passed"
+)
 
 
 @told_by(lambda row: needs(row, responses_create_params=dict))
@@ -53,12 +59,16 @@ def read_responses_row(row: dict[str, Any]) -> ChatRow:
         items = _expected_items(action)
     else:
         items = list_of(object_of(row, "response"), "output", "a list of Responses items")
-    meta = {key: row[key] for key in _META_KEYS if row.get(key) is not None}
+    meta = {key: row[key] for key in sorted(_META_KEYS) if row.get(key) is not None}
+    profiled = {key for key, value in row.items() if key.endswith("_info") and isinstance(value, dict)} - {"meta_info"}
+    profiled = {key for key in profiled if "rewards" in row[key]}
+    if profiled:  # the key names the model (qwen_235b_info)
+        meta["rewards"] = object_of(row, min(profiled))["rewards"]
     success = None if pivot else outcome(row, meta)
     chat = ChatRow(
         messages=[],
         id=text_of(row, ("uuid",)),
-        group=text_of(row, ("trajectory_id", "instance_id", "_ng_task_index")),
+        group=text_of(row, ("trajectory_id", "source_trajectory_uid", "instance_id", "_ng_task_index")),
         domain=text_of(row, ("domain", "environment_name")) or "",
         success=success,
         meta=meta,
@@ -69,7 +79,7 @@ def read_responses_row(row: dict[str, Any]) -> ChatRow:
     if not any(isinstance(item, dict) and item.get("role") in ("user", "system", "developer") for item in asked):
         asked = [*_prompt_elsewhere(row, request, chat), *asked]
     chat.messages = [message for item in [*asked, *items] if (message := read_item(item, chat.ignored)) is not None]
-    count_unknown(row, _ROW_KEYS, "", chat.ignored)
+    count_unknown(row, _ROW_KEYS | profiled, "", chat.ignored)
     return chat
 
 
