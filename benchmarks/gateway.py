@@ -414,6 +414,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A gateway under load.")
     parser.add_argument("--sessions", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", choices=["drill", "overhead"], help="one of the two")
     parser.add_argument("--quick", action="store_true", help="few sessions, to see that it runs")
     parser.add_argument("--json", metavar="PATH", help="'-' is standard output, and only it")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
@@ -421,8 +422,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.serve is not None:
         return serve(arguments.serve, arguments.port)
-    found = run_drill(28 if arguments.quick else arguments.sessions)
-    cases = overhead(1 if arguments.quick else arguments.repeats, 3 if arguments.quick else 20)
+    found = {} if arguments.only == "overhead" else run_drill(28 if arguments.quick else arguments.sessions)
+    repeats, turns = (1, 3) if arguments.quick else (arguments.repeats, 20)
+    cases = [] if arguments.only == "drill" else overhead(repeats, turns)
     lines = [f"{name}: {value}" for name, value in found.items()]
     finish({"drill": found, "cases": cases}, arguments.json, [*lines, *map(str, cases)])
     return None
