@@ -26,6 +26,8 @@ from turntree.gateway.calls import Session
 from turntree.gateway.merge import Discarded, Merged, merge
 from turntree.logs.rollouts import group_from_tree
 from turntree.logs.trees import KeptTree
+from turntree.report.browser import group_view
+from turntree.report.rollout_tree import tree_of
 from turntree.rollouts.accounting import account
 from turntree.training.losses import LossConfig, loss_normalizer
 from turntree.training.packing import flat_batches, pack
@@ -252,6 +254,9 @@ def test_a_merged_tree_is_kept_on_disk_with_its_parts() -> None:
     again = KeptTree.from_json(kept.to_json())
     assert again.tree.parts() == found.tree.parts() and again.credit == credit
     assert len(again.group().rollouts) == 2
+    drawn = tree_of(again)
+    assert [leaf.rollout.reward for leaf in drawn.leaves] == [1.0, 0.0]
+    assert sum("end" in row for row in group_view(again)["nodes"]) == len(found.tree.leaves())
 
 
 # refusals

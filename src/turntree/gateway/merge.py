@@ -58,9 +58,9 @@ class Merged:
 def merge(task_id: str, sessions: Iterable[Session], *, discarded: Discarded = "session") -> Merged:
     """One tree of all `sessions`, in order of their place in the group.
 
-    `discarded` is the credit of calls whose result was thrown away (docs/design/gateway.md, "Credit of a session"): with
-    "session" they take part in their session's advantage like every other call, with "exclude" they are censored, each
-    a leaf with its reason. Raises `InputError` for a session of another task and for one that occurs twice.
+    `discarded` is the credit of calls whose result was thrown away (docs/design/gateway.md, "Credit of a session"):
+    with "session" they take part in their session's advantage like every other call, with "exclude" they are censored,
+    each a leaf with its reason. Raises `InputError` for a session of another task and for one that occurs twice.
     """
     grown = _Grown(task_id, discarded)
     for session in sorted(sessions, key=lambda one: (one.sample, one.session_id)):
@@ -80,7 +80,7 @@ class _Grown:
         self._messages: dict[int | None, int] = {None: 0}  # on the path to each node, itself included
         self._owners: dict[int, str] = {}  # the session of every node; a shared prompt has none
         self._failed: set[int] = set()  # the leaves of calls without an answer
-        self._sequences: dict[str, list[tuple[int, ...]]] = {}  # by session
+        self._by_call = 0
         self._unattributed = Counter[str]()
 
     def add(self, session: Session) -> None:
@@ -89,7 +89,6 @@ class _Grown:
             raise InputError(problem, field="task_id", hint="merge the sessions of one task")
         if session.session_id in self._ends:
             raise InputError(f"session {session.session_id!r} occurs twice", field="session_id")
-        self._sequences[session.session_id] = []
         calls = sorted(session.calls, key=lambda one: one.index)
         nodes = [self._add_call(call) for call in calls]
         answered = [node for node, call in zip(nodes, calls, strict=True) if call.completion is not None]
@@ -132,7 +131,7 @@ class _Grown:
             node = self.tree.add_completion(given, call.completion, answer).id
             self._nodes[call.session_id, call.call_id] = node
             self._messages[node] = self._messages[given] + 1
-            self._sequences[call.session_id].append(call.sequence)
+            self._by_call += len(call.prompt_ids) + len(call.completion.token_ids)
         self._owners[node] = call.session_id
         return node
 
@@ -167,9 +166,22 @@ class _Grown:
         if call.cause == "continue" or (call.cause == "start" and call.index == 0):
             return
         reason = "another conversation" if call.cause == "start" else call.cause
-        shared = max((_common(call.prompt_ids, one) for one in self._sequences[call.session_id]), default=0)
-        numbers = {"call": float(call.index), "shared": float(shared)}
+        numbers = {"call": float(call.index), "shared": float(self._shared(call, given))}
         self.tree.record(Decision(ACTOR, given, "fork", reason, numbers))
+
+    def _shared(self, call: Call, given: int) -> int:
+        """How many tokens a prompt begins with that were in the session's reach before, whatever nodes they lie in."""
+        if self.tree.children(given):
+            return len(call.prompt_ids)
+        found, left = 0, [(root, 0) for root in self.tree.roots]
+        while left:
+            node, start = left.pop()
+            if node != given and self._owners.get(node, call.session_id) == call.session_id:
+                ids = self.tree[node].token_ids
+                end = start + _common(ids, call.prompt_ids[start : start + len(ids)])
+                found = max(found, end)
+                left += [(child, end) for child in self.tree.children(node)] if end == start + len(ids) else []
+        return found
 
     # sessions
 
@@ -234,10 +246,11 @@ class _Grown:
     # figures
 
     def _footprint(self) -> Footprint:
-        whole = [sequence for each in self._sequences.values() for sequence in each]
-        ends = [node for node in self._nodes.values() if not self._continued(node)]
-        rows = (sum(len(part.token_ids) for part in self.tree.path(node)) for node in ends)
-        return Footprint(unique=unique_tokens(whole), by_branch=sum(rows), by_call=sum(map(len, whole)))
+        rows = [self._sequence(node) for node in self._nodes.values() if not self._continued(node)]
+        return Footprint(unique=unique_tokens(rows), by_branch=sum(map(len, rows)), by_call=self._by_call)
+
+    def _sequence(self, node: int) -> tuple[int, ...]:
+        return tuple(token for part in self.tree.path(node) for token in part.token_ids)
 
     def _continued(self, node: int) -> bool:
         """Whether a completion lies below."""
