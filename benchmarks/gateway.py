@@ -53,7 +53,6 @@ from turntree.stages.policy import resolve
 ADMIN = "the key of this benchmark"
 KINDS = ("plain", "stream", "slow", "hangs up", "malformed", "wrong key", "deserter")
 TURNS = 4
-_AWAY = (httpx.TransportError, ConnectionError, asyncio.IncompleteReadError)
 
 
 # the gateway
@@ -155,16 +154,14 @@ class Report:
 @dataclass
 class Agent:
     url: str
-    client: httpx.AsyncClient
     report: Report
     kind: str
     number: int
     draw: random.Random
 
     async def live(self) -> None:
-        opened = (
-            await self._post("/sessions", {"task": f"task-{self.number % 100}", "seed": self.number}, ADMIN)
-        ).json()
+        asked = {"task": f"task-{self.number % 100}", "seed": self.number}
+        opened = json.loads(await self._post("/sessions", asked, ADMIN))
         self.session, self.key = opened["session"], opened["key"]
         answers = self.report.answers.setdefault(self.session, [])
         messages: list[dict[str, str]] = []
@@ -192,102 +189,91 @@ class Agent:
             await self._post("/v1/chat/completions", body, self.key[:-1] + "~", expect=401)
             await self._post(f"/sessions/{self.session}/reward", {"reward": 9}, self.key, expect=401)
         if self.kind == "hangs up":
-            with contextlib.suppress(*_AWAY):
-                await self._raw(body, answer=False)
+            with contextlib.suppress(ConnectionError):
+                await self._once("/v1/chat/completions", json.dumps(body).encode(), self.key, answer=False)
 
     async def _ask(self, messages: list[dict[str, str]]) -> str:
-        if self.kind == "slow":
-            return await self._again(lambda: self._raw({"messages": messages}, pause=0.1))
         body = {"messages": messages, "stream": self.kind == "stream"}
-        response = await self._post("/v1/chat/completions", body, self.key)
+        text = await self._post("/v1/chat/completions", body, self.key, pause=0.05 * (self.kind == "slow"))
         if self.kind != "stream":
-            return response.json()["choices"][0]["message"]["content"]
-        events = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
-        deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
-        return "".join(delta.get("content") or "" for delta in deltas)
+            return json.loads(text)["choices"][0]["message"]["content"]
+        chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+        return "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
 
     async def _post(
-        self, path: str, body: Any, key: str, *, expect: int | None = None, ends: bool = False
-    ) -> httpx.Response:
+        self, path: str, body: Any, key: str, *, expect: int = 0, ends: bool = False, pause: float = 0.0
+    ) -> str:
         """A request, made again while the gateway is away. `ends`: it may have been heard the first time."""
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        headers = {"authorization": f"Bearer {key}"}
-        tries = 0
-
-        async def once() -> httpx.Response:
-            nonlocal tries
-            tries += 1
-            return await self.client.post(self.url + path, content=content, headers=headers)
-
-        response = await self._again(once)
-        if response.status_code >= 400 and not (ends and tries > 1 and response.status_code == 401):
-            self.report.refused[response.status_code] += 1
-            assert response.status_code == expect, (self.kind, response.status_code, response.text)
-        else:
-            assert expect is None, (self.kind, path)
-        return response
-
-    async def _again(self, once: Callable[[], Awaitable[Any]]) -> Any:
-        for _ in range(600):
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        again = False
+        for _ in range(2000):
             try:
-                return await once()
-            except _AWAY:
-                self.report.returned += 1
-                await asyncio.sleep(0.1 + 0.1 * self.draw.random())
-        raise TimeoutError("the gateway did not come back")
+                status, text = await self._once(path, data, key, pause=pause)
+                break
+            except ConnectionError:
+                self.report.returned, again = self.report.returned + 1, True
+                await asyncio.sleep(0.2 + 0.2 * self.draw.random())
+        else:
+            raise TimeoutError("the gateway did not come back")
+        if status >= 400 and not (ends and again and status == 401):
+            self.report.refused[status] += 1
+            assert status == expect, (self.kind, status, text)
+        else:
+            assert not expect, (self.kind, path)
+        return text
 
-    async def _raw(self, body: Any, *, pause: float = 0.0, answer: bool = True) -> str:
-        """A request over a socket of our own: sent and read in small pieces, or left before the answer."""
+    async def _once(
+        self, path: str, data: bytes, key: str, *, pause: float = 0.0, answer: bool = True
+    ) -> tuple[int, str]:
+        """Status and body of one request over a socket of its own: with `pause` sent and read in small pieces, without
+        `answer` left before there is any. (An HTTP client with a pool of a thousand connections would be the slowest
+        part of the drill.)"""
         host, _, port = self.url.removeprefix("http://").partition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         try:
-            data = json.dumps(body).encode()
-            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {self.key}\r\n"
-            writer.write(f"{head}Content-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode())
-            for start in range(0, len(data), 40):
-                writer.write(data[start : start + 40])
+            head = f"POST {path} HTTP/1.0\r\nHost: {host}\r\nAuthorization: Bearer {key}\r\n"
+            writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode())
+            size = 40 if pause else len(data)
+            for start in range(0, len(data), size):
+                writer.write(data[start : start + size])
                 await writer.drain()
-                await asyncio.sleep(pause / 4)
+                await asyncio.sleep(pause)
             if not answer:
-                return ""
+                return 0, ""
             found = bytearray()
-            while piece := await reader.read(64):
+            while piece := await reader.read(64 if pause else 65536):
                 found += piece
-            text = bytes(found).partition(b"\r\n\r\n")[2]
-            if not text:
-                raise ConnectionError("cut off")
-            body = json.loads(text)
-            assert "choices" in body, (self.kind, body)
-            return body["choices"][0]["message"]["content"]
-        except json.JSONDecodeError as error:
-            raise ConnectionError("cut off") from error
+            return _response(bytes(found))
         finally:
             writer.close()
+
+
+def _response(data: bytes) -> tuple[int, str]:
+    """Status and body. Raises `ConnectionError` where the gateway died before it had said all."""
+    head, _, body = data.partition(b"\r\n\r\n")
+    lines = head.lower().split(b"\r\n")
+    length = next((int(line.split(b":")[1]) for line in lines if line.startswith(b"content-length:")), None)
+    whole = len(body) >= length if length is not None else b"[DONE]" in body
+    if not head or not whole:
+        raise ConnectionError("cut off")
+    return int(head.split()[1]), body.decode()
 
 
 async def drill(
     url: str, sessions: int, *, seed: int = 0, midway: Callable[[], Awaitable[None]] | None = None
 ) -> Report:
     """All agents at once. `midway` is awaited once a quarter of the answers is there."""
-    report, client = (
-        Report(),
-        httpx.AsyncClient(
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=100), timeout=120, trust_env=False
-        ),
-    )
-    async with client:
-        agents = [
-            Agent(url, client, report, KINDS[i % len(KINDS)], i, random.Random(f"{seed} {i}")) for i in range(sessions)
-        ]
-        playing = asyncio.gather(*(agent.live() for agent in agents))
-        while midway is not None and not playing.done() and report.answered < sessions * TURNS // 4:
-            await asyncio.sleep(0.05)
-        if midway is not None:
-            await midway()
-        await playing
-        for agent in agents:
-            if agent.kind == "deserter":
-                await agent._post(f"/sessions/{agent.session}/close", {"reason": "left"}, ADMIN)
+    report = Report()
+    agents = [Agent(url, report, KINDS[i % len(KINDS)], i, random.Random(f"{seed} {i}")) for i in range(sessions)]
+    playing = asyncio.gather(*(agent.live() for agent in agents))
+    while midway is not None and not playing.done() and report.answered < sessions * TURNS // 4:
+        await asyncio.sleep(0.05)
+    if midway is not None:
+        await midway()
+    await playing
+    for agent in agents:
+        if agent.kind == "deserter":
+            await agent._post(f"/sessions/{agent.session}/close", {"reason": "left"}, ADMIN)
     return report
 
 
@@ -414,6 +400,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A gateway under load.")
     parser.add_argument("--sessions", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", choices=["drill", "overhead"], help="one of the two")
     parser.add_argument("--quick", action="store_true", help="few sessions, to see that it runs")
     parser.add_argument("--json", metavar="PATH", help="'-' is standard output, and only it")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
@@ -421,8 +408,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.serve is not None:
         return serve(arguments.serve, arguments.port)
-    found = run_drill(28 if arguments.quick else arguments.sessions)
-    cases = overhead(1 if arguments.quick else arguments.repeats, 3 if arguments.quick else 20)
+    found = {} if arguments.only == "overhead" else run_drill(28 if arguments.quick else arguments.sessions)
+    repeats, turns = (1, 3) if arguments.quick else (arguments.repeats, 20)
+    cases = [] if arguments.only == "drill" else overhead(repeats, turns)
     lines = [f"{name}: {value}" for name, value in found.items()]
     finish({"drill": found, "cases": cases}, arguments.json, [*lines, *map(str, cases)])
     return None

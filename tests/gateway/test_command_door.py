@@ -111,10 +111,10 @@ def test_every_end_of_an_agent_has_a_name_and_only_a_reward_that_was_given_count
 def test_the_samples_of_a_group_differ_and_the_same_seed_gives_the_same_trees(agent, tmp_path):
     def texts(seed):
         (group,) = played(agent, tmp_path, ["number"], seed=seed, group_size=3)
-        return [[node.message.content for node in r.nodes if node.sampled] for r in group.tree.rollouts()]
+        return [(r.token_ids, [node.messages for node in r.nodes]) for r in group.tree.rollouts()]
 
     first = texts(1)
-    assert len({tuple(one) for one in first}) == 3
+    assert len({ids for ids, _ in first}) == 3
     assert first == texts(1) and first != texts(2)
 
 

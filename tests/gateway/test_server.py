@@ -267,7 +267,8 @@ def test_a_reward_ends_the_session_and_comes_once():
         opened = gate.open()
         live, path = gate.sessions.get(opened["session"]), f"/sessions/{opened['session']}/reward"
         strange = {"reward": 1, "call_rewards": {"chatcmpl-none": 1}}
-        for bad in (strange, {}, {"reward": "much"}, {"reward": True}, {"reward": None}, {"reward": 1, "x": 1}):
+        numbers = ({"reward": value} for value in (10**400, "much", True, None))
+        for bad in (strange, {}, {"reward": 1, "x": 1}, *numbers):
             assert gate.post(path, bad, opened["reward_key"]).status_code == 400
         gate.post("/v1/chat/completions", {"messages": MESSAGES}, opened["key"])
         assert gate.post(path, {"reward": 0.5, "reason": "half"}, opened["reward_key"]).status_code == 200

@@ -319,7 +319,7 @@ class _Playing:
         return replace(session, reward=verdict.reward, success=verdict.success, reason=verdict.reason), verdict
 
     async def _open(self, task: AgentTask, sample: int, seed: int) -> tuple[LiveSession, dict[str, str]]:
-        return self.sessions.open(task.task_id, seed=seed, sample=sample)
+        return self.sessions.open(task.task_id, seed=seed, sample=sample, session_id=f"{seed:016x}")
 
     def _variables(self, live: LiveSession, keys: dict[str, str], folder: Path) -> dict[str, str]:
         return {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import shlex
 import shutil
@@ -23,6 +22,7 @@ from turntree.core.errors import InputError
 _MOST_OUTPUT = 64_000_000  # bytes on standard output and error; a program that writes more is stopped
 _TAIL = 65_536
 _LOOK = 0.02  # seconds between two looks at a program, at first
+_LARGEST = 1e300  # the largest reward: integers in JSON have no end
 _PROXIES = ("NO_PROXY", "no_proxy")
 
 
@@ -142,6 +142,6 @@ def reward_in(line: str) -> dict[str, Any] | None:
     reward, success = said.get("reward"), said.get("success")
     if "reward" not in said or isinstance(reward, bool) or not isinstance(success, bool | None):
         return None
-    if reward is not None and (not isinstance(reward, int | float) or not math.isfinite(reward)):
+    if reward is not None and (not isinstance(reward, int | float) or not -_LARGEST <= reward <= _LARGEST):
         return None
     return {"reward": reward, "success": success, "reason": str(said.get("reason", ""))}

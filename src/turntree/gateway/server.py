@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import math
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -33,6 +32,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 _ALIVE = 10.0  # seconds between two signs of life in a stream that waits for its answer
 _SWEEP = 5.0  # seconds between two looks for sessions that took too long
+_LARGEST = 1e300  # the largest reward: integers in JSON have no end
 _SESSION = "x-turntree-session"
 
 
@@ -310,7 +310,7 @@ def _reward(body: dict[str, Any], known: set[str]) -> dict[str, Any]:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return type(value) in (int, float) and -_LARGEST <= value <= _LARGEST
 
 
 async def _missing(request: Request, error: Exception) -> Response:

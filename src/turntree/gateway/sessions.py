@@ -78,6 +78,11 @@ class LiveSession:
             **said,
         )
 
+    def call_id(self, after: int = 0) -> str:
+        """The name of the next call, or of one after it. A rollout that is repeated has the same names, which a chat
+        template may write into a prompt with the calls of tools."""
+        return f"{seeds.derive(self.seed, 'call', self.session_id, self.asked + after):016x}"
+
     def keep(self, kept: Kept) -> None:
         self.calls.append(kept)
         self.lineage.add(kept)
@@ -229,13 +234,13 @@ class Sessions:
             session.limit = f"the prompt has {size} characters, and the context holds {self.max_context} tokens"
             raise Refused(400, session.limit, code=_CONTEXT, param="messages")
         try:
-            first = session.lineage.place(asked.messages, asked.tools, _call_id(), session.asked)
+            first = session.lineage.place(asked.messages, asked.tools, session.call_id(), session.asked)
         except InputError as error:
             raise bad_request(error) from error
         except Exception as error:  # the boundary to foreign templates
             raise Refused(400, f"the messages cannot be rendered ({type(error).__name__}: {error})") from error
         more = range(1, asked.candidates)
-        calls = [first, *(again(first, _call_id(), session.asked + i, "candidate") for i in more)]
+        calls = [first, *(again(first, session.call_id(i), session.asked + i, "candidate") for i in more)]
         for kept in calls:
             kept.request_id, kept.meta = first.call_id, asked.meta
         return calls
@@ -372,10 +377,6 @@ def digest(key: str) -> str:
 def _size(message: Message) -> int:
     calls = sum(len(json.dumps(call.arguments)) for call in message.tool_calls)
     return len(message.content) + len(message.reasoning) + calls
-
-
-def _call_id() -> str:
-    return secrets.token_hex(10)
 
 
 def _short(prompt: tuple[int, ...]) -> tuple[int, ...]:

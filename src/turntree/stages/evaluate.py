@@ -196,7 +196,7 @@ def _outcome(environment: Environment, tree: RolloutTree, rewards: Rewards) -> d
     scored = [verdict for _, verdict in sorted(rewards.verdicts.items()) if verdict.reward is not None]
     return {
         "task": tree.task_id,
-        "task_type": getattr(environment, "task_type", ""),
+        "task_type": getattr(environment, "task_type", None) or "",
         "rewards": [float(bool(verdict.success)) for verdict in scored],  # success, independent of the task's reward
         "censored": len(rewards.verdicts) - len(scored),
         "turns": sum(node.kind is NodeKind.COMPLETION for node in tree),

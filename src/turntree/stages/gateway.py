@@ -94,12 +94,13 @@ def run_gateway(config: GatewayConfig, out: Path) -> dict[str, Any]:
         server = server_of(gateway.app, most=limits.waiting + limits.sessions)
         more = f"; {restored} sessions go on" if restored else ""
         where = KEY if os.environ.get(KEY) else out / KEY_FILE
-        notice(f"the gateway serves {config.model} at {url_of(bound)}/v1 (its key: {where}){more}")
+        url = url_of(bound)  # the server closes the socket
+        notice(f"the gateway serves {config.model} at {url}/v1 (its key: {where}){more}")
         try:
             server.run(sockets=[bound])
         finally:
             driver.close()
-        return {"url": url_of(bound), **sessions.ledger}
+        return {"url": url, **sessions.ledger}
 
 
 def run_upstream(config: GatewayConfig, traces: Path) -> dict[str, Any]:

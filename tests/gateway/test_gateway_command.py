@@ -1,0 +1,108 @@
+"""`turntree gateway`: from the command to trees on disk."""
+
+import json
+import socket
+import threading
+import time
+
+import pytest
+from gateway_world import HTTP
+
+from turntree.cli.main import main
+from turntree.core.errors import ConfigError
+from turntree.gateway import serve
+from turntree.logs.trees import read as read_trees
+from turntree.stages import gateway as stage
+from turntree.stages.gateway import GatewayConfig, run_gateway
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def running(monkeypatch):
+    """Runs a gateway in a thread; leaving the block stops it as a signal would."""
+    servers = []
+
+    def remembered(*arguments, **options):
+        servers.append(serve.server_of(*arguments, **options))
+        return servers[-1]
+
+    monkeypatch.setattr(stage, "server_of", remembered)
+
+    class Running:
+        def __init__(self, out):
+            self.port, self.out = free_port(), out
+            config = GatewayConfig(model="qa", port=self.port)
+            self.thread = threading.Thread(target=lambda: run_gateway(config, out), daemon=True)
+
+        def __enter__(self):
+            before = len(servers)
+            self.thread.start()
+            until = time.monotonic() + 60
+            while not (len(servers) > before and servers[-1].started) and time.monotonic() < until:
+                time.sleep(0.02)
+            self.key = (self.out / "gateway.key").read_text().strip()
+            return self
+
+        def __exit__(self, *_):
+            servers[-1].should_exit = True
+            self.thread.join()
+
+        def post(self, path, body, key=None):
+            headers = {"authorization": f"Bearer {key or self.key}"}
+            return HTTP.post(f"http://127.0.0.1:{self.port}{path}", json=body, headers=headers)
+
+    return Running
+
+
+def test_sessions_go_on_after_a_stop_and_become_one_tree_a_task(running, tmp_path, capsys):
+    asked = {"messages": [{"role": "user", "content": "Who?"}], "max_tokens": 4}
+    with running(tmp_path / "gate") as gate:
+        opened = [gate.post("/sessions", {"task": task, "sample": i}).json() for i, task in enumerate(("a", "a", "b"))]
+        for one in opened:
+            assert gate.post("/v1/chat/completions", asked, one["key"]).status_code == 200
+        gate.post(f"/sessions/{opened[0]['session']}/reward", {"reward": 1.0}, opened[0]["reward_key"])
+    assert (tmp_path / "gate" / "gateway.key").stat().st_mode & 0o77 == 0
+    with running(tmp_path / "gate") as gate:
+        assert gate.post("/v1/chat/completions", asked, opened[1]["key"]).status_code == 200
+        gate.post(f"/sessions/{opened[1]['session']}/reward", {"reward": 0.0}, opened[1]["reward_key"])
+        gate.post(f"/sessions/{opened[2]['session']}/close", {"reason": "left"})
+    main(["gateway", "--out", str(tmp_path / "gate"), "--merge", str(tmp_path / "trees.jsonl"), "--json", "-"])
+    assert json.loads(capsys.readouterr().out)["sessions"] == 3
+    one, other = read_trees(tmp_path / "trees.jsonl")
+    assert sorted(verdict.reward for verdict in one.rewards.verdicts.values()) == [0.0, 1.0]
+    assert [verdict.reason for verdict in other.rewards.verdicts.values()] == ["left"]
+    assert sum(node.sampled for node in one.tree) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["gateway"], "--out"),
+        (["gateway", "--out", "x", "--merge", "t.jsonl"], "no sessions"),
+        (["gateway", "--upstream", "http://localhost:1/v1"], "--traces"),
+        (["gateway", "--out", "x", "--port", "70000"], "port"),
+        (["gateway", "--upstream", "localhost", "--traces", "t.jsonl"], "not a URL"),
+        (["gateway", "--upstream", "http://h/v1", "--traces", "t.jsonl", "--redact", "("], "regular expression"),
+    ],
+)
+def test_what_cannot_be_is_told_in_one_line(arguments, word, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2 and word in said and len(said.splitlines()) == 1
+
+
+def test_a_port_that_is_taken_is_told():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(Exception, match="cannot listen"), serve.listening("127.0.0.1", taken.getsockname()[1]):
+            pass
+    with pytest.raises(ConfigError, match="port"):
+        GatewayConfig(port=-1)
