@@ -245,6 +245,15 @@ def test_a_recorded_user_says_what_it_said_and_the_simulation_is_the_gold(bank, 
     assert played(environment, *environment.gold).success
 
 
+def test_a_recorded_user_that_used_tools_is_refused(bank, tmp_path):
+    row = simulation("I am Ann.")
+    row["reward_info"]["action_checks"][0]["action"]["requestor"] = "user"
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps({"simulations": [row]}))
+    with pytest.raises(InputError, match="used tools of its own; use user=solo"):
+        opened(simulations=str(path))
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"simulations": 3}', '{"simulations": [{}]}', '{"rows": []}'])
 def test_a_file_that_is_no_results_file_is_refused(bank, tmp_path, text):
     path = tmp_path / "results.json"

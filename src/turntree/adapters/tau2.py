@@ -123,11 +123,15 @@ def _recorded(path: str, domain: str) -> list[_Case]:
     try:
         with lzma.open(path, "rt") if path.endswith(".xz") else open(path, encoding="utf-8") as file:
             rows = json.load(file)["simulations"]
-        return [_simulation(row, f"{Path(path).name.partition('.')[0]}-{place}") for place, row in enumerate(rows)]
+        cases = [_simulation(row, f"{Path(path).name.partition('.')[0]}-{place}") for place, row in enumerate(rows)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         hint = "name the results file of a tau2-bench run"
         problem = f"is not a results file of tau2-bench ({type(error).__name__}: {error})"
         raise InputError(problem, path=path, hint=hint) from error
+    if any(action.requestor == "user" for case in cases for action in case.actions):
+        hint = "use user=solo, where the agent has the user's tools"
+        raise InputError("the recorded user used tools of its own", path=path, hint=hint)
+    return cases
 
 
 def _simulation(row: dict[str, Any], id: str) -> _Case:

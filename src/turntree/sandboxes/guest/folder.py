@@ -40,11 +40,13 @@ def fill(root: str, entries: list[list[Any]]) -> None:
         os.utime(place, (time, time), follow_symlinks=False)
 
 
-def read(root: str, most: int, started: float, clock: int) -> list[list[Any]]:
-    """The entries of `root`, of at most `most` bytes together. What was changed since `started` gets the time `clock`:
-    the real one would make every repetition differ. Raises `NotKept`."""
+def read(root: str, most: int, count: int, started: float, clock: int) -> list[list[Any]]:
+    """The entries of `root`, at most `count` of at most `most` bytes together. What was changed since `started` gets
+    the time `clock`: the real one would make every repetition differ. Raises `NotKept`."""
     entries: list[list[Any]] = []
     for path, place, found in _walk(root, "", 0):
+        if len(entries) == count:
+            raise NotKept(f"there are more than {count} files and folders")
         time = clock if found.st_mtime >= started else int(found.st_mtime)
         mode = stat.S_IMODE(found.st_mode)
         if stat.S_ISLNK(found.st_mode):

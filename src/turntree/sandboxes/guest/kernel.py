@@ -69,6 +69,7 @@ def mount_names(uid: int | None) -> None:
     for name, line in (("passwd", f"user:x:{number}:{number}::/tmp:/bin/sh"), ("group", f"user:x:{number}:")):
         with open(os.path.join(NAMES, name), "w", encoding="ascii") as file:
             file.write(f"{line}\n")
+        os.chmod(os.path.join(NAMES, name), 0o644)
     flags = ctypes.c_ulong(flags | _REMOUNT | _BIND | _READ_ONLY)
     _check(_libc.mount(None, NAMES.encode(), None, flags, None), "names read-only")
 

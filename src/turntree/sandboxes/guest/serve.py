@@ -43,7 +43,7 @@ def main(channel: int, settings: dict[str, Any]) -> None:
     _lock(settings, bounds)
     system_calls = kernel.SystemCallFilter(alone=bounds.alone)
     link.sendall(b"{}\n")
-    _serve(link, bounds, system_calls)
+    _serve(link, bounds, settings["files"], system_calls)
 
 
 def _lock(settings: dict[str, Any], bounds: Bounds) -> None:
@@ -55,7 +55,7 @@ def _lock(settings: dict[str, Any], bounds: Bounds) -> None:
         resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
 
 
-def _serve(link: socket.socket, bounds: Bounds, system_calls: kernel.SystemCallFilter) -> None:
+def _serve(link: socket.socket, bounds: Bounds, files_most: int, system_calls: kernel.SystemCallFilter) -> None:
     scratch = os.open(".", os.O_RDONLY | os.O_DIRECTORY) if bounds.alone else None
     untouched = _condition(scratch)
     with link, link.makefile("r", encoding="utf-8") as requests:
@@ -69,7 +69,7 @@ def _serve(link: socket.socket, bounds: Bounds, system_calls: kernel.SystemCallF
             reply = program.run(**request)
             reap()
             if files is not None:
-                reply |= _taken(bounds.file_bytes, started, clock)
+                reply |= _taken(bounds.file_bytes // 2, files_most // 2, started, clock)
             now = _condition(scratch)
             if files is not None and now[:_TIMES] == untouched[:_TIMES]:
                 untouched = now
@@ -80,13 +80,14 @@ def _serve(link: socket.socket, bounds: Bounds, system_calls: kernel.SystemCallF
             program = Program(bounds, system_calls, link.fileno())
 
 
-def _taken(most: int, started: float, clock: int) -> dict[str, Any]:
-    """What is in the scratch folder, which is empty afterwards unless something in it cannot be removed."""
+def _taken(most: int, count: int, started: float, clock: int) -> dict[str, Any]:
+    """What is in the scratch folder, which is empty afterwards unless something in it cannot be removed. It may be half
+    full, so that the next program has room."""
     reply: dict[str, Any] = {"files": None, "not_kept": None}
     try:
-        reply["files"] = folder.read(".", most, started, clock)
-    except folder.NotKept as reason:
-        reply["not_kept"] = str(reason)
+        reply["files"] = folder.read(".", most, count, started, clock)
+    except (folder.NotKept, OSError) as reason:  # a path may be longer than the kernel takes
+        reply["not_kept"] = str(reason)[:200]
     with contextlib.suppress(OSError, folder.NotKept):  # what is left makes the box differ
         folder.empty(".")
     return reply
