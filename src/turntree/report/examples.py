@@ -116,7 +116,7 @@ def _example(row: Row, traces: Mapping[str, Trace], path: Path) -> Example:
         task=_clipped(message_text(history[0])) if len(history) > 1 else "",
         previous="" if before is None else _clipped(message_text(before)),
         observation=_clipped(message_text(history[-1])) if history else "",
-        demonstration=_clipped(message_text(trace.labels.get(row["turn"], trace.messages[at]))),
+        demonstration=_clipped(message_text(trace.labels.get(row["turn"]) or trace.messages[at])),
         samples=sum(action.count for action in actions),
         successes=sum(action.count for action in actions if action.reward),
         actions=tuple(actions[:ACTIONS]),

@@ -75,10 +75,13 @@ def grow(
     group_size: int = 1,
     seed: int,
     finished: episodes.Finished | None = None,
+    part: bool = False,
 ) -> list[tuple[RolloutTree, Rewards]]:
     """`episodes.grow`, or the same by the tasks' own player."""
     if not tasks or getattr(tasks[0], "player", None) is None:
-        return episodes.grow(tasks, engine, renderer, config, group_size=group_size, seed=seed, finished=finished)
+        return episodes.grow(
+            tasks, engine, renderer, config, group_size=group_size, seed=seed, finished=finished, part=part
+        )
     settings = SchedulerConfig(episodes=config, group_size=group_size)
     found: list[tuple[RolloutTree, Rewards]] = []
     for group in player_of(tasks, engine, renderer, settings).run(tasks, seed=seed):

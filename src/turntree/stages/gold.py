@@ -11,7 +11,7 @@ from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
 from turntree.environments.pool import reason_of
 from turntree.environments.tasks import TRAIN, open_tasks
-from turntree.rollouts.executed import environment_record
+from turntree.rollouts.rebuild import environment_record
 from turntree.traces.schema import Trace
 from turntree.traces.splits import assign_split
 

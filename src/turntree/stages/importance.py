@@ -64,8 +64,18 @@ def run_importance(config: ImportanceConfig, out: Path, *, overwrite: bool = Fal
 
     try:
         with open_log(out.with_name(f"{out.name}.waves"), described, overwrite=overwrite) as log:
-            work(log, states, len(chosen), config.wave, measured, lambda wave: None, what="importance", noun="states")
-            return _write(log, stored, len(chosen), out)
+            total = len(chosen)
+            work(
+                log,
+                states,
+                total,
+                config.wave,
+                lambda waves: (measured(members) for members in waves),
+                lambda wave: None,
+                what="importance",
+                noun="states",
+            )
+            return _write(log, stored, total, out)
     finally:
         rebuilder.close()
 
