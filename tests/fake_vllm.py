@@ -23,7 +23,8 @@ from transformers import PreTrainedModel
 
 from completions_server import Http
 
-Hook = Callable[[str, dict[str, Any]], int | str | None]  # path and body -> a status, "drop" the connection, or go on
+# path and body -> a status, "drop" the connection, "mute": do it and drop the connection, or go on
+Hook = Callable[[str, dict[str, Any]], int | str | None]
 
 
 class FakeVllm:
@@ -56,6 +57,8 @@ class FakeVllm:
             if path == "/v1/completions":
                 return self._complete(body)
             if path == "/v1/load_lora_adapter" and self.lora:
+                if body["lora_name"] in self.adapters:
+                    return 400, {"error": {"message": "has already been loaded"}}
                 self.adapters[body["lora_name"]] = Path(body["lora_path"])
                 return 200, "loaded"
             if path == "/v1/unload_lora_adapter" and self.lora:
@@ -148,7 +151,9 @@ def running(fake: FakeVllm, port: int = 0) -> Iterator[str]:
             body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
             fake.asked.append((self.path, body))
             said = fake.hook(self.path, body)
-            if said == "drop":
+            if said in ("drop", "mute"):
+                if said == "mute":
+                    fake.post(self.path, body)
                 self.close_connection = True
                 return
             self._answer(*(fake.post(self.path, body) if said is None else (int(said), {"error": {"message": "no"}})))

@@ -165,6 +165,29 @@ def test_a_server_that_drops_connections_loses_no_request():
         assert [one.token_ids for one in engine.generate(wave)] == [one.token_ids for one in alone]
 
 
+def test_a_connection_that_breaks_at_a_working_server_does_not_count_as_its_death():
+    """Servers close idle connections, also under a request that is about to use one."""
+    policy, fake = tiny_model(), FakeVllm(tiny_model())
+    add_adapter(policy, LoRAConfig(rank=2))
+    with sampling(fake, model=stirred(policy)) as engine:
+        once = ["drop"]
+        fake.hook = lambda path, body: once.pop() if once and path == "/v1/completions" else None
+        assert engine.generate([request()])[0].finish in ("stop", "length")
+        assert all(server.up for server in engine._servers) and len(fake.of("/v1/load_lora_adapter")) == 1
+
+
+def test_a_change_of_weights_whose_answer_is_lost_is_made_again():
+    policy, fake = tiny_model(), FakeVllm(tiny_model())
+    add_adapter(policy, LoRAConfig(rank=2))
+    with sampling(fake, model=policy) as engine:
+        once = ["mute"]
+        fake.hook = lambda path, body: once.pop() if once and path == "/v1/load_lora_adapter" else None
+        engine.update_weights(stirred(policy), 1)
+        (found,) = engine.generate([request()])
+        assert found.logprobs == pytest.approx(expected(policy, found), abs=1e-4)
+        assert len(fake.adapters) == 1
+
+
 def test_a_server_that_was_started_again_gets_the_current_weights_before_it_answers_for_them():
     policy, fake = tiny_model(), FakeVllm(tiny_model())
     with sampling(fake, model=policy) as engine:

@@ -46,6 +46,7 @@ _PROBE, _PROBED = 300, 8  # tokens of a probe: more than two blocks of any cache
 _LONGEST = 1024  # tokens of a served prompt that is probed
 _HEALTH = 10.0  # seconds between two looks at a server, and how long one may take
 _SICK = 3  # looks that fail in a row before a server counts as gone
+_TRIES = 3  # of a request whose connection breaks at a server that works
 _START = "start it with `turntree serve`"
 
 
@@ -187,13 +188,17 @@ class VllmEngine(ServerEngine):
         await self._some_up()
 
     async def _bring(self, server: Server) -> None:
-        try:
-            await self._install(server)
-            await self._check(server)
-        except Exception as error:
-            if isinstance(error, TurntreeError) or not await self._is_lost(server, error):
+        for left in reversed(range(_TRIES)):
+            try:
+                await self._install(server)
+                return await self._check(server)
+            except TurntreeError:
                 raise
-            self._lose(server, words_of(error))
+            except Exception as error:  # the boundary to foreign software
+                if await self._is_lost(server, error):
+                    return self._lose(server, words_of(error))
+                if not left:
+                    raise InputError(f"takes no weights ({words_of(error)})", path=server.url, hint=_START) from error
 
     async def _install(self, server: Server) -> None:
         state, weights = self._states[server], self._weights
@@ -205,11 +210,22 @@ class VllmEngine(ServerEngine):
             await self._told(server, "/collective_rpc", rpc, "VLLM_SERVER_DEV_MODE=1")
             await self._reset_cache(server)
         elif server.model != weights.adapter:
-            adapter = {"lora_name": weights.adapter, "lora_path": str(weights.folder)}
-            await self._told(server, "/v1/load_lora_adapter", adapter, "--lora-rank R")
+            await self._load(server, {"lora_name": weights.adapter, "lora_path": str(weights.folder)})
             before, server.model = server.model, weights.adapter
             if before != state.base:
                 await self._told(server, "/v1/unload_lora_adapter", {"lora_name": before}, "--lora-rank R")
+
+    async def _load(self, server: Server, adapter: dict[str, str]) -> None:
+        """Load an adapter, also where the server has it already because the answer to a first try was lost."""
+        try:
+            await self._told(server, "/v1/load_lora_adapter", adapter, "--lora-rank R")
+        except InputError:
+            try:
+                await server.post("/v1/unload_lora_adapter", {"lora_name": adapter["lora_name"]})
+            except Exception as error:  # it does not have it, so the refusal had another reason
+                if status_of(error) is None:
+                    raise
+            await self._told(server, "/v1/load_lora_adapter", adapter, "--lora-rank R")
 
     async def _reset_cache(self, server: Server) -> None:
         said = await self._told(server, "/reset_prefix_cache", None, "VLLM_SERVER_DEV_MODE=1")
@@ -286,12 +302,18 @@ class VllmEngine(ServerEngine):
             "repetition_penalty": 1.0,
             "ignore_eos": True,  # the renderer's stop tokens end a turn, and no others
         }
+        broken = 0  # connections of this request, at servers that work
         while True:
             server = self._router.choose(request.prompt_ids, await self._some_up())
             try:
                 async with server.places:
                     completion = self._reader.read(request, await self._ask(server, fields), self._version)
             except _Lost:
+                continue
+            except Exception as error:
+                broken += 1
+                if not _is_broken(error) or broken == _TRIES:
+                    raise
                 continue
             finally:
                 self._router.done(server)
@@ -347,24 +369,19 @@ class VllmEngine(ServerEngine):
         """Whether an error is that of the server and not of one request."""
         status = status_of(error)
         if status is None:
-            import openai
-
-            if not isinstance(error, openai.APIConnectionError):
-                return False
-            if isinstance(error, openai.APITimeoutError):
-                return not await self._answers(server)
-            return True
+            return _is_connection(error) and not await self._answers(server)
         if status == 404:  # it was started again, without the adapter
             return server.model != self._states[server].base
         return status >= 500 and not await self._answers(server)
 
     async def _answers(self, server: Server) -> bool:
-        """Whether a server still samples."""
+        """Whether the same process still samples. A broken connection alone says nothing: servers close idle ones."""
+        state = self._states[server]
         try:
-            await server.ask(_probe((0,), 1.0), timeout=min(30.0, self._config.timeout))
+            answer = await server.ask(_probe((0,), 1.0), timeout=min(30.0, self._config.timeout))
         except Exception:  # whatever it was: a server that works answers this
             return False
-        return True
+        return state.boot is None or answer.get("system_fingerprint") == state.boot
 
     def _lose(self, server: Server, why: str) -> None:
         """The server went away: its requests look for another one, and it is called until it is back."""
@@ -410,6 +427,19 @@ async def _watch(engine: weakref.ref[VllmEngine], server: Server) -> None:
         failures += 1
         if failures >= _SICK:
             found._lose(server, f"{failures} health checks failed")
+
+
+def _is_connection(error: Exception) -> bool:
+    import openai
+
+    return isinstance(error, openai.APIConnectionError)
+
+
+def _is_broken(error: Exception) -> bool:
+    """Whether a connection ended without an answer. A request that took too long is not tried again."""
+    import openai
+
+    return _is_connection(error) and not isinstance(error, openai.APITimeoutError)
 
 
 def _probe(prompt: tuple[int, ...], temperature: float) -> dict[str, Any]:

@@ -111,6 +111,7 @@ def environment(config: ServeConfig, *, cpu: bool) -> dict[str, str]:
     wanted = {
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
         "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",  # the default, 5 s, closes connections under a request that uses them
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         **({"VLLM_CPU_KVCACHE_SPACE": str(config.kv_gib)} if cpu else {}),
