@@ -26,9 +26,11 @@ from turntree.training.sharded import Alone, Ranks
 from turntree.training.trainer import follow
 
 _START = timedelta(minutes=5)  # for all ranks to be there
+_WAIT = timedelta(minutes=30)  # of a rank for the others, within an update
 _LOOK = 0.2  # seconds between two looks at the other ranks
 _BREAK = 2.0  # seconds from a collective that breaks off to the end of the rank that broke it
 _GRACE = 10.0  # seconds that a rank has to end
+_HANG = 30.0  # seconds that this process has to end once a rank is lost
 
 
 @contextlib.contextmanager
@@ -66,7 +68,7 @@ def _joined(device: str, store: dist.Store | None, size: int = -1) -> Iterator[R
     if own:
         backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
         placed: dict[str, Any] = {} if store is None else {"store": dist.PrefixStore("default_pg", store), "rank": 0}
-        dist.init_process_group(backend, world_size=size, timeout=_START, **placed)
+        dist.init_process_group(backend, world_size=size, timeout=_WAIT, **placed)
     try:
         yield Ranks(device)
     finally:
@@ -122,6 +124,8 @@ class _Followers:
     def wait(self) -> None:
         """Until all are there. In Python, because joining a group cannot be interrupted."""
         while not self._store.check([_here(rank) for rank in range(1, len(self._processes) + 1)]):
+            if self._lost:
+                raise RuntimeError(self._lost)
             time.sleep(_LOOK / 10)
 
     def _look(self, seconds: float) -> str:
@@ -144,7 +148,7 @@ class _Followers:
                 with self._lock:
                     if self._inside and thread == threading.main_thread().ident:
                         signal.pthread_kill(thread, signal.SIGINT)
-                if not self._ended.wait(_GRACE):
+                if not self._ended.wait(_HANG):
                     print(f"turntree: {self._lost}", file=sys.stderr, flush=True)
                     os._exit(1)
                 return
