@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import TCPStore
 
 from turntree.core.errors import ConfigError, TurntreeError
 from turntree.training.sharded import Alone, Ranks
@@ -47,7 +49,7 @@ def open_ranks(trainers: int, device: str = "cpu") -> Iterator[Alone]:
         with _joined(device, None) as group:
             yield group
     elif trainers > 1:
-        store = dist.TCPStore("127.0.0.1", 0, trainers, is_master=True, timeout=_START, wait_for_workers=False)
+        store = TCPStore("127.0.0.1", 0, trainers, is_master=True, timeout=_START, wait_for_workers=False)
         followers = _Followers(trainers, store.port, device)
         with followers.watched():
             followers.wait()
@@ -58,7 +60,7 @@ def open_ranks(trainers: int, device: str = "cpu") -> Iterator[Alone]:
 
 
 @contextlib.contextmanager
-def _joined(device: str, store: dist.Store | None, size: int = -1) -> Iterator[Ranks]:
+def _joined(device: str, store: Store | None, size: int = -1) -> Iterator[Ranks]:
     """The process group: as rank 0 of `size` around `store`, or as the environment says. One that is there already
     (Ray Train makes one) is used and left as it is."""
     own = not dist.is_initialized()
@@ -67,7 +69,7 @@ def _joined(device: str, store: dist.Store | None, size: int = -1) -> Iterator[R
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if own:
         backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-        placed: dict[str, Any] = {} if store is None else {"store": dist.PrefixStore("default_pg", store), "rank": 0}
+        placed: dict[str, Any] = {} if store is None else {"store": PrefixStore("default_pg", store), "rank": 0}
         dist.init_process_group(backend, world_size=size, timeout=_WAIT, **placed)
     try:
         yield Ranks(device)
@@ -91,7 +93,7 @@ class _Followers:
             )
             for rank in range(1, size)
         ]
-        self._store = dist.TCPStore("127.0.0.1", port, is_master=False)  # one's own: a client that waits is locked
+        self._store = TCPStore("127.0.0.1", port, is_master=False)  # one's own: a client that waits is locked
         self._ended = threading.Event()
         self._lock, self._inside = threading.Lock(), False
         self._lost = ""
@@ -154,7 +156,7 @@ class _Followers:
                 return
 
 
-def _described(rank: int, process: subprocess.Popen[bytes], store: dist.TCPStore) -> str:
+def _described(rank: int, process: subprocess.Popen[bytes], store: TCPStore) -> str:
     code = process.returncode
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     said = f": {store.get(_error(rank)).decode()}" if store.check([_error(rank)]) else ""
@@ -181,7 +183,7 @@ def main(arguments: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: rank 0 decides
     threading.Thread(target=_end_with_parent, daemon=True).start()
     rank = int(os.environ["RANK"])
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     store.set(_here(rank), "")
     try:
         with _joined(arguments[0], None) as group:
