@@ -32,13 +32,14 @@ from turntree.renderers.template import ChatRenderer
 from turntree.rollouts.local import render
 from turntree.training import forward
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
-from turntree.training.config import CurriculumConfig, LossConfig, OptimizerConfig, PivotConfig
+from turntree.training.config import CurriculumConfig, LossConfig, OptimizerConfig, PivotConfig, SFTConfig
 from turntree.training.launch import open_ranks
 from turntree.training.learner import Lesson, take
 from turntree.training.lora import frozen_reference
 from turntree.training.losses import loss_normalizer, window_stats
 from turntree.training.packing import PackedBatch, pack, pack_ranks
 from turntree.training.pivot import Pivot, train_pivot
+from turntree.training.sft import Example, train_sft
 from turntree.training.sharded import Alone, partition
 from turntree.training.trainer import end, open_trainers
 from turntree.training.update import batch_loss
@@ -209,6 +210,25 @@ def test_pivotrl_on_two_ranks_logs_the_rows_of_one_process(pair: Alone) -> None:
             assert two[key] == pytest.approx(one[key], rel=1e-5, abs=1e-7) if one[key] is not None else True, key
     for found, wanted in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_sft_on_two_ranks_logs_the_rows_of_one_process(pair: Alone) -> None:
+    """Batches of five, and of one, in which a rank has nothing to learn from."""
+    draw = random.Random(0)
+    lengths = [draw.randint(4, 30) for _ in range(11)]
+    examples = [Example(tuple(draw.choices(range(9), k=n)), (False,) + (True,) * (n - 1)) for n in lengths]
+    config = SFTConfig(epochs=1, batch=5, max_tokens=64, optimizer=STEPS)
+    pair.load = functools.partial(policy, "")
+    rows: dict[Alone, list[dict[str, Any]]] = {pair: [], Alone(): []}
+    models = {group: policy("") for group in rows}
+    for group in rows:
+        train_sft(models[group], examples, config, rows[group].append, group=group)
+    together, alone = rows.values()
+    assert len(alone) == 3 and [row.keys() for row in alone] == [row.keys() for row in together]
+    for one, two in zip(alone, together, strict=True):
+        assert two == pytest.approx(one, rel=1e-5)
+    for ours, theirs in zip(*(model.parameters() for model in models.values()), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
 def test_a_checkpoint_is_resumed_by_any_number_of_ranks(pair: Alone, tmp_path: Path) -> None:

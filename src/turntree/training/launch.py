@@ -20,15 +20,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import TCPStore
 
 from turntree.core.errors import ConfigError, TurntreeError
 from turntree.training.sharded import Alone, Ranks
 from turntree.training.trainer import follow
 
 _START = timedelta(minutes=5)  # for all ranks to be there
+_WAIT = timedelta(minutes=30)  # of a rank for the others, within an update
 _LOOK = 0.2  # seconds between two looks at the other ranks
 _BREAK = 2.0  # seconds from a collective that breaks off to the end of the rank that broke it
 _GRACE = 10.0  # seconds that a rank has to end
+_HANG = 30.0  # seconds that this process has to end once a rank is lost
 
 
 @contextlib.contextmanager
@@ -45,7 +49,7 @@ def open_ranks(trainers: int, device: str = "cpu") -> Iterator[Alone]:
         with _joined(device, None) as group:
             yield group
     elif trainers > 1:
-        store = dist.TCPStore("127.0.0.1", 0, trainers, is_master=True, timeout=_START, wait_for_workers=False)
+        store = TCPStore("127.0.0.1", 0, trainers, is_master=True, timeout=_START, wait_for_workers=False)
         followers = _Followers(trainers, store.port, device)
         with followers.watched():
             followers.wait()
@@ -56,7 +60,7 @@ def open_ranks(trainers: int, device: str = "cpu") -> Iterator[Alone]:
 
 
 @contextlib.contextmanager
-def _joined(device: str, store: dist.Store | None, size: int = -1) -> Iterator[Ranks]:
+def _joined(device: str, store: Store | None, size: int = -1) -> Iterator[Ranks]:
     """The process group: as rank 0 of `size` around `store`, or as the environment says. One that is there already
     (Ray Train makes one) is used and left as it is."""
     own = not dist.is_initialized()
@@ -65,8 +69,8 @@ def _joined(device: str, store: dist.Store | None, size: int = -1) -> Iterator[R
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if own:
         backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-        placed: dict[str, Any] = {} if store is None else {"store": dist.PrefixStore("default_pg", store), "rank": 0}
-        dist.init_process_group(backend, world_size=size, timeout=_START, **placed)
+        placed: dict[str, Any] = {} if store is None else {"store": PrefixStore("default_pg", store), "rank": 0}
+        dist.init_process_group(backend, world_size=size, timeout=_WAIT, **placed)
     try:
         yield Ranks(device)
     finally:
@@ -89,7 +93,7 @@ class _Followers:
             )
             for rank in range(1, size)
         ]
-        self._store = dist.TCPStore("127.0.0.1", port, is_master=False)  # one's own: a client that waits is locked
+        self._store = TCPStore("127.0.0.1", port, is_master=False)  # one's own: a client that waits is locked
         self._ended = threading.Event()
         self._lock, self._inside = threading.Lock(), False
         self._lost = ""
@@ -122,6 +126,8 @@ class _Followers:
     def wait(self) -> None:
         """Until all are there. In Python, because joining a group cannot be interrupted."""
         while not self._store.check([_here(rank) for rank in range(1, len(self._processes) + 1)]):
+            if self._lost:
+                raise RuntimeError(self._lost)
             time.sleep(_LOOK / 10)
 
     def _look(self, seconds: float) -> str:
@@ -144,13 +150,13 @@ class _Followers:
                 with self._lock:
                     if self._inside and thread == threading.main_thread().ident:
                         signal.pthread_kill(thread, signal.SIGINT)
-                if not self._ended.wait(_GRACE):
+                if not self._ended.wait(_HANG):
                     print(f"turntree: {self._lost}", file=sys.stderr, flush=True)
                     os._exit(1)
                 return
 
 
-def _described(rank: int, process: subprocess.Popen[bytes], store: dist.TCPStore) -> str:
+def _described(rank: int, process: subprocess.Popen[bytes], store: TCPStore) -> str:
     code = process.returncode
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     said = f": {store.get(_error(rank)).decode()}" if store.check([_error(rank)]) else ""
@@ -177,7 +183,7 @@ def main(arguments: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: rank 0 decides
     threading.Thread(target=_end_with_parent, daemon=True).start()
     rank = int(os.environ["RANK"])
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     store.set(_here(rank), "")
     try:
         with _joined(arguments[0], None) as group:

@@ -78,7 +78,7 @@ class Ranks(Alone):
     def __init__(self, device: str) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.here = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
-        self.control = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        self.control = cast(Any, dist.new_group(backend="gloo", timeout=_PATIENCE))
         self._mesh = init_device_mesh(torch.device(device).type, (self.size,))
 
     def deal(self, items: Sequence[T] | None) -> T:

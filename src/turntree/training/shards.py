@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from turntree.observe.identity import file_digest
 from turntree.training.sharded import Alone
@@ -29,7 +29,9 @@ def save(folder: Path, tensors: Mapping[str, Tensor], group: Alone) -> dict[str,
     """Write one file a rank into `folder`, flushed to disk; the names of all files with their checksums."""
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     with _plain_errors():
-        dcp.save(dict(tensors), storage_writer=writer, process_group=group.control, no_dist=group.size == 1)
+        state_dict_saver.save(
+            dict(tensors), storage_writer=writer, process_group=group.control, no_dist=group.size == 1
+        )
     own = sorted(folder.glob(f"shard-{group.rank + 1:05d}-*{SUFFIX}"))
     found = group.collect({path.name: file_digest(path)[0] for path in own})
     return {name: checksum for files in found for name, checksum in files.items()}
@@ -45,7 +47,7 @@ def load(folder: Path, into: Mapping[str, Tensor], group: Alone) -> None:
     """Copy the tensors of `folder` into those of the same names: whole tensors, or a rank's shards."""
     reader = HuggingFaceStorageReader(str(folder))
     with _plain_errors():
-        dcp.load(dict(into), storage_reader=reader, process_group=group.control, no_dist=group.size == 1)
+        state_dict_loader.load(dict(into), storage_reader=reader, process_group=group.control, no_dist=group.size == 1)
 
 
 @contextmanager
