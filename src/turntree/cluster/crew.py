@@ -199,9 +199,9 @@ class Crew:
         else:
             job.future.set_result(told["result"])
 
-    def _lose(self, member: _Member, why: str) -> None:
+    def _lose(self, member: _Member, why: str, *, stuck: bool = False) -> None:
         """Give up a worker and give its unit to the next one."""
-        self._dismiss(member)
+        self._dismiss(member, stuck=stuck)
         self._members.remove(member)
         self.lost += 1
         if member.starting is not None:
@@ -222,15 +222,15 @@ class Crew:
             UnitLost(f"{len(job.deaths)} workers were lost over one unit of work; the last: {why}")
         )
 
-    def _dismiss(self, member: _Member) -> None:
-        """Kill a worker. Ray asks it to end, which one that is stopped cannot hear, and its CPUs stay taken."""
+    def _dismiss(self, member: _Member, *, stuck: bool = False) -> None:
+        """Kill a worker. Ray asks it to end, which a `stuck` one may not hear: its CPUs would stay taken."""
         with contextlib.suppress(Exception):
             self._ray.kill(member.actor)
-            if member.process is not None:
+            if stuck and member.process is not None:
                 node, pid = member.process
                 near = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
                 kill = self._ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=near)(end_process)
-                self._last_kill = kill.remote(pid)
+                kill.remote(pid)
 
     def _look_at_the_clock(self) -> None:
         now, config = time.monotonic(), self.config
@@ -240,9 +240,9 @@ class Crew:
         self._looked = now
         for member in [*self._members]:
             if member.starting is None and now - member.heard > config.silent_seconds:
-                self._lose(member, f"silent for {config.silent_seconds:g} s")
+                self._lose(member, f"silent for {config.silent_seconds:g} s", stuck=True)
             elif member.job is not None and now - member.since > config.unit_seconds:
-                self._lose(member, f"longer than {config.unit_seconds:g} s over one unit")
+                self._lose(member, f"longer than {config.unit_seconds:g} s over one unit", stuck=True)
         if any(member.starting is None for member in self._members):
             self._idle_since = now
         elif now - self._idle_since > config.start_seconds:
