@@ -17,6 +17,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -304,7 +305,7 @@ class _Bar(tqdm):  # pyright: ignore[reportMissingTypeArgument]
 
     def refresh(self, *args: Any, **kwargs: Any) -> Any:
         """Not before the delay: tqdm would draw a bar after every notice, and never end the line of one so young."""
-        young = getattr(self, "delay", 0) > 0 and self._time() - self.start_t < self.delay
+        young = getattr(self, "delay", 0) > 0 and time.time() - self.start_t < self.delay
         return None if young else super().refresh(*args, **kwargs)
 
 
