@@ -18,7 +18,6 @@ from turntree.profiling.samples import Sample
 from turntree.rollouts.local import judge_turns, score_wave
 from turntree.verifiers.strict import StrictMatch
 
-
 SAMPLED: dict[str, Any] = {"logprobs": (-0.1,), "entropies": (0.1,), "policy_version": 0}
 
 
