@@ -68,7 +68,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", required=True)
     parser.add_argument("--model", default="", help="default: the tiny policy of the questions, with a longer context")
     parser.add_argument("--domains", default=",".join(DOMAINS))
-    parser.add_argument("--page", default="docs/results/domains.md")
+    parser.add_argument("--page", default="runs/domains.md", help="the page of tables to write")
     parser.add_argument("--threshold", type=float, default=0.6, help="lambda: keep reward means below this")
     defaults = Sizes(traces=24, states=48, rollouts=8, held_out=24, steps=10, epochs=20, tokens=128, path=8192)
     for name in Sizes.__dataclass_fields__:
