@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart test test-agents vllm test-vllm test-alfworld test-environments test-renderers test-network mutants lint docs bench clean
+.PHONY: help install quickstart test test-agents vllm test-vllm test-alfworld test-environments test-exports test-renderers test-network mutants lint docs bench clean
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
@@ -61,6 +61,17 @@ test-agents: install  ## Agents of other packages through the gateway (installs 
 	$(AGENTS)/bin/python -m pip install --quiet openai openai-agents langgraph langchain-openai mini-swe-agent
 	TURNTREE_AGENTS=$(abspath $(AGENTS)/bin/python) $(BIN)/python -m pytest -s tests/gateway/test_agents.py
 
+# verl, SkyRL and NeMo Gym pin other versions of half their dependencies, so only what their loaders import is installed
+EXPORTS := .venv-exports
+test-exports:  ## Exports in the real TRL, verl, SkyRL and NeMo Gym (installs them into .venv-exports)
+	test -x $(EXPORTS)/bin/python || $(PYTHON) -m venv $(EXPORTS)
+	pip="$(EXPORTS)/bin/python -m pip install --quiet -c constraints.txt"; \
+	$$pip torch && $$pip pytest pytest-timeout hypothesis datasets trl accelerate --editable '.[parquet]' && \
+	$$pip --no-deps --ignore-requires-python verl skyrl skyrl-gym nemo-gym && \
+	$$pip cachetools uvicorn fastapi tensordict codetiming hydra-core pandas ray loguru omegaconf aiohttp orjson openai \
+	  itsdangerous httptools yappi gprof2dot pydot uvloop mcp anthropic
+	OMP_NUM_THREADS=1 $(EXPORTS)/bin/python -m pytest tests/integrations/test_packages.py -rs -W ignore
+
 test-renderers: install  ## Renderers on real tokenizers and chat templates (fetches them into .cache, writes the table)
 	$(BIN)/python tests/fetch_tokenizers.py .cache/tokenizers
 	TURNTREE_TOKENIZERS=$(abspath .cache/tokenizers) $(BIN)/python -m pytest tests/renderers/test_real_tokenizers.py
@@ -90,4 +101,5 @@ bench: install  ## Speed, side by side, as ratios
 	$(BIN)/python benchmarks/gate.py
 
 clean:  ## Remove everything that was made
-	rm -rf $(VENV) $(ENVS) $(VLLM) runs build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache mutants site .cache
+	rm -rf $(VENV) $(ENVS) $(VLLM) $(AGENTS) $(EXPORTS) runs build dist
+	rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache mutants site .cache

@@ -58,7 +58,7 @@ def main() -> None:
     for domain in settings.domains.split(","):
         folder = Path(settings.out) / domain
         folder.mkdir(parents=True, exist_ok=True)
-        table.append(_domain(domain, Path(settings.data), folder, settings.model, sizes))
+        table.append(_domain(domain, Path(settings.data), folder, settings.model, sizes, settings.threshold))
         _write(table, Path(settings.page), settings, sizes)
 
 
@@ -68,14 +68,15 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", required=True)
     parser.add_argument("--model", default="", help="default: the tiny policy of the questions, with a longer context")
     parser.add_argument("--domains", default=",".join(DOMAINS))
-    parser.add_argument("--page", default="docs/results/domains.md")
+    parser.add_argument("--page", default="runs/domains.md", help="the page of tables to write")
+    parser.add_argument("--threshold", type=float, default=0.6, help="lambda: keep reward means below this")
     defaults = Sizes(traces=24, states=48, rollouts=8, held_out=24, steps=10, epochs=20, tokens=128, path=8192)
     for name in Sizes.__dataclass_fields__:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(defaults, name))
     return parser.parse_args()
 
 
-def _domain(domain: str, data: Path, folder: Path, model: str, sizes: Sizes) -> dict[str, Any]:
+def _domain(domain: str, data: Path, folder: Path, model: str, sizes: Sizes, threshold: float) -> dict[str, Any]:
     """All stages of one domain; its row of the page."""
     source = DOMAINS[domain]
     given = model or str(_tiny(folder.parent / "tiny"))
@@ -103,8 +104,9 @@ def _domain(domain: str, data: Path, folder: Path, model: str, sizes: Sizes) -> 
     limited = ("--set", f"profile.max_path={sizes.path}", "--rollouts", sizes.rollouts)
     run("profile.jsonl", "profile", *profiled, *limited, "--limit", sizes.states)
     row["profile"] = _summary(folder / "profile.jsonl")
-    run("pivots.jsonl", "select", folder / "profile.jsonl")
-    run("random.jsonl", "select", folder / "profile.jsonl", "--rule", "random")
+    below = ("--threshold", threshold)
+    run("pivots.jsonl", "select", folder / "profile.jsonl", *below)
+    run("random.jsonl", "select", folder / "profile.jsonl", *below, "--rule", "random")
     train = ("--model", warm, *sampling, *rate, "--steps", sizes.steps, "--set", "device.lora.rank=8")
     train += ("--set", "train.states=8", "--set", f"train.max_tokens={sizes.path}", "--keep-trees", "none")
     if not model:
