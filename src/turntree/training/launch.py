@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import TCPStore
 
 from turntree.core.errors import ConfigError, TurntreeError
 from turntree.training.sharded import Alone, Ranks
