@@ -66,8 +66,9 @@ def verifier_reward(
         if state is None:
             hint = "train on the dataset of `turntree export pivots --to trl`, without remove_unused_columns"
             raise InputError("is not among the columns of the dataset", field="state", hint=hint)
-        cut = [bool(ends) and ids[-1:] and ids[-1] not in ends for ids in completion_ids or [()] * len(completions)]
-        actions = [judge.action(said, cut=bool(one)) for said, one in zip(completions, cut, strict=True)]
+        sampled: Sequence[Sequence[int]] = completion_ids or [()] * len(completions)
+        cut = [bool(ends) and len(ids) > 0 and ids[-1] not in ends for ids in sampled]
+        actions = [judge.action(said, cut=one) for said, one in zip(completions, cut, strict=True)]
         return [verdict.reward for verdict in judge(list(zip(state, actions, strict=True)))]
 
     reward.__name__ = f"turntree_{verifier.replace(':', '_').replace('.', '_')}"  # TRL logs it by this name
