@@ -25,8 +25,11 @@ def pivot_environment(
     """The class of the environment, registered as `turntree_pivot` in `skyrl_gym`: one action, judged at the state of
     the row. SkyRL knows no missing reward: an action that is not judged stops the run, unless the environment's
     configuration says what stands in for it (`environment.skyrl_gym.turntree_pivot.unjudged`)."""
-    import skyrl_gym
-    from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
+    import skyrl_gym  # pyright: ignore[reportMissingImports]
+    from skyrl_gym.envs.base_text_env import (  # pyright: ignore[reportMissingImports]
+        BaseTextEnv,
+        BaseTextEnvStepOutput,
+    )
 
     judge = Judge(verifier, options=options, tool_format=tool_format, cut_turns=cut_turns)
 

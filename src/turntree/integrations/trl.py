@@ -31,7 +31,7 @@ from turntree.rollouts.local import CutTurns
 from turntree.stages.export import Bundle, ExportConfig, ExportedPivot, bundle_of
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from datasets import Dataset  # pyright: ignore[reportMissingImports]
 
 PromptForm = Literal["auto", "messages", "text"]
 """messages: TRL applies the chat template, to which it passes no tools. text: rendered here, exact with tools too.
@@ -79,7 +79,7 @@ def dataset(
     pivots: str, *, traces: str | None = None, verifier: str | None = None, model: str = "", prompt: PromptForm = "auto"
 ) -> Dataset:
     """A pivots file as the `train_dataset` of a `GRPOTrainer`, with the columns of `--to trl`."""
-    from datasets import Dataset, Features, Json, Value
+    from datasets import Dataset, Features, Json, Value  # pyright: ignore[reportMissingImports]
 
     part = None if verifier is None else Part(verifier)
     config = ExportConfig(pivots=pivots, pivot_format=Part("trl"), traces=traces, verifier=part, model=model)
