@@ -22,8 +22,8 @@ $(STAMP): pyproject.toml constraints.txt
 quickstart: install  ## The main job end to end on the embedded policy (about 6 minutes on 2 cores)
 	$(BIN)/turntree quickstart --out runs/quickstart
 
-test: install  ## The whole suite
-	$(BIN)/python -m pytest
+test: install  ## The whole suite, in two processes (about 12 minutes on 2 cores)
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-alfworld: install  ## Parity with the official ALFWorld package (installs it; about half an hour)
 	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[dev,alfworld]'

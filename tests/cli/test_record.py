@@ -163,16 +163,16 @@ def test_training_by_execution_goes_on_after_a_stop_and_names_its_environment_it
     assert "--environment" in message  # a file does not decide what code runs
     named = (*arguments, "--environment", "my_rooms:tasks")
     turntree(*named, "--out", rooms / "calm", cwd=rooms)
-    whole, steps = training.score_local, []
+    whole, steps = training.score_wave, []
 
     def stopping(*given, **named):
         steps.append(given)
-        if len(steps) == 3:  # two states a step: in the second step
+        if len(steps) == 2:  # in the second step
             raise KeyboardInterrupt
         return whole(*given, **named)
 
     with monkeypatch.context() as patched:
-        patched.setattr(training, "score_local", stopping)
+        patched.setattr(training, "score_wave", stopping)
         turntree(*named, "--out", rooms / "run", cwd=rooms, code=130)
     turntree(*named, "--out", rooms / "run", cwd=rooms)
     calm, stopped = (

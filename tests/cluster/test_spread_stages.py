@@ -94,7 +94,7 @@ def test_a_group_that_is_lost_with_its_workers_is_counted_with_its_reason_and_te
     monkeypatch.setattr(InlineCrew, "submit", losing)
     run_train_online(ahead(0, iterations=1), tmp_path / "run")
     row = next(row for row in artifacts(tmp_path / "run")["metrics.jsonl"] if row["step"])
-    assert row["censored"] == {"lost: 3 workers were lost over one unit of work; the last: killed": 1}
+    assert row["censored_reasons"] == {"lost: 3 workers were lost over one unit of work; the last: killed": 1}
     assert row["groups"] == 4 and row["groups_censored"] >= 1
     tasks = [tree["tree"]["task_id"] for tree in artifacts(tmp_path / "run")["trees.jsonl"]]
     assert len(set(tasks)) == 4 and given[1]["tasks"][0][1] in tasks

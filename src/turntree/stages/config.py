@@ -178,6 +178,8 @@ class ImportanceConfig(FromProfile):
 
     profile: str
     """The profile whose mixed states are measured."""
+    environment: Part = field(metadata=parts.AS_GIVEN)
+    """The environment of the traces, under the name that they record. Options given here replace those of the trace."""
     model: str | None = None
     """The policy that goes on from the states (default: that of the profile)."""
     forks: int = 4
@@ -192,9 +194,6 @@ class ImportanceConfig(FromProfile):
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
-        if self.environment is None:
-            hint = "name the environment that the traces were played in: --environment NAME"
-            raise ConfigError("episodes are played on from the states, which needs one", field="environment", hint=hint)
         for name, least in (("forks", 2), ("wave", 1), ("limit", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"must be at least {least}", field=name)

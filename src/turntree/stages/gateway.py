@@ -27,7 +27,6 @@ from turntree.logs.trees import KeptTree
 from turntree.observe.jsonl import write_lines
 from turntree.observe.run import notice, open_folder
 from turntree.stages.config import Device
-from turntree.stages.policy import open_speaker
 
 KEY = "TURNTREE_GATEWAY_KEY"
 KEY_FILE = "gateway.key"
@@ -78,6 +77,7 @@ def run_gateway(config: GatewayConfig, out: Path) -> dict[str, Any]:
     in `out/gateway.key` unless TURNTREE_GATEWAY_KEY holds it. A gateway that is started again on the same folder goes
     on with the sessions that are open there."""
     from turntree.gateway.server import Gateway  # needs the extra: a clear word where it is missing
+    from turntree.stages.policy import open_speaker  # loads torch, and help is read from this module
 
     config = parts.resolved(config)
     with (

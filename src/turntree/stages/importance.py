@@ -46,7 +46,6 @@ def run_importance(config: ImportanceConfig, out: Path, *, overwrite: bool = Fal
         "code": parts.identities(config),
         **policy.identity,
     }
-    assert config.environment is not None  # the configuration refuses it
     rebuilder = Rebuilder(config.environment)
     states = (s for s in stream_candidates(traces, made["split"]) if (s.trace_id, s.turn) in chosen)
 
