@@ -40,7 +40,8 @@ def test_the_policy_is_played_labelled_and_measured_again_every_so_many_steps(tr
     spent = metrics(trained)[0]["spent"]["turns"]
     assert spent > searched[1]["cost"]["turns"] > searched[1]["states"] * 4  # the search is on the bill
     rates = [json.loads(line) for line in (trained / "pass_rates.jsonl").read_text().splitlines()][1:]
-    assert {row["role"] for row in rates} == {"own"}
+    assert len(rates) == sum(found["pivots"] for found in searched.values())
+    assert {row["trace_id"].rpartition("@")[2] for row in rates} == {"1", "3"}  # the step of the search
 
 
 def test_a_run_that_is_interrupted_between_two_searches_ends_with_the_same_weights(
@@ -48,16 +49,16 @@ def test_a_run_that_is_interrupted_between_two_searches_ends_with_the_same_weigh
 ) -> None:
     draw = own_path.OwnStates.draw
 
-    def dies_at_the_second(self, step):
+    def dies_at_the_second(self, step, number):
         if step == 3:
             raise KeyboardInterrupt
-        return draw(self, step)
+        return draw(self, step, number)
 
     with monkeypatch.context() as patch:
         patch.setattr(own_path.OwnStates, "draw", dies_at_the_second)
         turntree(*OWN, *IMPORTANT, "--out", tmp_path / "run", code=130)
     with monkeypatch.context() as patch:  # the first search is read again, and not made again
-        patch.setattr(own_path.OwnStates, "draw", lambda self, step: draw(self, step) if step == 3 else 1 / 0)
+        patch.setattr(own_path.OwnStates, "draw", lambda self, *at: draw(self, *at) if at == (3, 1) else 1 / 0)
         turntree(*OWN, *IMPORTANT, "--out", tmp_path / "run")
     assert metrics(tmp_path / "run") == metrics(trained)
     assert weights(tmp_path / "run") == weights(trained)
@@ -98,3 +99,9 @@ def test_recorded_and_labelled_states_go_the_way_of_traces(turntree, tmp_path) -
 )
 def test_what_own_states_need_is_asked_for_by_name(turntree, tmp_path, arguments, said) -> None:
     assert said in turntree.error("train", "pivot", *arguments, "--out", tmp_path / "run")
+
+
+def test_a_search_that_finds_nothing_at_all_ends_the_run_with_the_reasons(turntree, tmp_path) -> None:
+    wrong = [*OWN, "--teacher", "qa", "--out", tmp_path / "run"]
+    message = turntree.error(*wrong)
+    assert "no state of the policy's own path is a pivot" in message and "not a generated question" in message

@@ -19,7 +19,7 @@ from turntree.rollouts.rebuild import Rebuilder
 from turntree.stages.config import Device
 from turntree.stages.policy import load_policy
 
-measured = st.fixed_dictionaries({"difference": st.floats(-1, 1), "error": st.floats(0.05, 0.7)})
+measured = st.fixed_dictionaries({"difference": st.floats(-1, 1), "error": st.floats(0, 0.7)})
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.none() | measured), min_size=1, max_size=30))
@@ -57,15 +57,45 @@ def test_shrinking_is_nearer_to_the_truth_than_what_was_measured_and_than_the_me
 
 def test_an_accepted_and_a_refused_action_are_chosen_and_only_where_both_were_sampled() -> None:
     state = TurnState("t", 0, (Message("user", "x"),), Message("assistant", "good"))
+    mean = 2 / 7
     actions = [
         {"text": "good", "reward": 1.0, "strict": 1.0, "count": 2},
         {"text": "bad", "reward": 0.0, "strict": 0.0, "count": 5},
         {"text": "odd", "reward": None, "strict": None, "count": 1},
     ]
     for seed in range(20):
-        choice = choose(state, {"actions": actions}, seed)
+        choice = choose(state, {"actions": actions, "reward_mean": mean}, seed)
         assert choice is not None and (choice.accepted.content, choice.refused.content) == ("good", "bad")
-    assert choose(state, {"actions": actions[1:]}, 0) is None
+    assert choose(state, {"actions": actions[1:], "reward_mean": 0.0}, 0) is None
+
+
+def test_graded_rewards_are_split_at_their_mean() -> None:
+    state = TurnState("t", 0, (Message("user", "x"),), Message("assistant", "good"))
+    actions = [
+        {"text": "better", "reward": 0.7, "strict": 0.0, "count": 1},
+        {"text": "worse", "reward": 0.3, "strict": 0.0, "count": 3},
+    ]
+    choice = choose(state, {"actions": actions, "reward_mean": 0.4}, 0)
+    assert choice is not None and (choice.accepted.content, choice.refused.content) == ("better", "worse")
+
+
+def test_exact_outcomes_are_believed() -> None:
+    """Actions that end the episode: half of the states hang on them wholly, half not at all."""
+    found = [{"difference": float(place % 2), "error": 0.0} for place in range(40)]
+    assert shrunk(["answer"] * 40, found) == pytest.approx([one["difference"] for one in found], abs=0.01)
+
+
+def test_extreme_outcomes_do_not_pull_the_mean_of_their_kind() -> None:
+    """Inverse-variance weights would: 4 of 4 against 0 of 4 looks more certain than 2 of 4 against 2 of 4."""
+    rng = seeds.generator(0, "states")
+    found = []
+    for place in range(2000):
+        chances = (1.0, 0.0) if place % 2 else (0.5, 0.5)
+        outcomes = [[float(rng.random() < chance) for _ in range(4)] for chance in chances]
+        padded = [(sum(each) + 0.5) / 5 for each in outcomes]
+        error = sum(p * (1 - p) / 4 for p in padded) ** 0.5
+        found.append({"difference": (sum(outcomes[0]) - sum(outcomes[1])) / 4, "error": error})
+    assert shrunk([*["k"] * 2000, "k"], [*found, None])[-1] == pytest.approx(0.5, abs=0.03)
 
 
 def test_the_action_that_wins_is_worth_a_success_where_no_turn_is_left_to_repair() -> None:
@@ -81,7 +111,7 @@ def test_the_action_that_wins_is_worth_a_success_where_no_turn_is_left_to_repair
     episodes = EpisodeConfig(max_turns=len(before) + 1, sampling=Sampling(max_tokens=8))
     choice = Choice(state, Message("assistant", last), Message("assistant", "look"))
     (found,), _ = measure([choice], rebuilder, policy.engine, policy.renderer, episodes, forks=2, seed=0)
-    assert (found.accepted, found.refused, found.difference) == (1.0, 0.0, 1.0) and found.error
+    assert (found.accepted, found.refused, found.difference) == (1.0, 0.0, 1.0) and found.error == 0
 
 
 def test_the_rest_of_an_episode_ends_as_a_failure_when_its_turns_are_used() -> None:

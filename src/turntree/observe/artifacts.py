@@ -194,6 +194,8 @@ class ProfileHeader:
     template_hash: str
     renderer: str = "template"
     timing: dict[str, Annotated[float, Between(0)]] = field(default_factory=dict[str, float])
+    importance: dict[str, Any] | None = None
+    """How importance was measured (`turntree importance`)."""
 
     def __post_init__(self) -> None:
         _check_texts("config", self.config, ("traces", "split"))
@@ -274,7 +276,7 @@ class PassRate:
     trace_id: str
     turn: Count
     kind: str
-    role: Literal["pivot", "anchor", "random", "own"]
+    role: Literal["pivot", "anchor", "random"]
     pass_rate: float | None
     visits: Count
     last_visit: int | None

@@ -2,9 +2,10 @@
 
 Variance of a turn-level reward says that a turn can be learned, not that success hangs on it. At a mixed state, one
 accepted and one refused action of its profile are played, and the policy goes on from both to the end, a few times.
-The differences are noisy, so each is shrunk towards the mean of its kind of action (normal empirical Bayes: the spread
-between states of a kind by the method of moments of DerSimonian and Laird, 1986, pooled over kinds). No paper of
-turntree's three has this measure.
+The differences are noisy, so each is shrunk towards the mean of its kind of action (normal empirical Bayes). The means
+are unweighted, and the spread between states of a kind is the moment estimator of Hedges (1983), pooled over kinds:
+weights by each state's own variance would favour extreme outcomes, which look certain. One action is drawn for each
+side, so the spread holds that draw, too. No paper of turntree's three has this measure.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from turntree.core import seeds
@@ -23,9 +24,10 @@ from turntree.core.protocols import Engine, Environment, Observation, Renderer, 
 from turntree.environments.pool import EnvironmentFault, checked, reason_of
 from turntree.profiling.rows import Row, samples_of
 from turntree.rollouts.episodes import EpisodeConfig, grow
-from turntree.rollouts.rebuild import Rebuilder, asked
+from turntree.rollouts.rebuild import Misfit, Rebuilder, asked
 
-_BY_REWARD = {True: "accepted", False: "refused"}
+_SIDES = ("accepted", "refused")
+_LEAST_VARIANCE = 1e-3  # of a difference between two outcomes that are exact
 
 
 @dataclass(frozen=True)
@@ -54,19 +56,26 @@ class Importance:
 
 
 def choose(state: TurnState, row: Row, seed: int) -> Choice | None:
-    """An accepted and a refused sample of a profiled state, drawn by `seed` as often as they were sampled; None where
-    the state is not mixed."""
+    """A sample above and one below the mean reward of a profiled state, drawn by `seed` as often as they were sampled;
+    None where the state is not mixed."""
+    mean = row["reward_mean"]
     actions = samples_of({**row, "samples": range(len(row["actions"])), "faults": {}})
     drawn: dict[str, Message] = {}
-    for accepted, name in _BY_REWARD.items():
-        judged = [each["reward"] is not None and bool(each["reward"]) is accepted for each in row["actions"]]
-        weights = [each["count"] * one for each, one in zip(row["actions"], judged, strict=True)]
+    for name in _SIDES:
+        on_side = [_on_side(name, each["reward"], mean) for each in row["actions"]]
+        weights = [each["count"] * one for each, one in zip(row["actions"], on_side, strict=True)]
         if not sum(weights):
             return None
         (sample,) = seeds.generator(seed, "importance", state.id, name).choices(actions, weights)
         assert sample.action is not None  # `actions` of a row hold no fault
         drawn[name] = sample.action
     return Choice(state, **drawn)
+
+
+def _on_side(name: str, reward: float | None, mean: float | None) -> bool:
+    if reward is None or mean is None:
+        return False
+    return reward > mean if name == "accepted" else reward < mean
 
 
 def measure(
@@ -82,7 +91,7 @@ def measure(
     """`forks` continuations to the end of each action of each choice, played together. A state that cannot be rebuilt,
     and one whose continuations all failed, has no importance, with the reason. Raises `InputError` for traces that do
     not say how to build their environment."""
-    sides = [_Side(choice.state, name, getattr(choice, name)) for choice in choices for name in _BY_REWARD.values()]
+    sides = [_Side(choice.state, name, getattr(choice, name)) for choice in choices for name in _SIDES]
     for side in sides:
         side.begin(rebuilder, episodes)
     open_ones = [side for side in sides if side.rest is not None]
@@ -93,6 +102,7 @@ def measure(
         episodes,
         group_size=forks,
         seed=seeds.derive(seed, "importance"),
+        part=True,
     )
     cost = NO_COST
     for side, (tree, rewards) in zip(open_ones, grown, strict=True):
@@ -106,7 +116,7 @@ def shrunk(kinds: Sequence[str], measured: Sequence[Row | None]) -> list[float]:
     """The importance of every state, given the field `importance` of its row: the difference shrunk towards the mean of
     its kind. A state that was not measured has the mean of its kind, and one of a kind without any measurement that of
     all states. Raises `ValueError` where nothing was measured."""
-    pairs = [(one["difference"], one["error"] ** 2) if one and one["error"] is not None else None for one in measured]
+    pairs = [_pair(one) for one in measured]
     by_kind: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for kind, pair in zip(kinds, pairs, strict=True):
         if pair is not None:
@@ -115,8 +125,8 @@ def shrunk(kinds: Sequence[str], measured: Sequence[Row | None]) -> list[float]:
     if not everything:
         raise ValueError("no importance was measured")
     between = _between(by_kind)
-    means = {kind: _mean(pairs, between) for kind, pairs in by_kind.items()}
-    overall = _mean(everything, between)
+    means = {kind: _mean(pairs) for kind, pairs in by_kind.items()}
+    overall = _mean(everything)
     values: list[float] = []
     for kind, pair in zip(kinds, pairs, strict=True):
         mean = means.get(kind, overall)
@@ -125,21 +135,26 @@ def shrunk(kinds: Sequence[str], measured: Sequence[Row | None]) -> list[float]:
     return values
 
 
+def _pair(one: Row | None) -> tuple[float, float] | None:
+    """A difference and its variance."""
+    if not one or one["difference"] is None:
+        return None
+    return one["difference"], max(_LEAST_VARIANCE, one["error"] ** 2)
+
+
 def _between(by_kind: Mapping[str, Sequence[tuple[float, float]]]) -> float:
-    """The variance of importance between states of one kind, pooled over kinds (DerSimonian and Laird); not below 0."""
-    excess = scale = 0.0
+    """The variance of importance between states of one kind, pooled over kinds; not below 0."""
+    excess, freedom = 0.0, 0
     for pairs in by_kind.values():
-        weights = [1 / variance for _, variance in pairs]
-        total = sum(weights)
-        mean = sum(w * value for w, (value, _) in zip(weights, pairs, strict=True)) / total
-        excess += sum(w * (value - mean) ** 2 for w, (value, _) in zip(weights, pairs, strict=True)) - (len(pairs) - 1)
-        scale += total - sum(w * w for w in weights) / total
-    return max(0.0, excess / scale) if scale > 0 else 0.0
+        mean = _mean(pairs)
+        noise = sum(variance for _, variance in pairs) / len(pairs)
+        excess += sum((value - mean) ** 2 for value, _ in pairs) - (len(pairs) - 1) * noise
+        freedom += len(pairs) - 1
+    return max(0.0, excess / freedom) if freedom else 0.0
 
 
-def _mean(pairs: Sequence[tuple[float, float]], between: float) -> float:
-    weights = [1 / (variance + between) for _, variance in pairs]
-    return sum(w * value for w, (value, _) in zip(weights, pairs, strict=True)) / sum(weights)
+def _mean(pairs: Sequence[tuple[float, float]]) -> float:
+    return sum(value for value, _ in pairs) / len(pairs)
 
 
 class _Side:
@@ -149,23 +164,26 @@ class _Side:
         self.state, self.name, self.action = state, name, action
         self.rest: Rest | None = None
         self.outcomes: list[float] = []
+        self.exact = True  # nothing was sampled after the action
         self.reason = ""
 
     def begin(self, rebuilder: Rebuilder, episodes: EpisodeConfig) -> None:
         if episodes.fails(self.action):
             self.outcomes = [0.0]  # a cut turn ends the episode as a failure
             return
+        action = replace(self.action, tool_calls=()) if self.action.cut else self.action  # its calls are never executed
         try:
             environment = asked(rebuilder.at(self.state)[0].fork)
-            answer = asked(lambda: checked(environment.step(self.action)))
-        except EnvironmentFault as fault:
+            answer = asked(lambda: checked(environment.step(action)))
+        except (EnvironmentFault, Misfit) as fault:
             self.reason = reason_of(fault)
             return
         left = episodes.max_turns - self.state.turn - 1
         if answer.done or left < 1:
             self.outcomes = [float(bool(answer.success))]
             return
-        said = (*self.state.history, self.action, *answer.messages)
+        said = (*self.state.history, action, *answer.messages)
+        self.exact = False
         self.rest = Rest(f"{self.state.id}/{self.name}", environment, said, left)
 
     def end(self, rewards: Rewards) -> None:
@@ -204,13 +222,15 @@ def _difference(accepted: _Side, refused: _Side) -> Importance:
     for side in (accepted, refused):
         if not side.outcomes:
             return Importance(reason=f"{side.name}: {side.reason}")
-    (high, spread), (low, other) = _moments(accepted.outcomes), _moments(refused.outcomes)
+    (high, spread), (low, other) = _moments(accepted), _moments(refused)
     return Importance(high, low, high - low, math.sqrt(spread + other))
 
 
-def _moments(outcomes: Sequence[float]) -> tuple[float, float]:
-    """The mean and the variance of its error. Half a success and half a failure are added for the variance, because a
-    few equal outcomes do not make a certain mean."""
-    mean, count = sum(outcomes) / len(outcomes), len(outcomes)
-    padded = (sum(outcomes) + 0.5) / (count + 1)
+def _moments(side: _Side) -> tuple[float, float]:
+    """The mean outcome and the variance of its error. Half a success and half a failure are added for the variance,
+    because a few equal outcomes do not make a certain mean; where the action ended the episode, there is no error."""
+    mean, count = sum(side.outcomes) / len(side.outcomes), len(side.outcomes)
+    if side.exact:
+        return mean, 0.0
+    padded = (sum(side.outcomes) + 0.5) / (count + 1)
     return mean, padded * (1 - padded) / count

@@ -44,6 +44,13 @@ class Plays(Protocol):
     ) -> Player: ...
 
 
+def require_steppable(tasks: Sequence[Environment]) -> None:
+    """Raise `ConfigError` for tasks that play themselves: rollout workers step environments."""
+    if tasks and getattr(tasks[0], "player", None) is not None:
+        hint = "leave cluster.workers at 0: agents are processes of their own already"
+        raise ConfigError("play environments, and these tasks are agents", field="cluster.workers", hint=hint)
+
+
 def player_of(
     tasks: Sequence[Environment],
     engine: StreamingEngine,

@@ -25,6 +25,10 @@ T = TypeVar("T")
 _PLACE: tuple[tuple[str, type], ...] = (("split", str), ("count", int), ("seed", int), ("model", str), ("task_id", str))
 
 
+class Misfit(InputError):
+    """A trace and its environment tell different things."""
+
+
 def environment_record(
     environment: Part, split: str, count: int, seed: int, task_id: str, model: str = ""
 ) -> dict[str, Any]:
@@ -116,11 +120,11 @@ class Rebuilder:
         return self._tasks[key][task_id]
 
 
-def _misfit(of: str, place: int, told: Said, again: Said) -> InputError:
+def _misfit(of: str, place: int, told: Said, again: Said) -> Misfit:
     what = "its task" if place < 0 else f"the answer to its message {place}"
     both = f"{what} is {_short(told)}, and played again {_short(again)}"
     hint = "name the environment that was played; one that draws at random without a seed cannot be played again"
-    return InputError(f"{of} does not fit its environment: {both}", field="environment", hint=hint)
+    return Misfit(f"{of} does not fit its environment: {both}", field="environment", hint=hint)
 
 
 def _short(told: Said) -> str:

@@ -30,7 +30,7 @@ def labelled(trace: Trace, task: Environment, teacher: Teacher) -> tuple[Trace, 
     steps = walk(task, trace.messages[: spoken[-1]], f"trace {trace.id!r}")
     try:
         for turn, (place, (environment, _)) in enumerate(zip(spoken, steps, strict=True)):
-            said = _said(teacher, environment.fork(), trace.messages[:place])
+            said = _said(teacher, environment, trace.messages[:place])
             if isinstance(said, Message):
                 labels[turn] = said
             else:
@@ -44,7 +44,7 @@ def labelled(trace: Trace, task: Environment, teacher: Teacher) -> tuple[Trace, 
 
 def _said(teacher: Teacher, environment: Environment, history: Sequence[Message]) -> Message | str:
     try:
-        said = teacher(environment, history)
+        said = teacher(environment.fork(), history)
     except Exception as error:  # the boundary to foreign code
         return reason_of(error)
     if isinstance(said, Message) and said.role != "assistant":

@@ -25,7 +25,7 @@ from turntree.observe.jsonl import write_lines
 from turntree.observe.run import progress
 from turntree.observe.statistics import wilson
 from turntree.rollouts.episodes import EpisodeConfig
-from turntree.rollouts.players import grow
+from turntree.rollouts.players import grow, require_steppable
 from turntree.rollouts.spread import labelled, lost, numbered, unlabelled
 from turntree.stages import skills
 from turntree.stages.config import EvaluateConfig
@@ -60,6 +60,8 @@ def evaluate_policy(
     splits = {config.split: config.count}
     with open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source) as opened:
         tasks = opened.of(config.split)
+        if crew is not None:
+            require_steppable(tasks)
         sampled, cost = play(policy, tasks, config, config.temperature, config.samples, kept=kept, crew=crew)
         result: dict[str, Any] = {
             "schema": SCHEMA,

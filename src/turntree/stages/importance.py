@@ -13,7 +13,7 @@ from turntree.core.config import to_mapping
 from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
 from turntree.core.protocols import TurnState
-from turntree.observe.artifacts import PROFILE
+from turntree.observe.artifacts import POLICY, PROFILE, policy_of
 from turntree.observe.files import file_hash
 from turntree.observe.wave_log import WaveLog, open_log
 from turntree.profiling.importance import choose, measure
@@ -39,6 +39,10 @@ def run_importance(config: ImportanceConfig, out: Path, *, overwrite: bool = Fal
         raise InputError("is not the file that was profiled", path=traces, hint="name it with --traces")
     chosen = _mixed(stored, config)
     policy = load_policy(config.model or made["model"], config.device)
+    if config.model is None and (other := policy_of(stored.header)) != policy.identity:
+        differing = ", ".join(POLICY[key] for key in other if other[key] != policy.identity[key])
+        hint = "name the policy that shall play on with --model"
+        raise InputError(f"is of a policy that is no longer there (other {differing})", path=stored.path, hint=hint)
     described = {
         "config": to_mapping(config),
         "version": __version__,
@@ -74,7 +78,7 @@ def run_importance(config: ImportanceConfig, out: Path, *, overwrite: bool = Fal
                 what="importance",
                 noun="states",
             )
-            return _write(log, stored, total, out)
+            return _write(log, stored, total, config, policy.identity, out)
     finally:
         rebuilder.close()
 
@@ -90,7 +94,9 @@ def _mixed(stored: StoredProfile, config: ImportanceConfig) -> set[Place]:
     return set(mixed)
 
 
-def _write(log: WaveLog, stored: StoredProfile, mixed: int, out: Path) -> dict[str, Any]:
+def _write(
+    log: WaveLog, stored: StoredProfile, mixed: int, config: ImportanceConfig, policy: dict[str, str], out: Path
+) -> dict[str, Any]:
     found: dict[Place, dict[str, Any]] = {}
     cost = Counter[str]()
     for wave in log:
@@ -111,7 +117,8 @@ def _write(log: WaveLog, stored: StoredProfile, mixed: int, out: Path) -> dict[s
                 by_kind[row["kind"]].append(one)
             yield row if one is None else {**row, "importance": one}
 
-    PROFILE.write(out, {key: value for key, value in header.items() if key != "schema"}, weighed())
+    header = {key: value for key, value in header.items() if key != "schema"}
+    PROFILE.write(out, {**header, "importance": {"config": to_mapping(config), "policy": policy}}, weighed())
     log.remove()
     return {
         "path": str(out),

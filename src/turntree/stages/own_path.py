@@ -10,29 +10,31 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from turntree.core import parts, seeds
 from turntree.core.cost import NO_COST, Cost
+from turntree.core.errors import ConfigError
 from turntree.core.protocols import Environment, Teacher, TurnState, TurnVerifier
-from turntree.environments.tasks import TRAIN, TaskSet, open_tasks
+from turntree.environments.tasks import TRAIN, TaskSet, identity, open_tasks
 from turntree.observe.jsonl import parse_json, read_lines, write_lines
 from turntree.observe.run import notice
 from turntree.profiling.importance import choose, measure
 from turntree.profiling.profile import Judge, ProfileConfig, profile_wave
 from turntree.profiling.samples import Sampler, together
-from turntree.profiling.select import is_mixed, select
+from turntree.profiling.select import is_mixed, is_pivot, select
 from turntree.profiling.stopping import Prior
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.local import Limits, Prompted, that_fit
 from turntree.rollouts.rebuild import Rebuilder
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
+from turntree.rollouts.teachers import NO_LABEL
 from turntree.stages.config import RecordConfig, TrainPivotConfig
 from turntree.stages.policy import Policy
 from turntree.stages.record import kept_episodes
-from turntree.traces.candidates import candidates
+from turntree.traces.candidates import candidates, skipped_turns
 from turntree.traces.schema import Trace, read_traces, write_traces
 from turntree.training.pivot import Drawn, Pivot
 from turntree.verifiers.strict import StrictMatch
@@ -83,20 +85,25 @@ class OwnStates:
     rebuilder: Rebuilder
     folder: Path
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What is played, for the identity of the run."""
+        return {"own_path": identity(self.recorded.environment, self.opened)}
+
     def due(self, step: int) -> bool:
         every = self.config.own.refresh
         return step == 1 or (every > 0 and (step - 1) % every == 0)
 
-    def draw(self, step: int) -> Drawn:
-        """Raises nothing where no state is a pivot: `Drawn.pivots` is then empty."""
+    def draw(self, step: int, number: int) -> Drawn:
+        """Where no state is a pivot, `Drawn.pivots` is empty."""
         seed = seeds.derive(self.config.train.seed, "own path", step)
         self.policy.engine.weights_changed(self.policy.engine.policy_version)  # a resumed run has kept nothing
-        traces, counts, played = self._play(step, seed)
+        traces, counts, played = self._play(step, number, seed)
         states = [state for trace in traces for state in candidates(trace)]
         prompted, skipped = self._rendered(states)
         rows, profiled = self._profile(prompted, seed)
         measured, forked = self._measure(prompted, rows, seed)
-        chosen = select(rows, self.config.own.select).rows if rows else ()
+        chosen = self._select(step, rows)
         self.folder.mkdir(exist_ok=True)
         write_traces(self._traces(step), traces, {"made_by": "own path", "step": step})
         write_lines(self._pivots(step), chosen)
@@ -105,7 +112,8 @@ class OwnStates:
             "successes": counts["successes"],
             "states": len(states),
             "mixed": sum(map(is_mixed, rows)),
-            "measured": measured,
+            "measured": measured.pop("", 0),
+            "not_measured": dict(measured),
             "pivots": len(chosen),
             "dropped": {reason: n for reason, n in {**counts, **skipped}.items() if reason.startswith("dropped")},
         }
@@ -121,22 +129,25 @@ class OwnStates:
 
     # the steps of a search
 
-    def _play(self, step: int, seed: int) -> tuple[list[Trace], Counter[str], Cost]:
-        """The labelled episodes of this search's tasks."""
+    def _play(self, step: int, number: int, seed: int) -> tuple[list[Trace], Counter[str], Cost]:
+        """The labelled episodes of this search's tasks; the step is part of their ids, because tasks come again."""
         settings = SchedulerConfig(episodes=self.recorded.episodes, group_size=1)
         scheduler = Scheduler(self.policy.engine, self.policy.renderer, settings, pool=self.opened.pool)
         counts: Counter[str] = Counter()
         traces: list[Trace] = []
         cost = NO_COST
-        for group in scheduler.run(self._tasks(step), seed=seed):
-            traces += kept_episodes(group, self.recorded, self.policy.source, self.teacher, counts)
+        for group in scheduler.run(self._tasks(number), seed=seed):
+            found = kept_episodes(group, self.recorded, self.policy.source, self.teacher, counts)
+            traces += [replace(trace, id=f"{trace.id}@{step}") for trace in found]
             cost += group.tree.cost
+        for trace in traces:
+            refused = {why for why in skipped_turns(trace).values() if not why.startswith(NO_LABEL)}
+            counts.update(f"dropped turn: {why}" for why in skipped_turns(trace).values() if why in refused)
         return traces, counts, cost
 
-    def _tasks(self, step: int) -> list[Environment]:
-        """The next `own.tasks` of the training tasks, which are shuffled once an epoch."""
+    def _tasks(self, number: int) -> list[Environment]:
+        """The tasks of search `number`: the next `own.tasks` training tasks, which are shuffled once an epoch."""
         tasks, wanted = self.opened.of(TRAIN), min(self.config.own.tasks, len(self.opened.of(TRAIN)))
-        number = 0 if self.config.own.refresh == 0 else (step - 1) // self.config.own.refresh
         epoch, place = divmod(number, max(1, len(tasks) // wanted))
         order = list(range(len(tasks)))
         seeds.generator(self.config.train.seed, "own tasks", epoch).shuffle(order)
@@ -165,17 +176,16 @@ class OwnStates:
             cost += sum((one.cost for one in wave), NO_COST)
         return rows, cost
 
-    def _measure(self, prompted: Sequence[Prompted], rows: Sequence[Row], seed: int) -> tuple[int, Cost]:
-        """Write the importance of mixed states into their rows."""
+    def _measure(self, prompted: Sequence[Prompted], rows: Sequence[Row], seed: int) -> tuple[Counter[str], Cost]:
+        """Write the importance of states that may be selected into their rows; counts what was measured, and the others
+        by reason."""
         own = self.config.own
         if not own.forks:
-            return 0, NO_COST
-        mixed = [place for place, row in enumerate(rows) if is_mixed(row)]
-        drawn = sorted(seeds.generator(seed, "importance").sample(mixed, min(own.measured, len(mixed))))
+            return Counter(), NO_COST
+        wanted = [place for place, row in enumerate(rows) if is_pivot(row, own.select.threshold)]
+        drawn = sorted(seeds.generator(seed, "importance").sample(wanted, min(own.measured, len(wanted))))
         found = [(place, choose(prompted[place].state, rows[place], seed)) for place in drawn]
         choices = [(place, choice) for place, choice in found if choice is not None]
-        if not choices:
-            return 0, NO_COST
         measured, cost = measure(
             [choice for _, choice in choices],
             self.rebuilder,
@@ -187,12 +197,23 @@ class OwnStates:
         )
         for (place, _), one in zip(choices, measured, strict=True):
             rows[place]["importance"] = one.to_json()
-        return sum(one.difference is not None for one in measured), cost
+        return Counter(one.reason for one in measured), cost
+
+    def _select(self, step: int, rows: Sequence[Row]) -> Sequence[Row]:
+        """The selected rows. Where few states were found, a limit or a weight may have nothing to go by: then all are
+        drawn alike, which is said."""
+        config = self.config.own.select
+        try:
+            return select(rows, config).rows
+        except ConfigError as error:
+            notice(f"step {step}: {error}; the states of this search are drawn alike")
+            return select(rows, replace(config, weight="equal", max_per_kind=1.0)).rows
 
     def _pivots_of(self, prompted: Sequence[Prompted], rows: Sequence[Row]) -> list[Pivot]:
         by_place = {(item.state.trace_id, item.state.turn): item for item in prompted}
         return [
-            Pivot(by_place[row["trace_id"], row["turn"]], row["kind"], "own", row.get("weight", 1.0)) for row in rows
+            Pivot(by_place[row["trace_id"], row["turn"]], row["kind"], row["role"], row.get("weight", 1.0), own=True)
+            for row in rows
         ]
 
     def _traces(self, step: int) -> Path:

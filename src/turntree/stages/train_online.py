@@ -24,6 +24,7 @@ from turntree.observe import loggers
 from turntree.observe.run import RunDirectory, notice, open_run, progress
 from turntree.rollouts import rewards
 from turntree.rollouts.groups import GrownGroup
+from turntree.rollouts.players import require_steppable
 from turntree.rollouts.rewards import RewardSum
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 from turntree.rollouts.spread import Listening, Spread, play_groups
@@ -77,6 +78,8 @@ def run_train_online(
         run = stack.enter_context(
             open_run(out, "train online", to_mapping(config), inputs, overwrite=overwrite, logs=logs, extent=length)
         )
+        if config.cluster.workers:
+            require_steppable(opened.of(TRAIN))
         crew = stack.enter_context(open_crew(__name__, config, policy.identity))
         trained = _train(run, policy, opened, config, summed, filters, group, crew)
         rows = run.metrics()

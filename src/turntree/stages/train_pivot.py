@@ -90,11 +90,13 @@ def run_train_pivot(
         verifier = stack.enter_context(open_verifier(source, config.environment))
         if selected is not None:
             _require_verifier(config, selected[0], verifier)
+        own = stack.enter_context(open_own_path(config, policy, verifier, out / "own"))
         inputs = {
             **policy.identity,
             **parts.identities(config),
             **hashes,
             "verifier": verifier.name,
+            **({} if own is None else own.identity),
         }
         tasks = stack.enter_context(_development_tasks(config.check, policy))
         logs = (trees.FILE_NAME, HELD_OUT)
@@ -103,7 +105,6 @@ def run_train_pivot(
             open_run(out, "train pivot", to_mapping(config), inputs, overwrite=overwrite, logs=logs, extent=length)
         )
         check = _checks(config, policy, verifier, traces, tasks, run)
-        own = stack.enter_context(open_own_path(config, policy, verifier, run.path / "own"))
         crew = stack.enter_context(open_crew(__name__, config, policy.identity, verifier=to_value(source)))
         draw = None if crew is None else partial(_drawn, crew, Published(crew, policy))
         trained = _train(run, policy, pivots, verifier, check, own, config, group, draw)

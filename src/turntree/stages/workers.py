@@ -60,7 +60,7 @@ class Published:
     def __call__(self) -> dict[str, Any]:
         version = self.policy.engine.policy_version
         if self._last.get("version") != version:
-            held = {name: value.contiguous() for name, value in parameters_of(self.policy.model).items()}
+            held = {name: value.detach().contiguous() for name, value in parameters_of(self.policy.model).items()}
             self._last = {"version": version, "weights": self.crew.share(save(held))}
         return self._last
 

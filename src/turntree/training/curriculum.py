@@ -51,14 +51,18 @@ class Curriculum:
         self.records: list[PivotRecord] = []
         self._queue: list[int] = []
         self._epoch = 0
+        self._drawn: tuple[int, set[int]] = (0, set())  # by weight, at the latest step
         self.add(roles, [1.0] * len(roles) if weights is None else weights)
 
     def add(self, roles: Sequence[str], weights: Sequence[float]) -> None:
         """More pivots, which the next draws include."""
         self._anchors += [role == "anchor" for role in roles]
         self._weights += weights
+        new = range(len(self.records), len(self.records) + len(roles))
         self.records += [PivotRecord() for _ in roles]
-        self._queue = []
+        if self._queue:  # the epoch goes on with them
+            self._queue += new
+            seeds.generator(self._seed, "added", len(self.records)).shuffle(self._queue)
 
     def remove(self, indices: Iterable[int], step: int) -> None:
         """Take pivots out of the draw for good."""
@@ -66,7 +70,7 @@ class Curriculum:
             if self.records[index].retired_at is None:
                 self.records[index].retired_at = step
             self._weights[index] = 0.0
-        self._queue = []
+        self._queue = [index for index in self._queue if self._weights[index]]
 
     def exhausted(self, step: int) -> bool:
         """Whether every pivot is retired, and none comes back by `step`."""
@@ -129,10 +133,13 @@ class Curriculum:
         self._epoch += 1  # a step may draw again, for replacements
         self._bring_back(step)
         live = [index for index in range(len(self.records)) if self._may_be_drawn(index, step)]
+        seen = self._drawn[1] if self._drawn[0] == step else set[int]()
+        live = [index for index in live if index not in seen] or live  # replacements are others
         drawn: list[int] = []
         while len(drawn) < count:
             keys = {index: rng.random() ** (1 / self._weights[index]) for index in live}
             drawn += sorted(live, key=lambda index: (-keys[index], index))[: count - len(drawn)]
+        self._drawn = (step, seen | set(drawn))
         return drawn
 
     def _may_be_drawn(self, index: int, step: int) -> bool:

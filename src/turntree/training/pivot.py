@@ -31,13 +31,14 @@ from turntree.training.trainer import open_trainers
 
 @dataclass(frozen=True)
 class Pivot:
-    """A training state, why it is in the mix ("pivot", "anchor", "random", or "own" for one of the policy's own path),
-    and how often it is drawn, relative to the others."""
+    """A training state, why it is in the mix ("pivot", "anchor" or "random"), and how often it is drawn, relative to
+    the others. `own`: it is of the policy's own path, and a later search replaces it."""
 
     prompted: Prompted
     kind: str
     role: str
     weight: float = 1.0
+    own: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ class OwnPath(Protocol):
         """Whether a step begins with new ones, which replace those of before."""
         ...
 
-    def draw(self, step: int) -> Drawn:
-        """New ones, from episodes of the policy as it is before the step."""
+    def draw(self, step: int, number: int) -> Drawn:
+        """New ones, from episodes of the policy as it is before the step; the `number` of this search is from 0."""
         ...
 
     def again(self, step: int) -> Sequence[Pivot]:
@@ -238,17 +239,24 @@ class _Run:
         """Where it is due, or no pivot is left, new pivots of the policy's own path in place of the earlier ones."""
         if self.own is None or not (self.own.due(step) or self.curriculum.exhausted(step)):
             return {}
-        found = self.own.draw(step)
+        found = self.own.draw(step, len(self.refreshed))
         self.engine.weights_changed(self.engine.policy_version)  # what the search kept must not serve the step
-        self._enter(found.pivots, step)
         self.cost += found.cost
+        if not self.pivots and not found.pivots:
+            problem = f"no state of the policy's own path is a pivot ({dict(found.figures)})"
+            hint = "play more tasks (own.tasks), or look at the teacher and the verifier"
+            raise InputError(problem, field="own", hint=hint)
+        self._enter(found.pivots, step)
         return {"own_path": {**found.figures, "cost": found.cost.counts()}}
 
     def _enter(self, pivots: Sequence[Pivot], step: int) -> None:
-        self.curriculum.remove((i for i, pivot in enumerate(self.pivots) if pivot.role == "own"), step)
+        """Put new pivots of the policy's own path in place of the earlier ones; where there are none, these stay."""
+        self.refreshed.append(step)
+        if not pivots:
+            return
+        self.curriculum.remove((i for i, pivot in enumerate(self.pivots) if pivot.own), step)
         self.curriculum.add([pivot.role for pivot in pivots], [pivot.weight for pivot in pivots])
         self.pivots += pivots
-        self.refreshed.append(step)
 
     def sample(self, step: int) -> tuple[list[PivotGroup], list[PivotGroup]]:
         """The groups of a step: all drawn ones, and the `config.states` of them to train on."""
@@ -295,7 +303,7 @@ class _Run:
         retired = self.curriculum.retired
         for group in drawn:
             scored = list(group.rewards.scored().values())
-            if scored and group.pivot.role != "own":  # own pivots change, so there is nothing to compare with
+            if scored and not group.pivot.own:  # own pivots change, so there is nothing to compare with
                 self._alarms += self.drift.live(group.pivot.kind, group.index, _mean(scored), retired)
         kept = {id(group) for group in trained}
         return {
@@ -310,7 +318,7 @@ class _Run:
         }
 
     def is_last(self, step: int) -> bool:
-        return step == self.config.steps or self.curriculum.exhausted(step + 1)
+        return step == self.config.steps or (self.own is None and self.curriculum.exhausted(step + 1))
 
     def only_closing(self, step: int) -> bool:
         """Whether this step is checked only because the run ends with it. The checkpoint is saved before that check,
