@@ -12,7 +12,7 @@ from typing import Any
 from turntree.core.cost import NO_COST
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
-from turntree.observe.artifacts import PIVOTS, PROFILE
+from turntree.observe.artifacts import PROFILE
 from turntree.observe.files import file_hash
 from turntree.profiling.profile import Draft, Judge
 from turntree.profiling.samples import Sample
@@ -137,17 +137,21 @@ def write_pivots_file(path: Path) -> None:
 def read_for_training(path: Path) -> object:
     """All that `train pivot` does with the file before the first step, without a model."""
     from turntree.stages import train_pivot
+    from turntree.stages.candidates import read_selected
+    from turntree.stages.verifier import chosen_verifier
     from turntree.training.curriculum import Curriculum, CurriculumConfig
     from turntree.training.drift import DriftConfig, DriftMonitor
 
     config = train_pivot.TrainPivotConfig(pivots=str(path), traces=str(path.parent / "traces.jsonl"), allow_stale=True)
-    header, rows = PIVOTS.read(path)
-    policy: Any = SimpleNamespace(renderer=SimpleNamespace(prompt=lambda history, tools: (1, 2)))
-    pivots = train_pivot._pivots(rows, policy, config.traces or "", header, str(path))
-    train_pivot._verifier(config, header)
+    header, selected = read_selected(str(path), config.traces)
+    engine = SimpleNamespace(max_context=4096)
+    policy: Any = SimpleNamespace(engine=engine, renderer=SimpleNamespace(prompt=lambda history, tools: (1, 2)))
+    pivots, _ = train_pivot._pivots(selected, policy, config)
+    chosen_verifier(config.verifier, header, str(path))
     kinds = {pivot.kind for pivot in pivots}
     DriftMonitor(DriftConfig(), kinds)
-    Curriculum([pivot.role for pivot in pivots], CurriculumConfig(), 0).draw(2, 1)
+    weights = [pivot.weight for pivot in pivots]
+    Curriculum([pivot.role for pivot in pivots], CurriculumConfig(), 0, weights).draw(2, 1)
     return sorted(kinds), sorted({pivot.role for pivot in pivots})
 
 

@@ -244,6 +244,8 @@ class Pivot:
 
     def __post_init__(self) -> None:
         _check_moments(self.reward_mean, self.reward_var)
+        if not 0 < self.weight < float("inf"):
+            raise ValueError(f"weight is {self.weight}, not a number above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
