@@ -92,8 +92,16 @@ def measure(
     and one whose continuations all failed, has no importance, with the reason. Raises `InputError` for traces that do
     not say how to build their environment."""
     sides = [_Side(choice.state, name, getattr(choice, name)) for choice in choices for name in _SIDES]
-    for side in sides:
-        side.begin(rebuilder, episodes)
+    pairs = list(zip(sides[::2], sides[1::2], strict=True))
+    for choice, pair in zip(choices, pairs, strict=True):
+        try:
+            environment, _ = rebuilder.at(choice.state)
+        except (EnvironmentFault, Misfit) as fault:
+            for side in pair:
+                side.reason = reason_of(fault)
+            continue
+        for side in pair:
+            side.begin(environment, episodes)
     open_ones = [side for side in sides if side.rest is not None]
     grown = grow(
         [side.rest for side in open_ones if side.rest is not None],
@@ -108,7 +116,6 @@ def measure(
     for side, (tree, rewards) in zip(open_ones, grown, strict=True):
         side.end(rewards)
         cost += tree.cost
-    pairs = zip(sides[::2], sides[1::2], strict=True)
     return [_difference(*pair) for pair in pairs], cost
 
 
@@ -167,15 +174,15 @@ class _Side:
         self.exact = True  # nothing was sampled after the action
         self.reason = ""
 
-    def begin(self, rebuilder: Rebuilder, episodes: EpisodeConfig) -> None:
+    def begin(self, at: Environment, episodes: EpisodeConfig) -> None:
         if episodes.fails(self.action):
             self.outcomes = [0.0]  # a cut turn ends the episode as a failure
             return
         action = replace(self.action, tool_calls=()) if self.action.cut else self.action  # its calls are never executed
         try:
-            environment = asked(rebuilder.at(self.state)[0].fork)
+            environment = asked(at.fork)
             answer = asked(lambda: checked(environment.step(action)))
-        except (EnvironmentFault, Misfit) as fault:
+        except EnvironmentFault as fault:
             self.reason = reason_of(fault)
             return
         left = episodes.max_turns - self.state.turn - 1

@@ -140,9 +140,8 @@ class OwnStates:
             found = kept_episodes(group, self.recorded, self.policy.source, self.teacher, counts)
             traces += [replace(trace, id=f"{trace.id}@{step}") for trace in found]
             cost += group.tree.cost
-        for trace in traces:
-            refused = {why for why in skipped_turns(trace).values() if not why.startswith(NO_LABEL)}
-            counts.update(f"dropped turn: {why}" for why in skipped_turns(trace).values() if why in refused)
+        skipped = (why for trace in traces for why in skipped_turns(trace).values())
+        counts.update(f"dropped turn: {why}" for why in skipped if not why.startswith(NO_LABEL))  # these are counted
         return traces, counts, cost
 
     def _tasks(self, number: int) -> list[Environment]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -59,7 +58,7 @@ def run_train_online(
     loggers.check(config.loggers)
     summed, filters = rewards.build_rewards(config.rewards), config.build_filters()
     policy = load_policy(policy_name(config.model, config.environment), config.device)
-    group.load = functools.partial(load_trained, policy.source, config.device)
+    group.load = partial(load_trained, policy.source, config.device)
     check_path_isolation(policy.model)
     logs = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
     splits = {TRAIN: config.count, config.held_out_split: config.held_out_count}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -71,7 +70,7 @@ def run_train_pivot(
     loggers.check(config.loggers)
     selected = None if config.pivots is None else read_selected(config.pivots, config.traces)
     policy = load_policy(config.model, config.device)
-    group.load = functools.partial(load_trained, policy.source, config.device)
+    group.load = partial(load_trained, policy.source, config.device)
     pivots: list[Pivot] = []
     hashes: dict[str, str] = {}
     dropped = Counter[str]()
