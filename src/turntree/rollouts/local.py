@@ -56,11 +56,11 @@ def that_fit(
     for place, state in enumerate(states):
         try:
             said = len(renderer.completion(state.demonstration)) if limits.demonstrations else 0
-            prompt = renderer.prompt(state.history, state.tools)
+            prompted = render(state, renderer)
         except Exception as error:  # a template may raise anything; other states may still be rendered
             skipped[f"renderer_error: {str(error)[:_REASON]}"] += 1
             continue
-        path = len(prompt) + limits.completion
+        path = len(prompted.prompt_ids) + limits.completion
         if said > limits.completion:
             skipped["demonstration_above_max_tokens"] += 1
         elif path > limits.context:
@@ -68,7 +68,7 @@ def that_fit(
         elif path > limits.path:
             skipped[PATH_TOO_LONG] += 1
         else:
-            fitting.append((place, Prompted(state, prompt)))
+            fitting.append((place, prompted))
     return fitting, skipped
 
 
