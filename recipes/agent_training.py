@@ -1,10 +1,11 @@
 """The same game trained behind the gateway and in process: python recipes/agent_training.py FOLDER [--seeds 0,1,2,3]
 
-The agent plays the rooms of examples/hide_and_seek.py in a process of its own, a loop on urllib (the SDK takes longer to
-import than a room takes to play: examples/room_agent.py is the same loop on it). For every seed the same rooms are
+The agent plays the rooms of examples/hide_and_seek.py in a process of its own, a loop on urllib (the SDK takes longer
+to import than a room takes to play: examples/room_agent.py is the same loop on it). For every seed the same rooms are
 trained on with the same settings, once with `--environment gateway:COMMAND` and once stepped by turntree, then both
-policies play held-out rooms. Draws have the same keys, so the two runs of a seed should be one run: printed are the number
-of iterations, up to which of them rewards and tokens are equal, how far the losses of these are apart, and success.
+policies play held-out rooms. Draws have the same keys, so the two runs of a seed should be one run: printed are the
+number of iterations, up to which of them rewards and tokens are equal, how far the losses of these are apart, and
+success.
 
 Runs that are finished are not run again.
 """
@@ -31,6 +32,7 @@ COUNTED = ("reward_mean", "trained_tokens", "rho", "groups_mixed", "stops", "dec
 def play() -> None:
     """One rollout, as an agent: the task lies in a file, the policy behind a URL."""
     from examples.hide_and_seek import HideAndSeek
+
     from turntree import Message
 
     task = json.loads(Path(os.environ["TURNTREE_TASK"]).read_text())
