@@ -65,13 +65,13 @@ def train(folder: Path, seed: int, iterations: int) -> dict[str, Path]:
     for split in ("train", "dev"):
         rooms = [
             {"id": one.task_id, "thing": one.thing, "places": one.places, "tries": one.tries}
-            for one in tasks(split, ROOMS if split == "train" else 40, seed=seed)
+            for one in tasks(split, ROOMS if split == "train" else 40, seed=0)  # the rooms of every seed
         ]
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{split}.{seed}.jsonl").write_text("".join(json.dumps(room) + "\n" for room in rooms))
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(room) + "\n" for room in rooms))
     for arm, environment in ARMS.items():
         out = made[arm] = folder / f"{arm.replace(' ', '-')}.{seed}"
-        files = ("--tasks", f"{folder}/train.{seed}.jsonl", "--set", f"environment.held_out={folder}/dev.{seed}.jsonl")
+        files = ("--tasks", f"{folder}/train.jsonl", "--set", f"environment.held_out={folder}/dev.jsonl")
         command = ["train", "online", "--environment", environment, *(files if arm == "gateway" else ())]
         command += ["--count", ROOMS, "--held-out-count", 1, "--iterations", iterations, "--groups", 8]
         command += ["--max-turns", 2, "--max-tokens", 24, "--learning-rate", 1e-3, "--seed", seed, "--out", out]
