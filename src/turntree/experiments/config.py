@@ -12,7 +12,7 @@ from turntree.profiling.profile import ProfileConfig
 from turntree.profiling.select import SelectConfig
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import SchedulerConfig
-from turntree.stages.config import Playing, TrainOnlineConfig
+from turntree.stages.config import OwnPathConfig, Playing, TrainOnlineConfig
 from turntree.training.config import LossConfig, OnlineConfig, OptimizerConfig, PivotConfig
 
 GateArm = Literal["none", "gate", "random"]
@@ -118,10 +118,10 @@ def household_selection() -> SelectConfig:
     return SelectConfig(threshold=1.0, max_per_kind=0.4, per_duplicate=0)
 
 
-def household_pivots(*, check_every: int) -> PivotConfig:
+def household_pivots(*, check_every: int, steps: int = 60) -> PivotConfig:
     """The vetted PivotRL settings of the embedded household policy (docs/results/quickstart.md)."""
     return PivotConfig(
-        steps=60,
+        steps=steps,
         check_every=check_every,
         sampling=COMMAND,
         loss=LossConfig(kl_coefficient=0.02),
@@ -132,32 +132,82 @@ def household_pivots(*, check_every: int) -> PivotConfig:
 def _grpo() -> TrainOnlineConfig:
     easy = Part("household", {"difficulty": "easy"})
     episodes = EpisodeConfig(max_turns=16, sampling=COMMAND)
-    return _online(easy, episodes, 5e-4, iterations=20, check_every=2, loss={})
+    loss = {"normalizer": "constant", "constant": 5000.0}
+    return _online(easy, episodes, 5e-4, iterations=20, check_every=2, loss=loss)
+
+
+Stage = Literal["grpo", "pivot", "own"]
+STAGES: tuple[Stage, ...] = ("grpo", "pivot", "own")
+ADDED = ("dapo", "greso", "gate", "branching")  # what a GRPO stage can have
+
+
+def chain(arm: str) -> list[tuple[Stage, tuple[str, ...]]]:
+    """The stages of an arm, each with what is added to it: `pivot/grpo+gate` is PivotRL, then GRPO with the gate.
+    Raises `ConfigError`."""
+    found: list[tuple[Stage, tuple[str, ...]]] = []
+    for told in arm.split("/"):
+        name, *added = told.split("+")
+        stage = next((stage for stage in STAGES if stage == name), None)
+        wrong = [one for one in added if stage != "grpo" or one not in ADDED]
+        if stage is None or wrong or len(set(added)) < len(added):
+            hint = f"a chain of {', '.join(STAGES)}, as pivot/grpo+dapo; grpo takes {', '.join(ADDED)}, each once"
+            raise ConfigError(f"has no stage {told!r}", field="arms", hint=hint)
+        found.append((stage, tuple(added)))
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
-class CostExperimentConfig(SeededExperiment):
-    """`turntree experiment cost`."""
+class ComposeConfig(SeededExperiment):
+    """`turntree experiment compose`."""
 
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     """Every arm is run once with each."""
+    arms: tuple[str, ...] = (
+        "grpo",
+        "grpo+dapo",
+        "grpo+greso",
+        "grpo+gate",
+        "grpo+branching",
+        "pivot",
+        "pivot/grpo",
+        "own",
+        "own/grpo",
+        "own/grpo+dapo+greso",
+    )
+    """Chains of stages: grpo (whole episodes), pivot (PivotRL on an expert's states), own (on the policy's own). The
+    others are compared with the first."""
     online: TrainOnlineConfig = field(default_factory=_grpo)
-    """The GRPO arm; its tasks are also those that are demonstrated."""
+    """The GRPO stages; their tasks are also those that are demonstrated, and those of own states."""
+    gate: Part = field(default_factory=lambda: Part("divergence", {"checkpoints": [{"turn": 8, "threshold": 0.64}]}))
+    """The gate of `+gate`."""
+    brancher: Part = field(default_factory=lambda: Part("entropy", {"probe_tokens": 2}))
+    """The brancher of `+branching`, which forks half of the rollouts."""
     demonstrator: Part = field(default_factory=lambda: Part("household", {"slips": 0.2}))
-    """The demonstrator whose traces the PivotRL arm learns from, on the tasks of the GRPO arm."""
+    """The demonstrator whose traces the stage pivot learns from."""
     profile: ProfileConfig = field(default_factory=lambda: ProfileConfig(sampling=COMMAND))
     candidates: int = 5000
     """Most candidates that are profiled."""
     select: SelectConfig = field(default_factory=household_selection)
-    train: PivotConfig = field(default_factory=lambda: household_pivots(check_every=5))
-    """The PivotRL arm."""
+    pivot: PivotConfig = field(default_factory=lambda: household_pivots(steps=20, check_every=5))
+    """The stages pivot and own. They rise in 15 to 25 steps (docs/results/cost.md)."""
+    teacher: Part = field(default_factory=lambda: Part("household"))
+    """Labels the states of the stage own."""
+    verifier: Part = field(default_factory=lambda: Part("household"))
+    """Judges them."""
+    own: OwnPathConfig = field(default_factory=OwnPathConfig)
+    """How the stage own searches; its tasks and longest episode are those of `online`."""
     held_out: int = 200
-    """Games of the split "dev" that are played `train.check_every` steps of either arm apart."""
+    """Tasks of the split "dev" that are played at every check."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.train.check_every or not self.online.train.check_every:
-            raise ConfigError("must be above 0 in both arms: a curve needs points", field="train.check_every")
+        if not self.arms or len(set(self.arms)) < len(self.arms):
+            raise ConfigError("must be there, and each once", field="arms")
+        stages = [stage for arm in self.arms for stage in chain(arm)]
+        if not self.pivot.check_every or not self.online.train.check_every:
+            raise ConfigError("must be above 0 in every stage: a curve needs points", field="pivot.check_every")
+        if any({"gate", "branching"} & set(added) for _, added in stages):
+            _check_constant(self.online, "a cut or a fork")
 
 
 def _branched() -> TrainOnlineConfig:

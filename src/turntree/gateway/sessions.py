@@ -276,8 +276,7 @@ class Sessions:
         if turn is not None and len(calls) == 1 and not before and asked.seed is None:
             draws = [seeds.of_turn(session.seed, session.task_id, (session.sample,), turn)]
         requests = [
-            GenerationRequest(prompt_ids=prompt, sampling=sampling, seed=draw, retain=len(calls) == 1)
-            for draw in draws
+            GenerationRequest(prompt_ids=prompt, sampling=sampling, seed=draw, retain=len(calls) == 1) for draw in draws
         ]
         pending = [self.driver.submit(request) for request in requests]
         try:
