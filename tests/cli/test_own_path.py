@@ -87,6 +87,16 @@ def test_recorded_and_labelled_states_go_the_way_of_traces(turntree, tmp_path) -
     assert "turntree importance" in message
 
 
+def test_a_teacher_that_fails_everywhere_ends_the_command_and_not_in_a_file_without_labels(
+    turntree, tmp_path, monkeypatch
+) -> None:
+    (tmp_path / "broken.py").write_text("def teacher(environment, history):\n    raise OSError('the server is down')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    played = ("traces", "record", "--environment", "household", "--count", 2, "--max-turns", 4, "--max-tokens", 24)
+    said = turntree.error(*played, "--teacher", "broken:teacher", "--out", tmp_path / "traces.jsonl")
+    assert "teacher" in said and "the server is down" in said and not (tmp_path / "traces.jsonl").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -33,7 +33,7 @@ from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 from turntree.rollouts.teachers import NO_LABEL
 from turntree.stages.config import RecordConfig, TrainPivotConfig
 from turntree.stages.policy import Policy
-from turntree.stages.record import kept_episodes
+from turntree.stages.record import kept_episodes, require_labels
 from turntree.traces.candidates import candidates, skipped_turns
 from turntree.traces.schema import Trace, read_traces, write_traces
 from turntree.training.pivot import Drawn, Pivot
@@ -140,6 +140,7 @@ class OwnStates:
             found = kept_episodes(group, self.recorded, self.policy.source, self.teacher, counts)
             traces += [replace(trace, id=f"{trace.id}@{step}") for trace in found]
             cost += group.tree.cost
+            require_labels(counts)
         skipped = (why for trace in traces for why in skipped_turns(trace).values())
         counts.update(f"dropped turn: {why}" for why in skipped if not why.startswith(NO_LABEL))  # these are counted
         return traces, counts, cost
