@@ -14,7 +14,7 @@ are played once by every policy. The tables of what is there come at the end, an
   own-important     ... by variance times importance
 
 Every stage is one command, and its record lies in `stages` of FOLDER: kill the recipe at any time, the same command
-goes on. Games are played in parts of 200, so `--games 1000` after `--games 400` plays 600 more, and `--seeds` and
+goes on. Games are played in parts of 250, so `--games 1000` after `--games 500` plays 500 more, and `--seeds` and
 `--arms` add what is missing. `--plan` lists the stages. docs/results/own-states.md has the results.
 """
 
@@ -64,7 +64,7 @@ class Settings:
     expert_measured: int = 288
     max_turns: int = 16
     max_tokens: int = 24
-    part: int = 200
+    part: int = 250
     first_game: int = 3000  # of the test split: no other experiment has used these
 
 
@@ -80,11 +80,11 @@ class Recipe:
     settings: Settings
 
     def run(self, arms: Sequence[str], seeds: Sequence[int], games: int) -> None:
-        """All arms of all seeds first; then every policy plays the first part of the games, and so on."""
-        models = {(arm, seed): self.trained(arm, seed) for seed, arm in itertools.product(seeds, arms)}
-        for start in range(0, games, self.settings.part):
-            for (arm, seed), model in models.items():
-                self.book.run(self.play(arm, seed, model, start))
+        """Seed by seed, so that what is there is whole seeds."""
+        for seed in seeds:
+            models = {arm: self.trained(arm, seed) for arm in arms}
+            for start, arm in itertools.product(range(0, games, self.settings.part), arms):
+                self.ran(self.play(arm, seed, models[arm], start))
 
     def trained(self, arm: str, seed: int) -> Stage | None:
         """None for the policy that all arms start from."""
@@ -172,17 +172,17 @@ Played = Mapping[str, Mapping[int, Sequence[Path]]]  # by arm and seed
 
 
 def played(folder: Path) -> Played:
-    """The games that all policies have played, so that the arms can be compared: parts that some lack are left out."""
-    found: dict[tuple[str, int], dict[int, Path]] = {}
-    for path in folder.glob("play.*.json"):
+    """What can be compared: the seeds of which every arm has played, and of them the games that all have played."""
+    found: dict[str, dict[int, dict[int, Path]]] = {}
+    for path in sorted(folder.glob("play.*.json")):
         _, arm, seed, start, _ = path.name.split(".")
-        found.setdefault((arm, int(seed)), {})[int(start)] = path
-    shared = sorted(set.intersection(*map(set, found.values()))) if found else []
-    arms: dict[str, dict[int, list[Path]]] = {}
-    for (arm, seed), parts in sorted(found.items()):
-        arms.setdefault(arm, {})[seed] = [parts[start] for start in shared]
-    seeds = set.intersection(*map(set, arms.values())) if arms else set[int]()
-    return {arm: {seed: runs[seed] for seed in sorted(seeds)} for arm, runs in arms.items()}
+        found.setdefault(arm, {}).setdefault(int(seed), {})[int(start)] = path
+    if not found:
+        return {}
+    seeds = sorted(set.intersection(*(set(runs) for runs in found.values())))
+    parts = [set(runs[seed]) for runs in found.values() for seed in seeds]
+    shared = sorted(set.intersection(*parts)) if parts else []
+    return {arm: {seed: [runs[seed][start] for start in shared] for seed in seeds} for arm, runs in found.items()}
 
 
 def outcomes(runs: Mapping[int, Sequence[Path]], key: str) -> list[Outcomes]:
