@@ -52,16 +52,16 @@ class Settings:
     games: int = 700  # that are demonstrated; own states come from as many as train SFT
     candidates: int = 2500
     rollouts: int = 16
-    steps: int = 60
+    steps: int = 30
     rate: float = 5e-4
     kl: float = 0.02
-    refresh: int = 20
-    tasks: int = 64  # that a search plays
-    greedy: float = 0.0
+    refresh: int = 15
+    tasks: int = 192  # that a search plays
+    greedy: float = 0.5
     own_rollouts: int = 8
     forks: int = 2
     measured: int = 96  # states of a search
-    expert_measured: int = 288
+    expert_measured: int = 192
     max_turns: int = 16
     max_tokens: int = 24
     part: int = 250
@@ -80,11 +80,9 @@ class Recipe:
     settings: Settings
 
     def run(self, arms: Sequence[str], seeds: Sequence[int], games: int) -> None:
-        """Seed by seed, so that what is there is whole seeds."""
-        for seed in seeds:
-            models = {arm: self.trained(arm, seed) for arm in arms}
-            for start, arm in itertools.product(range(0, games, self.settings.part), arms):
-                self.ran(self.play(arm, seed, models[arm], start))
+        """Seed by seed, so that what is there is whole seeds. An arm plays as soon as it is trained."""
+        for seed, start, arm in itertools.product(seeds, range(0, games, self.settings.part), arms):
+            self.ran(self.play(arm, seed, self.trained(arm, seed), start))
 
     def trained(self, arm: str, seed: int) -> Stage | None:
         """None for the policy that all arms start from."""
