@@ -33,20 +33,13 @@ RUNBOOK
 from __future__ import annotations
 
 import argparse
-import fnmatch
-import hashlib
-import json
-import os
 import random
-import resource
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from turntree.observe.files import read_json, write_json
+from turntree.experiments.book import Book, Stage, words
+from turntree.observe.files import read_json
 from turntree.traces.candidates import skipped_turns
 from turntree.traces.schema import Trace, read_traces, write_traces
 
@@ -87,83 +80,6 @@ SMOKE = Settings(
     device=(), games=16, parts=(2, 4), least=0.0, development=2, rest=4, turns=2, rollouts=4, held_out=(2, 1),
     samples=2, steps=1, states=2, group=2, rates=(1e-4,), max_turns=3, play=2, items=2,
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A command, of turntree or a script beside this one; `result`, relative to the folder, exists when it is done.
-    `needs` are the stages whose results it reads. `model` is the folder of weights that it makes."""
-
-    name: str
-    result: str
-    command: tuple[str, ...]
-    needs: tuple[Stage, ...] = ()
-    key: str = field(default="", init=False)  # of all settings that the result depends on
-
-    def __post_init__(self) -> None:
-        told = json.dumps([self.command, [need.key for need in self.needs]])
-        object.__setattr__(self, "key", hashlib.sha256(told.encode()).hexdigest()[:16])
-
-    @property
-    def model(self) -> str:
-        return self.result.removesuffix("/cost.json") + ("/model" if self.result.endswith("/cost.json") else "")
-
-
-@dataclass(frozen=True)
-class Book:
-    """Runs stages in `folder` and records them."""
-
-    folder: Path
-    only: str = "*"
-    plan: bool = False
-
-    def done(self, stage: Stage) -> bool:
-        """Ends the script where the stage was begun with other settings."""
-        path = self._record(stage)
-        if not path.exists():
-            return False
-        found = read_json(path)
-        if found["key"] != stage.key:
-            sys.exit(
-                f"{stage.name} was begun with other settings:\n  {' '.join(found['command'])}\nnow:\n  "
-                f"{' '.join(stage.command)}\nuse another folder, or delete {path} and {self.folder / stage.result}"
-            )
-        result = self.folder / stage.result  # a file is there when it is whole, also of a recipe that was killed then
-        return result.is_file() or (found["finished"] and result.exists())
-
-    def run(self, stage: Stage) -> None:
-        """Nothing where the stage is done, or not asked for. Ends the script where the command fails."""
-        done = self.done(stage)
-        if self.plan:
-            print("done" if done else "open", stage.name)
-        if done or self.plan or not fnmatch.fnmatch(stage.name, self.only):
-            return
-        told = {"command": list(stage.command), "key": stage.key, "load": [os.getloadavg()[0]]}
-        write_json(self._record(stage), told | {"finished": False})
-        script = stage.command[0].endswith(".py")
-        print(("python " if script else "turntree ") + " ".join(stage.command), flush=True)
-        program = (str(HERE / stage.command[0]),) if script else ("-m", "turntree.cli.main", stage.command[0])
-        began, processor = time.perf_counter(), _processor()
-        if code := subprocess.run([sys.executable, *program, *stage.command[1:]], cwd=self.folder).returncode:
-            sys.exit(code)
-        seconds = {"seconds": time.perf_counter() - began, "cpu_seconds": _processor() - processor}
-        told["load"].append(os.getloadavg()[0])
-        told |= {name: round(value, 1) for name, value in seconds.items()}
-        write_json(self._record(stage), told | {"finished": True})
-        print("  {seconds:.0f} s, of a processor {cpu_seconds:.0f} s".format(**seconds), flush=True)
-
-    def _record(self, stage: Stage) -> Path:
-        return self.folder / "stages" / f"{stage.name}.json"
-
-
-def _processor() -> float:
-    """Seconds of the commands so far. Of a stage that was killed and goes on, its record has the last attempt only."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def words(*parts: object) -> tuple[str, ...]:
-    return tuple(map(str, parts))
 
 
 @dataclass(frozen=True)
@@ -353,7 +269,7 @@ def main() -> None:
     given.folder.mkdir(parents=True, exist_ok=True)
     settings = replace(SMOKE if given.smoke else Settings(), model=given.model)
     games, items = (settings.play, settings.items) if given.smoke else (given.games, given.items)
-    recipe = Recipe(Book(given.folder, given.only, given.plan), settings, items)
+    recipe = Recipe(Book(given.folder, HERE, given.only, given.plan), settings, items)
     recipe.run(given.arms.split(","), [int(seed) for seed in given.seeds.split(",")], games)
 
 
