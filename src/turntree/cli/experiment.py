@@ -157,6 +157,28 @@ def premise_experiment(config: Any, out: Path, json_path: str | None) -> None:
     finish(result, json_path, list(premise.lines(result)))
 
 
+@experiment.command(
+    "theory",
+    cls=StageCommand,
+    config="turntree.experiments.config:TheoryConfig",
+    stage="experiment theory",
+    options={"--instances": "instances", "--states": "mixed", "--model": "model", "--seed": "seed"},
+    short_help="The papers' statements about groups, on finite spaces and on a policy.",
+)
+@out_option("The JSON file to write.")
+def theory_experiment(config: Any, out: Path, json_path: str | None) -> None:
+    """Check PivotRL's Proposition 3.1 and Theorems 3.2 and 3.3 exactly on finite action spaces and on a trained policy,
+    Selective Rollout's dilution, and the variance of the gradient under allocations of rollouts.
+
+    \b
+    Example: turntree experiment theory --out runs/theory.json
+    """
+    from turntree.experiments import theory
+
+    result = theory.run_theory(config, out)
+    finish(result, json_path, list(theory.lines(result)))
+
+
 def _branching_lines(summary: dict[str, Any]) -> Iterator[str]:
     for arm, row in summary["arms"].items():
         yield (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from turntree.core import parts
 from turntree.core.completion import Sampling
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError
@@ -12,7 +13,7 @@ from turntree.profiling.profile import ProfileConfig
 from turntree.profiling.select import SelectConfig
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import SchedulerConfig
-from turntree.stages.config import Playing, TrainOnlineConfig
+from turntree.stages.config import Device, Playing, TrainOnlineConfig
 from turntree.training.config import LossConfig, OnlineConfig, OptimizerConfig, PivotConfig
 
 GateArm = Literal["none", "gate", "random"]
@@ -224,3 +225,41 @@ class PremiseConfig(Playing):
     def __post_init__(self) -> None:
         if self.initial < 1 or self.children < 2 or not self.probes or min(self.probes) < 1:
             raise ConfigError("needs a rollout, 2 children and probes of at least 1 token", field="children")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TheoryConfig:
+    """`turntree experiment theory`."""
+
+    seed: int = 0
+    """Of every draw."""
+    instances: int = 2000
+    """Random finite action spaces that every statement is checked on."""
+    model: str = "default"
+    """A folder in Hugging Face format, a name on the Hub, or a registered policy."""
+    device: Device = field(default_factory=Device)
+    verifier: Part = parts.DEFAULT
+    """Judges the actions of the policy."""
+    demonstrator: Part = field(
+        default_factory=lambda: Part("household", {"games": {"split": "train", "count": 24, "difficulty": "easy"}})
+    )
+    """Whose traces the states come from."""
+    candidates: int = 96
+    """States that are sampled to find the mixed ones."""
+    samples: int = 32
+    """Rollouts at each, whose distinct actions become the action space of the state."""
+    mixed: int = 12
+    """States with reward variance, the first ones found; half as many without."""
+    group_size: int = 8
+    """Rollouts of a group."""
+    draws: int = 2000
+    """Batches that each variance is measured on."""
+    steps: int = 20
+    """Steps of PivotRL after which Theorem 3.3 is held against the trained policy."""
+
+    def __post_init__(self) -> None:
+        for name in ("instances", "candidates", "samples", "mixed", "draws", "steps"):
+            if getattr(self, name) < 2:
+                raise ConfigError("must be at least 2", field=name)
+        if self.group_size < 2:
+            raise ConfigError("must be at least 2: one rollout has nothing to be compared with", field="group_size")
