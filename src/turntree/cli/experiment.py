@@ -179,6 +179,37 @@ def theory_experiment(config: Any, out: Path, json_path: str | None) -> None:
     finish(result, json_path, list(theory.lines(result)))
 
 
+@experiment.command(
+    "ladder",
+    cls=StageCommand,
+    config="turntree.experiments.config:LadderConfig",
+    stage="experiment ladder",
+    part="environment",
+    options={
+        "--seeds": "seeds",
+        "--arms": "arms",
+        "--environment": "environment",
+        "--model": "model",
+        "--iterations": "iterations",
+        "--groups": "groups",
+        "--children": "children",
+    },
+    short_help="What an oracle wins that knows where to fork.",
+)
+@out_option("The experiment's folder.")
+def ladder_experiment(config: Any, out: Path, json_path: str | None) -> None:
+    """One step of a frozen policy at equal pace and budget: forks by a coin, by entropy, and by an oracle that knows each
+    moment's variance from rollouts that are not billed.
+
+    \b
+    Example: turntree experiment ladder --out runs/ladder
+    """
+    from turntree.experiments import ladder
+
+    summary = ladder.run_ladder(config, out)
+    finish(summary, json_path, list(ladder.lines(summary)))
+
+
 def _branching_lines(summary: dict[str, Any]) -> Iterator[str]:
     for arm, row in summary["arms"].items():
         yield (

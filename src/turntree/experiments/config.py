@@ -29,6 +29,7 @@ BranchingArm = Literal[
     "arpo_released",
     "tree_grpo",
 ]
+LadderArm = Literal["none", "coin", "entropy", "oracle", "oracle_pooled", "worst", "foresight"]
 COMMAND = Sampling(temperature=1.0, max_tokens=24)  # a household command is some six tokens
 ANSWER = EpisodeConfig(max_turns=10, max_context=1024, sampling=Sampling(temperature=1.0, max_tokens=48))
 
@@ -263,3 +264,41 @@ class TheoryConfig:
                 raise ConfigError("must be at least 2", field=name)
         if self.group_size < 2:
             raise ConfigError("must be at least 2: one rollout has nothing to be compared with", field="group_size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LadderConfig(Playing):
+    """`turntree experiment ladder`: a frozen policy."""
+
+    environment: Part = field(default_factory=lambda: Part("qa"))
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4, 5)
+    """Of the rollouts; the tasks are the same."""
+    arms: tuple[LadderArm, ...] = ("coin", "entropy", "oracle", "oracle_pooled", "worst", "foresight")
+    """Where rollouts fork. coin and entropy: as in `experiment branching`; oracle: where the measured variance is highest
+    among the moments of a turn, oracle_pooled: of all turns; worst: lowest; foresight: once a rollout, at its best
+    moment; none: nowhere, and half as many leaves."""
+    iterations: int = 5
+    """Batches of tasks; the first sets the pace and is not counted."""
+    groups: int = 8
+    """Tasks of a batch."""
+    group_size: int = 8
+    """Leaves of a task, half of which begin independently."""
+    probe_tokens: int = 2
+    """Entropies that a brancher looks at; branches share one token less."""
+    children: int = 8
+    """Children of every moment that are measured and not billed."""
+    reference: int = 32
+    """Independent rollouts of a task, for the true gradient."""
+    reference_seed: int = 1000
+    """Of these."""
+    episodes: EpisodeConfig = ANSWER
+
+    def __post_init__(self) -> None:
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds) or self.reference_seed in self.seeds:
+            raise ConfigError("must be there, each once, and not that of the reference", field="seeds")
+        if self.iterations < 2:
+            raise ConfigError("must be at least 2: the first sets the pace", field="iterations")
+        if self.children < 2 or self.group_size < 4 or self.probe_tokens < 1:
+            raise ConfigError("needs 2 children, 4 leaves and a probe of 1 token", field="children")
+        if not self.arms or len(set(self.arms)) < len(self.arms):
+            raise ConfigError("must be there, and each once", field="arms")
