@@ -198,8 +198,8 @@ def theory_experiment(config: Any, out: Path, json_path: str | None) -> None:
 )
 @out_option("The experiment's folder.")
 def ladder_experiment(config: Any, out: Path, json_path: str | None) -> None:
-    """One step of a frozen policy at equal pace and budget: forks by a coin, by entropy, and by an oracle that knows each
-    moment's variance from rollouts that are not billed.
+    """One step of a frozen policy at equal pace and budget: forks by a coin, by entropy, and by an oracle that knows
+    each moment's variance from rollouts that are not billed.
 
     \b
     Example: turntree experiment ladder --out runs/ladder

@@ -274,9 +274,9 @@ class LadderConfig(Playing):
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4, 5)
     """Of the rollouts; the tasks are the same."""
     arms: tuple[LadderArm, ...] = ("coin", "entropy", "oracle", "oracle_pooled", "worst", "foresight")
-    """Where rollouts fork. coin and entropy: as in `experiment branching`; oracle: where the measured variance is highest
-    among the moments of a turn, oracle_pooled: of all turns; worst: lowest; foresight: once a rollout, at its best
-    moment; none: nowhere, and half as many leaves."""
+    """Where rollouts fork. coin and entropy: as in `experiment branching`; oracle: where the measured variance is
+    highest among the moments of a turn, oracle_pooled: of all turns; worst: lowest; foresight: once a rollout, at its
+    best moment; none: nowhere, so that all leaves are independent."""
     iterations: int = 5
     """Batches of tasks; the first sets the pace and is not counted."""
     groups: int = 8

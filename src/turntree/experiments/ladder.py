@@ -151,8 +151,8 @@ class OracleBrancher(Paced):
 
 
 class Foresight(OracleBrancher):
-    """Knows the whole rollout: forks it once, at its best moment. Which that is depends on what is sampled later, so its
-    forks are biased. It bounds what a rule with one fork a rollout can reach."""
+    """Knows the whole rollout: forks it once, at its best moment. Which that is depends on what is sampled later, so
+    its forks are biased. It bounds what a rule with one fork a rollout can reach."""
 
     biased = True
 
@@ -388,19 +388,17 @@ def predictors(moments: Sequence[Mapping[str, Any]], folds: int = 5) -> dict[str
     for number in range(folds):
         held = fold == number
         if held.any() and not held.all():
-            learned[held] = inputs[held] @ posterior(inputs[~held], variances[~held])[0]
+            learned[held] = inputs[held] @ posterior(inputs[~held], variances[~held])
     scores = {"learned": learned, "entropy": np.array([row["features"]["probe_entropy"] for row in moments])}
     return {"features": names} | {name: _against(moments, score) for name, score in scores.items()}
 
 
-def posterior(
-    inputs: NDArray[np.float64], targets: NDArray[np.float64], prior: float = 1.0
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean and covariance of the weights of a linear regression with normal prior and noise (Bishop 2006, 3.53, 3.54);
-    the noise has the variance of the targets."""
+def posterior(inputs: NDArray[np.float64], targets: NDArray[np.float64], prior: float = 1.0) -> NDArray[np.float64]:
+    """Mean weights of a Bayesian linear regression with normal prior and noise (Bishop 2006, 3.53); the noise has the
+    variance of the targets."""
     noise = float(targets.var()) or 1.0
-    covariance = np.linalg.inv(np.eye(inputs.shape[1]) / prior + inputs.T @ inputs / noise)
-    return covariance @ inputs.T @ targets / noise, covariance
+    precision = np.eye(inputs.shape[1]) / prior + inputs.T @ inputs / noise
+    return np.asarray(np.linalg.solve(precision, inputs.T @ targets / noise), dtype=float)
 
 
 def _against(moments: Sequence[Mapping[str, Any]], score: NDArray[np.float64]) -> dict[str, Any] | None:
@@ -414,8 +412,8 @@ def _against(moments: Sequence[Mapping[str, Any]], score: NDArray[np.float64]) -
 def lines(result: Mapping[str, Any]) -> Iterable[str]:
     spread = result["moments"]
     yield (
-        f"{spread['moments']:,} moments: variance between children {spread['mean']:.3f}, {spread['none']:.0%} without any, "
-        f"{spread['upper_third']:.3f} in the upper third"
+        f"{spread['moments']:,} moments: variance between children {spread['mean']:.3f}, {spread['none']:.0%} without "
+        f"any, {spread['upper_third']:.3f} in the upper third"
     )
     for arm, row in result["arms"].items():
         told = f"{arm:13s} {row['calls']['mean']:,.0f} calls, cosine with the true gradient {row['cosine']['mean']:.3f}"

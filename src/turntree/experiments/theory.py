@@ -22,11 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turntree.advantages.comparisons import Advantages, grpo_advantages, rloo
+from turntree.advantages.config import Normalizer
 from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
+from turntree.core.outcome import is_zero_variance
 from turntree.core.protocols import TurnVerifier
 from turntree.experiments import theory_finite
-from turntree.experiments.config import TheoryConfig, household_pivots
+from turntree.experiments.config import COMMAND, TheoryConfig, household_pivots
 from turntree.experiments.theory_finite import slope_of_groups
 from turntree.experiments.theory_spaces import (
     Floats,
@@ -42,15 +44,17 @@ from turntree.experiments.theory_spaces import (
 )
 from turntree.observe.files import write_json
 from turntree.observe.statistics import spearman
+from turntree.rollouts.local import sample_local, score_wave
 from turntree.stages.policy import Policy, load_policy
 from turntree.stages.verifier import open_verifier
 from turntree.training.config import LossConfig
+from turntree.training.lora import Reference
 from turntree.training.pivot import Pivot, train_pivot
 
 SCHEMA = "turntree.theory/1"
 _GAIN = 0.01  # that a step is to bring, on average over states
 _PAPER = ((0.40, 0.28), (0.40625, 0.3661))  # zero-variance shares of both arms: as printed; over the same denominator
-_NORMALIZERS: dict[str, float | None] = {"tokens": None, "rollouts": None, "constant": 500.0}
+_NORMALIZERS: dict[Normalizer, float | None] = {"tokens": None, "rollouts": None, "constant": 500.0}
 
 
 def run_theory(config: TheoryConfig, out: Path) -> dict[str, Any]:
@@ -71,8 +75,8 @@ def measure_policy(config: TheoryConfig) -> dict[str, Any]:
     generator = np.random.default_rng(config.seed)
     with open_verifier(config.verifier) as verifier:
         spaces = spaces_of(policy, verifier, config)
-        mixed = [space for space in spaces if space.variance > 0]
-        sure = [space for space in spaces if space.variance == 0][: max(1, config.mixed // 2)]
+        mixed = [space for space in spaces if space.mixed]
+        sure = [space for space in spaces if not space.mixed][: max(1, config.mixed // 2)]
         if len(mixed) < 2 * config.mixed or not sure:
             problem = f"{len(mixed)} of {len(spaces)} states are mixed, and {2 * config.mixed} are needed"
             raise InputError(problem, field="candidates", hint="raise it, or lower mixed")
@@ -85,13 +89,13 @@ def measure_policy(config: TheoryConfig) -> dict[str, Any]:
             "dilution": _dilution(policy, studied, sure, generator, config),
             "allocation": _allocation(studied, sure, generator, config),
         }
-        return found | _trained(policy, verifier, studied, others, sure, generator, config)
+        return found | _trained(policy, verifier, studied, others, config)
 
 
 def _described(spaces: Sequence[Space], studied: Sequence[Space], sure: Sequence[Space]) -> dict[str, Any]:
     return {
         "sampled": len(spaces),
-        "mixed": sum(space.variance > 0 for space in spaces),
+        "mixed": sum(space.mixed for space in spaces),
         "studied": len(studied),
         "without_variance": len(sure),
         "actions": sum(len(space.chances) for space in studied),
@@ -173,8 +177,8 @@ def _dilution(
     the library's own update; and what the inner products of the scores predict for arms that train on equally many
     groups, of which fewer are without variance."""
     drawn = [_drawn(space, generator, config.group_size) for space in studied]
-    groups = [space.group(actions) for space, actions in zip(studied, drawn, strict=True)]
-    flat = [space.group(space.draw(generator, config.group_size)) for space in sure]
+    groups = [space.group(actions.tolist()) for space, actions in zip(studied, drawn, strict=True)]
+    flat = [space.group(space.draw(generator, config.group_size).tolist()) for space in sure]
     coefficients = [_coefficients(space, actions[None]) for space, actions in zip(studied, drawn, strict=True)]
     expected = sum(c[0].astype(np.float32) @ s.scores_AP for c, s in zip(coefficients, studied, strict=True))
     found = gradient_of(policy, groups, _loss())
@@ -191,11 +195,15 @@ def _parts(flat: Sequence[Any]) -> list[int]:
 
 
 def _drawn(space: Space, generator: np.random.Generator, size: int) -> NDArray[np.int64]:
-    """A group with reward variance."""
-    while True:
-        drawn = space.draw(generator, size)
-        if np.ptp(space.rewards[drawn]) > 0:
-            return drawn
+    """A group with reward variance: first how many of it are accepted, given that neither all nor none are."""
+    counts = np.arange(1, size)
+    weights = np.array([math.comb(size, k) * space.mean**k * (1 - space.mean) ** (size - k) for k in counts])
+    accepted = int(generator.choice(counts, p=weights / weights.sum()))
+    drawn: list[NDArray[np.int64]] = []
+    for reward, count in ((1.0, accepted), (0.0, size - accepted)):
+        own = np.where(space.rewards == reward, space.chances, 0.0)
+        drawn.append(generator.choice(len(own), size=count, p=own / own.sum()))
+    return np.concatenate(drawn)
 
 
 def _coefficients(space: Space, drawn_DG: NDArray[np.int64], advantages: Advantages = grpo_advantages) -> Floats:
@@ -206,14 +214,14 @@ def _coefficients(space: Space, drawn_DG: NDArray[np.int64], advantages: Advanta
     return found
 
 
-def _loss(normalizer: str = "rollouts", kl: float = 0.0) -> LossConfig:
+def _loss(normalizer: Normalizer = "rollouts", kl: float = 0.0) -> LossConfig:
     ratio = "action" if normalizer == "rollouts" else "token"
     return LossConfig(
         ratio=ratio, normalizer=normalizer, constant=_NORMALIZERS[normalizer], kl_coefficient=kl, old_logprobs="engine"
-    )  # type: ignore[arg-type]
+    )
 
 
-def _removed(policy: Policy, groups: Sequence[Group], flat: Sequence[Group], name: str) -> dict[str, Any]:
+def _removed(policy: Policy, groups: Sequence[Group], flat: Sequence[Group], name: Normalizer) -> dict[str, Any]:
     both, alone = (gradient_of(policy, part, _loss(name)).astype(float) for part in ([*groups, *flat], groups))
     weights = {"tokens": _tokens, "rollouts": len, "constant": lambda _: 1}[name]
     norms = [float(np.linalg.norm(each)) for each in (alone, both)]
@@ -232,8 +240,8 @@ def _tokens(groups: Sequence[Group]) -> int:
 
 def _replaced(studied: Sequence[Space], generator: np.random.Generator, config: TheoryConfig) -> list[dict[str, float]]:
     """Batches of N groups, each without variance with some chance. E|g|^2 = (E[k] m + E[k (k - 1)] u) / N^2 for k
-    groups with variance, where m is the mean square of their gradients and u the product of two: between proportional to
-    1 - f (all signal) and to its root (all noise)."""
+    groups with variance, where m is the mean square of their gradients and u the product of two: between
+    proportional to 1 - f (all signal) and to its root (all noise)."""
     inner = inner_products(np.concatenate([space.scores_AP for space in studied if space.scores_AP is not None]))
     each = max(2, config.draws // len(studied))
     blocks = [
@@ -285,7 +293,8 @@ def _allocation(
 ) -> dict[str, Any]:
     """The variance of the gradient of mean success (RLOO, which is unbiased) at equal tokens, under rules that give
     states groups of different sizes; states without variance are part of the mean, and of the cost where a rule plays
-    them. `scale` and `bias` of what a rule estimates as in docs/design/credit.md."""
+    them. A rule that leaves nothing of the gradient is left out. `scale` and `bias` of what a rule estimates as in
+    docs/design/credit.md."""
     budget = config.group_size * sum(space.tokens for space in (*studied, *sure))
     moments = [_moments(space) for space in studied]
     deviations = [math.sqrt(space.variance / space.tokens) for space in studied]
@@ -311,11 +320,13 @@ def _allocation(
     for name, (weights, tokens) in rules.items():
         sizes = _sizes(weights, [space.tokens for space in studied], tokens)
         kept = np.array([size > 0 for size in sizes], dtype=float)
-        found = _rule(studied, moments, sizes, generator, config.draws)
         scale = float(kept @ inner.sum(axis=1) / inner.sum())
-        across = math.sqrt(max(0.0, float(kept @ inner @ kept) / inner.sum() - scale**2)) / scale if scale > 0 else None
+        if scale <= 0:  # no state is left, or those left point the other way
+            continue
+        found = _rule(studied, moments, sizes, generator, config.draws)
+        across = math.sqrt(max(0.0, float(kept @ inner @ kept) / inner.sum() - scale**2)) / scale
         played = sum(size * space.tokens for size, space in zip(sizes, studied, strict=True)) + budget - tokens
-        unit = played / (scale**2 * inner.sum()) if scale > 0 else math.nan
+        unit = played / (scale**2 * inner.sum())
         rows.append(
             {
                 "rule": name,
@@ -378,8 +389,6 @@ def _trained(
     verifier: TurnVerifier,
     studied: Sequence[Space],
     others: Sequence[Space],
-    sure: Sequence[Space],
-    generator: np.random.Generator,
     config: TheoryConfig,
 ) -> dict[str, Any]:
     """After some steps of PivotRL on the studied states: what Theorem 3.3 says about actions within a set, at these
@@ -393,15 +402,26 @@ def _trained(
     train_pivot(
         policy.model, reference, policy.engine, policy.renderer, pivots, verifier, settings, log=lambda row: None
     )
-    groups = [space.group(_drawn(space, generator, config.group_size)) for space in studied]
-    flat = [space.group(space.draw(generator, config.group_size)) for space in sure]
-    pull, whole = (
-        float(np.linalg.norm(gradient_of(policy, part, _loss(kl=0.02), reference=reference))) for part in (flat, groups)
+    states = [space.prompted for space in studied]
+    trees = sample_local(states, policy.engine, policy.renderer, COMMAND, config.group_size, config.seed + 1)
+    groups = list(
+        zip(trees, score_wave([(t, s.state) for t, s in zip(trees, states, strict=True)], verifier), strict=True)
     )
+    flat = [group for group in groups if is_zero_variance(list(group[1].scored().values()))]
     return {
-        "zero_variance_pull": {"norm": pull, "of_mixed_groups": whole, "steps": config.steps},
+        "zero_variance": {
+            "groups": len(flat),
+            "of": len(groups),
+            "norm_with_kl": _norm(policy, flat, _loss(kl=0.02), reference),
+            "norm_without": _norm(policy, flat, _loss(), reference),
+            "all_groups": _norm(policy, groups, _loss(kl=0.02), reference),
+        },
         "blocks": {"trained": _blocks(policy, studied), "others": _blocks(policy, others)},
     }
+
+
+def _norm(policy: Policy, groups: Sequence[Group], loss: LossConfig, reference: Reference) -> float:
+    return float(np.linalg.norm(gradient_of(policy, groups, loss, reference=reference))) if groups else 0.0
 
 
 def _blocks(policy: Policy, spaces: Sequence[Space]) -> dict[str, float]:
@@ -434,8 +454,8 @@ def lines(result: dict[str, Any]) -> Iterable[str]:
     states, signal, rules = found["states"], found["signal"], found["allocation"]["rules"]
     ranks = signal["rank_with_sigma"]
     yield (
-        f"on a trained policy ({states['studied']} mixed states, {states['actions']} actions, {states['covered']:.0%} of "
-        f"the probability): Fisher norm = deviation to {signal['largest_fisher_error']:.0e}; rank correlation of "
+        f"on a trained policy ({states['studied']} mixed states, {states['actions']} actions, {states['covered']:.0%} "
+        f"of the probability): Fisher norm = deviation to {signal['largest_fisher_error']:.0e}; rank correlation of "
         f"deviation with the norm that a trainer steps along {ranks['norm']:.2f}, with a step's gain "
         f"{ranks['gain_measured']:.2f}, with the norm of GRPO's update {ranks['grpo_norm']:.2f}"
     )
@@ -454,6 +474,12 @@ def lines(result: dict[str, Any]) -> Iterable[str]:
             f"{row['rule']}: variance at equal tokens {row['measured']:.2f}, predicted {row['predicted']:.2f}; scale "
             f"{row['scale']:.2f}, bias {row['bias']:.2f}"
         )
+    flat = found["zero_variance"]
+    yield (
+        f"after training {flat['groups']} of {flat['of']} groups have no variance; their gradient has the norm "
+        f"{flat['norm_with_kl']:.3f} with the KL term and {flat['norm_without']:.0g} without (all groups "
+        f"{flat['all_groups']:.3f})"
+    )
     for name, row in found["blocks"].items():
         yield (
             f"after training, {name} states: accepted mass {row['before']:.2f} to {row['after']:.2f}; moved within the "

@@ -274,7 +274,7 @@ def regularised_groups(draws: np.random.Generator) -> dict[str, Any]:
 def resting_mass(rho: float, beta: float, size: int | None) -> float | None:
     """The acceptable mass at which GRPO with a KL term first comes to rest above rho (`size` None: large groups); None
     where nothing stops it below 1 - 1e-9."""
-    logits = np.linspace(math.log(rho / (1 - rho)), math.log(1e9), 4001)
+    logits = np.linspace(math.log(rho / (1 - rho)), math.log(1e9), 501)
     start = logits[0]
 
     def push(logit: float) -> float:
@@ -294,9 +294,9 @@ def resting_mass(rho: float, beta: float, size: int | None) -> float | None:
 
 def gradient_flow(draws: np.random.Generator, instances: int) -> dict[str, Any]:
     """Theorem 3.3 is about where the objective is least. A policy gradient that is stopped earlier gets there on
-    another path: in logits it moves likely actions more. Softmax policies climb E[r] by small steps until their acceptable mass
-    is q_beta (beta 1): how far the distribution *within* each set has moved (total variation; 0 says the theorem), and
-    in how many instances its entropy fell."""
+    another path: in logits it moves likely actions more. Softmax policies climb E[r] by small steps until their
+    acceptable mass is q_beta (beta 1): how far the distribution *within* each set has moved (total variation; the
+    theorem says 0), and in how many instances its entropy fell."""
     count, size = min(instances, 500), 8
     reference = draws.dirichlet(np.ones(size), size=count) + 1e-6
     reference /= reference.sum(axis=1, keepdims=True)
@@ -304,7 +304,7 @@ def gradient_flow(draws: np.random.Generator, instances: int) -> dict[str, Any]:
         np.argsort(draws.uniform(size=(count, size)), axis=1) < draws.integers(2, size - 1, size=(count, 1))
     ) * 1.0
     target = _moved((reference * rewards).sum(axis=1), 1.0)
-    logits = np.log(reference)
+    logits, policy = np.log(reference), reference
     for _ in range(20_000):
         policy = np.exp(logits - logits.max(axis=1, keepdims=True))
         policy /= policy.sum(axis=1, keepdims=True)

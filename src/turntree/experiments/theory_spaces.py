@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,8 +58,12 @@ class Space:
     scores_AP: Vector | None = None
 
     @property
+    def mixed(self) -> bool:
+        return len(set(self.rewards)) > 1
+
+    @property
     def mean(self) -> float:
-        return float(self.chances @ self.rewards)
+        return float(self.chances @ self.rewards) if self.mixed else float(self.rewards[0])
 
     @property
     def variance(self) -> float:
@@ -73,11 +77,11 @@ class Space:
     def draw(self, generator: np.random.Generator, size: int) -> NDArray[np.int64]:
         return generator.choice(len(self.chances), size=size, p=self.chances)
 
-    def group(self, drawn: Sequence[int]) -> Group:
+    def group(self, drawn: Iterable[int]) -> Group:
         """A judged group of these actions."""
         tree = _planted(self.prompted)
-        leaves = [_grow(tree, self.actions[each][1]) for each in drawn]
-        return tree, Rewards({leaf: Verdict(float(self.rewards[a]), "") for leaf, a in zip(leaves, drawn, strict=True)})
+        leaves = {_grow(tree, self.actions[each][1]): float(self.rewards[each]) for each in drawn}
+        return tree, Rewards({leaf: Verdict(reward, "") for leaf, reward in leaves.items()})
 
 
 # action spaces
@@ -160,7 +164,7 @@ def scores_of(policy: Policy, space: Space) -> Vector:
         policy_logprobs(policy.model, batch).sum().backward()
         rows.append(_whole(policy.model))
     scores = np.stack(rows)
-    return scores - (space.chances.astype(np.float32) @ scores)[None]
+    return np.asarray(scores - (space.chances.astype(np.float32) @ scores)[None], dtype=np.float32)
 
 
 def _plain(tree: RolloutTree) -> Credit:
