@@ -158,6 +158,59 @@ def premise_experiment(config: Any, out: Path, json_path: str | None) -> None:
     finish(result, json_path, list(premise.lines(result)))
 
 
+@experiment.command(
+    "theory",
+    cls=StageCommand,
+    config="turntree.experiments.config:TheoryConfig",
+    stage="experiment theory",
+    options={"--instances": "instances", "--states": "mixed", "--model": "model", "--seed": "seed"},
+    short_help="The papers' statements about groups, on finite spaces and on a policy.",
+)
+@out_option("The JSON file to write.")
+def theory_experiment(config: Any, out: Path, json_path: str | None) -> None:
+    """Check PivotRL's Proposition 3.1 and Theorems 3.2 and 3.3 exactly on finite action spaces and on a trained policy,
+    Selective Rollout's dilution, and the variance of the gradient under allocations of rollouts.
+
+    \b
+    Example: turntree experiment theory --out runs/theory.json
+    """
+    from turntree.experiments import theory
+
+    result = theory.run_theory(config, out)
+    finish(result, json_path, list(theory.lines(result)))
+
+
+@experiment.command(
+    "ladder",
+    cls=StageCommand,
+    config="turntree.experiments.config:LadderConfig",
+    stage="experiment ladder",
+    part="environment",
+    options={
+        "--seeds": "seeds",
+        "--arms": "arms",
+        "--environment": "environment",
+        "--model": "model",
+        "--iterations": "iterations",
+        "--groups": "groups",
+        "--children": "children",
+    },
+    short_help="What an oracle wins that knows where to fork.",
+)
+@out_option("The experiment's folder.")
+def ladder_experiment(config: Any, out: Path, json_path: str | None) -> None:
+    """One step of a frozen policy at equal pace and budget: forks by a coin, by entropy, and by an oracle that knows
+    each moment's variance from rollouts that are not billed.
+
+    \b
+    Example: turntree experiment ladder --out runs/ladder
+    """
+    from turntree.experiments import ladder
+
+    summary = ladder.run_ladder(config, out)
+    finish(summary, json_path, list(ladder.lines(summary)))
+
+
 def _branching_lines(summary: dict[str, Any]) -> Iterator[str]:
     for arm, row in summary["arms"].items():
         yield (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from turntree.core import parts
 from turntree.core.completion import Sampling
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError
@@ -12,7 +13,7 @@ from turntree.profiling.profile import ProfileConfig
 from turntree.profiling.select import SelectConfig
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import SchedulerConfig
-from turntree.stages.config import OwnPathConfig, Playing, TrainOnlineConfig
+from turntree.stages.config import Device, OwnPathConfig, Playing, TrainOnlineConfig
 from turntree.training.config import LossConfig, OnlineConfig, OptimizerConfig, PivotConfig
 
 GateArm = Literal["none", "gate", "random"]
@@ -28,6 +29,7 @@ BranchingArm = Literal[
     "arpo_released",
     "tree_grpo",
 ]
+LadderArm = Literal["none", "coin", "entropy", "oracle", "oracle_pooled", "worst", "foresight"]
 COMMAND = Sampling(temperature=1.0, max_tokens=24)  # a household command is some six tokens
 ANSWER = EpisodeConfig(max_turns=10, max_context=1024, sampling=Sampling(temperature=1.0, max_tokens=48))
 
@@ -274,3 +276,79 @@ class PremiseConfig(Playing):
     def __post_init__(self) -> None:
         if self.initial < 1 or self.children < 2 or not self.probes or min(self.probes) < 1:
             raise ConfigError("needs a rollout, 2 children and probes of at least 1 token", field="children")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TheoryConfig:
+    """`turntree experiment theory`."""
+
+    seed: int = 0
+    """Of every draw."""
+    instances: int = 2000
+    """Random finite action spaces that every statement is checked on."""
+    model: str = "default"
+    """A folder in Hugging Face format, a name on the Hub, or a registered policy."""
+    device: Device = field(default_factory=Device)
+    verifier: Part = parts.DEFAULT
+    """Judges the actions of the policy."""
+    demonstrator: Part = field(
+        default_factory=lambda: Part("household", {"games": {"split": "train", "count": 24, "difficulty": "easy"}})
+    )
+    """Whose traces the states come from."""
+    candidates: int = 96
+    """States that are sampled to find the mixed ones."""
+    samples: int = 32
+    """Rollouts at each, whose distinct actions become the action space of the state."""
+    mixed: int = 12
+    """States with reward variance, the first ones found; half as many without."""
+    group_size: int = 8
+    """Rollouts of a group."""
+    draws: int = 2000
+    """Batches that each variance is measured on."""
+    steps: int = 20
+    """Steps of PivotRL after which Theorem 3.3 is held against the trained policy."""
+
+    def __post_init__(self) -> None:
+        for name in ("instances", "candidates", "samples", "mixed", "draws", "steps"):
+            if getattr(self, name) < 2:
+                raise ConfigError("must be at least 2", field=name)
+        if self.group_size < 2:
+            raise ConfigError("must be at least 2: one rollout has nothing to be compared with", field="group_size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LadderConfig(Playing):
+    """`turntree experiment ladder`: a frozen policy."""
+
+    environment: Part = field(default_factory=lambda: Part("qa"))
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4, 5)
+    """Of the rollouts; the tasks are the same."""
+    arms: tuple[LadderArm, ...] = ("coin", "entropy", "oracle", "oracle_pooled", "worst", "foresight")
+    """Where rollouts fork. coin and entropy: as in `experiment branching`; oracle: where the measured variance is
+    highest among the moments of a turn, oracle_pooled: of all turns; worst: lowest; foresight: once a rollout, at its
+    best moment; none: nowhere, so that all leaves are independent."""
+    iterations: int = 5
+    """Batches of tasks; the first sets the pace and is not counted."""
+    groups: int = 8
+    """Tasks of a batch."""
+    group_size: int = 8
+    """Leaves of a task, half of which begin independently."""
+    probe_tokens: int = 2
+    """Entropies that a brancher looks at; branches share one token less."""
+    children: int = 8
+    """Children of every moment that are measured and not billed."""
+    reference: int = 32
+    """Independent rollouts of a task, for the true gradient."""
+    reference_seed: int = 1000
+    """Of these."""
+    episodes: EpisodeConfig = ANSWER
+
+    def __post_init__(self) -> None:
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds) or self.reference_seed in self.seeds:
+            raise ConfigError("must be there, each once, and not that of the reference", field="seeds")
+        if self.iterations < 2:
+            raise ConfigError("must be at least 2: the first sets the pace", field="iterations")
+        if self.children < 2 or self.group_size < 4 or self.probe_tokens < 1:
+            raise ConfigError("needs 2 children, 4 leaves and a probe of 1 token", field="children")
+        if not self.arms or len(set(self.arms)) < len(self.arms):
+            raise ConfigError("must be there, and each once", field="arms")
