@@ -45,7 +45,7 @@ def recorded(folder: Path) -> list[list[RolloutTree]]:
 
 def group(tree: RolloutTree) -> Group:
     """A tree without forks, as the simulation reads it."""
-    prompt = len(tree[tree.root].token_ids)
+    prompt = len(tree[0].token_ids)
     return Group(prompt=prompt, rollouts=[Rollout(turns=_turns(tree, leaf)) for leaf in tree.ends()])
 
 
@@ -78,9 +78,8 @@ def costs(folder: Path, iterations: Sequence[Sequence[RolloutTree]]) -> Costs:
     inner = range(1, len(rows) - 1)  # the first waits for the worker to start, the last is checked
     update = sum(ends[i] - ends[i - 1] - waits[i] for i in inner) / len(inner)
     busy = [sum(tree.cost.engine_seconds + tree.cost.environment_seconds for tree in iterations[i]) for i in inner]
-    unit = sum(waits[i] - worked for i, worked in zip(inner, busy, strict=True)) / sum(
-        len(iterations[i]) for i in inner
-    )
+    idle = sum(waits[i] for i in inner) - sum(busy)
+    unit = idle / sum(len(iterations[i]) for i in inner)
     print(f"engine {engine:.1f} s, tools {tools:.1f} s, update {update:.2f} s, unit {unit:.3f} s", file=sys.stderr)
     return Costs(engine=Engine(step=engine / steps), trained=0.0, update=update, unit=unit, inline_tools=True)
 
@@ -122,11 +121,8 @@ def main() -> None:
         rows[-1]["error"] = round(model / seconds - 1, 4)
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     text = "{workers} workers, staleness {staleness}: {measured:.2f} s a step, predicted {predicted:.2f} ({error:+.1%})"
-    finish(
-        {"rows": rows, "settings": {**vars(given), "out": str(given.out)}},
-        given.json,
-        [text.format(**row) for row in rows],
-    )
+    result = {"rows": rows, "settings": {**vars(given), "out": str(given.out)}}
+    finish(result, given.json, [text.format(**row) for row in rows])
 
 
 if __name__ == "__main__":

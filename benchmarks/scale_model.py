@@ -149,7 +149,8 @@ def best(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def line(row: dict[str, Any]) -> str:
     return (
         "{gpus:>5} GPUs, {rollout_share:.0%} for rollouts, {mode}, staleness {staleness}: {seconds:.1f} s a step; "
-        "rollout GPUs busy {rollout_busy:.0%} (effective {rollout_effective:.0%}), train GPUs {train_busy:.0%}, tail {tail:.0%}"
+        "rollout GPUs busy {rollout_busy:.0%} (effective {rollout_effective:.0%}), train GPUs {train_busy:.0%}, "
+        "tail {tail:.0%}"
     ).format(**row)
 
 
