@@ -236,7 +236,7 @@ class Run:
 
     def _parts(self, group: Group) -> Iterator[float]:
         """A tree that is cut computes the path above each further part again: the prompt and half a rollout."""
-        count = math.ceil(group.tokens / self.cluster.max_tokens)
+        count = max(1, math.ceil(group.tokens / self.cluster.max_tokens))
         again = group.prompt + (group.tokens - group.prompt) / len(group.rollouts) / 2
         return itertools.repeat(group.tokens / count + again * (count - 1) / count, count)
 
