@@ -1,6 +1,6 @@
 """A model of a run on 64 to 1,024 GPUs: seconds of a step, and what rollout and train GPUs do meanwhile.
 
-    python benchmarks/scale_model.py [--gpus 64 256 1024] [--groups 256] [--tool-seconds 2] [--json PATH]
+    python benchmarks/scale_model.py [--gpus 64 256 1024] [--tool-seconds 2] [--thinking 500] [--json PATH]
 
 It simulates (`scale_events`) tasks drawn from recorded rollouts (`scale_rollouts.json`) on GPUs whose costs are assumed
 (`Assumed`): none was at hand. docs/results/scale.md says what it assumes and does not know.
@@ -29,11 +29,12 @@ ROLLOUTS = Path(__file__).with_name("scale_rollouts.json")
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """Groups drawn from recorded tasks: `size` rollouts with replacement from a task's own, so tasks stay long or
-    short. Tools take lognormal seconds of this mean and sigma, independently."""
+    short. Every turn also samples `thinking` tokens, which stay in the context. Tools take lognormal seconds of this mean and sigma, independently."""
 
     tasks: Sequence[Sequence[Sequence[tuple[int, int]]]]
     prompt: float
     size: int = 8
+    thinking: int = 0
     tool_seconds: float = 2.0
     tool_sigma: float = 1.0
 
@@ -43,7 +44,8 @@ class Workload:
 
     def _rollout(self, draw: random.Random, turns: Sequence[tuple[int, int]]) -> Rollout:
         middle = math.log(self.tool_seconds) - self.tool_sigma**2 / 2
-        return Rollout(turns=[(*sizes, draw.lognormvariate(middle, self.tool_sigma)) for sizes in turns])
+        sizes = [(given, sampled + self.thinking) for given, sampled in turns]
+        return Rollout(turns=[(*size, draw.lognormvariate(middle, self.tool_sigma)) for size in sizes])
 
 
 Mode = Literal["none", "gate", "branching"]
@@ -121,9 +123,9 @@ class Assumed:
 
 
 def grid(given: argparse.Namespace, workload: Workload, costs: Costs) -> Iterator[dict[str, Any]]:
-    for gpus, share, mode, staleness in itertools.product(given.gpus, given.shares, MODES, given.staleness):
-        replicas = round(gpus * share)
-        workers = max(1, min(given.workers, math.ceil(given.groups * (1 + staleness) / replicas)))
+    for gpus, share, mode, staleness in itertools.product(given.gpus, given.shares, given.modes, given.staleness):
+        replicas, count = round(gpus * share), max(1, round(gpus * given.groups))
+        workers = max(1, min(given.workers, math.ceil(count * (1 + staleness) / replicas)))
         cluster = Cluster(
             replicas=replicas,
             workers=workers,
@@ -131,7 +133,7 @@ def grid(given: argparse.Namespace, workload: Workload, costs: Costs) -> Iterato
             staleness=staleness,
             max_tokens=given.max_tokens,
         )
-        draw = drawn(workload, mode, given.groups, given.seed)
+        draw = drawn(workload, mode, count, given.seed)
         run = Run(costs, cluster, draw, given.iterations + staleness)
         found = {name: round(value, 4) for name, value in figures(run).items()}
         yield {"gpus": gpus, "rollout_share": share, "mode": mode, "staleness": staleness, **found}
@@ -157,25 +159,27 @@ def line(row: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, nargs="+", default=[64, 256, 1024])
-    parser.add_argument(
-        "--shares", type=float, nargs="+", default=[0.125, 0.25, 0.5, 0.75], help="of the GPUs, to sample"
-    )
+    parser.add_argument("--shares", type=float, nargs="+", default=[0.25, 0.5, 0.75], help="of the GPUs, to sample")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--groups", type=int, default=256, help="tasks of an iteration, of 8 rollouts each")
+    parser.add_argument(
+        "--groups", type=float, default=0.5, help="tasks of an iteration for each GPU, of 8 rollouts each"
+    )
     parser.add_argument("--workers", type=int, default=16, help="most groups that a replica plays at once")
     parser.add_argument("--max-tokens", type=int, default=16384, help="train.max_tokens: larger trees are cut")
-    parser.add_argument("--iterations", type=int, default=7, help="simulated, the first two left out")
+    parser.add_argument("--iterations", type=int, default=6, help="simulated, the first two left out")
     parser.add_argument("--tool-seconds", type=float, default=2.0, help="mean seconds of a tool")
     parser.add_argument("--tool-sigma", type=float, default=1.0, help="of its logarithm")
+    parser.add_argument("--thinking", type=int, default=500, help="tokens that a turn samples beside the recorded ones")
     parser.add_argument("--parameters", type=float, default=8e9)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="one small setting, to see that it runs")
     parser.add_argument("--json", metavar="PATH")
     given = parser.parse_args()
     if given.quick:
-        given.gpus, given.shares, given.groups, given.iterations = [16], [0.5], 8, 4
+        given.gpus, given.shares, given.iterations = [16], [0.5], 4
     recorded = json.loads(ROLLOUTS.read_text())
-    sizes = {"tool_seconds": given.tool_seconds, "tool_sigma": given.tool_sigma}
+    sizes = {"thinking": given.thinking, "tool_seconds": given.tool_seconds, "tool_sigma": given.tool_sigma}
     workload = Workload(tasks=recorded["tasks"], prompt=recorded["prompt"], **sizes)
     rows: list[dict[str, Any]] = []
     for row in grid(given, workload, Assumed(parameters=given.parameters).costs()):
