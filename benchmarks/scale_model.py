@@ -22,14 +22,17 @@ from typing import Any, Literal
 from scale_events import REFILL, Cluster, Costs, Engine, Group, Rollout, Run, figures
 
 from turntree.cli.common import finish
+from turntree.report import svg
 
+FIGURE = "only draw what --json of this and of scale_check.py wrote"
 ROLLOUTS = Path(__file__).with_name("scale_rollouts.json")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """Groups drawn from recorded tasks: `size` rollouts with replacement from a task's own, so tasks stay long or
-    short. Every turn also samples `thinking` tokens, which stay in the context. Tools take lognormal seconds of this mean and sigma, independently."""
+    short. Every turn also samples `thinking` tokens, which stay in the context. Tools take lognormal seconds of this
+    mean and sigma, independently."""
 
     tasks: Sequence[Sequence[Sequence[tuple[int, int]]]]
     prompt: float
@@ -148,6 +151,32 @@ def best(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [found[each] for each in sorted(found, key=lambda each: (each[0], MODES.index(each[1]), each[2]))]
 
 
+def figure(chosen: Sequence[dict[str, Any]], checked: Sequence[dict[str, Any]]) -> str:
+    """Seconds of a step, measured and predicted on rollout workers (where `checked`), and predicted on GPUs."""
+    with svg.drawing("scale", 7.4, 3.0) as (drawn_on, made):
+        left, right = drawn_on.subplots(1, 2)
+        for staleness, mark in ((0, "o"), (1, "^"), (2, "s")):
+            rows = [row for row in checked if row["staleness"] == staleness]
+            points = [[row[name] for row in rows] for name in ("measured", "predicted")]
+            left.plot(*points, mark, color=svg.OTHERS[staleness], label=f"staleness {staleness}")
+        most = max([row["measured"] for row in checked], default=1.0)
+        left.plot([0, most], [0, most], color=svg.MUTED, linewidth=0.8)
+        left.set(title="Workers, seconds of a step", xlabel="measured", ylabel="predicted")
+        left.legend()
+        for mode, line_style in (("none", "-"), ("gate", "--"), ("branching", ":")):
+            for staleness in (0, 2):
+                rows = [row for row in chosen if (row["mode"], row["staleness"]) == (mode, staleness)]
+                points = [[row[name] for row in rows] for name in ("gpus", "seconds")]
+                name = f"{mode}, staleness {staleness}"
+                right.plot(*points, line_style, marker="o", color=svg.OTHERS[staleness], label=name)
+        right.set(title="GPUs, seconds of a step", xlabel="GPUs", xscale="log", ylim=(0, None))
+        gpus = sorted({row["gpus"] for row in chosen})
+        right.set_xticks(gpus, [str(count) for count in gpus])
+        right.minorticks_off()
+        right.legend(fontsize=7)
+    return made[0].replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+
+
 def line(row: dict[str, Any]) -> str:
     return (
         "{gpus:>5} GPUs, {rollout_share:.0%} for rollouts, {mode}, staleness {staleness}: {seconds:.1f} s a step; "
@@ -175,7 +204,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="one small setting, to see that it runs")
     parser.add_argument("--json", metavar="PATH")
+    parser.add_argument("--figure", nargs=3, type=Path, metavar=("SVG", "ROWS", "CHECK"), help=FIGURE)
     given = parser.parse_args()
+    if given.figure:
+        path, rows_path, check_path = given.figure
+        chosen, checked = (json.loads(each.read_text()) for each in (rows_path, check_path))
+        path.write_text(figure(chosen["best"], checked["rows"]))
+        return
     if given.quick:
         given.gpus, given.shares, given.iterations = [16], [0.5], 4
     recorded = json.loads(ROLLOUTS.read_text())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +14,13 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
-from scale_events import REFILL, Cluster, Costs, Engine, Group, Rollout, Run, figures
+from scale_events import REFILL, Cluster, Costs, Engine, Group, Rollout, Run, Turn, figures
 from scale_model import MODES, Workload, branched, drawn, gated
 
 FREE = Costs(engine=Engine(step=0.0), trained=0.0)
 
 
-def group(*rollouts: list[tuple[float, float, float]], prompt: float = 0.0) -> Group:
+def group(*rollouts: Sequence[Turn], prompt: float = 0.0) -> Group:
     return Group(prompt=prompt, rollouts=[Rollout(turns=turns) for turns in rollouts])
 
 
