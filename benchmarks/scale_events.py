@@ -123,12 +123,12 @@ class Replica:
         self._schedule()
         return self._free
 
-    def sample(self, given: float, tokens: float, context: float, then: Callable[[], None]) -> None:
-        """Compute `given` tokens of prompt, then decode `tokens` behind `context`."""
-        seconds = given * self._engine.prefill
+    def sample(self, fresh: float, tokens: float, context: float, then: Callable[[], None]) -> None:
+        """Decode `tokens` behind a `context`, of which `fresh` tokens are computed first."""
+        seconds = fresh * self._engine.prefill
         self.busy += seconds
         self.stop(seconds)
-        weight = self._engine.sequence + self._engine.context * (context + given + tokens / 2)
+        weight = self._engine.sequence + self._engine.context * (context + tokens / 2)
         heapq.heappush(self._sequences, (self._done + tokens, next(self._numbers), weight, then))
         self._load += weight
         self.sampled += tokens
@@ -295,7 +295,7 @@ class Playing:
             wait = self.replica.stop(seconds) - clock.now if self.run.costs.inline_tools else seconds
             clock.after(wait, lambda: self._after(index, turn, context + given + sampled))
 
-        self.replica.sample(fresh, sampled, context, act)
+        self.replica.sample(fresh, sampled, context + given, act)
 
     def _after(self, index: int, turn: int, context: float) -> None:
         rollouts = self.group.rollouts

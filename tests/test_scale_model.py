@@ -41,7 +41,7 @@ def test_sequences_share_a_replica_and_each_makes_a_step_longer(count: int) -> N
 def test_a_prompt_stops_the_others_and_long_contexts_make_steps_longer() -> None:
     engine = Engine(step=1.0, context=0.01, prefill=0.1)
     run = Run(Costs(engine=engine, trained=0.0), Cluster(replicas=1), lambda _: [group([(0, 4, 0.0)], prompt=100)], 1)
-    assert run.steps[0].ended == pytest.approx(100 * 0.1 + 4 * (1.0 + 0.01 * (200 + 2)))  # of the prompt, read twice
+    assert run.steps[0].ended == pytest.approx(100 * 0.1 + 4 * (1.0 + 0.01 * (100 + 2)))
 
 
 def test_one_worker_with_inline_tools_takes_the_sum_and_others_overlap_their_tools() -> None:
