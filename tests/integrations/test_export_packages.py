@@ -17,12 +17,15 @@ from chat_templates import chatml, tokenizer_of
 from exported_pivots import BOTH, CONVERSATION, FIND, TOOLS, write_pivots
 from turntree.cli.main import main
 from turntree.core.config import Part
-from turntree.core.messages import Message
+from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
 from turntree.integrations.judging import unpack_state
+from turntree.integrations.nemo_gym import BATCH
 from turntree.stages.export import ExportConfig, run_export
 from turntree.stages.policy import resolve
+from turntree.verifiers.nemo import Nemo
 
+SERVER = "resources_servers.single_step_tool_use_with_argument_comparison"
 CALL = "<tool_call>\n" + json.dumps({"name": "find_order", "arguments": {"order_id": "W1"}}) + "\n</tool_call>"
 
 
@@ -40,15 +43,8 @@ def model(tmp_path: Path) -> Path:
 
 def exported(folder: Path, to: str, model: Path) -> Path:
     config = ExportConfig(pivots=str(write_pivots(folder)), pivot_format=Part(to), model=str(model))
-    assert run_export(config, folder / "out")["notes"] in ([], _nemo_note(to))
+    assert len(run_export(config, folder / "out")["notes"]) == (2 if to == "nemo-gym" else 0)
     return folder / "out"
-
-
-def _nemo_note(to: str) -> list[str]:
-    agent = "single_step_tool_use_with_argument_comparison_agent"
-    return (
-        [f"NeMo Gym judges with the server of {agent!r}; pass_rate is under 'recommended'"] if to == "nemo-gym" else []
-    )
 
 
 def reward_module(folder: Path) -> ModuleType:
@@ -147,18 +143,49 @@ class TestNemoGym:
     def package(self) -> None:
         pytest.importorskip("nemo_gym")
 
-    def test_its_server_reads_the_rows(self, tmp_path: Path, model: Path) -> None:
-        server = "resources_servers.single_step_tool_use_with_argument_comparison"
-        app = importlib.import_module(f"{server}.app")
+    def test_its_server_reads_the_rows_and_pays_what_our_nemo_pays(self, tmp_path: Path, model: Path) -> None:
+        app = importlib.import_module(f"{SERVER}.app")
         out = exported(tmp_path, "nemo-gym", model)
-        rows = [json.loads(line) for line in (out / "pivots.jsonl").read_text().splitlines()]
+        one, both = (json.loads(line) for line in (out / "pivots.jsonl").read_text().splitlines())
         request = app.SingleStepToolUseArgumentComparisonRunRequest
-        for row in rows:
+        assert json.loads(request.model_validate(one).expected_action.arguments) == {"order_id": "W1"}
+        with pytest.raises(ValueError, match="expected_action"):
+            request.model_validate({**one, "expected_action": {"type": "call"}})
+        utils = importlib.import_module(f"{SERVER}.common.verification_utils")
+        if hasattr(utils, "FunctionCallBatchAction"):  # after 0.4.0
+            rows = [(one, FIND), (both, BOTH)]
+        else:
+            rows = [(one, FIND)]
+            with pytest.raises(ValueError, match=BATCH):
+                request.model_validate(both)
+        for row, demonstration in rows:
             read = request.model_validate(row)
             assert len(read.responses_create_params.input) == len(row["responses_create_params"]["input"])
-        assert json.loads(request.model_validate(rows[0]).expected_action.arguments) == {"order_id": "W1"}
-        with pytest.raises(ValueError, match="expected_action"):
-            request.model_validate({**rows[0], "expected_action": {"type": "call"}})
+            state = TurnState("t", 0, (), demonstration, TOOLS)
+            right, other = demonstration.tool_calls, ToolCall("find_order", {"order_id": "W2"})
+            for calls in (right, (other,), (*right, other), right[:1]):
+                found = Nemo().judge(state, Message("assistant", "", calls)).reward
+                assert self.paid(app, row, calls) == pytest.approx(found)
+
+    def paid(self, app: ModuleType, row: dict[str, Any], calls: tuple[ToolCall, ...]) -> float:
+        """What their server pays for calls in a response of the model."""
+        from unittest.mock import MagicMock
+
+        from nemo_gym.server_utils import ServerClient
+
+        name = "SingleStepToolUseArgumentComparison"
+        settings = {"host": "", "port": 1, "entrypoint": "", "name": "server"}
+        comparing = {"tool_call_comparator_config": {"word_count_similarity_threshold": 0.1}}
+        config = getattr(app, f"{name}ResourcesServerConfig").model_validate(settings | comparing)
+        server = getattr(app, f"{name}ResourcesServer")(config=config, server_client=MagicMock(spec=ServerClient))
+        items = [
+            {"type": "function_call", "call_id": str(n), "name": call.name, "arguments": json.dumps(call.arguments)}
+            for n, call in enumerate(calls)
+        ]
+        asked = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+        response = {"id": "1", "created_at": 1, "model": "m", "object": "response", "output": items, **asked}
+        request = getattr(app, f"{name}VerifyRequest").model_validate({**row, "response": response})
+        return asyncio.run(server.verify(request)).reward
 
 
 class TestTrl:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,25 @@ def test_what_did_not_come_to_an_end_is_not_judged() -> None:
     (group,) = played(summed(one=(1.0, gives(1))), Faulty(Corridor("a", 2), FaultPlan(seed=0, raising=1.0)))
     assert {verdict.reward for verdict in group.rewards.verdicts.values()} == {None}
     assert all(not verdict.parts for verdict in group.rewards.verdicts.values())
+
+
+class Server:
+    """A function that waits for a server: it answers when the whole group has asked."""
+
+    concurrency = 6
+
+    def __init__(self) -> None:
+        self.asked = threading.Barrier(6, timeout=20)
+
+    def __call__(self, episode: Episode) -> Verdict:
+        self.asked.wait()
+        return Verdict(len(episode.turns) / 4, "graded", parts={"turns": float(len(episode.turns))})
+
+
+def test_a_judge_that_is_a_server_gets_the_episodes_of_a_group_at_the_same_time() -> None:
+    (group,) = played(summed(judge=(2.0, Server())), Corridor("a", 9))
+    assert [verdict.reward for verdict in group.rewards.verdicts.values()] == [1.5] * 6
+    assert [verdict.parts for verdict in group.rewards.verdicts.values()] == [{"judge": 0.75, "judge.turns": 3.0}] * 6
 
 
 def test_a_task_that_leaves_no_room_is_worth_what_the_functions_say() -> None:

@@ -18,11 +18,16 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
 from turntree.core.verdict import Verdict
-from turntree.verifiers.judge import LlmJudge, agreement, read_verdict
+from turntree.verifiers.asking import read_verdict as read_word
+from turntree.verifiers.judge import WORDS, LlmJudge, agreement
 from turntree.verifiers.recommended import Recommended
 
 STATE = TurnState("t", 0, (Message("user", "Where is it?"),), Message("assistant", "On the desk."))
 OTHER = Message("assistant", "It lies on the desk.")
+
+
+def read_verdict(text: str) -> str | None:
+    return read_word(text, WORDS)
 
 
 def chat(text: str) -> dict[str, Any]:
@@ -186,7 +191,7 @@ def test_requests_side_by_side_do_not_pass_the_budget() -> None:
         with ThreadPoolExecutor(8) as threads:
             list(threads.map(lambda k: judge.judge(STATE, Message("assistant", f"There {k}.")), range(16)))
         judge.close()
-    assert 0 < judge.tokens <= 600
+    assert 0 < judge.asker.tokens <= 600
 
 
 def test_a_cache_that_breaks_is_said_in_one_line(tmp_path: Path) -> None:

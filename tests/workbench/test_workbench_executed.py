@@ -1,5 +1,7 @@
 """The verifier `executed` at a shell: gold and tried command run in two copies; files, output and exit code decide."""
 
+from dataclasses import replace
+
 import pytest
 
 from turntree.core.config import Part
@@ -8,6 +10,7 @@ from turntree.core.protocols import TurnState
 from turntree.rollouts.executed import Executed
 from turntree.rollouts.rebuild import environment_record
 from turntree.stages.gold import Gold
+from turntree.verifiers.recommended import Recommended
 
 TERMINAL = Part("terminal")
 
@@ -19,6 +22,13 @@ def bash(command):
 @pytest.fixture(scope="module")
 def verifier(sandbox):
     made = Executed(TERMINAL)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def played(sandbox):
+    made = Recommended(TERMINAL)
     yield made
     made.close()
 
@@ -78,3 +88,34 @@ def test_a_trace_of_an_episode_says_how_it_is_rebuilt(traces):
     assert recorded["name"] == "terminal" and recorded["task_id"] == "terminal-train-0"
     expected = environment_record(TERMINAL, "train", 16, 0, "terminal-train-0")
     assert {key: recorded[key] for key in expected} == expected
+
+
+class TestRecommendedWithASandbox:
+    """Commands that words do not decide are played in copies; what words refuse for certain stays refused."""
+
+    def test_other_words_with_the_same_effect_are_paid_and_with_another_effect_are_not(self, played, traces):
+        at = state(traces["count_files"])
+        suffix = at.demonstration.tool_calls[0].arguments["command"].split("'")[1]
+        same, other = f'find -type f -name "{suffix}" | grep -c .', f"find . -type f -name '{suffix}'"
+        assert [reward(played, at, command) for command in (same, other, "echo 99")] == [1.0, 0.0, 0.0]
+        rules = Recommended()
+        assert reward(rules, at, same) == 0.0
+
+    def test_ways_to_delete_are_compared_by_what_is_left_and_never_with_what_deletes_nothing(self, played, traces):
+        at = state(traces["delete"])
+        for command in ("find . -name '*.tmp' -type f -exec rm {} +", "rm $(find -name '*.tmp')"):
+            assert reward(played, at, command) == 1.0
+            assert reward(Recommended(), at, command) == 0.0
+        for command in ("rm -r .", "find . -name '*.tmp' -delete; touch new", "ls"):
+            assert reward(played, at, command) == 0.0
+        harmless = state(traces["count_files"])
+        ran = played.judge(harmless, bash(harmless.demonstration.tool_calls[0].arguments["command"] + "; rm nothing"))
+        assert (ran.reward, ran.reason) == (0.0, "another destructive command")
+
+    def test_a_state_that_no_environment_is_known_of_is_left_to_the_words(self, played, traces):
+        at = replace(state(traces["count_files"]), environment=None)
+        assert played.judge(at, bash("echo 99")).reason == "other arguments"
+
+    def test_its_name_says_what_is_played_and_it_can_be_switched_off(self, played):
+        assert "effects=executed/1" in played.name
+        assert Recommended(TERMINAL, effects="off").name == "recommended/1" == Recommended().name

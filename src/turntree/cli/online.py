@@ -17,6 +17,9 @@ def _reward(text: str) -> Any:
     return parse_reward(text)
 
 
+REWARD = Read("rewards", _reward, "NAME[=WEIGHT]", repeated=True)
+
+
 def _brancher(text: str) -> str | None:
     return None if text == "none" else text
 
@@ -50,7 +53,7 @@ def _brancher(text: str) -> str | None:
         "--filter": "filters",
         "--dapo": "train.dapo",
         "--greso": "train.greso",
-        "--reward": Read("rewards", _reward, "NAME[=WEIGHT]", repeated=True),
+        "--reward": REWARD,
         "--engine": "device.engine",
         "--renderer": "device.renderer",
         "--keep-trees": KEEP_TREES,

@@ -17,6 +17,7 @@ from turntree.cli.common import (
     overwrite_option,
     share,
 )
+from turntree.cli.online import REWARD
 from turntree.cli.options import StageCommand
 from turntree.observe.run import notice
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         "--max-turns": "max_turns",
         "--max-tokens": "max_tokens",
         "--skills": "skills_per_kind",
+        "--reward": REWARD,
         "--engine": "device.engine",
         "--renderer": "device.renderer",
         "--keep-trees": "keep_trees",
@@ -75,7 +77,8 @@ def evaluate(config: EvaluateConfig, out: Path | None, json_path: str | None) ->
 def _told(row: dict[str, Any]) -> str:
     """Success, and what the domain counted for itself."""
     counted = [f"{value:.1%} {name.removesuffix('_share')}" for name, value in row.items() if name.endswith("_share")]
-    return ", ".join([share(row), *counted])
+    judged = [f"{name} {value:.3f}" for name, value in row.get("rewards", {}).items() if value is not None]
+    return ", ".join([share(row), *counted, *judged])
 
 
 def _unjudged(row: dict[str, Any]) -> list[str]:

@@ -35,7 +35,8 @@ def verifier() -> None:
 def score_(config: Any, json_path: str | None) -> None:
     """Judge the actions of one file against the demonstrated ones of another, line by line.
 
-    Actions are assistant messages in chat form or Responses items. A reward of null was not judged.
+    Actions are assistant messages in chat form or Responses items. A reward of null was not judged. A verifier of whole
+    episodes (rubric) needs no --gold and judges traces.
 
     \b
     Example: turntree verifier score --verifier recommended --gold gold.jsonl

@@ -12,14 +12,19 @@ from turntree.observe.jsonl import write_lines
 from turntree.stages.export import Bundle, ExportedPivot
 
 AGENT = "single_step_tool_use_with_argument_comparison_agent"
+BATCH = "function_call_batch"  # the type of several calls at once
 
 
 def export_nemo_gym(bundle: Bundle, out: Path, *, agent: str = AGENT) -> dict[str, Any]:
     """Write `pivots.jsonl`. The reward is that of the resources server behind `agent`: NVIDIA's comparison, which our
     verifier `nemo` reproduces; `pass_rate` is that of the verifier of the profile."""
     write_lines(out / "pivots.jsonl", (_row(pivot, agent) for pivot in bundle.pivots))
-    note = f"NeMo Gym judges with the server of {agent!r}; pass_rate is under {bundle.verifier.name!r}"
-    return {"files": ["pivots.jsonl"], "notes": [note] if bundle.verifier.name != "nemo" else []}
+    notes: list[str] = []
+    if bundle.verifier.name != "nemo":
+        notes.append(f"NeMo Gym judges with the server of {agent!r}; pass_rate is under {bundle.verifier.name!r}")
+    if several := sum(len(pivot.state.demonstration.tool_calls) > 1 for pivot in bundle.pivots):
+        notes.append(f"{several} pivots make several calls at once ({BATCH}), which NeMo Gym 0.4.0 and older refuse")
+    return {"files": ["pivots.jsonl"], "notes": notes}
 
 
 def _row(pivot: ExportedPivot, agent: str) -> dict[str, Any]:
@@ -56,7 +61,7 @@ def _expected(message: Message) -> dict[str, Any]:
     calls = [_call(call) for call in message.tool_calls]
     if not calls:
         return {"type": "message", "content": message.content}
-    return calls[0] if len(calls) == 1 else {"type": "function_call_batch", "calls": calls}
+    return calls[0] if len(calls) == 1 else {"type": BATCH, "calls": calls}
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:

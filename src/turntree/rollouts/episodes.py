@@ -23,11 +23,13 @@ from turntree.rollouts.live import (
     cut_ending,
     ending_of,
     has_room,
+    judged,
     no_room,
     played_turn,
     start_rollout,
     task_tokens,
 )
+from turntree.rollouts.rewards import RewardSum
 
 __all__ = ["EpisodeConfig", "grow"]
 
@@ -44,28 +46,30 @@ def grow(
     seed: int,
     finished: Finished | None = None,
     part: bool = False,
+    functions: RewardSum | None = None,
 ) -> list[tuple[RolloutTree, Rewards]]:
     """Play `group_size` episodes of every environment to the end; returns a tree and its rewards for each, in order.
 
     The reward of a leaf is the one that its environment gave, or else 1.0 for success and 0.0 for an episode that ended
-    without it (turn and context limits included); None when the environment failed. `finished` is called after every
-    wave with the number of rollouts that ended. The draws of (task, sample, turn) depend on `seed` only. Raises
-    `InputError` where no task can be rendered, unless these are a `part` of the tasks.
+    without it (turn and context limits included); None when the environment failed. With `functions` it is theirs; they
+    judge when all episodes have ended. `finished` is called after every wave with the number of rollouts that ended.
+    The draws of (task, sample, turn) depend on `seed` only. Raises `InputError` where no task can be rendered, unless
+    these are a `part` of the tasks.
     """
     trees = [RolloutTree(environment.task_id) for environment in environments]
-    verdicts: list[dict[int, Verdict]] = [{} for _ in trees]
+    endings: list[dict[int, Ending]] = [{} for _ in trees]
     place = {id(tree): index for index, tree in enumerate(trees)}
     live: list[_Played] = []
     refused: list[RendererFault] = []
     config = replace(config, max_context=min(config.max_context, engine.max_context))
-    for tree, environment, found in zip(trees, environments, verdicts, strict=True):
+    for tree, environment, found in zip(trees, environments, endings, strict=True):
         try:
             planted = _plant(tree, environment, renderer, group_size)
         except RendererFault as fault:
             refused.append(fault)
             root = tree.add(None, NodeKind.PROMPT, ()).id
             tree.stop(root, fault.ending.stop)
-            found[root] = fault.ending.verdict
+            found[root] = fault.ending
             continue
         root = tree.roots[0]
         if has_room(tree[root].token_ids, config):
@@ -73,7 +77,7 @@ def grow(
         else:
             ending = no_room(config, environment, Observation(tree[root].messages, done=False))
             tree.stop(root, ending.stop)
-            found[root] = ending.verdict
+            found[root] = ending
     if refused and len(refused) == len(trees) and not part:  # all of them: the model and the tasks do not fit
         raise InputError(str(refused[0]), hint="see turntree check model") from refused[0]
     while live:
@@ -85,11 +89,11 @@ def grow(
                 survivors.append(played)
             else:
                 rollout.tree.stop(rollout.leaf, ending.stop)
-                verdicts[place[id(rollout.tree)]][rollout.leaf] = ending.verdict
+                endings[place[id(rollout.tree)]][rollout.leaf] = ending
         if finished is not None:
             finished(len(live) - len(survivors))
         live = survivors
-    results = [(tree, Rewards(found)) for tree, found in zip(trees, verdicts, strict=True)]
+    results = list(zip(trees, judged(endings, functions), strict=True))
     for tree, rewards in results:
         rewards.check(tree)
     return results

@@ -20,7 +20,8 @@ from turntree.core.protocols import (
 from turntree.core.tree import Decision, Node, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.environments.pool import Session
-from turntree.rollouts.live import Ending, LiveRollout, start_rollout
+from turntree.rollouts.live import Ending, LiveRollout, judged, start_rollout
+from turntree.rollouts.rewards import RewardSum
 
 Key = tuple[int, ...]
 
@@ -223,9 +224,11 @@ class Group:
 
     # what it becomes
 
-    def grown(self, now: float) -> GrownGroup:
+    def grown(self, now: float, functions: RewardSum | None = None) -> GrownGroup:
+        """The finished group. Its episodes are judged here, at the same time where a judge is a server, and never those
+        of a group that was cut."""
         layout = _Layout(self, self._root)
-        tree, rewards = layout.tree, Rewards(layout.verdicts)
+        tree, [rewards] = layout.tree, judged([layout.endings], functions)
         rewards.check(tree)
         return GrownGroup(
             index=self.index,
@@ -245,7 +248,7 @@ class _Layout:
     def __init__(self, group: Group, root: int) -> None:
         self._group = group
         self.tree = RolloutTree(group.task.task_id)
-        self.verdicts: dict[int, Verdict] = {}
+        self.endings: dict[int, Ending] = {}
         self._ids = {root: self._root(group).id}
         self._dropped: dict[Key, Cost] = {}
         for _, key, node in sorted((group.tree[n].turn, r.key, n) for r in group.rollouts.values() for n in r.nodes):
@@ -323,4 +326,4 @@ class _Layout:
 
     def _stop(self, leaf: int, ending: Ending) -> None:
         self.tree.stop(leaf, ending.stop)
-        self.verdicts[leaf] = ending.verdict
+        self.endings[leaf] = ending

@@ -7,7 +7,7 @@ same tree: requests, appended nodes, and endings.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from turntree.core import seeds
 from turntree.core.completion import Completion, GenerationRequest, Sampling
 from turntree.core.cost import Cost
 from turntree.core.errors import TurntreeError
+from turntree.core.labels import Rewards
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation, Renderer
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
@@ -44,10 +45,25 @@ class EpisodeConfig:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a rollout ended, and the verdict on it."""
+    """How a rollout ended, and the environment's verdict on it. `episode` is what reward functions judge, where the
+    rollout came to an end."""
 
     stop: StopReason
     verdict: Verdict
+    episode: Episode | None = None
+
+
+def judged(trees: Sequence[Mapping[int, Ending]], functions: RewardSum | None) -> list[Rewards]:
+    """The verdict on every leaf of some trees: that of the functions on its episode, where there are functions and it
+    has one. All episodes are judged together."""
+    verdicts = [{leaf: ending.verdict for leaf, ending in endings.items()} for endings in trees]
+    if functions is not None:
+        told = [(found, leaf, e) for found, tree in zip(verdicts, trees, strict=True) for leaf, e in tree.items()]
+        told = [(found, leaf, ending.episode) for found, leaf, ending in told if ending.episode is not None]
+        given = functions.judge_all([episode for *_, episode in told], [found[leaf] for found, leaf, _ in told])
+        for (found, leaf, _), verdict in zip(told, given, strict=True):
+            found[leaf] = verdict
+    return [Rewards(found) for found in verdicts]
 
 
 @dataclass(eq=False)
@@ -238,11 +254,8 @@ def answer_tokens(
         raise RendererFault(error) from error
 
 
-def ending_of(
-    rollout: LiveRollout, task: Environment, config: EpisodeConfig, rewards: RewardSum | None = None
-) -> Ending | None:
-    """How the rollout ended with its last answer; None: it goes on. Limits are outcomes and are scored: by `rewards`,
-    else by what the environment says."""
+def ending_of(rollout: LiveRollout, task: Environment, config: EpisodeConfig) -> Ending | None:
+    """How the rollout ended with its last answer; None: it goes on. Limits are outcomes and are scored."""
     observation = rollout.answers[-1]
     if observation.done:
         stop, why = StopReason.COMPLETED, "the episode is over"
@@ -255,12 +268,10 @@ def ending_of(
     success = observation.done and observation.success is True
     reward = float(success) if observation.reward is None else observation.reward
     verdict = Verdict(reward, why, success=success)
-    return _judged(stop, verdict, task, rollout.messages, rollout.answers, rewards)
+    return _ended(stop, verdict, task, rollout.messages, rollout.answers)
 
 
-def cut_ending(
-    rollout: LiveRollout, task: Environment, config: EpisodeConfig, rewards: RewardSum | None = None
-) -> Ending:
+def cut_ending(rollout: LiveRollout, task: Environment, config: EpisodeConfig) -> Ending:
     """How the rollout ends after a cut turn. The reward is 0, or the environment's reward for an ending there if that
     is less, so that a policy cannot avoid a penalty with endless text."""
     rollout.cut = True
@@ -268,7 +279,7 @@ def cut_ending(
     worth = _failure_reward(task) if len(rollout.answers) == 1 else last.reward or 0.0
     why = f"cut by the limit of {config.sampling.max_tokens} tokens a turn"
     verdict = Verdict(min(0.0, worth), why, success=False)
-    return _judged(StopReason.MAX_TOKENS, verdict, task, rollout.messages, rollout.answers, rewards)
+    return _ended(StopReason.MAX_TOKENS, verdict, task, rollout.messages, rollout.answers)
 
 
 def has_room(token_ids: Sequence[int], config: EpisodeConfig) -> bool:
@@ -276,10 +287,10 @@ def has_room(token_ids: Sequence[int], config: EpisodeConfig) -> bool:
     return len(token_ids) + config.sampling.max_tokens <= config.max_context
 
 
-def no_room(config: EpisodeConfig, task: Environment, told: Observation, rewards: RewardSum | None = None) -> Ending:
+def no_room(config: EpisodeConfig, task: Environment, told: Observation) -> Ending:
     """The ending of a whole group whose task leaves no room for a completion."""
     why = f"the task alone leaves no room in {config.max_context} tokens of context"
-    return _judged(StopReason.MAX_TOKENS, Verdict(_failure_reward(task), why), task, told.messages, [told], rewards)
+    return _ended(StopReason.MAX_TOKENS, Verdict(_failure_reward(task), why), task, told.messages, [told])
 
 
 def _failure_reward(task: Environment) -> float:
@@ -287,17 +298,9 @@ def _failure_reward(task: Environment) -> float:
     return float(getattr(task, "failure_reward", 0.0))
 
 
-def _judged(
-    stop: StopReason,
-    verdict: Verdict,
-    task: Environment,
-    messages: Sequence[Message],
-    answers: Sequence[Observation],
-    rewards: RewardSum | None,
+def _ended(
+    stop: StopReason, verdict: Verdict, task: Environment, messages: Sequence[Message], answers: Sequence[Observation]
 ) -> Ending:
-    """The ending with the environment's verdict, or that of `rewards`."""
-    if rewards is None:
-        return Ending(stop, verdict)
     episode = Episode(
         task_id=task.task_id,
         task_type=getattr(task, "task_type", None),
@@ -308,7 +311,7 @@ def _judged(
         reward=verdict.reward or 0.0,
         success=bool(verdict.success),
     )
-    return Ending(stop, rewards.judge(episode, verdict))
+    return Ending(stop, verdict, episode)
 
 
 def text_of(messages: Sequence[Message]) -> str:

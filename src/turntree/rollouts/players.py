@@ -83,15 +83,24 @@ def grow(
     seed: int,
     finished: episodes.Finished | None = None,
     part: bool = False,
+    functions: RewardSum | None = None,
 ) -> list[tuple[RolloutTree, Rewards]]:
     """`episodes.grow`, or the same by the tasks' own player."""
     if not tasks or getattr(tasks[0], "player", None) is None:
         return episodes.grow(
-            tasks, engine, renderer, config, group_size=group_size, seed=seed, finished=finished, part=part
+            tasks,
+            engine,
+            renderer,
+            config,
+            group_size=group_size,
+            seed=seed,
+            finished=finished,
+            part=part,
+            functions=functions,
         )
     settings = SchedulerConfig(episodes=config, group_size=group_size)
     found: list[tuple[RolloutTree, Rewards]] = []
-    for group in player_of(tasks, engine, renderer, settings).run(tasks, seed=seed):
+    for group in player_of(tasks, engine, renderer, settings, rewards=functions).run(tasks, seed=seed):
         found.append((group.tree, group.rewards))
         if finished is not None:
             finished(group_size)

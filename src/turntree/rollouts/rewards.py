@@ -1,9 +1,10 @@
 """Rewards of an episode: named functions with weights, whose weighted sum takes the place of the environment's reward.
 
-A reward (`core.parts`, kind `rewards`) is a function `reward(episode) -> float | bool | None`. It comes from
+A reward (`core.parts`, kind `rewards`) is a function `reward(episode) -> float | bool | Verdict | None`. It comes from
 `module:object` or a registered name; its keyword-only parameters are its options, and `weight` (1 by default) is the
-option that every reward has. A function that raises, or returns None or anything but a finite number, *censors* the
-rollout: it has no reward, and the reason names the function. A failure is never a reward of 0.
+option that every reward has. The `parts` of a verdict are logged beside its reward (`rubric.NAME`). A function that
+raises, or returns None or anything but a finite number, *censors* the rollout: it has no reward, and the reason names
+the function. A failure is never a reward of 0.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,7 +62,7 @@ class Episode:
         return self.observations[-1].progress
 
 
-RewardFunction = Callable[[Episode], float | bool | None]
+RewardFunction = Callable[[Episode], float | bool | Verdict | None]
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,20 @@ class RewardSum:
 
     def judge(self, episode: Episode, verdict: Verdict) -> Verdict:
         """The environment's `verdict` with the sum in place of its reward, and each value apart (None: it failed)."""
+        return self.judge_all([episode], [verdict])[0]
+
+    def judge_all(self, episodes: Sequence[Episode], verdicts: Sequence[Verdict]) -> list[Verdict]:
+        """`judge` of many. A function that waits for a server says in `concurrency` how many episodes it judges at the
+        same time."""
+        found = [_each(one.function, episodes) for one in self.functions]
+        return [self._summed(*each) for each in zip(episodes, verdicts, zip(*found, strict=True), strict=True)]
+
+    def _summed(self, episode: Episode, verdict: Verdict, given: Sequence[Verdict]) -> Verdict:
         values: dict[str, float | None] = {}
         failed: list[str] = []
-        for one in self.functions:
-            values[one.name], problem = _value(one.function, episode)
+        for one, found in zip(self.functions, given, strict=True):
+            values[one.name], problem = found.reward, found.reason if found.reward is None else ""
+            values |= {f"{one.name}.{part}": value for part, value in found.parts.items()}
             if problem:
                 failed.append(f"reward {one.name!r} {problem}")
                 self._report(one.name, f"task {episode.task_id!r}: {failed[-1]}")
@@ -92,6 +104,13 @@ class RewardSum:
             return replace(verdict, reward=None, reason="; ".join(failed), parts=values)
         total = sum(one.weight * (values[one.name] or 0.0) for one in self.functions)
         return replace(verdict, reward=total, parts=values)
+
+    def close(self) -> None:
+        """Close the functions that can be closed (a judge's connections and cache)."""
+        for one in self.functions:
+            close = getattr(one.function, "close", None)
+            if callable(close):
+                close()
 
     def _report(self, name: str, problem: str) -> None:
         """Print the first failure of each function, so that a function that always fails is noticed early."""
@@ -117,9 +136,14 @@ def build_rewards(named: Sequence[Part]) -> RewardSum | None:
     return RewardSum(list(built.values())) if built else None
 
 
-def identity(named: Sequence[Part]) -> dict[str, Any]:
-    """The code of the functions, for the identity of a run; empty without any."""
-    return {"rewards": [parts.identity("rewards", part) for part in named]} if named else {}
+def identity(named: Sequence[Part], built: RewardSum | None) -> dict[str, Any]:
+    """The code of the functions, and what each says of itself (`identity`: the contents of a rubric), for the identity
+    of a run; empty without any."""
+    if built is None:
+        return {}
+    own = [getattr(one.function, "identity", None) for one in built.functions]
+    code = [parts.identity("rewards", part) for part in named]
+    return {"rewards": [f"{a}+{b}" if isinstance(b, str) else a for a, b in zip(code, own, strict=True)]}
 
 
 def parse_reward(text: str) -> Part:
@@ -163,18 +187,30 @@ def success(episode: Episode) -> float:
     return float(episode.success)
 
 
-def _value(function: RewardFunction, episode: Episode) -> tuple[float | None, str]:
-    """What the function gives, or what is wrong with it."""
+def _each(function: RewardFunction, episodes: Sequence[Episode]) -> list[Verdict]:
+    threads = min(getattr(function, "concurrency", 1), len(episodes))
+    if threads <= 1:
+        return [_verdict(function, episode) for episode in episodes]
+    with ThreadPoolExecutor(threads, thread_name_prefix="turntree-rewards") as pool:
+        return list(pool.map(lambda episode: _verdict(function, episode), episodes))
+
+
+def _verdict(function: RewardFunction, episode: Episode) -> Verdict:
+    """What the function gives; without a reward the reason is what is wrong with it."""
     try:
         value: Any = function(episode)
+        if isinstance(value, Verdict) and value.reward is None:
+            return replace(value, reason=f"did not judge: {value.reason}")
+        parts_of = value.parts if isinstance(value, Verdict) else {}
+        value = value.reward if isinstance(value, Verdict) else value
         if value is None:
-            return None, "gave None"
+            return Verdict(None, "gave None")
         if not isinstance(value, (bool, int, float)) and not hasattr(value, "__float__"):
-            return None, f"gave {type(value).__name__}, not a number"
+            return Verdict(None, f"gave {type(value).__name__}, not a number")
         number = float(value)
     except Exception as error:  # a bad rollout is data: the boundary to foreign code
-        return None, f"raised {type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    return (number, "") if math.isfinite(number) else (None, f"gave {number}")
+        return Verdict(None, f"raised {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+    return Verdict(number, "", parts=parts_of) if math.isfinite(number) else Verdict(None, f"gave {number}")
 
 
 def _check_function(name: str, function: Any) -> None:

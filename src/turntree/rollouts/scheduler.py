@@ -392,7 +392,7 @@ class _Run:
         elif place.key[0] >= group.initial and len(place.key) == 1 and rollout.turns == 0:
             group.record("scheduler", place.key, REFILL, "leaves that no branch was made for", {})
         if fails:
-            self._end(place, cut_ending(rollout, group.task, episodes, self._scheduler.rewards))
+            self._end(place, cut_ending(rollout, group.task, episodes))
         else:
             self._step(place, action)
 
@@ -447,7 +447,7 @@ class _Run:
             why = "reset told two rollouts of the group different tasks"
             self._end(place, Ending(StopReason.ENVIRONMENT_ERROR, Verdict(None, why)))
         elif not has_room(group.prompt_ids, episodes):
-            group.ending = no_room(episodes, group.task, told, self._scheduler.rewards)
+            group.ending = no_room(episodes, group.task, told)
             self._stop_playing(group)
         else:
             place.rollout = group.plant(place.key, told)
@@ -458,7 +458,7 @@ class _Run:
         added = answer_tokens(rollout, observation, group.task, self._renderer)
         rollout.append_answer(observation, added, group.pop_owed(place.key))
         self._touched[group] = None
-        ending = ending_of(rollout, group.task, self._config.episodes, self._scheduler.rewards)
+        ending = ending_of(rollout, group.task, self._config.episodes)
         if ending is None:
             self._submit(place, rollout)
         else:
@@ -516,7 +516,7 @@ class _Run:
             if group.over:
                 del self._groups[group]
                 self._usage.groups += 1
-                self._done.append(group.grown(self._scheduler.clock()))
+                self._done.append(group.grown(self._scheduler.clock(), self._scheduler.rewards))
 
     def _complete(self, group: Group) -> None:
         """All rollouts have ended, but the group is short of leaves: ask the brancher once more, then start fresh

@@ -432,6 +432,9 @@ class EvaluateConfig(Playing):
     """Of every draw."""
     keep_trees: bool = False
     """Write the episodes beside the result (NAME.trees.jsonl), all tokens included."""
+    rewards: tuple[Part, ...] = ()
+    """Functions that judge the episodes, as module:function=0.5 (repeatable): the mean of each is told beside success,
+    which stays the environment's."""
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
     def __post_init__(self) -> None:

@@ -26,6 +26,8 @@ from turntree.observe.run import progress
 from turntree.observe.statistics import wilson
 from turntree.rollouts.episodes import EpisodeConfig
 from turntree.rollouts.players import grow, require_steppable
+from turntree.rollouts.rewards import RewardSum, build_rewards, figures
+from turntree.rollouts.rewards import identity as reward_identity
 from turntree.rollouts.spread import labelled, lost, numbered, unlabelled
 from turntree.stages import skills
 from turntree.stages.config import EvaluateConfig
@@ -58,22 +60,31 @@ def evaluate_policy(
 ) -> dict[str, Any]:
     """The evaluation as a value. The trees of its episodes are added to `kept`."""
     splits = {config.split: config.count}
-    with open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source) as opened:
+    with (
+        opened_rewards(config) as functions,
+        open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source) as opened,
+    ):
         tasks = opened.of(config.split)
         if crew is not None:
             require_steppable(tasks)
-        sampled, cost = play(policy, tasks, config, config.temperature, config.samples, kept=kept, crew=crew)
+        told: dict[str, Any] = {"kept": kept, "crew": crew, "functions": functions}
+        sampled, cost = play(policy, tasks, config, config.temperature, config.samples, **told)
         result: dict[str, Any] = {
             "schema": SCHEMA,
             "config": to_mapping(config),
-            "inputs": {**policy.identity, **parts.identities(config), **identity(config.environment, opened)},
+            "inputs": {
+                **policy.identity,
+                **parts.identities(config),
+                **identity(config.environment, opened),
+                **reward_identity(config.rewards, functions),
+            },
             "policy_hash": policy.hash,
             "sampled": sampled,
         }
         if opened.read:
             result["read"] = list(opened.read)
         if config.greedy:
-            result["greedy"], more = play(policy, tasks, config, 0.0, 1, kept=kept, crew=crew)
+            result["greedy"], more = play(policy, tasks, config, 0.0, 1, **told)
             cost += more
     if config.skills_per_kind:
         result["retention"], more = retention(policy, config.skills_per_kind, config.seed)
@@ -92,9 +103,11 @@ def play(
     quiet: bool = False,
     kept: list[KeptTree] | None = None,
     crew: Crew | None = None,
+    functions: RewardSum | None = None,
 ) -> tuple[dict[str, Any], Cost]:
-    """Success over all episodes with Wilson intervals, overall and per task type, and every outcome; the trees are
-    added to `kept`. With `crew` the episodes are played by its workers, with the weights that they loaded."""
+    """Success over all episodes with Wilson intervals, overall and per task type, what `functions` give, and every
+    outcome; the trees are added to `kept`. With `crew` the episodes are played by its workers, with the weights that
+    they loaded."""
     sampling = Sampling(temperature=temperature, max_tokens=config.max_tokens)
     episodes = EpisodeConfig(
         max_turns=config.max_turns, max_context=config.max_context, cut_turns=config.cut_turns, sampling=sampling
@@ -112,6 +125,7 @@ def play(
                 group_size=samples,
                 seed=config.seed,
                 finished=bar.update,
+                functions=functions,
             )
     if kept is not None:
         kept += [_kept(temperature, *each) for each in zip(range(len(grown)), environments, grown, strict=True)]
@@ -127,6 +141,7 @@ def play(
         **_share([outcome["rewards"] for outcome in outcomes]),
         "by_task_type": {kind: _share(rewards) for kind, rewards in sorted(by_type.items())},
         **_metrics([tree for tree, _ in grown]),
+        **figures(v for _, rewards in grown for v in rewards.verdicts.values()),
         "turns_per_episode": turns / (len(outcomes) * samples),
         "censored": sum(outcome["censored"] for outcome in outcomes),
         "censored_reasons": censored(v for _, rewards in grown for v in rewards.verdicts.values()),
@@ -136,20 +151,34 @@ def play(
 
 
 @contextlib.contextmanager
+def opened_rewards(config: EvaluateConfig) -> Iterator[RewardSum | None]:
+    """The reward functions of an evaluation, closed after the block."""
+    functions = build_rewards(config.rewards)
+    try:
+        yield functions
+    finally:
+        if functions is not None:
+            functions.close()
+
+
+@contextlib.contextmanager
 def worker(settings: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Any]]:
     """What a worker of this stage holds (`stages.workers`)."""
     config = from_mapping(EvaluateConfig, settings["config"])
     policy = load_policy(policy_name(config.model, config.environment), config.device)
     require_policy(settings, policy.identity)
     splits = {config.split: config.count}
-    with open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source) as opened:
+    with (
+        opened_rewards(config) as functions,
+        open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source) as opened,
+    ):
 
         def play(unit: dict[str, Any]) -> list[dict[str, Any]]:
             policy.engine.weights_changed(policy.engine.policy_version)  # from empty caches: see `rollouts.spread`
             tasks = numbered(opened.of(config.split), unit["tasks"])
             episodes = from_mapping(EpisodeConfig, unit["episodes"])
-            size, seed = unit["samples"], unit["seed"]
-            grown = grow(tasks, policy.engine, policy.renderer, episodes, group_size=size, seed=seed, part=True)
+            told: dict[str, Any] = {"group_size": unit["samples"], "seed": unit["seed"], "functions": functions}
+            grown = grow(tasks, policy.engine, policy.renderer, episodes, part=True, **told)
             return [labelled(*each) for each in grown]
 
         yield play
@@ -195,7 +224,9 @@ def _kept(temperature: float, number: int, environment: Environment, grown: tupl
 
 
 def _outcome(environment: Environment, tree: RolloutTree, rewards: Rewards) -> dict[str, Any]:
-    scored = [verdict for _, verdict in sorted(rewards.verdicts.items()) if verdict.reward is not None]
+    """An episode is scored where it came to an end, also where a reward function did not judge it."""
+    told = [verdict for _, verdict in sorted(rewards.verdicts.items())]
+    scored = [verdict for verdict in told if (verdict.reward, verdict.success) != (None, None)]
     return {
         "task": tree.task_id,
         "task_type": getattr(environment, "task_type", None) or "",

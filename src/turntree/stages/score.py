@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 from turntree.core import parts
 from turntree.core.config import Between, Part
-from turntree.core.errors import InputError
+from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
@@ -34,10 +36,11 @@ class ScoreConfig:
 
     verifier: Part
     """recommended, paper, nemo, judge, tool_call, strict, executed, or module:function of your own."""
-    gold: str
-    """The demonstrated actions, one JSON a line: chat messages or Responses items, with `tools` where they matter."""
+    gold: str = ""
+    """The demonstrated actions, one JSON a line: chat messages or Responses items, with `tools` where they matter. Left
+    out for a verifier of whole episodes (rubric)."""
     candidate: str
-    """The actions to judge, in the same order."""
+    """The actions to judge, in the same order; without --gold whole episodes: traces, or rows of {messages, tools?}."""
     tools: str = ""
     """Declared tools for all lines: a JSON list."""
     labels: str = ""
@@ -77,6 +80,8 @@ class Said:
 def score(config: ScoreConfig) -> dict[str, Any]:
     """The verdicts in order. Raises `InputError` for a line that is not an action, and for files of different
     lengths."""
+    if not config.gold:
+        return _scored(*_episodes(config), config)
     gold, tried = (list(read_actions(Path(path))) for path in (config.gold, config.candidate))
     if len(gold) != len(tried):
         problem = f"has {len(tried)} actions, and {config.gold} {len(gold)}"
@@ -87,16 +92,50 @@ def score(config: ScoreConfig) -> dict[str, Any]:
     with open_verifier(config.verifier, config.environment) as verifier:
         verdicts = _judged(verifier, states, gold, tried)
         name = verifier.name
+    return _scored(name, verdicts, config)
+
+
+def _scored(name: str, verdicts: Sequence[Verdict], config: ScoreConfig) -> dict[str, Any]:
     rewards = [verdict.reward for verdict in verdicts]
     result: dict[str, Any] = {
         "verifier": name,
-        "verdicts": [{"reward": one.reward, "reason": one.reason, "kind": one.kind} for one in verdicts],
+        "verdicts": [
+            {"reward": one.reward, "reason": one.reason, "kind": one.kind} | ({"parts": one.parts} if one.parts else {})
+            for one in verdicts
+        ],
         "judged": sum(reward is not None for reward in rewards),
         "accepted": sum(reward == 1 for reward in rewards),
     }
     if config.labels:
         result["agreement"] = agreement(rewards, _labels(Path(config.labels), len(rewards)))
     return result
+
+
+def _episodes(config: ScoreConfig) -> tuple[str, list[Verdict]]:
+    """The name of a verifier that needs no demonstration (its method `grade`), and its verdicts on whole episodes."""
+    verifier = parts.build("verifiers", config.verifier)
+    with contextlib.closing(verifier) if hasattr(verifier, "close") else contextlib.nullcontext():
+        grade = getattr(verifier, "grade", None)
+        if grade is None:
+            hint = "name the demonstrated actions with --gold"
+            raise ConfigError(f"{config.verifier.name!r} compares with a demonstration", field="gold", hint=hint)
+        declared = _tools(read_json(Path(config.tools)), config.tools) if config.tools else ()
+        told = [_episode(row, path, n, declared) for path, n, row in _rows(Path(config.candidate))]
+        with ThreadPoolExecutor(getattr(verifier, "concurrency", 1), thread_name_prefix="turntree-verdicts") as pool:
+            return verifier.name, list(pool.map(lambda each: grade(*each), told))
+
+
+def _episode(
+    row: Any, path: Path, line: int, declared: tuple[dict[str, Any], ...]
+) -> tuple[tuple[Message, ...], tuple[dict[str, Any], ...]]:
+    if not isinstance(row, dict) or not isinstance(row.get("messages"), list):
+        hint = "write {messages: [...], tools?}, as `turntree traces import` does; one a line"
+        raise InputError("is no episode", path=path, line=line, field="messages", hint=hint)
+    try:
+        tools = _tools(row["tools"], "tools") if row.get("tools") else declared
+        return tuple(map(Message.from_chat, cast("list[Any]", row["messages"]))), tools
+    except InputError as error:
+        raise InputError(error.problem, path=path, line=line, field=error.field, hint=error.hint) from error
 
 
 def _judged(verifier: TurnVerifier, states: list[TurnState], gold: list[Said], tried: list[Said]) -> list[Verdict]:
@@ -134,12 +173,18 @@ def run_audit(config: AuditConfig) -> dict[str, Any]:
 
 def read_actions(path: Path) -> Iterator[Said]:
     """The actions of a JSONL file. Raises `InputError` with the line that is not an action."""
+    for _, number, row in _rows(path):
+        try:
+            yield _said(row)
+        except InputError as error:
+            raise InputError(error.problem, path=path, line=number, field=error.field, hint=error.hint) from error
+
+
+def _rows(path: Path) -> Iterator[tuple[Path, int, Any]]:
     for number, line in read_lines(path):
         if line.strip():
             try:
-                yield _said(parse_json(line.decode("utf-8"), path, number))
-            except InputError as error:
-                raise InputError(error.problem, path=path, line=number, field=error.field, hint=error.hint) from error
+                yield path, number, parse_json(line.decode("utf-8"), path, number)
             except UnicodeDecodeError as error:
                 raise InputError("is not UTF-8", path=path, line=number, hint="convert it") from error
 

@@ -63,12 +63,14 @@ def run_train_online(
     logs = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
     splits = {TRAIN: config.count, config.held_out_split: config.held_out_count}
     with contextlib.ExitStack() as stack:
+        if summed is not None:
+            stack.callback(summed.close)
         processes = None if config.cluster.workers else config.workers  # else the rollout workers start them
         opened = stack.enter_context(
             open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source, workers=processes)
         )
         code = parts.identities(config)
-        judging = {**_filters(config), **rewards.identity(config.rewards)}
+        judging = {**_filters(config), **rewards.identity(config.rewards, summed)}
         inputs = {**policy.identity, **code, **identity(config.environment, opened), **judging}
         train = config.train
         length = extent("train.iterations", train.iterations, train.optimizer, keep_trees=config.keep_trees)

@@ -4,12 +4,14 @@ A call is judged by what acts in it: arguments under their declared schema, shel
 by the file that they leave, reading by the lines, searches by the query. Reward 1 needs every demonstrated call once
 and no other. Certain refusals (another tool, an extra call, broken arguments, a claim to be done where the
 demonstration acts, another destructive command) stay 0. Undecided cases (other words of a message, another command of
-the same tool) are 0 too, unless `then` names a verifier that decides them.
+the same tool) are 0 too, unless `then` names a verifier that decides them. Where an environment is named and the trace
+says which task it is of, such calls are played in copies and their effects are compared (`executed`).
 """
 
 from __future__ import annotations
 
 import re
+import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,8 +46,9 @@ from turntree.verifiers.shell import Script
 from turntree.verifiers.strict import action_kind, canonical_json
 from turntree.verifiers.texts import TERMINUS, calls_in, plain, said
 from turntree.verifiers.tool_call import Remembered, Unjudgeable, declared
-from turntree.verifiers.user import Chained
+from turntree.verifiers.user import Chained, build_verifier
 
+Open = Literal["", "played", "any"]  # what may decide: nothing more, only the effects, or any other verifier
 Domain = Literal["auto", "conversation", "swe", "terminal", "search"]
 _PLAIN = Folding()
 _FOLDER = re.compile(
@@ -85,7 +88,8 @@ class Recommended(Chained):
     `kinds` says of what kind a tool is, by its name (shell, edit, read, search, open, finish, think, other), `idle`
     which of its arguments do not act. `folder` is where shell commands start, where the history does not say it.
     A reading call may ask for up to `wider_view` times the demonstrated lines. `domain`: with "conversation" every tool
-    is of kind "other"; the others differ in nothing.
+    is of kind "other"; the others differ in nothing. `effects`: with "auto" and an environment, calls that the rules
+    leave open are played in copies; `then` is asked about the rest.
     """
 
     def __init__(
@@ -99,6 +103,7 @@ class Recommended(Chained):
         idle: dict[str, tuple[str, ...]] | None = None,
         folder: str = "",
         wider_view: float = 4.0,
+        effects: Literal["auto", "off"] = "auto",
     ) -> None:
         known = set(IDLE)
         for tool, kind in (kinds or {}).items():
@@ -112,7 +117,18 @@ class Recommended(Chained):
         usual = {"domain": "auto", "messages": "exact", "kinds": None, "idle": None, "folder": ""}
         options = [f"{key}={canonical_json(value)}" for key, value in told.items() if value and value != usual[key]]
         options += [f"wider_view={wider_view:g}"] if wider_view != 4.0 else []
+        self._played = None
+        if effects == "auto" and environment is not None and (then is None or then.name != "executed"):
+            self._played = build_verifier(Part("executed"), environment)
+            options.append(f"effects={self._played.name}")
+        self._one = threading.Lock()  # an environment is played by one thread
         super().__init__(then, environment, ["recommended/1", *options])
+
+    def close(self) -> None:
+        super().close()
+        close = getattr(self._played, "close", None)
+        if callable(close):
+            close()
 
     def judge(self, state: TurnState, action: Message) -> Verdict:
         kind = action_kind(action)
@@ -121,53 +137,58 @@ class Recommended(Chained):
         except (SchemaUnusable, Unjudgeable, ValueError, RecursionError) as error:
             return Verdict(None, f"unjudgeable demonstration: {_line(error)}", kind)
         try:
-            reward, reason, is_open = self._compared(state, gold, action)
+            reward, reason, undecided = self._compared(state, gold, action)
         except SchemaUnusable as error:
             return Verdict(None, f"unjudgeable action: {_line(error)}", kind)
         except (ValueError, RecursionError) as error:
             return Verdict(0.0, f"invalid arguments: {_line(error)}", kind)
-        if is_open and self._then is not None:
+        if undecided and self._played is not None and action.tool_calls and state.environment is not None:
+            with self._one:
+                effect = self._played.judge(state, action)
+            if effect.reward is not None or self._then is None:
+                return effect
+        if undecided == "any" and self._then is not None:
             return self._then.judge(state, action)
         return Verdict(reward, reason, kind)
 
     # comparing
 
-    def _compared(self, state: TurnState, gold: _Gold, action: Message) -> tuple[float | None, str, bool]:
-        """Reward, reason, and whether rules leave it open."""
+    def _compared(self, state: TurnState, gold: _Gold, action: Message) -> tuple[float | None, str, Open]:
+        """Reward, reason, and what may decide where rules leave it open."""
         if gold.calls is None:
             return self._message(state.demonstration, action)
         calls = self._calls(action, state)
         if calls is None or bool(action.tool_calls) != bool(state.demonstration.tool_calls):  # a call that is only text
-            return 0.0, "a message instead of a call" if action.content.strip() else "an empty message", False
+            return 0.0, "a message instead of a call" if action.content.strip() else "an empty message", ""
         if len(calls) != len(gold.calls):
-            return 0.0, "more calls" if len(calls) > len(gold.calls) else "fewer calls", False
+            return 0.0, "more calls" if len(calls) > len(gold.calls) else "fewer calls", ""
         if len(calls) == 1:
             if calls[0].name != gold.calls[0].call.name:
-                return 0.0, "another tool", False
+                return 0.0, "another tool", ""
         elif Counter(call.name for call in calls) != gold.names:
-            return 0.0, "another tool", False
+            return 0.0, "another tool", ""
         found = [self._read(call, state.tools, gold.folder) for call in calls]
-        if not self._matched(gold, found):
-            if _destroyed(gold.calls) != _destroyed(found):
-                return 0.0, "another destructive command", False
-            if _claims(gold.calls) != _claims(found):
-                return 0.0, "another claim to be done", False
-            problem = invalid(calls, state.tools)
-            return (0.0, problem, False) if problem is not None else (0.0, "other arguments", True)
         problem = invalid(calls, state.tools)
-        return (0.0, problem, False) if problem is not None else (1.0, "does the same", False)
+        if self._matched(gold, found):
+            return (1.0, "does the same", "") if problem is None else (0.0, problem, "")
+        destroyed = _destroyed(gold.calls), _destroyed(found)
+        if _claims(gold.calls) != _claims(found):
+            return 0.0, "another claim to be done", ""
+        if destroyed[0] != destroyed[1]:  # one that destroys is never equal to one that does not, whatever it leaves
+            return 0.0, "another destructive command", "played" if all(destroyed) and problem is None else ""
+        return (0.0, "other arguments", "any") if problem is None else (0.0, problem, "")
 
-    def _message(self, shown: Message, action: Message) -> tuple[float | None, str, bool]:
+    def _message(self, shown: Message, action: Message) -> tuple[float | None, str, Open]:
         if action.tool_calls:
-            return 0.0, "a call instead of a message", False
+            return 0.0, "a call instead of a message", ""
         text = said(action)
         if not text:
-            return 0.0, "an empty message", False
+            return 0.0, "an empty message", ""
         if plain(text) == plain(said(shown)):
-            return 1.0, "the same text", False
+            return 1.0, "the same text", ""
         if self._messages == "any":
-            return 1.0, "a message", False
-        return (None, "other text, not judged", True) if self._messages == "unjudged" else (0.0, "other text", True)
+            return 1.0, "a message", ""
+        return (None, "other text, not judged", "any") if self._messages == "unjudged" else (0.0, "other text", "any")
 
     def _matched(self, gold: _Gold, found: Sequence[Reading]) -> bool:
         """Whether every demonstrated call is made once; calls that act keep their order."""
