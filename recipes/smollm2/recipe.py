@@ -76,12 +76,13 @@ class Settings:
     max_turns: int = 16
     max_tokens: int = 24  # a command has some eight
     verifier: tuple[str, ...] = ()  # as options of `profile`; empty: that of the default policy's games
+    cap: float = 0.4  # largest share of one kind of action among the pivots
     play: int = 50  # test games of one stage
     items: int = 50  # passages and answers of each kind, of one stage
 
 
 QUESTIONS = Settings(  # with tools; a call has up to forty tokens
-    environment=("qa",), max_turns=10, max_tokens=48, verifier=("--verifier", "recommended"), play=200,
+    environment=("qa",), max_turns=10, max_tokens=48, verifier=("--verifier", "recommended"), play=200, cap=1.0,
 )  # fmt: skip
 SMOKE = Settings(
     device=(), games=16, parts=(2, 4), least=0.0, development=2, rest=4, turns=2, rollouts=4, held_out=(2, 1),
@@ -172,7 +173,9 @@ class Recipe:
         self.book.run(profiled)
         chosen: dict[str, Stage] = {}
         for arm, rule in (("pivot", "pivots"), ("random", "random")):
-            command = words("select", profiled.result, "--rule", rule, "--threshold", 1.0, "--max-per-kind", 0.4)
+            command = words(
+                "select", profiled.result, "--rule", rule, "--threshold", 1.0, "--max-per-kind", self.settings.cap
+            )
             command += words("--per-duplicate", 0, "--out", f"{rule}.jsonl")
             chosen[arm] = Stage(rule, f"{rule}.jsonl", command, (profiled,))
             self.book.run(chosen[arm])
@@ -282,7 +285,9 @@ def some_turns(trace: Trace, count: int) -> Trace:
 def settings_of(smoke: bool, questions: bool, rank: int) -> Settings:
     settings = SMOKE if smoke else QUESTIONS if questions else Settings()
     if smoke and questions:
-        settings = replace(settings, environment=QUESTIONS.environment, verifier=QUESTIONS.verifier, max_tokens=48)
+        settings = replace(
+            settings, environment=QUESTIONS.environment, verifier=QUESTIONS.verifier, cap=1.0, max_tokens=48
+        )
     rates = {"rate": 10 * settings.rate, "rates": tuple(10 * rate for rate in settings.rates)} if rank else {}
     return replace(settings, rank=rank, **rates)
 
