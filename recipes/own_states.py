@@ -81,8 +81,12 @@ class Recipe:
 
     def run(self, arms: Sequence[str], seeds: Sequence[int], games: int) -> None:
         """Seed by seed, so that what is there is whole seeds. An arm plays as soon as it is trained."""
-        for seed, start, arm in itertools.product(seeds, range(0, games, self.settings.part), arms):
-            self.ran(self.play(arm, seed, self.trained(arm, seed), start))
+        for seed in seeds:
+            models: dict[str, Stage | None] = {}
+            for start, arm in itertools.product(range(0, games, self.settings.part), arms):
+                if arm not in models:
+                    models[arm] = self.trained(arm, seed)
+                self.ran(self.play(arm, seed, models[arm], start))
 
     def trained(self, arm: str, seed: int) -> Stage | None:
         """None for the policy that all arms start from."""
@@ -166,27 +170,30 @@ class Recipe:
 # the tables
 
 KEYS = ("sampled", "greedy")
-Played = Mapping[str, Mapping[int, Sequence[Path]]]  # by arm and seed
+Played = Mapping[int, Mapping[int, Path]]  # the evaluations of an arm by seed and first game
+NEEDED = {"expert": ("profile",), "capped": ("profile",), "expert-important": ("profile", "weighed")}
 
 
-def played(folder: Path) -> Played:
-    """What can be compared: the seeds of which every arm has played, and of them the games that all have played."""
+def played(folder: Path) -> dict[str, Played]:
     found: dict[str, dict[int, dict[int, Path]]] = {}
-    for path in sorted(folder.glob("play.*.json")):
+    for path in folder.glob("play.*.json"):
         _, arm, seed, start, _ = path.name.split(".")
         found.setdefault(arm, {}).setdefault(int(seed), {})[int(start)] = path
-    if not found:
-        return {}
-    seeds = sorted(set.intersection(*(set(runs) for runs in found.values())))
-    parts = [set(runs[seed]) for runs in found.values() for seed in seeds]
-    shared = sorted(set.intersection(*parts)) if parts else []
-    return {arm: {seed: [runs[seed][start] for start in shared] for seed in seeds} for arm, runs in found.items()}
+    return {arm: found[arm] for arm in ARMS if arm in found}
 
 
-def outcomes(runs: Mapping[int, Sequence[Path]], key: str) -> list[Outcomes]:
-    """Success by game, seed by seed."""
-    rows = [[row for path in paths for row in read_json(path)[key]["outcomes"]] for paths in runs.values()]
-    return [{row["task"]: fmean(row["rewards"]) for row in each if row["rewards"]} for each in rows]
+def outcomes(key: str, *arms: Played) -> list[list[Outcomes]]:
+    """Of every arm the success by game, seed by seed: of the seeds that all of these arms have played, and of the games
+    that all have played then."""
+    seeds = sorted(set.intersection(*(set(arm) for arm in arms)))
+    starts = sorted(set.intersection(*(set(arm[seed]) for arm in arms for seed in seeds)) if seeds else ())
+    found = [[_success(key, [arm[seed][start] for start in starts]) for seed in seeds] for arm in arms]
+    return found if starts else []
+
+
+def _success(key: str, paths: Sequence[Path]) -> Outcomes:
+    rows = [row for path in paths for row in read_json(path)[key]["outcomes"]]
+    return {row["task"]: fmean(row["rewards"]) for row in rows if row["rewards"]}
 
 
 def told(found: Mapping[str, Any], form: str = "{:+.1f}") -> str:
@@ -197,50 +204,48 @@ def told(found: Mapping[str, Any], form: str = "{:+.1f}") -> str:
     return form.format(100 * found["mean"]) + f"{interval} ({seeds})"
 
 
-def success(arms: Played) -> list[str]:
-    rows = ["| arm | sampled | greedy | impossible commands: sampled | greedy |", "|---" * 5 + "|"]
+def success(arms: Mapping[str, Played]) -> list[str]:
+    rows = ["| arm | games | sampled | greedy | impossible commands, sampled / greedy |", "|---" * 5 + "|"]
     for arm, runs in arms.items():
-        cells = [told(over_seeds_and_tasks(task_matrix(outcomes(runs, key))[0][0]), "{:.1f}") for key in KEYS]
-        cells += [f"{100 * fmean(_invalid(runs, key)):.0f}%" for key in KEYS]
-        rows.append(f"| {arm} | " + " | ".join(cells) + " |")
+        matrices = [task_matrix(outcomes(key, runs)[0])[0][0] for key in KEYS]
+        cells = [told(over_seeds_and_tasks(matrix), "{:.1f}") for matrix in matrices]
+        paths = [path for parts in runs.values() for path in parts.values()]
+        invalid = " / ".join(f"{fmean(read_json(path)[key]['invalid_share'] for path in paths):.0%}" for key in KEYS)
+        rows.append(f"| {arm} | {matrices[0].shape[1]} | " + " | ".join(cells) + f" | {invalid} |")
     return rows
 
 
-def _invalid(runs: Mapping[int, Sequence[Path]], key: str) -> list[float]:
-    return [read_json(path)[key]["invalid_share"] for paths in runs.values() for path in paths]
-
-
-def differences(arms: Played) -> list[str]:
-    rows = ["| minus | sampled | greedy |", "|---" * 3 + "|"]
+def differences(arms: Mapping[str, Played]) -> list[str]:
+    rows = ["| difference | games | sampled | greedy |", "|---" * 4 + "|"]
     for one, other in COMPARED:
-        if one in arms and other in arms:
-            found = (paired_outcomes(outcomes(arms[one], key), outcomes(arms[other], key)) for key in KEYS)
-            rows.append(f"| {one} - {other} | " + " | ".join(told(each["by_seed"]) for each in found) + " |")
+        pairs = [outcomes(key, arms.get(one, {}), arms.get(other, {})) for key in KEYS]
+        if all(pairs):
+            found = [paired_outcomes(*pair) for pair in pairs]
+            cells = [str(found[0]["held_out_difference"]["tasks"]), *(told(each["by_seed"]) for each in found)]
+            rows.append(f"| {one} - {other} | " + " | ".join(cells) + " |")
     return rows
 
 
-def costs(folder: Path, arms: Played) -> list[str]:
-    """Of making the policy, its profile and forks included: the mean over the seeds."""
-    rows = ["| arm | turns | decoded tokens | seconds |", "|---" * 4 + "|"]
+def costs(folder: Path, arms: Mapping[str, Played]) -> list[str]:
+    """Of making the policy, its profile and forks included (not the traces): the mean over the seeds."""
+    rows = ["| arm | turns | decoded tokens | seconds of a processor |", "|---" * 4 + "|"]
     for arm, runs in arms.items():
         bills = [_bill(folder, arm, seed) for seed in runs if arm != BASE]
-        if bills:
-            rows.append(
-                f"| {arm} | " + " | ".join(f"{fmean(column):,.0f}" for column in zip(*bills, strict=True)) + " |"
-            )
+        cells = [f"{fmean(column):,.0f}" for column in zip(*bills, strict=True)]
+        rows += [f"| {arm} | " + " | ".join(cells) + " |"] if cells else []
     return rows
 
 
 def _bill(folder: Path, arm: str, seed: int) -> tuple[float, ...]:
+    """Random turns need no profile. Seconds are those of the stages' records: a stage that was killed and went on has
+    those of its last attempt."""
     bills = [read_json(folder / f"{arm}.{seed}" / "cost.json")]
-    if arm in ("capped", "expert", "expert-important"):  # random turns need no profile
-        header, _ = PROFILE.stream(folder / f"profile.{seed}.jsonl")
-        bills.append({**header["summary"]["cost"], "timing": header["timing"]})
-    if arm == "expert-important":
-        bill = PROFILE.stream(folder / f"weighed.{seed}.jsonl")[0]["importance"]
-        bills.append({**bill["cost"], "timing": bill["timing"]})
+    for name in NEEDED.get(arm, ()):
+        header, _ = PROFILE.stream(folder / f"{name}.{seed}.jsonl")
+        bills.append((header["importance"] if name == "weighed" else header["summary"])["cost"])
+    records = [read_json(folder / "stages" / f"{name}.{seed}.json") for name in (arm, *NEEDED.get(arm, ()))]
     counts = (sum(bill[key] for bill in bills) for key in ("turns", "decoded_tokens"))
-    return (*counts, sum(sum(bill["timing"].values()) for bill in bills))
+    return (*counts, sum(record["cpu_seconds"] for record in records))
 
 
 def main() -> None:
@@ -260,7 +265,7 @@ def main() -> None:
         recipe = Recipe(Book(given.folder, HERE, given.only, given.plan), settings)
         recipe.run(given.arms.split(","), [int(seed) for seed in given.seeds.split(",")], given.games)
     arms = played(given.folder)
-    if any(arms.values()):
+    if arms:
         for table in (success(arms), differences(arms), costs(given.folder, arms)):
             print("\n".join(table), end="\n\n")
 

@@ -82,13 +82,15 @@ def play(folder: Path, arm: str, seed: int, start: int, won: float) -> None:
     write_json(folder / f"play.{arm}.{seed}.{start}.json", shares)
 
 
-def test_games_that_a_policy_has_not_played_and_seeds_that_an_arm_lacks_are_left_out(recipe, tmp_path) -> None:
+def test_two_arms_are_compared_on_the_games_and_seeds_that_both_have_played(recipe, tmp_path) -> None:
     for arm, won in (("sft", 0.0), ("own-important", 1.0)):
         for seed in (0, 1):
             play(tmp_path, arm, seed, 0, won)
     play(tmp_path, "sft", 0, 4, 1.0)  # a part of one policy alone
     play(tmp_path, "sft", 2, 0, 1.0)  # a seed of one arm alone
+    play(tmp_path, "random", 3, 0, 1.0)  # an arm that shares no seed
     arms = recipe.played(tmp_path)
-    assert {arm: list(runs) for arm, runs in arms.items()} == {"own-important": [0, 1], "sft": [0, 1]}
-    assert "| own-important - sft | +100.0 [+100.0, +100.0] (+100.0, +100.0) |" in "\n".join(recipe.differences(arms))
-    assert "| sft | 0.0 [0.0, 0.0] (0.0, 0.0) |" in "\n".join(recipe.success(arms))
+    _, _, *rows = recipe.differences(arms)
+    told = "+100.0 [+100.0, +100.0] (+100.0, +100.0)"
+    assert rows == [f"| own-important - sft | 4 | {told} | {told} |"]
+    assert "| sft | 4 | 33.3 [-110.1, 176.8] (0.0, 0.0, 100.0) |" in "\n".join(recipe.success(arms))

@@ -49,6 +49,7 @@ class Book:
     scripts: Path
     only: str = "*"
     plan: bool = False
+    listed: set[str] = field(default_factory=set[str], init=False, repr=False)  # of a plan
 
     def done(self, stage: Stage) -> bool:
         """Ends the script where the stage was begun with other settings."""
@@ -67,8 +68,9 @@ class Book:
     def run(self, stage: Stage) -> None:
         """Nothing where the stage is done, or not asked for. Ends the script where the command fails."""
         done = self.done(stage)
-        if self.plan:
+        if self.plan and stage.name not in self.listed:
             print("done" if done else "open", stage.name)
+            self.listed.add(stage.name)
         if done or self.plan or not fnmatch.fnmatch(stage.name, self.only):
             return
         told = {"command": list(stage.command), "key": stage.key, "load": [os.getloadavg()[0]]}
