@@ -1,15 +1,20 @@
 """What the oracle may know, and where it forks."""
 
+import json
+
 import numpy as np
 import pytest
 
 from branching.moments import moments
 from token_world import EPISODES, TokenRenderer, TokenWorld, WatchedEngine
 from turntree.branching.rules import RandomBrancher
+from turntree.cli.main import main
+from turntree.core.errors import InputError
 from turntree.core.tree import RolloutTree
-from turntree.experiments import ladder
+from turntree.experiments import ladder, predictors
 from turntree.experiments.ladder import Foresight, ForkAt, OracleBrancher
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
+from turntree.sandboxes.sandbox import Sandbox
 
 
 def children(brancher, size: int) -> dict[str, list[tuple[int, ...]]]:
@@ -75,7 +80,7 @@ def test_foresight_forks_a_rollout_once_at_its_best_moment() -> None:
 def test_the_regression_recovers_what_generated_the_variance() -> None:
     draws = np.random.default_rng(0)
     inputs = draws.normal(size=(400, 3))
-    found = ladder.posterior(inputs, inputs @ np.array([0.5, 0.0, -0.2]) + 0.1 * draws.normal(size=400))
+    found = predictors.posterior(inputs, inputs @ np.array([0.5, 0.0, -0.2]) + 0.1 * draws.normal(size=400))
     assert found == pytest.approx([0.5, 0.0, -0.2], abs=0.03)
 
 
@@ -93,11 +98,39 @@ def row(task: str, turn: int, rewards: list[float], entropy: float) -> dict:
 def test_a_predictor_is_held_against_questions_that_it_never_saw() -> None:
     draws = np.random.default_rng(0)
     rows = []
-    for task in range(40):
+    for task in range(20):
         for turn in (2, 3):
             entropy = float(draws.uniform())
             successes = round(2 * entropy)
             rows.append(row(f"q{task}", turn, [1.0] * successes + [0.0] * (4 - successes), entropy))
-    found = ladder.predictors(rows)
+    found = predictors.predictors(rows)
     assert found["entropy"]["spearman"] > 0.8
     assert found["learned"]["spearman"] > 0.8
+    assert found["history"] is None  # there is one seed
+
+
+def test_a_question_s_history_is_of_other_seeds() -> None:
+    rows = [{**row("q", 2, rewards, 0.0), "seed": seed} for seed, rewards in ((0, [0.0, 1.0]), (1, [1.0, 1.0]))]
+    assert predictors._history(rows).tolist() == [0.0, 0.5]
+
+
+@pytest.fixture
+def sandboxed() -> None:
+    try:
+        Sandbox().close()
+    except InputError as error:
+        pytest.skip(str(error))
+
+
+def test_the_ladder_is_climbed_in_miniature_and_goes_on_where_it_stopped(sandboxed, tmp_path, capsys) -> None:
+    small = ("--iterations", "2", "--groups", "1", "--children", "2", "--arms", "coin,oracle,foresight")
+    sizes = ("--set", "group_size=4", "--set", "reference=2", "--set", "episodes.max_turns=4")
+    main(["experiment", "ladder", "--out", str(tmp_path), "--seeds", "0", *small, *sizes])
+    before = (tmp_path / "seed0.json").stat().st_mtime_ns
+    main(["experiment", "ladder", "--out", str(tmp_path), "--seeds", "0,1", *small, *sizes])
+    assert (tmp_path / "seed0.json").stat().st_mtime_ns == before
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert "oracle - coin" in capsys.readouterr().out
+    assert {"cosine", "mixed_groups"} <= set(summary["differences"]["oracle - coin"])
+    for arm in summary["arms"].values():
+        assert arm["leaves"]["mean"] == 4

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from turntree.advantages.config import CreditConfig
 from turntree.branching.rules import EntropyBrancher, Paced, RandomBrancher, Undeterred, bounded, drawn
@@ -30,7 +29,7 @@ from turntree.core.tree import NodeKind, RolloutTree
 from turntree.environments.tasks import TRAIN, TaskSet, open_tasks
 from turntree.experiments.config import LadderArm, LadderConfig
 from turntree.experiments.paired import over_seeds
-from turntree.experiments.premise import ForkSeen, against_variance
+from turntree.experiments.predictors import predictors
 from turntree.experiments.theory_spaces import Group, Vector, gradient_of
 from turntree.observe.files import read_json, write_json
 from turntree.observe.run import notice
@@ -371,44 +370,6 @@ def _spread(moments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def predictors(moments: Sequence[Mapping[str, Any]], folds: int = 5) -> dict[str, Any]:
-    """What can be known of a moment's variance: rank correlation within turns, and the variance in the upper over the
-    lower half (intervals over questions), of entropy, and of a Bayesian linear regression on `features` that never saw
-    the question."""
-    names = sorted(moments[0]["features"])
-    turns = np.array([row["turn"] for row in moments])
-    inputs = np.array([[row["features"][name] for name in names] for row in moments])
-    inputs = np.column_stack([inputs, turns, turns == 2, turns == 3])
-    spread = inputs.std(axis=0)
-    inputs = np.column_stack([(inputs - inputs.mean(axis=0)) / np.where(spread > 0, spread, 1.0), np.ones(len(inputs))])
-    variances = np.array([row["variance"] for row in moments])
-    tasks = sorted({row["task"] for row in moments})
-    fold = np.array([tasks.index(row["task"]) % folds for row in moments])
-    learned = np.zeros(len(moments))
-    for number in range(folds):
-        held = fold == number
-        if held.any() and not held.all():
-            learned[held] = inputs[held] @ posterior(inputs[~held], variances[~held])
-    scores = {"learned": learned, "entropy": np.array([row["features"]["probe_entropy"] for row in moments])}
-    return {"features": names} | {name: _against(moments, score) for name, score in scores.items()}
-
-
-def posterior(inputs: NDArray[np.float64], targets: NDArray[np.float64], prior: float = 1.0) -> NDArray[np.float64]:
-    """Mean weights of a Bayesian linear regression with normal prior and noise (Bishop 2006, 3.53); the noise has the
-    variance of the targets."""
-    noise = float(targets.var()) or 1.0
-    precision = np.eye(inputs.shape[1]) / prior + inputs.T @ inputs / noise
-    return np.asarray(np.linalg.solve(precision, inputs.T @ targets / noise), dtype=float)
-
-
-def _against(moments: Sequence[Mapping[str, Any]], score: NDArray[np.float64]) -> dict[str, Any] | None:
-    seen = [
-        ForkSeen(row["task"], row["turn"], float(value), 0.0, tuple(row["rewards"]))
-        for row, value in zip(moments, score, strict=True)
-    ]
-    return against_variance(seen).get("entropy")
-
-
 def lines(result: Mapping[str, Any]) -> Iterable[str]:
     spread = result["moments"]
     yield (
@@ -427,10 +388,11 @@ def lines(result: Mapping[str, Any]) -> Iterable[str]:
             f"{key} {_interval(one)}" for key, one in row.items() if key in ("fork_variance", "mixed_groups", "cosine")
         ]
         yield f"{pair}: " + ", ".join(told)
-    for name in ("entropy", "learned"):
+    for name in ("entropy", "learned", "history", "learned_with_history"):
         if found := result["predictors"][name]:
             low, high = found["spearman_interval"]
-            yield f"{name}: rank correlation with the variance {found['spearman']:.2f} [{low:.2f}, {high:.2f}]"
+            told = f"rank correlation with the variance {found['spearman']:.2f} [{low:.2f}, {high:.2f}]"
+            yield f"{name.replace('_', ' ')}: {told}"
 
 
 def _interval(row: Mapping[str, Any]) -> str:

@@ -146,7 +146,7 @@ def _leaves(tree: RolloutTree, node: int) -> list[int]:
     return [leaf for child in children for leaf in _leaves(tree, child)] if children else [node]
 
 
-def against_variance(forks: Sequence[ForkSeen]) -> dict[str, Any]:
+def against_variance(forks: Sequence[ForkSeen], *, resamples: int = 2000) -> dict[str, Any]:
     """Between-child reward variance of the forks in the upper half by entropy (that of the turn, and its change since
     the first turn) over that of the lower half, and the rank correlation of the two, with 95% bootstrap intervals over
     questions. Halves and ranks are taken turn by turn, so that early and late turns are not compared; a fork
@@ -162,7 +162,7 @@ def against_variance(forks: Sequence[ForkSeen]) -> dict[str, Any]:
     found["mean_variance"] = float(variance.mean())
     for name, score in (("entropy", entropy), ("change", change)):
         ranks, others = _within(score, turns), _within(variance, turns)
-        samples = list(resampled([fork.task for fork in known], resamples=2000, seed=0))
+        samples = list(resampled([fork.task for fork in known], resamples=resamples, seed=0))
         ratios = [_ratio(variance[rows], ranks[rows] > 0) for rows in samples]
         correlations = [spearman(ranks[rows], others[rows]) for rows in samples]
         found[name] = {
