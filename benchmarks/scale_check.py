@@ -1,6 +1,6 @@
 """The simulated runs of `scale_events` against measured ones with 1, 2 and 4 rollout workers.
 
-    python benchmarks/scale_check.py --out FOLDER [--tool-seconds 0.8] [--json PATH]
+    python benchmarks/scale_check.py --out FOLDER [--tool-seconds 0.5] [--json PATH]
 
 The rooms of async_rollouts.py in groups of four, with tools so slow that two cores are enough for four workers. All
 costs and all rollouts are taken from the run with one worker; the other runs are predicted from them. `seconds` are
@@ -27,13 +27,13 @@ from turntree.experiments.paired import json_rows
 from turntree.logs.trees import KeptTree
 from turntree.stages.config import TrainOnlineConfig
 
-RUNS = ((1, 0), (2, 0), (4, 0), (2, 1), (4, 1), (4, 2))  # workers, staleness
+RUNS = ((1, 0), (2, 0), (4, 0), (4, 1), (2, 1), (4, 2))  # workers, staleness
 
 
 def settings(workers: int, staleness: int, given: argparse.Namespace) -> TrainOnlineConfig:
     plain = config(given.seed, staleness, argparse.Namespace(**vars(given), workers=workers))
     rollouts = replace(plain.train.rollouts, group_size=given.size)
-    return replace(plain, train=replace(plain.train, rollouts=rollouts), held_out_count=1, keep_trees=1)
+    return replace(plain, train=replace(plain.train, rollouts=rollouts), held_out_count=1, keep_trees=None)
 
 
 def recorded(folder: Path) -> list[list[RolloutTree]]:
@@ -103,14 +103,15 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=6)
     parser.add_argument("--groups", type=int, default=6)
     parser.add_argument("--size", type=int, default=4, help="rollouts of a group")
-    parser.add_argument("--tool-seconds", type=float, default=0.8)
+    parser.add_argument("--tool-seconds", type=float, default=0.5)
+    parser.add_argument("--runs", type=int, default=len(RUNS), help=f"the first of {RUNS} (workers, staleness)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", metavar="PATH")
     given = parser.parse_args()
     start_ray(max(workers for workers, _ in RUNS))
     rows: list[dict[str, Any]] = []
     paid, iterations = Costs(engine=Engine(step=0.0), trained=0.0), list[list[Group]]()
-    for workers, staleness in RUNS:
+    for workers, staleness in RUNS[: given.runs]:
         folder = given.out / f"workers{workers}.staleness{staleness}"
         seconds = measured(settings(workers, staleness, given), folder)["seconds"] / (given.iterations - 2)
         if not rows:
