@@ -236,8 +236,9 @@ def measure(shape: Shape, vocabulary: int, repeats: int) -> dict[str, Any]:
 def measure_point(shape: Shape, repeats: int) -> dict[str, Any]:
     """One point of the grid: seconds of a step packed and flat, and the share of rho that is reached.
 
-    `rho_attention` is flat over packed query-key pairs that are seen: a trained token reads the whole path above it on
-    either side, so attention can save no more than that, and a step no more than lies between the two.
+    `rho_attention` is flat over packed query-key pairs that are seen: a token reads the whole path above it on either
+    side, so attention can save no more than that. `limit` is what a step can save at most: the flat step with its
+    attention divided by `rho_attention` and the rest of it by rho.
     """
     model = random_qwen3(shape.vocabularies[0], shape.width)
     set_tree_attention(model)
@@ -258,20 +259,32 @@ def measure_point(shape: Shape, repeats: int) -> dict[str, Any]:
     share = {name: value / rho for name, value in speedup.items()}
     seconds = {"packed": statistics.median(ours), "flat": len(rows) * statistics.median(one)}
     pairs = len(rows) * shape.path * (shape.path + 1) / 2 / float((packed[0].positions_BL + 1).sum())
+    attention = attention_share(sides[1]) if pairs < 0.95 * rho else 1.0
+    limit = 1 / (attention / pairs + (1 - attention) / rho)
     return sizes | {
         "rho": rho,
         "rho_attention": pairs,
+        "limit": limit,
+        "share_of_limit": {name: value / limit for name, value in speedup.items()},
         "speedup_flat": speedup,
         "share_of_rho": share,
         "seconds": seconds,
     }
 
 
+def attention_share(side: Callable[[], object]) -> float:
+    """The part of the CPU time of `side` that attention takes."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        side()
+    taken = {event.key: event.self_cpu_time_total for event in profiler.key_averages()}
+    return sum(seconds for name, seconds in taken.items() if "scaled_dot_product" in name) / sum(taken.values())
+
+
 def point_line(point: dict[str, Any]) -> str:
     return (
         "{prompt} + {rollouts} x {turns} turns, width {width}: {speedup_flat[median]:.1f} times flat, "
-        "{share_of_rho[median]:.0%} of rho {rho:.1f} (of attention {rho_attention:.1f}); {seconds[packed]:.2f} s, "
-        "flat {seconds[flat]:.2f} s"
+        "{share_of_rho[median]:.0%} of rho {rho:.1f} and {share_of_limit[median]:.0%} of the limit {limit:.1f}; "
+        "{seconds[packed]:.2f} s, flat {seconds[flat]:.2f} s"
     ).format(**point)
 
 

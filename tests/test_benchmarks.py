@@ -61,3 +61,15 @@ def test_a_pretrained_size_is_timed_for_siblings_an_update_with_its_head_and_pla
     assert updated["name"] == "update_2x4" and 2 < updated["rho"] < 4
     assert updated["share_of_rho"]["median"] == pytest.approx(updated["speedup_flat"]["median"] / updated["rho"])
     assert 0 < updated["head_share"]["median"] < 1 and 0 < updated["limit_of_rho"] <= 1
+
+
+def test_the_model_of_many_gpus_reports_shares_for_every_mode_and_staleness():
+    finished = run("scale_model.py", "--json", "-")
+    assert finished.returncode == 0, finished.stderr
+    found = json.loads(finished.stdout)
+    settings = {(row["mode"], row["staleness"]) for row in found["best"]}
+    assert len(settings) == len(found["best"]) == 9
+    for row in found["rows"]:
+        assert row["seconds"] > 0 and all(
+            0 <= row[name] <= 1 for name in ("rollout_busy", "train_busy", "tail", "waiting")
+        )

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from inline_crew import InlineCrew
 
 from turntree.cluster.crew import Crew
@@ -34,7 +35,7 @@ from turntree.stages.train_online import TrainOnlineConfig, run_train_online
 from turntree.stages.train_pivot import CheckConfig, TrainPivotConfig, run_train_pivot
 from turntree.training.checkpoints import CheckpointConfig
 from turntree.training.online import OnlineConfig
-from turntree.training.optimizer import OptimizerConfig
+from turntree.training.optimizer import Optimizer, OptimizerConfig
 from turntree.training.pivot import PivotConfig
 
 pytestmark = pytest.mark.usefixtures("two_nodes")
@@ -111,6 +112,23 @@ def caught(monkeypatch: pytest.MonkeyPatch, stage: Any) -> list[Crew]:
     return crews
 
 
+def first_gradients(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The gradient of the first step of every run from now on, clipped: AdamW's first moment is a share of it."""
+    found: list[torch.Tensor] = []
+    step = Optimizer.step
+
+    def watched(optimizer: Optimizer) -> dict[str, float]:
+        said = step(optimizer)
+        if optimizer.steps == 1:
+            names = [str(number) for number, _ in enumerate(optimizer.masters)]
+            held = optimizer.tensors(names)
+            found.append(torch.cat([held[f"exp_avg.{name}"].flatten().clone() for name in names]))
+        return said
+
+    monkeypatch.setattr(Optimizer, "step", watched)
+    return found
+
+
 @contextmanager
 def meanwhile(ready: Callable[[], bool], act: Callable[[], None]) -> Iterator[None]:
     """Do `act` once `ready`, while the block runs; the block must not end before."""
@@ -131,6 +149,7 @@ def meanwhile(ready: Callable[[], bool], act: Callable[[], None]) -> Iterator[No
 def test_online_training_is_the_same_on_workers_of_which_one_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    gradients = first_gradients(monkeypatch)
     run_train_online(ONLINE, tmp_path / "here")
     with monkeypatch.context() as patch:
         patch.setattr(workers, "Crew", InlineCrew)
@@ -147,6 +166,8 @@ def test_online_training_is_the_same_on_workers_of_which_one_is_killed(
     here, one, two = (artifacts(tmp_path / name) for name in ("here", "one", "two"))
     assert two == one, "the same bits, whatever the number of workers, and whoever dies"
     assert list(differences(here, two)) == []
+    alone, beside, spread = gradients
+    assert torch.equal(beside, spread) and float((spread - alone).norm() / alone.norm()) < 1e-5 < float(alone.norm())
     assert {tree["iteration"] for tree in two["trees.jsonl"]} == {1, 2, 3}
     assert len(two["trees.jsonl"]) == 12, "every task is trained exactly once"
     assert all(row["trained_groups"] and row["loss"] for row in two["metrics.jsonl"] if row["step"])

@@ -26,21 +26,25 @@ SETTINGS = ["sft.batch=2", "sft.optimizer.learning_rate=0.001", "checkpoints.eve
 
 
 def launched(traces: Path, out: Path, ranks: int) -> None:
-    """The command on every rank, as torchrun starts it."""
+    """The command on every rank, by torchrun."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "turntree.cli.main", "sft", "--traces", str(traces), "--out", str(out)]
-    command += [word for setting in SETTINGS for word in ("--set", setting)]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
-    place |= {"PYTHONPATH": os.pathsep.join(sys.path)}
-    processes = [
-        subprocess.Popen(command, env={**os.environ, **place, "RANK": str(rank)}, stdout=subprocess.PIPE)
-        for rank in range(ranks)
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        str(ranks),
+        "--master-port",
+        str(port),
     ]
-    said = [process.communicate(timeout=300)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * ranks
-    assert said[0] and not any(said[1:]), "rank 0 speaks for all"
+    command = ["-m", "turntree.cli.main", "sft", "--traces", str(traces), "--out", str(out)]
+    command += [word for setting in SETTINGS for word in ("--set", setting)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    finished = subprocess.run([*torchrun, *command], env=environment, stdout=subprocess.PIPE, text=True, timeout=300)
+    assert finished.returncode == 0
+    assert finished.stdout.count(f"-> {out}") == 1, "rank 0 speaks for all"
 
 
 def followers() -> list[int]:
