@@ -4,8 +4,8 @@
 
 For each environment: how many of its tasks are solved by their gold, steps a second in one thread (the judgement at the
 end included; nothing for an environment without gold), and the median milliseconds of `reset`, of a step, of a `fork`
-at every turn but the last, and of the first step in that fork (which pays for a copy that is made late). Options of an environment are written after it:
-`browsing questions=q.json index=i.sqlite`.
+at every turn but the last, and of the first step in that fork (which pays for a copy that is made late). Options of an
+environment are written after it: `browsing questions=q.json index=i.sqlite`.
 """
 
 from __future__ import annotations
