@@ -1,22 +1,24 @@
 """Asynchronous against synchronous rollouts at the same number of updates: success and wall-clock, with slow tools.
 
-    python benchmarks/async_rollouts.py [--seeds 4] [--iterations 20] [--tool-seconds 0.1] [--json PATH]
+    python benchmarks/async_rollouts.py --out FOLDER [--seeds 4] [--iterations 20] [--tool-seconds 0.08] [--json PATH]
 
 The rooms of examples/hide_and_seek.py, whose answers come late by a draw that is keyed by room and command (lognormal,
-sigma 1, with this mean, at most 20 times it). Two rollout workers on a local Ray cluster; staleness is
-`train.max_off_policy_steps`. `seconds` are those from the first to the last iteration, so without the start of the
-workers; `waited` is the part of them in which the trainer had no rollouts to train on; `success` is sampled at
-temperature 1 on 50 rooms of "dev", four times each.
+sigma 1, with this mean, at most 20 times it). Rollout workers on a local Ray cluster; staleness is
+`train.max_off_policy_steps`. `seconds` are those from the end of the first iteration to that of the last but one, so
+without the start of the workers and without the check; `waited` is the part of them in which the trainer had no
+rollouts to train on; `success` is sampled at temperature 1 on 50 rooms of "dev", four times each. The settings of one
+seed run one after the other, and ratios are taken within a seed, so a slow hour of the machine meets all of them.
+Killed, the same command goes on with the first run that is not finished.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
-import tempfile
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,17 @@ from turntree.core.completion import Sampling
 from turntree.core.config import Part
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
-from turntree.observe.run import RunDirectory
+from turntree.experiments.paired import (
+    arm_folder,
+    held_out_outcomes,
+    json_rows,
+    over_seeds,
+    over_seeds_and_tasks,
+    paired_outcomes,
+    ratio_over_seeds,
+    task_matrix,
+)
+from turntree.observe.loggers import RunInfo
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import SchedulerConfig
 from turntree.stages.cluster import ClusterConfig
@@ -50,7 +62,7 @@ class SlowRoom(HideAndSeek):
         return super().step(action)
 
 
-def rooms(split: str, count: int, *, seed: int, seconds: float = 0.1) -> list[SlowRoom]:
+def rooms(split: str, count: int, *, seed: int, seconds: float = 0.08) -> list[SlowRoom]:
     """Only training is slow: a check at the end is the same for all."""
     found: list[SlowRoom] = []
     for room in tasks(split, count, seed=seed):
@@ -78,56 +90,100 @@ def config(seed: int, staleness: int, given: argparse.Namespace) -> TrainOnlineC
         held_out_temperature=1.0,
         train=train,
         keep_trees=0,
-        cluster=ClusterConfig(workers=2),
+        cluster=ClusterConfig(workers=given.workers),
     )
 
 
+class Clock:
+    """A logger that writes down when each iteration ended."""
+
+    def __init__(self, run: RunInfo) -> None:
+        self.path = run.folder / "clock.jsonl"
+        self.path.unlink(missing_ok=True)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        with self.path.open("a") as handle:
+            handle.write(json.dumps({"step": step, "at": time.perf_counter()}) + "\n")
+
+    def close(self) -> None: ...
+
+
 def measured(settings: TrainOnlineConfig, out: Path) -> dict[str, Any]:
-    moments: list[float] = []
-    log = RunDirectory.log
-
-    def timed(run: RunDirectory, row: dict[str, Any]) -> None:
-        moments.append(time.perf_counter())
-        log(run, row)
-
-    RunDirectory.log = timed
-    try:
-        run_train_online(settings, out)
-    finally:
-        RunDirectory.log = log
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    trained = [row for row in rows if row["step"]]
+    """Run `settings` in `out` unless that was done. A run that was killed starts again: its clock has stopped."""
+    if not (out / "cost.json").exists():
+        run_train_online(replace(settings, loggers=(Part("async_rollouts:Clock"),)), out, overwrite=True)
+    trained = [row for row in json_rows(out / "metrics.jsonl") if row["step"]]
+    ends = {row["step"]: row["at"] for row in json_rows(out / "clock.jsonl")}
     return {
         "staleness": settings.train.max_off_policy_steps,
+        "workers": settings.cluster.workers,
         "seed": settings.train.seed,
         "success": trained[-1]["held_out_success"],
-        "seconds": round(moments[-2] - moments[1], 1),  # the last row waits for the check
-        "waited": round(sum(row["timing"]["wait_seconds"] for row in trained[1:-1]), 1),
+        "seconds": round(ends[trained[-2]["step"]] - ends[trained[0]["step"]], 2),
+        "waited": round(sum(row["timing"]["wait_seconds"] for row in trained[1:-1]), 2),
+        "staleness_mean": trained[-1].get("staleness_mean", 0),
         "importance_truncated": max(row.get("importance_truncated", 0.0) for row in trained),
     }
 
 
+def against_synchronous(runs: Sequence[dict[str, Any]], folder: Path) -> dict[str, Any]:
+    """For each staleness: success over seeds and rooms, its difference to staleness 0, and the ratio of seconds."""
+    by = {(run["staleness"], run["seed"]): run for run in runs}
+    seeds_run = sorted({seed for _, seed in by})
+    outcomes = {k: [held_out_outcomes(arm_folder(folder, seed, f"staleness{k}")) for seed in seeds_run] for k, _ in by}
+    found: dict[str, Any] = {}
+    for k in sorted(outcomes):
+        (success,), _ = task_matrix(outcomes[k])
+        mine = [by[k, seed] for seed in seeds_run]
+        found[str(k)] = {
+            "success": over_seeds_and_tasks(success),
+            "seconds": over_seeds([run["seconds"] for run in mine]),
+            "waited_share": over_seeds([run["waited"] / run["seconds"] for run in mine]),
+        }
+        if k:
+            ratios = [by[0, run["seed"]]["seconds"] / run["seconds"] for run in mine]
+            found[str(k)] |= {
+                "times_faster": ratio_over_seeds(ratios),
+                "difference": paired_outcomes(outcomes[k], outcomes[0])["by_seed"],
+            }
+    return found
+
+
+def line(k: str, found: dict[str, Any]) -> str:
+    text = "staleness {}: success {:.1%}, {:.0f} s, {:.0%} of them waiting".format(
+        k, *(found[name]["mean"] for name in ("success", "seconds", "waited_share"))
+    )
+    if "difference" in found:
+        edges = [found[name][edge] for name in ("times_faster", "difference") for edge in ("mean", "low", "high")]
+        text += "; {:.2f} [{:.2f}, {:.2f}] times faster; success {:+.1%} [{:+.1%}, {:+.1%}]".format(*edges)
+    return text
+
+
+def start_ray(workers: int) -> None:
+    ray.init(address="local", num_cpus=workers + 1, include_dashboard=False, log_to_driver=False, logging_level="error")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--groups", type=int, default=8)
-    parser.add_argument("--tool-seconds", type=float, default=0.1)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--tool-seconds", type=float, default=0.08)
     parser.add_argument("--json", metavar="PATH")
     given = parser.parse_args()
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error")
+    if given.seeds < 2 or given.iterations < 3:
+        parser.error("intervals need --seeds of 2 and more, and the clock --iterations of 3 and more")
+    start_ray(given.workers)
     runs: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for seed in range(given.seeds):
-            for staleness in STALENESS:
-                runs.append(measured(config(seed, staleness, given), Path(folder) / f"{seed}.{staleness}"))
-                print(json.dumps(runs[-1]), file=sys.stderr)
-    groups = {k: [run for run in runs if run["staleness"] == k] for k in STALENESS}
-    names = ("success", "seconds", "waited")
-    medians = {
-        k: {name: statistics.median(run[name] for run in found) for name in names} for k, found in groups.items()
-    }
-    finish({"runs": runs, "medians": medians}, given.json, [f"staleness {k}: {row}" for k, row in medians.items()])
+    for seed in range(given.seeds):
+        for staleness in STALENESS:
+            out = arm_folder(given.out, seed, f"staleness{staleness}")
+            runs.append(measured(config(seed, staleness, given), out))
+            print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
+    found = against_synchronous(runs, given.out)
+    finish({"runs": runs, "staleness": found}, given.json, [line(*each) for each in found.items()])
 
 
 if __name__ == "__main__":

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 LOSS = LossConfig(kl_coefficient=0.0)
 BATCH_ROWS = (1, 4, 16)  # of a flat batch
 GRADIENT_DRAWS = 3
+LONG_STEP = 10.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,9 @@ class Shape:
 
 # Prompts, rollouts and turns (32 sampled tokens each, 64 read between two), around 8 rollouts of one turn on 2,048.
 GRID = [
-    *(Shape(state, (8,), 32, vocabularies=(1000,), width=64) for state in (512, 2048, 8192, 32768)),
-    *(Shape(2048, (group,), 32, vocabularies=(1000,), width=64) for group in (4, 16, 64)),
-    *(Shape(2048, (8, *[1] * (turns - 1)), 32, 64, vocabularies=(1000,), width=64) for turns in (5, 10, 30)),
+    *((state, (8,)) for state in (512, 2048, 8192, 32768)),
+    *((2048, (group,)) for group in (4, 16, 64)),
+    *((2048, (8, *[1] * (turns - 1))) for turns in (5, 10, 30)),
 ]
 
 SHAPES = {
@@ -233,7 +234,11 @@ def measure(shape: Shape, vocabulary: int, repeats: int) -> dict[str, Any]:
 
 
 def measure_point(shape: Shape, repeats: int) -> dict[str, Any]:
-    """One point of the grid: seconds of a step packed and flat, and the share of rho that is reached."""
+    """One point of the grid: seconds of a step packed and flat, and the share of rho that is reached.
+
+    `rho_attention` is flat over packed query-key pairs that are seen: a trained token reads the whole path above it on
+    either side, so attention can save no more than that, and a step no more than lies between the two.
+    """
     model = random_qwen3(shape.vocabularies[0], shape.width)
     set_tree_attention(model)
     tree, credit = sampled_tree(shape, shape.vocabularies[0])
@@ -243,19 +248,30 @@ def measure_point(shape: Shape, repeats: int) -> dict[str, Any]:
     kept = dataclasses.replace(rows[0].stats, rollout_tokens=float(rows[0].multiplicity_A[rows[0].action_T].sum()))
     row = dataclasses.replace(rows[0], stats=kept)  # a window of this row alone
     packed = pack([tree], [credit], max_tokens=shape.rollouts * shape.path)
-    ours, one = interleaved([lambda: update(packed), lambda: update([row])], repeats + 1, clock)
+    sides = [lambda: update(packed), lambda: update([row])]
+    ours, one = interleaved(sides, 1, clock)  # a warm-up, unless a step takes so long that it does not matter
+    if max(ours + one) < LONG_STEP:
+        ours, one = interleaved(sides, repeats, clock)
     rho = packed[0].stats.rho
-    speedup = ratio([len(rows) * seconds for seconds in one[1:]], ours[1:])  # the first is warm-up
-    sizes = {"prompt": shape.state, "rollouts": shape.rollouts, "turns": len(shape.forks)}
+    speedup = ratio([len(rows) * seconds for seconds in one], ours)
+    sizes = {"prompt": shape.state, "rollouts": shape.rollouts, "turns": len(shape.forks), "width": shape.width}
     share = {name: value / rho for name, value in speedup.items()}
-    seconds = {"packed": statistics.median(ours[1:]), "flat": len(rows) * statistics.median(one[1:])}
-    return {**sizes, "rho": rho, "speedup_flat": speedup, "share_of_rho": share, "seconds": seconds}
+    seconds = {"packed": statistics.median(ours), "flat": len(rows) * statistics.median(one)}
+    pairs = len(rows) * shape.path * (shape.path + 1) / 2 / float((packed[0].positions_BL + 1).sum())
+    return sizes | {
+        "rho": rho,
+        "rho_attention": pairs,
+        "speedup_flat": speedup,
+        "share_of_rho": share,
+        "seconds": seconds,
+    }
 
 
 def point_line(point: dict[str, Any]) -> str:
     return (
-        "{prompt} + {rollouts} x {turns} turns: {speedup_flat[median]:.1f} times flat, {share_of_rho[median]:.0%} of "
-        "rho {rho:.1f}; {seconds[packed]:.2f} s, flat {seconds[flat]:.2f} s"
+        "{prompt} + {rollouts} x {turns} turns, width {width}: {speedup_flat[median]:.1f} times flat, "
+        "{share_of_rho[median]:.0%} of rho {rho:.1f} (of attention {rho_attention:.1f}); {seconds[packed]:.2f} s, "
+        "flat {seconds[flat]:.2f} s"
     ).format(**point)
 
 
@@ -292,11 +308,14 @@ def main() -> None:
     shapes = [name for name in SHAPES if "quick" not in name]
     parser.add_argument("--shape", choices=shapes, default="long", help="16 x 32 on 1024; 16 x 8 on 256; a tree")
     parser.add_argument("--grid", action="store_true", help="over prompts, rollouts and turns")
-    parser.add_argument("--most", type=int, default=8192, help="longest prompt of the grid (default %(default)s)")
+    parser.add_argument("--least", type=int, default=0, help="shortest prompt of the grid (default %(default)s)")
+    parser.add_argument("--most", type=int, default=32768, help="longest prompt of the grid (default %(default)s)")
+    parser.add_argument("--width", type=int, default=64, help="of the grid's model (default %(default)s)")
     arguments = arguments_of(parser, repeats=5)
     if arguments.grid:
         points: list[dict[str, Any]] = []
-        for shape in [each for each in GRID if each.state <= arguments.most]:
+        for state, forks in [each for each in GRID if arguments.least <= each[0] <= arguments.most]:
+            shape = Shape(state, forks, 32, 64, vocabularies=(1000,), width=arguments.width)
             points.append(measure_point(shape, arguments.repeats))
             print(point_line(points[-1]), file=sys.stderr, flush=True)
         finish({"threads": torch.get_num_threads(), "repeats": arguments.repeats, "grid": points}, arguments.json, [])

@@ -26,6 +26,9 @@ RUNBOOK
   online.SEED, branching.SEED   arms that play whole games (not in the default of --arms)
   play.ARM.FROM            50 test games, from game number FROM
 
+  `--rank 16` trains an adapter in each arm, from the same warm start and pivots, in the same folder. `--questions` is
+  the same recipe on generated questions with tools, in a folder of its own; all of its `--games` are one stage.
+
   `--only PATTERN` runs the stages whose name matches a shell pattern ('sft-*', 'keep.*'), where what they need is
   there. `--plan` lists the stages with their state.
 """
@@ -33,25 +36,17 @@ RUNBOOK
 from __future__ import annotations
 
 import argparse
-import fnmatch
-import hashlib
-import json
-import os
 import random
-import resource
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from turntree.observe.files import read_json, write_json
+from turntree.experiments.book import Book, Stage, words
+from turntree.observe.files import read_json
 from turntree.traces.candidates import skipped_turns
 from turntree.traces.schema import Trace, read_traces, write_traces
 
 HERE = Path(__file__).resolve().parent
-EASY = ("--difficulty", "easy")
 
 
 @dataclass(frozen=True)
@@ -59,6 +54,8 @@ class Settings:
     """How much of everything."""
 
     model: str = ""  # a folder or name; empty: get SmolLM2
+    environment: tuple[str, ...] = ("household", "--difficulty", "easy")  # its name and options
+    rank: int = 0  # of the adapter that the arms train; 0: all weights
     device: tuple[str, ...] = ("--set", "device.dtype=bfloat16", "--set", "device.threads=1")
     games: int = 480
     parts: tuple[int, ...] = (120, 180)  # traces of a warm start
@@ -78,92 +75,18 @@ class Settings:
     rate: float = 5e-5  # of the other arms
     max_turns: int = 16
     max_tokens: int = 24  # a command has some eight
-    verifier: tuple[str, ...] = ()  # as options of `profile`; empty: that of the games
+    verifier: tuple[str, ...] = ()  # as options of `profile`; empty: that of the default policy's games
     play: int = 50  # test games of one stage
     items: int = 50  # passages and answers of each kind, of one stage
 
 
+QUESTIONS = Settings(  # with tools; a call has up to forty tokens
+    environment=("qa",), max_turns=10, max_tokens=48, verifier=("--verifier", "recommended"), play=200,
+)  # fmt: skip
 SMOKE = Settings(
     device=(), games=16, parts=(2, 4), least=0.0, development=2, rest=4, turns=2, rollouts=4, held_out=(2, 1),
     samples=2, steps=1, states=2, group=2, rates=(1e-4,), max_turns=3, play=2, items=2,
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A command, of turntree or a script beside this one; `result`, relative to the folder, exists when it is done.
-    `needs` are the stages whose results it reads. `model` is the folder of weights that it makes."""
-
-    name: str
-    result: str
-    command: tuple[str, ...]
-    needs: tuple[Stage, ...] = ()
-    key: str = field(default="", init=False)  # of all settings that the result depends on
-
-    def __post_init__(self) -> None:
-        told = json.dumps([self.command, [need.key for need in self.needs]])
-        object.__setattr__(self, "key", hashlib.sha256(told.encode()).hexdigest()[:16])
-
-    @property
-    def model(self) -> str:
-        return self.result.removesuffix("/cost.json") + ("/model" if self.result.endswith("/cost.json") else "")
-
-
-@dataclass(frozen=True)
-class Book:
-    """Runs stages in `folder` and records them."""
-
-    folder: Path
-    only: str = "*"
-    plan: bool = False
-
-    def done(self, stage: Stage) -> bool:
-        """Ends the script where the stage was begun with other settings."""
-        path = self._record(stage)
-        if not path.exists():
-            return False
-        found = read_json(path)
-        if found["key"] != stage.key:
-            sys.exit(
-                f"{stage.name} was begun with other settings:\n  {' '.join(found['command'])}\nnow:\n  "
-                f"{' '.join(stage.command)}\nuse another folder, or delete {path} and {self.folder / stage.result}"
-            )
-        result = self.folder / stage.result  # a file is there when it is whole, also of a recipe that was killed then
-        return result.is_file() or (found["finished"] and result.exists())
-
-    def run(self, stage: Stage) -> None:
-        """Nothing where the stage is done, or not asked for. Ends the script where the command fails."""
-        done = self.done(stage)
-        if self.plan:
-            print("done" if done else "open", stage.name)
-        if done or self.plan or not fnmatch.fnmatch(stage.name, self.only):
-            return
-        told = {"command": list(stage.command), "key": stage.key, "load": [os.getloadavg()[0]]}
-        write_json(self._record(stage), told | {"finished": False})
-        script = stage.command[0].endswith(".py")
-        print(("python " if script else "turntree ") + " ".join(stage.command), flush=True)
-        program = (str(HERE / stage.command[0]),) if script else ("-m", "turntree.cli.main", stage.command[0])
-        began, processor = time.perf_counter(), _processor()
-        if code := subprocess.run([sys.executable, *program, *stage.command[1:]], cwd=self.folder).returncode:
-            sys.exit(code)
-        seconds = {"seconds": time.perf_counter() - began, "cpu_seconds": _processor() - processor}
-        told["load"].append(os.getloadavg()[0])
-        told |= {name: round(value, 1) for name, value in seconds.items()}
-        write_json(self._record(stage), told | {"finished": True})
-        print("  {seconds:.0f} s, of a processor {cpu_seconds:.0f} s".format(**seconds), flush=True)
-
-    def _record(self, stage: Stage) -> Path:
-        return self.folder / "stages" / f"{stage.name}.json"
-
-
-def _processor() -> float:
-    """Seconds of the commands so far. Of a stage that was killed and goes on, its record has the last attempt only."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def words(*parts: object) -> tuple[str, ...]:
-    return tuple(map(str, parts))
 
 
 @dataclass(frozen=True)
@@ -202,7 +125,7 @@ class Recipe:
         if not options.model:
             needs.append(Stage("base", "base", words("models", "get", "smollm2", "--out", "base")))
             self.book.run(needs[0])
-        made = words("traces", "household", "--count", options.games, *EASY, "--out", "traces.jsonl")
+        made = words("traces", *self.flags("--count", options.games), "--out", "traces.jsonl")
         needs.append(Stage("traces", "traces.jsonl", made))
         self.book.run(needs[-1])
         if self.book.done(needs[-1]):
@@ -226,11 +149,13 @@ class Recipe:
         options = self.settings
         if arm == "sft":
             for rate in options.rates:
-                yield self.sft(f"sft-{rate:g}.{seed}", warm.model, "rest.jsonl", rate, options.batch, seed, [warm])
+                yield self.sft(
+                    f"sft-{rate:g}{self.suffix}.{seed}", warm.model, "rest.jsonl", rate, options.batch, seed, [warm]
+                )
         elif arm in ("pivot", "random"):
-            yield self.reinforced(f"{arm}.{seed}", warm, self.selection(warm)[arm], seed)
+            yield self.reinforced(f"{arm}{self.suffix}.{seed}", warm, self.selection(warm)[arm], seed)
         else:
-            yield self.online(f"{arm}.{seed}", warm, seed, branching=arm == "branching")
+            yield self.online(f"{arm}{self.suffix}.{seed}", warm, seed, branching=arm == "branching")
 
     def sft(
         self, name: str, model: str, traces: str, rate: float, batch: int, seed: int, needs: Sequence[Stage]
@@ -268,7 +193,7 @@ class Recipe:
         options = self.settings
         forks = ("--brancher", "entropy", "--set", f"train.rollouts.initial_rollouts={options.group // 2}")
         command = words(
-            *("train", "online", "--environment", "household", *EASY, "--model", warm.model, "--seed", seed),
+            *("train", "online", "--environment", *self.flags("--model", warm.model), "--seed", seed),
             *("--iterations", options.steps, "--learning-rate", options.rate, "--max-turns", options.max_turns),
             *("--max-tokens", options.max_tokens, "--set", "train.groups=4", "--set", "held_out_count=1"),
             *("--set", f"train.rollouts.group_size={options.group}", *(forks if branching else ())),
@@ -276,8 +201,25 @@ class Recipe:
         )
         return Stage(name, f"{name}/cost.json", command, (warm,))
 
+    def flags(self, *more: object) -> tuple[object, ...]:
+        """The name of the environment, then other words, then its options."""
+        name, *options = self.settings.environment
+        return (name, *more, *options)
+
+    @property
+    def suffix(self) -> str:
+        """Of the names of arms that train an adapter."""
+        return f"-r{self.settings.rank}" if self.settings.rank else ""
+
+    @property
+    def of_games(self) -> bool:
+        return self.settings.environment[0] == "household"
+
     def training(self, name: str) -> tuple[str, ...]:
-        return (*self.settings.device, "--set", "checkpoints.extendable=false", "--out", name)
+        """An arm may train an adapter; a warm start trains all weights."""
+        rank = 0 if name.startswith("warm-") else self.settings.rank
+        adapter = words("--set", f"device.lora.rank={rank}", "--set", f"device.lora.alpha={2 * rank}") if rank else ()
+        return (*self.settings.device, *adapter, "--set", "checkpoints.extendable=false", "--out", name)
 
     # what is measured of them
 
@@ -299,8 +241,9 @@ class Recipe:
     def play(self, name: str, model: Stage, split: str, start: int, count: int) -> Stage:
         """Some games of a split: test games are played in parts, so that the table can grow."""
         command = words(
-            *("evaluate", "--model", model.model, "--environment", "household", "--split", split, "--count", count),
-            *("--offset", start, *EASY, "--max-turns", self.settings.max_turns),
+            *("evaluate", "--model", model.model, "--environment"),
+            *self.flags("--split", split, "--count", count, *(("--offset", start) if start or self.of_games else ())),
+            *("--max-turns", self.settings.max_turns),
             *("--max-tokens", self.settings.max_tokens, "--set", "greedy=false", *self.settings.device),
         )
         return Stage(name, f"{name}.json", (*command, "--out", f"{name}.json"), (model,))
@@ -336,6 +279,14 @@ def some_turns(trace: Trace, count: int) -> Trace:
     return replace(trace, meta={**trace.meta, "skip_turns": {**trace.meta.get("skip_turns", {}), **drawn}})
 
 
+def settings_of(smoke: bool, questions: bool, rank: int) -> Settings:
+    settings = SMOKE if smoke else QUESTIONS if questions else Settings()
+    if smoke and questions:
+        settings = replace(settings, environment=QUESTIONS.environment, verifier=QUESTIONS.verifier, max_tokens=48)
+    rates = {"rate": 10 * settings.rate, "rates": tuple(10 * rate for rate in settings.rates)} if rank else {}
+    return replace(settings, rank=rank, **rates)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="A pretrained policy on real work.")
     parser.add_argument("folder", type=Path, help="where everything goes")
@@ -348,12 +299,14 @@ def main() -> None:
     )
     parser.add_argument("--only", default="*", metavar="PATTERN", help="run only the stages that match")
     parser.add_argument("--plan", action="store_true", help="list the stages, and run none")
+    parser.add_argument("--rank", type=int, default=0, help="arms train an adapter, at ten times the rates")
+    parser.add_argument("--questions", action="store_true", help="questions with tools, not games (in its own folder)")
     parser.add_argument("--smoke", action="store_true", help="a handful of everything, to see that it runs")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    settings = replace(SMOKE if given.smoke else Settings(), model=given.model)
+    settings = replace(settings_of(given.smoke, given.questions, given.rank), model=given.model)
     games, items = (settings.play, settings.items) if given.smoke else (given.games, given.items)
-    recipe = Recipe(Book(given.folder, given.only, given.plan), settings, items)
+    recipe = Recipe(Book(given.folder, HERE, given.only, given.plan), settings, items)
     recipe.run(given.arms.split(","), [int(seed) for seed in given.seeds.split(",")], games)
 
 

@@ -20,9 +20,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from recipe import Book, Recipe, Settings, Stage, divide, words
+from recipe import HERE, Recipe, Settings, divide
 
 from turntree.core.messages import Message
+from turntree.experiments.book import Book, Stage, words
 from turntree.traces.candidates import skipped_turns
 from turntree.traces.schema import Trace, read_traces
 
@@ -102,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--plan", action="store_true", help="list the stages, and run none")
     given = parser.parse_args(arguments)
     given.folder.mkdir(parents=True, exist_ok=True)
-    book = Book(given.folder, given.only, given.plan)
+    book = Book(given.folder, HERE, given.only, given.plan)
     recipe = Conversations(book, replace(SETTINGS, model=given.model), 0)
     recipe.run(given.arms.split(","), [int(seed) for seed in given.seeds.split(",")], 0)
 

@@ -44,6 +44,18 @@ def test_the_policy_is_played_labelled_and_measured_again_every_so_many_steps(tr
     assert {row["trace_id"].rpartition("@")[2] for row in rates} == {"1", "3"}  # the step of the search
 
 
+def test_greedy_play_reaches_the_same_states_whatever_the_seed_and_sampled_play_does_not(turntree, tmp_path) -> None:
+    def reached(greedy: float, seed: int) -> list[list[str]]:
+        run = tmp_path / f"{greedy}-{seed}"
+        shares = ("--set", f"own.greedy={greedy}", "--set", "own.count=3", "--steps", 1, "--seed", seed)
+        turntree(*OWN, *shares, "--out", run)
+        traces = [json.loads(line) for line in (run / "own" / "traces-00001.jsonl").read_text().splitlines()[1:]]
+        return sorted([message["content"] for message in trace["messages"]] for trace in traces)
+
+    assert reached(1.0, 0) == reached(1.0, 1)
+    assert reached(0.0, 0) != reached(0.0, 1)
+
+
 def test_a_run_that_is_interrupted_between_two_searches_ends_with_the_same_weights(
     trained, turntree, tmp_path, monkeypatch
 ) -> None:
@@ -81,10 +93,22 @@ def test_recorded_and_labelled_states_go_the_way_of_traces(turntree, tmp_path) -
     rows = [json.loads(line) for line in weighed.read_text().splitlines()[1:]]
     assert 0 < sum("importance" in row for row in rows) <= 5
     turntree("select", weighed, "--threshold", 1.0, "--weight", "both", "--out", pivots)
+    header = json.loads(weighed.read_text().splitlines()[0])
+    assert header["importance"]["cost"]["turns"] > 0  # what the forks cost is on the file's bill
     weights = [json.loads(line)["weight"] for line in pivots.read_text().splitlines()[1:]]
     assert min(weights) > 0 and sum(weights) / len(weights) == pytest.approx(1)
     message = turntree.error("select", profile, "--weight", "importance", "--out", pivots)
     assert "turntree importance" in message
+
+
+def test_a_teacher_that_fails_everywhere_ends_the_command_and_not_in_a_file_without_labels(
+    turntree, tmp_path, monkeypatch
+) -> None:
+    (tmp_path / "broken.py").write_text("def teacher(environment, history):\n    raise OSError('the server is down')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    played = ("traces", "record", "--environment", "household", "--count", 2, "--max-turns", 4, "--max-tokens", 24)
+    said = turntree.error(*played, "--teacher", "broken:teacher", "--out", tmp_path / "traces.jsonl")
+    assert "teacher" in said and "the server is down" in said and not (tmp_path / "traces.jsonl").exists()
 
 
 @pytest.mark.parametrize(

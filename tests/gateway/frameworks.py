@@ -61,10 +61,11 @@ def langgraph() -> str:
 
 
 def mini_swe_agent() -> str:
-    """The command `mini`, with its own configuration, prompts and tool."""
+    """The command `mini`, with its own configuration, prompts and tool. What the policy writes runs in its sandbox."""
     with tempfile.TemporaryDirectory() as folder:
         quiet = {"MSWEA_GLOBAL_CONFIG_DIR": folder, "MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors"}
         mini = [str(Path(sys.executable).parent / "mini"), "-y", "--exit-immediately", "-m", "openai/policy"]
+        mini += ["--environment-class", "bubblewrap"]
         subprocess.run([*mini, "-t", TASK, "-o", f"{folder}/run.json"], env=os.environ | quiet, check=True, cwd=folder)
         return (Path(folder) / "run.json").read_text()
 

@@ -20,6 +20,7 @@ import openai
 from tiny_models import CHAT_TEMPLATE, tiny_tokenizer
 from turntree.core.completion import Finished, GenerationRequest, Sampling
 from turntree.core.messages import Message
+from turntree.core.protocols import Renderer
 from turntree.engines.scripted import ScriptedEngine
 from turntree.gateway.config import GatewayLimits, ServingConfig
 from turntree.gateway.driver import EngineDriver
@@ -118,11 +119,12 @@ def world(
     thoughts: Thoughts = "fork",
     folder: Path | None = None,
     sampling: Sampling = SAMPLING,
+    speaks: Renderer | None = None,
     **more: Any,
 ) -> Iterator[World]:
     driver = EngineDriver(policy if policy is not None else engine())
     config = ServingConfig(sampling=sampling, limits=limits or GatewayLimits(), thoughts=thoughts, **more)
-    sessions = Sessions(driver, renderer(), config, store=None if folder is None else SessionStore(folder))
+    sessions = Sessions(driver, speaks or renderer(), config, store=None if folder is None else SessionStore(folder))
     sessions.restore()
     gateway = Gateway(sessions, model="policy", admin_key=ADMIN)
     try:

@@ -83,10 +83,10 @@ def test_kill_9_loses_no_answer_and_the_sessions_go_on_with_the_same_draws(tmp_p
             before = len(kept)
             ask(gate.url, one["key"], dialogue)
             assert gate.calls(one["session"])[before].cause in ("start", "continue", "retry")
-        again, other = opened[0], gate.open(seed=0)
+        again, other = opened[0], gate.open(task="t0", seed=0)
         assert lost[0] >= 3
         first = gate.calls(again["session"])[0].answer.content
-        assert ask(gate.url, other["key"], MESSAGES)["content"] == first  # the draws are those of the seed
+        assert ask(gate.url, other["key"], MESSAGES)["content"] == first  # the draws are those of the task and seed
 
 
 def test_a_row_that_was_cut_off_is_dropped_and_the_rest_goes_on(tmp_path):

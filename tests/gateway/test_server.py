@@ -113,10 +113,20 @@ def test_draws_depend_on_the_session_the_prompt_and_how_often_it_was_asked_only(
             create(model="m", messages=[{"role": "user", "content": p}]).choices[0].message.content for p in prompts
         ]
 
-    one = answers(7, ["a", "b", "a"])
-    other = answers(7, ["b", "a", "a"])  # sub-agents may ask in any order
-    assert (one[0], one[1], one[2]) == (other[1], other[0], other[2])
-    assert one[0] != one[2] and one != answers(8, ["a", "b", "a"])
+    one = answers(7, ["plan", "a", "b", "a"])
+    other = answers(7, ["plan", "b", "a", "a"])  # sub-agents may ask in any order
+    assert one == [other[0], other[2], other[1], other[3]]
+    assert one[1] != one[3] and not set(one) & set(answers(8, ["plan", "a", "b", "a"]))
+    assert answers(7, ["b"]) != one[2:3]  # it begins its session here, and so has other draws
+
+
+def test_sessions_of_a_task_that_are_opened_without_a_seed_draw_each_for_itself(gate):
+    def answer(**named):
+        client = gate.client(gate.open(task="room-7", **named)["key"])
+        return client.chat.completions.create(model="m", messages=MESSAGES).choices[0].message.content
+
+    assert len({answer() for _ in range(4)}) == 4
+    assert answer(seed=3) == answer(seed=3) != answer(seed=3, sample=1)
 
 
 def test_a_session_is_named_by_its_key_a_header_or_the_base_url(gate):

@@ -8,8 +8,8 @@ training run's effect on its arm. Two arms come from one distribution, so their 
 import numpy as np
 import pytest
 
-from turntree.experiments.cost import UNITS, matched
-from turntree.experiments.paired import paired_outcomes, ratio_over_seeds
+from turntree.experiments.compose import UNITS, to_target
+from turntree.experiments.paired import paired_outcomes
 from turntree.observe.statistics import (
     clustered_wilson,
     crossed_interval,
@@ -115,17 +115,17 @@ def cost_curve(draw: np.random.Generator, chance: np.ndarray, pace: float, paid:
 def test_a_ratio_of_costs_is_covered_by_three_seeds(task_sd):
     """The truth is the mean logarithm over many seeds; arms differ in pace from seed to seed. A bootstrap over the
     three seeds covers 73% of the same samples."""
-    draw, logs = np.random.default_rng(3), []
+    draw, samples = np.random.default_rng(3), []
     for _ in range(600):
         chance = chances(draw, 0.41, task_sd, (100,))
-        for _ in range(3):
-            arms = (cost_curve(draw, chance, np.exp(draw.normal(0, 0.3)), paid, 11) for paid in (1.0, 4.0))
-            ratios = matched(*arms)["ratios"]
-            logs.append(np.nan if ratios is None else np.log(ratios["turns"]))
-    samples = np.reshape(logs, (600, 3))
-    truth = np.exp(np.nanmean(samples))
-    found = [ratio_over_seeds(list(np.exp(row))) for row in samples if not np.isnan(row).any()]
-    assert len(found) > 550
+        mine, first = (
+            [cost_curve(draw, chance, np.exp(draw.normal(0, 0.3)), paid, 11) for _ in range(3)] for paid in (1.0, 4.0)
+        )
+        samples.append(to_target(mine, first, float(np.mean([points[-1]["success"] for points in first])), "turns"))
+    shares = [one["share_of_first"] for one in samples]
+    found = [row for row in shares if row is not None and len(row["values"]) == 3]
+    truth = np.exp(np.mean([np.log(row["values"]).mean() for row in found]))
+    assert len(found) > 300  # in the others an arm misses the target in a seed
     assert 0.93 <= share([one["low"] <= truth <= one["high"] for one in found]) <= 0.97
 
 

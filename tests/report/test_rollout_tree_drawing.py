@@ -13,9 +13,10 @@ from online_directories import Played, equal_group, grown, mixed_group, search
 
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message
-from turntree.core.tree import NodeKind, StopReason
+from turntree.core.tree import PART, Decision, NodeKind, StopReason
 from turntree.core.verdict import Verdict
 from turntree.logs.trees import KeptTree
+from turntree.report.browser import group_view
 from turntree.report.rollout_tree import deciding_forks, summed, tree_of
 from turntree.report.tree_figures import ABOVE, BELOW, rollout_tree, short_action
 
@@ -62,6 +63,30 @@ def test_what_is_not_drawn_is_counted(group: tuple[KeptTree, list[Played]], roll
         drawn = 0 if leaf.parent is None else tree.nodes[leaf.parent].turn
         assert drawn <= turns
         assert drawn + leaf.hidden == len(leaf.rollout.actions)
+
+
+@settings(max_examples=40)
+@given(groups(), st.data())
+def test_a_rollout_of_several_branches_is_drawn_with_all_of_them_and_ends_once(
+    group: tuple[KeptTree, list[Played]], data: st.DataObject
+) -> None:
+    """As an agent's retries and sub-agents make it (`RolloutTree.parts`)."""
+    kept, _ = group
+    leaves = kept.tree.leaves()
+    of = {leaf: data.draw(st.sampled_from([leaf, leaves[-1]])) for leaf in leaves}
+    for leaf, end in of.items():
+        if leaf != end:
+            kept.tree.record(Decision("agent", leaf, PART, "it went on elsewhere", {"of": float(end)}))
+    tree, ends = tree_of(kept, max_rollouts=99, max_turns=99), kept.tree.ends()
+    assert len(tree.leaves) == len(leaves) and len(tree.nodes) == sum(node.sampled for node in kept.tree)
+    assert sorted(leaf.number for leaf in tree.leaves if not leaf.part) == list(range(1, len(ends) + 1))
+    assert sum(leaf.part for leaf in tree.leaves) == len(leaves) - len(ends)
+    view = group_view(kept)["nodes"]
+    assert (
+        sum("part" in row for row in view) == len(leaves) - len(ends) == len(leaves) - sum("end" in row for row in view)
+    )
+    shown = rollout_tree(kept).svg
+    assert shown.count(">part of ") == sum(leaf.part for leaf in tree_of(kept).leaves)
 
 
 def test_a_fork_beyond_what_fits_is_still_drawn() -> None:
@@ -129,7 +154,7 @@ def test_the_drawing_has_each_turn_and_reward_once_and_escapes_what_was_said() -
 
 def test_a_long_group_says_what_it_leaves_out() -> None:
     drawn = rollout_tree(grown([Played([f"a{turn}" for turn in range(7)], float(row % 2)) for row in range(19)]))
-    assert "Not drawn: 3 further rollouts." in drawn.caption
+    assert "Not drawn: 3 further rows." in drawn.caption
     assert drawn.svg.count(">2 more turns<") == 16
 
 

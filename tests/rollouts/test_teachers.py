@@ -77,7 +77,7 @@ def test_a_teacher_that_fails_is_counted_and_labels_nothing() -> None:
         raise ValueError("out of order")
 
     own, missing = labelled(trace, task, broken)
-    assert own.labels == {} and missing == Counter({"no_label: ValueError: out of order": len(trace.turn_positions)})
+    assert own.labels == {} and missing == Counter({"no_label: the teacher failed (ValueError: out of order)": 4})
     assert candidates(own) == []  # what the policy did is not taught in place of the missing labels
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from turntree.core.messages import Message, ToolCall
+from turntree.experiments import book
+from turntree.experiments.book import Book
 from turntree.observe.files import read_json, write_json
 from turntree.traces.candidates import candidates
 from turntree.traces.schema import Trace, read_traces, write_traces
@@ -50,7 +52,7 @@ def ran(recipe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
             write_json(out, {"sampled": {"success": 0.2}})
         return Answer()
 
-    monkeypatch.setattr(recipe.subprocess, "run", command)
+    monkeypatch.setattr(book.subprocess, "run", command)
     return found
 
 
@@ -65,7 +67,7 @@ def demonstrations() -> list[Trace]:
 
 def run(recipe, folder: Path, games: int = 2, items: int = 2, arms=("sft", "pivot"), **settings) -> None:
     chosen = recipe.replace(recipe.SMOKE, model="tiny", **settings)
-    recipe.Recipe(recipe.Book(folder), chosen, items).run(arms, [0], games)
+    recipe.Recipe(Book(folder, FOLDER), chosen, items).run(arms, [0], games)
 
 
 def test_a_finished_recipe_computes_nothing_again_and_a_longer_one_only_what_is_new(recipe, ran, tmp_path) -> None:

@@ -7,14 +7,17 @@ import random
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from random_trees import add_completion, sampled_near, scored_trees
+from torch.nn.functional import scaled_dot_product_attention
 
 from tiny_models import tiny_model
 from turntree.advantages.credit import soft_credit
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Credit, NodeCredit
 from turntree.core.tree import NodeKind, RolloutTree
-from turntree.training import attention
+from turntree.training import attention, pieces
 from turntree.training.attention import decoder_inputs, layouts, set_tree_attention, tree_block_mask
 from turntree.training.forward import policy_logprobs
 from turntree.training.isolation import check_path_isolation
@@ -44,62 +47,115 @@ def tree_model(**changes) -> torch.nn.Module:
     return model
 
 
-def visible(blocks, batch: PackedBatch) -> torch.Tensor:
-    """The mask that a partition into blocks amounts to, [B, L, L]."""
-    rows, length = batch.last_BL.shape
-    seen = torch.zeros(rows, length, length, dtype=torch.bool)
-    for row, found in enumerate(blocks):
-        assert [slot for block in found for slot in range(block.start, block.end)] == list(range(length))
-        for block in found:
-            keys = torch.cat([torch.arange(a, b) for a, b in block.keys])
-            queries = torch.arange(block.start, block.end)
-            assert block.mask_QK is not None or block.keys == ((block.start, block.end),)
-            mask = (keys <= queries[:, None]) if block.mask_QK is None else block.mask_QK == 0
-            seen[row, queries[:, None], keys] = mask
+def visible(rows, batch: PackedBatch) -> torch.Tensor:
+    """How often each query's score with each key is computed, [B, L, L]."""
+    length = batch.last_BL.shape[1]
+    seen = torch.zeros(len(rows), length, length, dtype=torch.long)
+    for row, found in enumerate(rows):
+        own = [piece.is_own for piece in found]
+        assert own == sorted(own, reverse=True), "rectangles are added to what a slot's own piece gave"
+        assert sorted(s for p in found if p.is_own for s in range(p.start, p.end)) == list(range(length))
+        for piece in found:
+            queries, keys = torch.arange(piece.start, piece.end)[:, None], torch.arange(piece.first, piece.after)
+            shown = keys <= queries if piece.mask_QK is None else piece.mask_QK == 0
+            seen[row, queries, keys] += shown
     return seen
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("call", [0, 40, 4096])
-def test_blocks_show_what_the_mask_shows(monkeypatch, seed: int, call: int) -> None:
-    monkeypatch.setattr(attention, "_CALL", call)
-    monkeypatch.setattr(attention, "_PER_SLOT", 0)
+def test_pieces_show_what_the_mask_shows_and_no_pair_twice(monkeypatch, seed: int, call: int) -> None:
+    monkeypatch.setattr(attention, "CALL", call)
+    monkeypatch.setattr(pieces, "ADD", 0)
     model = tree_model()
     for batch in some_batches(model, seed, max_tokens=70):
-        finest = decoder_inputs(model, batch, "blocks")["tree_blocks"]
-        assert torch.equal(visible(finest, batch), batch.attention_mask()[:, 0])
-        merged = decoder_inputs(model, batch).get("tree_blocks")
-        assert merged is not None or call
-        if merged is not None:
-            assert torch.equal(visible(merged, batch), batch.attention_mask()[:, 0])
-            assert sum(map(len, merged)) <= sum(map(len, finest))
+        finest = decoder_inputs(model, batch, "pieces")["tree_pieces"]
+        assert torch.equal(visible(finest, batch), batch.attention_mask()[:, 0].long())
+        cheapest = decoder_inputs(model, batch).get("tree_pieces")
+        assert cheapest is not None or call
+        if cheapest is not None:
+            assert torch.equal(visible(cheapest, batch), batch.attention_mask()[:, 0].long())
+            assert sum(map(len, cheapest)) <= sum(map(len, finest))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=30), st.sampled_from([0, 8, 4096]))
+def test_every_row_of_subtrees_is_covered(parents: list[int], call: int) -> None:
+    """Slot k hangs `parents[k]` steps above slot k - 1 on its path; above the root, it begins a tree of its own."""
+    path: list[int] = []
+    last = [0] * len(parents)
+    for slot, up in enumerate(parents):
+        for done in path[max(0, len(path) - up) :]:
+            last[done] = slot
+        path = [*path[: max(0, len(path) - up)], slot]
+    for slot in path:
+        last[slot] = len(parents)
+    _, planned = pieces.plan(last, call)
+    last_L = torch.tensor(last)
+    batch_mask = (torch.arange(len(last)) <= torch.arange(len(last))[:, None]) & (
+        torch.arange(len(last))[:, None] < last_L
+    )
+    seen = torch.zeros(len(last), len(last), dtype=torch.long)
+    for piece in pieces.pieces(last_L, planned, torch.float32):
+        queries, keys = torch.arange(piece.start, piece.end)[:, None], torch.arange(piece.first, piece.after)
+        seen[queries, keys] += (keys <= queries) if piece.mask_QK is None else piece.mask_QK == 0
+    assert torch.equal(seen, batch_mask.long())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_pieces_have_the_values_and_gradients_of_the_mask(dtype: torch.dtype) -> None:
+    """In float64 to rounding, for heads that share keys and for several rows."""
+    batch = fork(prompt=70, actions=5, length=40)
+    last_BL = batch.last_BL.repeat(2, 1)
+    last_BL[1] = last_BL.shape[1]  # a chain
+    mask = (torch.arange(last_BL.shape[1]) <= torch.arange(last_BL.shape[1])[:, None]) & (
+        torch.arange(last_BL.shape[1])[:, None] < last_BL[:, None, None, :]
+    )
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(2, n, last_BL.shape[1], 8, generator=generator, dtype=dtype) for n in (4, 2, 2, 4)]
+    rows = tuple(pieces.pieces(one, pieces.plan(one.tolist(), 100)[1], dtype) for one in last_BL)
+    assert [sum(piece.mask_QK is not None for piece in row) for row in rows] == [0, 0] and len(rows[0]) == 7
+
+    def gradients(attend) -> list[torch.Tensor]:
+        query, key, value = (tensor.clone().requires_grad_() for tensor in inputs[:3])
+        found = attend(query, key, value)
+        found.backward(inputs[3])
+        return [found.detach(), *(tensor.grad for tensor in (query, key, value))]
+
+    ours = gradients(lambda q, k, v: pieces.PieceAttention.apply(q, k, v, rows, None))
+    theirs = gradients(
+        lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True),
+    )
+    within = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 5e-2}[dtype]
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.dtype == dtype and float((one - other).abs().max()) <= within * max(1.0, float(other.abs().max()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_all_layouts_score_alike(dtype: torch.dtype) -> None:
     model = tree_model(dtype=dtype)
     for batch in some_batches(model, seed=1, max_tokens=70):
-        dense, blocks = (policy_logprobs(model, batch, layout=layout) for layout in ("dense", "blocks"))
-        assert torch.allclose(dense, blocks, rtol=0, atol=1e-5)
+        dense, apart = (policy_logprobs(model, batch, layout=layout) for layout in ("dense", "pieces"))
+        assert torch.allclose(dense, apart, rtol=0, atol=1e-5)
 
 
-def test_a_long_prompt_goes_by_blocks_and_a_short_one_by_the_mask() -> None:
+def test_a_long_prompt_goes_by_pieces_and_a_short_one_by_the_mask() -> None:
     model = tree_model()
-    (row,) = decoder_inputs(model, fork(prompt=512, actions=4, length=16))["tree_blocks"]
-    assert (row[0].start, row[0].end, row[0].mask_QK) == (0, 528, None)  # the first answer goes on causally
-    assert "tree_blocks" not in decoder_inputs(model, fork(prompt=10, actions=4, length=2))
+    assert "tree_pieces" in decoder_inputs(model, fork(prompt=512, actions=4, length=16))
+    assert "tree_pieces" not in decoder_inputs(model, fork(prompt=10, actions=4, length=2))
+
+
+def slots(row) -> list[tuple[int, int, int, int, bool]]:
+    return [(piece.start, piece.end, piece.first, piece.after, piece.mask_QK is not None) for piece in row]
 
 
 def test_siblings_are_apart_where_they_are_long_and_together_where_they_are_short() -> None:
     model = tree_model()
-    (long,) = decoder_inputs(model, fork(prompt=512, actions=3, length=200))["tree_blocks"]
-    assert [(block.start, block.end, block.keys) for block in long] == [
-        (0, 712, ((0, 712),)),
-        (712, 912, ((0, 512), (712, 912))),
-        (912, 1112, ((0, 512), (912, 1112))),
-    ]
-    (short,) = decoder_inputs(model, fork(prompt=512, actions=3, length=8))["tree_blocks"]
-    assert [(block.start, block.end) for block in short] == [(0, 520), (520, 536)]
+    (long,) = decoder_inputs(model, fork(prompt=512, actions=2, length=200))["tree_pieces"]
+    triangles = [(0, 512, 0, 512, False), (512, 712, 512, 712, False), (712, 912, 712, 912, False)]
+    assert slots(long) == [*triangles, (512, 912, 0, 512, False)]
+    (short,) = decoder_inputs(model, fork(prompt=512, actions=3, length=8))["tree_pieces"]
+    assert slots(short) == [(0, 512, 0, 512, False), (512, 536, 512, 536, True), (512, 536, 0, 512, False)]
 
 
 def test_a_model_with_tree_attention_reads_plain_rows_as_before() -> None:
@@ -117,19 +173,19 @@ def test_a_saved_policy_does_not_carry_the_attention_of_its_training(tmp_path) -
 
 
 def test_the_self_check_covers_every_layout_the_model_may_take() -> None:
-    assert layouts(tiny_model()) == ("dense",) and layouts(tree_model()) == ("dense", "blocks")
+    assert layouts(tiny_model()) == ("dense",) and layouts(tree_model()) == ("dense", "pieces")
     report = check_path_isolation(tree_model())
     assert report.logprob_error < 1e-4 and report.gradient_error < 1e-3
 
 
-@pytest.mark.parametrize(("layout", "broken"), [("dense", "attention_mask"), ("blocks", "tree_blocks")])
+@pytest.mark.parametrize(("layout", "broken"), [("dense", "attention_mask"), ("pieces", "tree_pieces")])
 def test_a_decoder_that_drops_what_carries_the_tree_is_refused(layout: str, broken: str) -> None:
     model = tree_model()
     decoder = model.get_decoder()
     forward = decoder.forward
 
     def forgetful(*args, **kwargs):
-        if ("tree_blocks" in kwargs) == (layout == "blocks"):
+        if ("tree_pieces" in kwargs) == (layout == "pieces"):
             kwargs.pop(broken, None)
         return forward(*args, **kwargs)
 
@@ -144,10 +200,10 @@ def test_a_wrong_gradient_is_refused_even_where_the_scores_are_right() -> None:
     forward = layer.forward
 
     def half_blind(hidden, *args, **kwargs):
-        return forward(hidden.detach() if kwargs.get("tree_blocks") else hidden, *args, **kwargs)
+        return forward(hidden.detach() if kwargs.get("tree_pieces") else hidden, *args, **kwargs)
 
     layer.forward = half_blind
-    with pytest.raises(InputError, match=r"\(blocks attention\) its log-probabilities are off by \d.*its gradient by"):
+    with pytest.raises(InputError, match=r"\(pieces attention\) its log-probabilities are off by \d.*its gradient by"):
         check_path_isolation(model)
 
 

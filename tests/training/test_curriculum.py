@@ -160,9 +160,10 @@ def test_a_step_draws_no_weighted_pivot_twice_before_the_others() -> None:
     assert all(sorted(weighted.draw(4, step)) == [0, 1, 2, 3] for step in range(20))
 
 
-def test_removed_pivots_are_never_drawn_again_and_added_ones_are() -> None:
+def test_removed_pivots_are_not_drawn_again_nor_counted_as_retired_and_added_ones_are() -> None:
     pivots = curriculum(3, retire_after=1, revisit_after=1)
     pivots.draw(2, 1)
-    pivots.remove([0, 1], 2)
+    pivots.remove([0, 1])
     pivots.add(["pivot"], [1.0])
+    assert pivots.metrics()["live_pivots"] == 2 and pivots.metrics()["retired_pivots"] == 0
     assert {index for step in range(3, 9) for index in pivots.draw(2, step)} == {2, 3}

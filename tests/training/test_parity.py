@@ -18,7 +18,7 @@ from tiny_models import tiny_model
 from turntree.advantages.credit import CreditRule
 from turntree.core.labels import Rewards
 from turntree.core.tree import RolloutTree
-from turntree.training import attention
+from turntree.training import attention, pieces
 from turntree.training.attention import set_tree_attention
 from turntree.training.cutting import longest_path
 from turntree.training.forward import set_checkpointing
@@ -191,10 +191,10 @@ def test_in_double_throughout_the_gradients_agree_after_large_steps(kind: str, c
     assert max(errors) <= 1e-10, errors
 
 
-def in_blocks(monkeypatch) -> Callable[[torch.nn.Module], None]:
-    """Tree attention that never merges blocks, for the sake of a call."""
-    monkeypatch.setattr(attention, "_CALL", 0)
-    monkeypatch.setattr(attention, "_PER_SLOT", 0)
+def in_small_pieces(monkeypatch) -> Callable[[torch.nn.Module], None]:
+    """Tree attention that never takes siblings together to save a call."""
+    monkeypatch.setattr(attention, "CALL", 0)
+    monkeypatch.setattr(pieces, "ADD", 0)
     return set_tree_attention
 
 
@@ -203,8 +203,8 @@ def checkpointing(model: torch.nn.Module) -> None:
     assert not model.training  # a policy that samples between updates stays in evaluation mode
 
 
-def in_blocks_and_checkpointing(monkeypatch) -> Callable[[torch.nn.Module], None]:
-    prepare = in_blocks(monkeypatch)
+def in_small_pieces_and_checkpointing(monkeypatch) -> Callable[[torch.nn.Module], None]:
+    prepare = in_small_pieces(monkeypatch)
     return lambda model: (prepare(model), checkpointing(model))
 
 
@@ -216,9 +216,9 @@ def in_pieces(trees, credits, *, max_tokens: int, pad_id: int) -> list[PackedBat
 
 PATHS = {
     "cut": (in_pieces, lambda monkeypatch: None),
-    "blocks": (pack, in_blocks),
+    "small pieces": (pack, in_small_pieces),
     "checkpointing": (pack, lambda monkeypatch: checkpointing),
-    "all of them": (in_pieces, in_blocks_and_checkpointing),
+    "all of them": (in_pieces, in_small_pieces_and_checkpointing),
 }
 
 

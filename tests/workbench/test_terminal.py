@@ -153,13 +153,21 @@ HOME_PACKAGES = ".local/lib/python3.11/site-packages"
         f"mkdir -p {HOME_PACKAGES}; echo 'import os; os._exit(0)' > {HOME_PACKAGES}/usercustomize.py",
         "echo 'exit 0' > .profile; echo 'exit 0' > .bashrc; echo 'exit 0' > .shrc",
         "mkdir bin; printf '#!/bin/sh\\nexit 0\\n' > test; cp test bin/test; chmod +x test bin/test",
-        "(while true; do touch ok; done) & sleep 0.2; rm -f ok",
         "export PATH=.:$PATH; alias test=true; test() { return 0; }; export -f test",
     ],
 )
 def test_a_check_is_not_fooled_by_what_a_policy_leaves_behind(sandbox, cheat):
     assert ends(CHECKED, sandbox, cheat).reward == 0.0
     assert ends(CHECKED, sandbox, "touch ok").reward == 1.0
+
+
+def test_a_command_left_running_does_not_reach_the_check(sandbox):
+    """It waits for a file that only the check writes: what it made before would count, for the policy made it."""
+    task = Task(id="c", instruction="", files={}, check="touch begun; sleep 0.5; test -f ok")
+    waits = "(while true; do test -f begun && touch ok; done) &"
+    assert ends(task, sandbox, waits).reward == 0.0
+    assert ends(task, sandbox, f"nohup sh -c '{waits} wait' > /dev/null 2>&1 &").reward == 0.0
+    assert ends(task, sandbox, "touch ok").reward == 1.0
 
 
 def test_settings_in_the_home_folder_do_not_reach_the_check(sandbox):

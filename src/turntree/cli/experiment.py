@@ -64,44 +64,45 @@ def _gate_lines(summary: dict[str, Any]) -> Iterator[str]:
 
 
 @experiment.command(
-    "cost",
+    "compose",
     cls=StageCommand,
-    config="turntree.experiments.config:CostExperimentConfig",
-    stage="experiment cost",
-    options={"--seeds": "seeds", **_ARM, "--steps": "train.steps", **_DIFFICULTY},
-    short_help="PivotRL against end-to-end GRPO, success over what was spent.",
+    config="turntree.experiments.config:ComposeConfig",
+    stage="experiment compose",
+    options={"--seeds": "seeds", "--arms": "arms", **_ARM, "--steps": "pivot.steps", **_DIFFICULTY},
+    short_help="GRPO, PivotRL and their parts, alone and together, on one bill.",
 )
 @out_option("The experiment's folder.")
-def cost_experiment(config: Any, out: Path, json_path: str | None) -> None:
-    """Success on held-out games over cumulative turns, tokens and seconds; ratios at matched success.
+def compose_experiment(config: Any, out: Path, json_path: str | None) -> None:
+    """Success on held-out tasks over everything that was spent, for chains of stages: grpo (with dapo, greso, gate,
+    branching), pivot (on an expert's states), own (on the policy's own states).
 
     \b
-    Example: turntree experiment cost --out runs/cost --seeds 0,1,2
+    Example: turntree experiment compose --out runs/compose --arms grpo,pivot/grpo,own/grpo+greso --seeds 0,1,2
     """
-    from turntree.experiments.cost import run_cost_experiment
+    from turntree.experiments.compose import run_compose
 
-    summary = run_cost_experiment(config, out)
-    finish(summary, json_path, list(_cost_lines(summary)))
+    summary = run_compose(config, out)
+    finish(summary, json_path, list(_compose_lines(summary)))
 
 
-def _cost_lines(summary: dict[str, Any]) -> Iterator[str]:
-    for seed, row in zip(summary["seeds"], summary["matched"], strict=True):
-        if row["ratios"] is None:
-            yield f"seed {seed}: an arm never rises above its start, so there is no matched success"
-            continue
-        yield f"seed {seed}: at {row['success']:.1%}, GRPO spent per unit of PivotRL"
-        for name, what in (("ratios", "with the profile"), ("ratios_in_training", "in training alone")):
-            yield f"  {what}: " + ", ".join(f"{unit} {value:.2f}" for unit, value in row[name].items())
-    for name, what in (("ratios", "with the profile"), ("ratios_in_training", "in training alone")):
-        if row := summary["ratios"][name]:
-            count = len(row["turns"]["values"])
-            told = ", ".join(f"{unit} {_edges(found, '{:.2f}')}" for unit, found in row.items())
-            yield f"over {count} seeds, geometric mean [95%], {what}: {told}"
-    ends = summary["ends"]
-    for method in ("pivotrl", "grpo"):
-        last, best = (_edges(ends[method][which], "{:.1%}") for which in ("last", "best"))
-        yield f"{method} ends at {last}, best check {best}"
-    yield f"pivotrl - grpo at the end: {_points(ends['pivotrl - grpo']['by_seed'])}"
+def _compose_lines(summary: dict[str, Any]) -> Iterator[str]:
+    first, count = summary["first"], len(summary["seeds"])
+    yield f"target: the last check of {first}, {summary['target']:.1%}; shares are of what {first} spent to reach it"
+    for arm, row in summary["arms"].items():
+        yield f"{arm}: ends at {_edges(row['last'], '{:.1%}')}, best check {_edges(row['best'], '{:.1%}')}"
+        yield "  spent " + ", ".join(f"{unit} {found['mean']:,.0f}" for unit, found in row["spent"].items())
+        for unit in ("decoded_tokens", "seconds"):
+            found = row["to_target"][unit]
+            share = (
+                ""
+                if found["share_of_first"] is None
+                else f", {_edges(found['share_of_first'], '{:.2f}')} of the {unit}"
+            )
+            yield f"  reaches the target in {found['reached']} of {count} seeds{share}"
+        if arm != first:
+            yield f"  minus {first}: {_points(row['minus_first']['by_seed'])} at the end"
+            for unit, found in row["at_equal_cost"].items():
+                yield f"  minus {first} at equal {unit}: {_points(found)}"
 
 
 @experiment.command(
@@ -155,6 +156,59 @@ def premise_experiment(config: Any, out: Path, json_path: str | None) -> None:
 
     result = premise.run_premise(config, out)
     finish(result, json_path, list(premise.lines(result)))
+
+
+@experiment.command(
+    "theory",
+    cls=StageCommand,
+    config="turntree.experiments.config:TheoryConfig",
+    stage="experiment theory",
+    options={"--instances": "instances", "--states": "mixed", "--model": "model", "--seed": "seed"},
+    short_help="The papers' statements about groups, on finite spaces and on a policy.",
+)
+@out_option("The JSON file to write.")
+def theory_experiment(config: Any, out: Path, json_path: str | None) -> None:
+    """Check PivotRL's Proposition 3.1 and Theorems 3.2 and 3.3 exactly on finite action spaces and on a trained policy,
+    Selective Rollout's dilution, and the variance of the gradient under allocations of rollouts.
+
+    \b
+    Example: turntree experiment theory --out runs/theory.json
+    """
+    from turntree.experiments import theory
+
+    result = theory.run_theory(config, out)
+    finish(result, json_path, list(theory.lines(result)))
+
+
+@experiment.command(
+    "ladder",
+    cls=StageCommand,
+    config="turntree.experiments.config:LadderConfig",
+    stage="experiment ladder",
+    part="environment",
+    options={
+        "--seeds": "seeds",
+        "--arms": "arms",
+        "--environment": "environment",
+        "--model": "model",
+        "--iterations": "iterations",
+        "--groups": "groups",
+        "--children": "children",
+    },
+    short_help="What an oracle wins that knows where to fork.",
+)
+@out_option("The experiment's folder.")
+def ladder_experiment(config: Any, out: Path, json_path: str | None) -> None:
+    """One step of a frozen policy at equal pace and budget: forks by a coin, by entropy, and by an oracle that knows
+    each moment's variance from rollouts that are not billed.
+
+    \b
+    Example: turntree experiment ladder --out runs/ladder
+    """
+    from turntree.experiments import ladder
+
+    summary = ladder.run_ladder(config, out)
+    finish(summary, json_path, list(ladder.lines(summary)))
 
 
 def _branching_lines(summary: dict[str, Any]) -> Iterator[str]:

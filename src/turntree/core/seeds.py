@@ -19,6 +19,16 @@ def derive(seed: int, *keys: Key) -> int:
     return int.from_bytes(hashlib.blake2b(named, digest_size=8).digest(), "big") >> 1
 
 
+def of_turn(seed: int, task_id: str, rollout: tuple[int, ...], turn: int) -> int:
+    """The seed of one turn of a rollout: the same whether the environment is stepped or an agent asks for the turn."""
+    return derive(seed, "episode", task_id, *rollout, turn)
+
+
+def again(seed: int, iteration: int, occurrence: int) -> int:
+    """The seed of a task that is played in a later iteration, or once more in the same one."""
+    return derive(seed, "again", iteration, occurrence) if iteration or occurrence else seed
+
+
 def generator(seed: int, *keys: Key) -> random.Random:
     """A new standard-library generator for the given keys."""
     return random.Random(derive(seed, *keys))

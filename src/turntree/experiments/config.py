@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from turntree.core import parts
 from turntree.core.completion import Sampling
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError
@@ -12,7 +13,7 @@ from turntree.profiling.profile import ProfileConfig
 from turntree.profiling.select import SelectConfig
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import SchedulerConfig
-from turntree.stages.config import Playing, TrainOnlineConfig
+from turntree.stages.config import Device, OwnPathConfig, Playing, TrainOnlineConfig
 from turntree.training.config import LossConfig, OnlineConfig, OptimizerConfig, PivotConfig
 
 GateArm = Literal["none", "gate", "random"]
@@ -28,6 +29,7 @@ BranchingArm = Literal[
     "arpo_released",
     "tree_grpo",
 ]
+LadderArm = Literal["none", "coin", "entropy", "oracle", "oracle_pooled", "worst", "foresight"]
 COMMAND = Sampling(temperature=1.0, max_tokens=24)  # a household command is some six tokens
 ANSWER = EpisodeConfig(max_turns=10, max_context=1024, sampling=Sampling(temperature=1.0, max_tokens=48))
 
@@ -118,10 +120,10 @@ def household_selection() -> SelectConfig:
     return SelectConfig(threshold=1.0, max_per_kind=0.4, per_duplicate=0)
 
 
-def household_pivots(*, check_every: int) -> PivotConfig:
+def household_pivots(*, check_every: int, steps: int = 60) -> PivotConfig:
     """The vetted PivotRL settings of the embedded household policy (docs/results/quickstart.md)."""
     return PivotConfig(
-        steps=60,
+        steps=steps,
         check_every=check_every,
         sampling=COMMAND,
         loss=LossConfig(kl_coefficient=0.02),
@@ -132,32 +134,82 @@ def household_pivots(*, check_every: int) -> PivotConfig:
 def _grpo() -> TrainOnlineConfig:
     easy = Part("household", {"difficulty": "easy"})
     episodes = EpisodeConfig(max_turns=16, sampling=COMMAND)
-    return _online(easy, episodes, 5e-4, iterations=20, check_every=2, loss={})
+    loss = {"normalizer": "constant", "constant": 5000.0}
+    return _online(easy, episodes, 5e-4, iterations=20, check_every=2, loss=loss)
+
+
+Stage = Literal["grpo", "pivot", "own"]
+STAGES: tuple[Stage, ...] = ("grpo", "pivot", "own")
+ADDED = ("dapo", "greso", "gate", "branching")  # what a GRPO stage can have
+
+
+def chain(arm: str) -> list[tuple[Stage, tuple[str, ...]]]:
+    """The stages of an arm, each with what is added to it: `pivot/grpo+gate` is PivotRL, then GRPO with the gate.
+    Raises `ConfigError`."""
+    found: list[tuple[Stage, tuple[str, ...]]] = []
+    for told in arm.split("/"):
+        name, *added = told.split("+")
+        stage = next((stage for stage in STAGES if stage == name), None)
+        wrong = [one for one in added if stage != "grpo" or one not in ADDED]
+        if stage is None or wrong or len(set(added)) < len(added):
+            hint = f"a chain of {', '.join(STAGES)}, as pivot/grpo+dapo; grpo takes {', '.join(ADDED)}, each once"
+            raise ConfigError(f"has no stage {told!r}", field="arms", hint=hint)
+        found.append((stage, tuple(added)))
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
-class CostExperimentConfig(SeededExperiment):
-    """`turntree experiment cost`."""
+class ComposeConfig(SeededExperiment):
+    """`turntree experiment compose`."""
 
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     """Every arm is run once with each."""
+    arms: tuple[str, ...] = (
+        "grpo",
+        "grpo+dapo",
+        "grpo+greso",
+        "grpo+gate",
+        "grpo+branching",
+        "pivot",
+        "pivot/grpo",
+        "own",
+        "own/grpo",
+        "own/grpo+dapo+greso",
+    )
+    """Chains of stages: grpo (whole episodes), pivot (PivotRL on an expert's states), own (on the policy's own). The
+    others are compared with the first."""
     online: TrainOnlineConfig = field(default_factory=_grpo)
-    """The GRPO arm; its tasks are also those that are demonstrated."""
+    """The GRPO stages; their tasks are also those that are demonstrated, and those of own states."""
+    gate: Part = field(default_factory=lambda: Part("divergence", {"checkpoints": [{"turn": 8, "threshold": 0.64}]}))
+    """The gate of `+gate`."""
+    brancher: Part = field(default_factory=lambda: Part("entropy", {"probe_tokens": 2}))
+    """The brancher of `+branching`, which forks half of the rollouts."""
     demonstrator: Part = field(default_factory=lambda: Part("household", {"slips": 0.2}))
-    """The demonstrator whose traces the PivotRL arm learns from, on the tasks of the GRPO arm."""
+    """The demonstrator whose traces the stage pivot learns from."""
     profile: ProfileConfig = field(default_factory=lambda: ProfileConfig(sampling=COMMAND))
     candidates: int = 5000
     """Most candidates that are profiled."""
     select: SelectConfig = field(default_factory=household_selection)
-    train: PivotConfig = field(default_factory=lambda: household_pivots(check_every=5))
-    """The PivotRL arm."""
+    pivot: PivotConfig = field(default_factory=lambda: household_pivots(steps=20, check_every=5))
+    """The stages pivot and own. They rise in 15 to 25 steps (docs/results/cost.md)."""
+    teacher: Part = field(default_factory=lambda: Part("household"))
+    """Labels the states of the stage own."""
+    verifier: Part = field(default_factory=lambda: Part("household"))
+    """Judges them."""
+    own: OwnPathConfig = field(default_factory=OwnPathConfig)
+    """How the stage own searches; its tasks and longest episode are those of `online`."""
     held_out: int = 200
-    """Games of the split "dev" that are played `train.check_every` steps of either arm apart."""
+    """Tasks of the split "dev" that are played at every check."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.train.check_every or not self.online.train.check_every:
-            raise ConfigError("must be above 0 in both arms: a curve needs points", field="train.check_every")
+        if not self.arms or len(set(self.arms)) < len(self.arms):
+            raise ConfigError("must be there, and each once", field="arms")
+        stages = [stage for arm in self.arms for stage in chain(arm)]
+        if not self.pivot.check_every or not self.online.train.check_every:
+            raise ConfigError("must be above 0 in every stage: a curve needs points", field="pivot.check_every")
+        if any({"gate", "branching"} & set(added) for _, added in stages):
+            _check_constant(self.online, "a cut or a fork")
 
 
 def _branched() -> TrainOnlineConfig:
@@ -224,3 +276,79 @@ class PremiseConfig(Playing):
     def __post_init__(self) -> None:
         if self.initial < 1 or self.children < 2 or not self.probes or min(self.probes) < 1:
             raise ConfigError("needs a rollout, 2 children and probes of at least 1 token", field="children")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TheoryConfig:
+    """`turntree experiment theory`."""
+
+    seed: int = 0
+    """Of every draw."""
+    instances: int = 2000
+    """Random finite action spaces that every statement is checked on."""
+    model: str = "default"
+    """A folder in Hugging Face format, a name on the Hub, or a registered policy."""
+    device: Device = field(default_factory=Device)
+    verifier: Part = parts.DEFAULT
+    """Judges the actions of the policy."""
+    demonstrator: Part = field(
+        default_factory=lambda: Part("household", {"games": {"split": "train", "count": 24, "difficulty": "easy"}})
+    )
+    """Whose traces the states come from."""
+    candidates: int = 96
+    """States that are sampled to find the mixed ones."""
+    samples: int = 32
+    """Rollouts at each, whose distinct actions become the action space of the state."""
+    mixed: int = 12
+    """States with reward variance, the first ones found; half as many without."""
+    group_size: int = 8
+    """Rollouts of a group."""
+    draws: int = 2000
+    """Batches that each variance is measured on."""
+    steps: int = 20
+    """Steps of PivotRL after which Theorem 3.3 is held against the trained policy."""
+
+    def __post_init__(self) -> None:
+        for name in ("instances", "candidates", "samples", "mixed", "draws", "steps"):
+            if getattr(self, name) < 2:
+                raise ConfigError("must be at least 2", field=name)
+        if self.group_size < 2:
+            raise ConfigError("must be at least 2: one rollout has nothing to be compared with", field="group_size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LadderConfig(Playing):
+    """`turntree experiment ladder`: a frozen policy."""
+
+    environment: Part = field(default_factory=lambda: Part("qa"))
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4, 5)
+    """Of the rollouts; the tasks are the same."""
+    arms: tuple[LadderArm, ...] = ("coin", "entropy", "oracle", "oracle_pooled", "worst", "foresight")
+    """Where rollouts fork. coin and entropy: as in `experiment branching`; oracle: where the measured variance is
+    highest among the moments of a turn, oracle_pooled: of all turns; worst: lowest; foresight: once a rollout, at its
+    best moment; none: nowhere, so that all leaves are independent."""
+    iterations: int = 5
+    """Batches of tasks; the first sets the pace and is not counted."""
+    groups: int = 8
+    """Tasks of a batch."""
+    group_size: int = 8
+    """Leaves of a task, half of which begin independently."""
+    probe_tokens: int = 2
+    """Entropies that a brancher looks at; branches share one token less."""
+    children: int = 8
+    """Children of every moment that are measured and not billed."""
+    reference: int = 32
+    """Independent rollouts of a task, for the true gradient."""
+    reference_seed: int = 1000
+    """Of these."""
+    episodes: EpisodeConfig = ANSWER
+
+    def __post_init__(self) -> None:
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds) or self.reference_seed in self.seeds:
+            raise ConfigError("must be there, each once, and not that of the reference", field="seeds")
+        if self.iterations < 2:
+            raise ConfigError("must be at least 2: the first sets the pace", field="iterations")
+        if self.children < 2 or self.group_size < 4 or self.probe_tokens < 1:
+            raise ConfigError("needs 2 children, 4 leaves and a probe of 1 token", field="children")
+        if not self.arms or len(set(self.arms)) < len(self.arms):
+            raise ConfigError("must be there, and each once", field="arms")

@@ -97,7 +97,7 @@ class AgentTasks:
 
     def _rows(self, split: str, count: int, seed: int) -> list[tuple[str, dict[str, Any]]]:
         if self.tasks is not None:
-            return rows_of(self.tasks, self.held_out, split, count, seed=seed)
+            return _named(rows_of(self.tasks, self.held_out, split, count, seed=seed), self.tasks)
         made = [(f"{split}/{i}", seeds.derive(seed, "agent task", split, i) % 2**31) for i in range(count)]
         return [(name, {"seed": number}) for name, number in made]
 
@@ -220,7 +220,7 @@ class AgentPlayer:
             occurrence, begun[task.task_id] = begun[task.task_id], begun[task.task_id] + 1
             group = _Group(index, task, time.perf_counter())
             for sample in range(self._config.group_size):
-                own = seeds.derive(seed, "agent", iteration, task.task_id, occurrence, sample)
+                own = seeds.again(seed, iteration, occurrence)
                 group.rollouts.append(workers.pool.submit(playing.play, task, sample, own))
             live.append(group)
         while live:
@@ -319,7 +319,8 @@ class _Playing:
         return replace(session, reward=verdict.reward, success=verdict.success, reason=verdict.reason), verdict
 
     async def _open(self, task: AgentTask, sample: int, seed: int) -> tuple[LiveSession, dict[str, str]]:
-        return self.sessions.open(task.task_id, seed=seed, sample=sample, session_id=f"{seed:016x}")
+        name = f"{seeds.derive(seed, 'agent', task.task_id, sample):016x}"
+        return self.sessions.open(task.task_id, seed=seed, sample=sample, session_id=name)
 
     def _variables(self, live: LiveSession, keys: dict[str, str], folder: Path) -> dict[str, str]:
         return {
@@ -350,6 +351,15 @@ class _Playing:
             return Verdict(self.player._settings.limit_reward, live.limit, success=False)
         problem = exit_.problem or "the agent gave no reward: none was posted, and its last line holds none"
         return Verdict(None, f"{problem} ({live.limit})" if live.limit else problem)
+
+
+def _named(rows: list[tuple[str, dict[str, Any]]], where: str) -> list[tuple[str, dict[str, Any]]]:
+    """The rows by their own `id` where they have one. Raises `InputError` for an id of two rows."""
+    named = [(str(row.get("id", name)), row) for name, row in rows]
+    twice = [name for name, count in Counter(name for name, _ in named).items() if count > 1]
+    if twice:
+        raise InputError(f"two rows have the id {twice[0]!r}", path=where, field="id", hint="give every task its own")
+    return named
 
 
 def _is_code(word: str) -> bool:

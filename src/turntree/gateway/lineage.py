@@ -90,6 +90,15 @@ class Kept:
         return _joined(parts)
 
     @property
+    def turn(self) -> int | None:
+        """How many calls come before it in the conversation that began the session; None where it is in another one,
+        or behind a prefix that the agent rewrote."""
+        above, count = self, 0
+        while above.base is not None and above.cause == "continue":
+            above, count = above.base, count + 1
+        return count if above.base is None and above.index == 0 else None
+
+    @property
     def message_count(self) -> int:
         return self.base_messages + len(self.added)
 

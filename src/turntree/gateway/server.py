@@ -141,12 +141,12 @@ class Gateway:
         self._check_admin(request)
         body = await self._body(request)
         task, name, meta = body.get("task", "task"), body.get("session"), body.get("meta", {})
-        numbers = [body.get(key, 0) for key in ("seed", "sample")]
+        seed, sample = body.get("seed"), body.get("sample", 0)
         if not isinstance(task, str) or not isinstance(meta, dict) or not isinstance(name, str | None):
             raise Refused(400, "task and session are texts, meta is an object")
-        if any(type(number) is not int or not 0 <= number < 2**63 for number in numbers):
+        if any(type(number) is not int or not 0 <= number < 2**63 for number in (0 if seed is None else seed, sample)):
             raise Refused(400, "seed and sample are whole numbers of at least 0")
-        opened, keys = self.sessions.open(task, seed=numbers[0], sample=numbers[1], session_id=name, meta=meta)
+        opened, keys = self.sessions.open(task, seed=seed, sample=sample, session_id=name, meta=meta)
         base = str(request.base_url).rstrip("/")
         places = {"base_url": f"{base}/v1", "reward_url": f"{base}/sessions/{opened.session_id}/reward"}
         named = {"session": opened.session_id, "task": task, "key": keys["ask"], "reward_key": keys["reward"]}

@@ -117,12 +117,12 @@ class Sessions:
         self,
         task_id: str,
         *,
-        seed: int = 0,
+        seed: int | None = None,
         sample: int = 0,
         session_id: str | None = None,
         meta: dict[str, Any] | None = None,
     ) -> tuple[LiveSession, dict[str, str]]:
-        """A new session and its keys: one to ask with, one to reward with."""
+        """A new session and its keys: one to ask with, one to reward with. Without a seed it draws as no other does."""
         if len(self._open) >= self.config.limits.sessions:
             raise Refused(429, f"{len(self._open)} sessions are open, as many as are allowed", code="too_many_sessions")
         name = secrets.token_hex(8) if session_id is None else session_id
@@ -132,6 +132,7 @@ class Sessions:
             raise Refused(409, f"there is a session {name!r} already", param="session_id")
         keys = {use: f"{name}.{secrets.token_urlsafe(24)}" for use in ("ask", "reward")}
         digests = {use: digest(key) for use, key in keys.items()}
+        seed = seeds.derive(0, "session", name) if seed is None else seed
         session = self._made(name, task_id, sample, seed, self._clock(), digests, meta or {})
         row = {"schema": SCHEMA, "session": name, "task": task_id, "sample": sample, "seed": seed}
         self._write(session, {**row, "opened": session.opened, "keys": digests, "meta": session.meta})
@@ -260,19 +261,22 @@ class Sessions:
         return replace(sampling, max_tokens=longest)
 
     async def _sample(self, session: LiveSession, calls: list[Kept], sampling: Sampling, asked: Ask) -> None:
-        """Sample the calls and keep what became of each."""
+        """Sample the calls and keep what became of each. The conversation that began the session has the draws of a
+        rollout whose environment is stepped; every other call has draws by its prompt, because sub-agents that run at
+        once have no order."""
         prompt = calls[0].prompt_ids
         before, session.draws[_short(prompt)] = (
             session.draws[_short(prompt)],
             session.draws[_short(prompt)] + len(calls),
         )
         session.asked += len(calls)
-        keys = (session.seed, "gateway", *(() if asked.seed is None else (asked.seed,)), *_short(prompt))
+        keys = ("gateway", session.task_id, session.sample, *(() if asked.seed is None else (asked.seed,)))
+        draws = [seeds.derive(session.seed, *keys, *_short(prompt), before + i) for i in range(len(calls))]
+        turn = calls[0].turn
+        if turn is not None and len(calls) == 1 and not before and asked.seed is None:
+            draws = [seeds.of_turn(session.seed, session.task_id, (session.sample,), turn)]
         requests = [
-            GenerationRequest(
-                prompt_ids=prompt, sampling=sampling, seed=seeds.derive(*keys, before + i), retain=len(calls) == 1
-            )
-            for i in range(len(calls))
+            GenerationRequest(prompt_ids=prompt, sampling=sampling, seed=draw, retain=len(calls) == 1) for draw in draws
         ]
         pending = [self.driver.submit(request) for request in requests]
         try:

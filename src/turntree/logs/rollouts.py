@@ -60,23 +60,23 @@ def group_from_tree(
     return LoggedGroup(id=id, task=tree.task_id, rollouts=tuple(rollouts), iteration=iteration, task_type=task_type)
 
 
-def depth_first(tree: RolloutTree) -> Iterator[int]:
-    """The leaves at which a rollout ended, those below an earlier child first."""
-    left, parts = [*reversed(tree.roots)], tree.parts()
+def depth_first(tree: RolloutTree, *, parts: bool = False) -> Iterator[int]:
+    """The leaves at which a rollout ended, those below an earlier child first; with `parts` all leaves."""
+    left, further = [*reversed(tree.roots)], {} if parts else tree.parts()
     while left:
         node = left.pop()
         children = tree.children(node)
         left += reversed(children)
-        if not children and node not in parts:
+        if not children and node not in further:
             yield node
 
 
-def turns_of(tree: RolloutTree, leaf: int) -> list[tuple[list[Node], str]]:
-    """The turns of the rollout that ended at a leaf, in order: the nodes of each (several where it forked half-way; the
-    last has the message), and what was answered before it."""
+def turns_of(nodes: Iterable[Node]) -> list[tuple[list[Node], str]]:
+    """The turns of a path or of all nodes of a rollout, in order: the nodes of each (several where it forked half-way;
+    the last has the message), and what was answered before it."""
     turns: list[tuple[list[Node], str]] = []
     seen: list[str] = []
-    for node in map(tree.__getitem__, tree.nodes_of(leaf)):
+    for node in nodes:
         if node.sampled and turns and turns[-1][0][-1].id == node.parent:
             turns[-1][0].append(node)
         elif node.sampled:
@@ -90,7 +90,7 @@ def turns_of(tree: RolloutTree, leaf: int) -> list[tuple[list[Node], str]]:
 def _rollout(
     tree: RolloutTree, leaf: int, reward: float | None, paid: set[int], refills: frozenset[int]
 ) -> LoggedRollout:
-    turns = turns_of(tree, leaf)
+    turns = turns_of(map(tree.__getitem__, tree.nodes_of(leaf)))
     said = [nodes[-1].message for nodes, _ in turns]
     new = [[node for node in nodes if node.id not in paid] for nodes, _ in turns]
     forked = any(node.id in paid for nodes, _ in turns for node in nodes)

@@ -119,6 +119,27 @@ def measure(
     return [_difference(*pair) for pair in pairs], cost
 
 
+def weigh(
+    states: Sequence[TurnState],
+    rows: Sequence[Row | None],
+    rebuilder: Rebuilder,
+    engine: Engine,
+    renderer: Renderer,
+    episodes: EpisodeConfig,
+    *,
+    forks: int,
+    seed: int,
+) -> tuple[list[Importance | None], Cost]:
+    """The importance of every state, given its row of a profile. None where the state has no row or is not mixed: there
+    are no two actions to compare. Raises as `measure` does."""
+    pairs = zip(states, rows, strict=True)
+    chosen = [None if row is None else choose(state, row, seed) for state, row in pairs]
+    choices = [choice for choice in chosen if choice is not None]
+    measured, cost = measure(choices, rebuilder, engine, renderer, episodes, forks=forks, seed=seed)
+    found = iter(measured)
+    return [None if choice is None else next(found) for choice in chosen], cost
+
+
 def shrunk(kinds: Sequence[str], measured: Sequence[Row | None]) -> list[float]:
     """The importance of every state, given the field `importance` of its row: the difference shrunk towards the mean of
     its kind. A state that was not measured has the mean of its kind, and one of a kind without any measurement that of

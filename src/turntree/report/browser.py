@@ -18,6 +18,7 @@ from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.tree import Node
 from turntree.core.verdict import Verdict
+from turntree.logs.rollouts import depth_first
 from turntree.logs.rows import ReadReport
 from turntree.logs.trees import FILE_NAME, KeptTree, read
 from turntree.observe.files import atomic_write
@@ -97,6 +98,8 @@ def group_view(kept: KeptTree) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     places: dict[int, int] = {}
     starts = {node: number for number, node in enumerate(tree.starts(), start=1)}
+    parts = tree.parts()
+    numbers = {end: number for number, end in enumerate(depth_first(tree), start=1)}
     for node, lane in _depth_first(kept):
         places[node.id] = len(rows)
         row = _node(node) | {"lane": lane, "parent": None if node.parent is None else places[node.parent]}
@@ -106,10 +109,13 @@ def group_view(kept: KeptTree) -> dict[str, Any]:
             found = credit.nodes[node.id]
             row["credit"] = [_short(found.positive), _short(found.negative), _short(found.multiplicity)]
         stop = tree.stop_reason(node.id)
-        if stop is not None:
+        if node.id in parts:
+            row["part"] = numbers[parts[node.id]]
+        elif stop is not None:
             verdict = verdicts.get(node.id, _NO_END)
             row["end"] = {"stop": stop.value, "reward": verdict.reward, "reason": verdict.reason}
             row["end"] |= {"success": verdict.success} if verdict.success is not None else {}
+            row["end"] |= {"number": numbers[node.id]} if parts and node.id in numbers else {}
         rows.append(row)
     for decision in tree.decisions:
         said = {"actor": decision.actor, "action": decision.action, "reason": decision.reason}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from turntree.core.tree import Decision, RolloutTree
-from turntree.logs.groups import LoggedRollout
+from turntree.logs.groups import LoggedRollout, action_text
 from turntree.logs.rollouts import depth_first, turns_of
 from turntree.logs.rows import ReadReport
 from turntree.logs.trees import FILE_NAME, KeptTree, read
@@ -72,8 +72,9 @@ class TurnNode:
 
 @dataclass(frozen=True)
 class Leaf:
-    """The end of a rollout. `parent` is its last turn that is drawn (None: it has none), `hidden` counts those after
-    it; `shared` its turns that an earlier rollout took too; `reason` is the verdict's."""
+    """The end of a branch: of a rollout, or of a part of it (`RolloutTree.parts`) where it went on in another branch.
+    `number` counts rollouts from 1. `parent` is the last turn that is drawn (None: it has none), `hidden` counts those
+    after it; `shared` its turns that an earlier branch took too; `reason` is the verdict's."""
 
     row: int
     parent: int | None
@@ -81,47 +82,56 @@ class Leaf:
     shared: int
     rollout: LoggedRollout
     reason: str
+    number: int
+    part: bool = False
 
 
 @dataclass(frozen=True)
 class DrawnTree:
     nodes: tuple[TurnNode, ...]
     leaves: tuple[Leaf, ...]
-    left_out: int  # rollouts beyond those that are drawn
+    left_out: int  # branches beyond those that are drawn
 
 
 def tree_of(kept: KeptTree, max_rollouts: int = MAX_ROLLOUTS, max_turns: int | None = None) -> DrawnTree:
     """The tree by turns: one that forked half-way is each branch's own. Unless it is said how many turns are drawn, as
     many as fit, and more where a fork comes later."""
     tree, rollouts = kept.tree, kept.group().rollouts
-    ends = list(depth_first(tree))
-    paths = [[(nodes[-1].id, seen) for nodes, seen in turns_of(tree, leaf)] for leaf in ends]
-    shared = _shared(paths[:max_rollouts])
+    ends, parts = list(depth_first(tree)), tree.parts()
+    leaves_of = list(depth_first(tree, parts=True))
+    branches = [(number, leaf) for number, end in enumerate(ends) for leaf in leaves_of if parts.get(leaf, leaf) == end]
+    paths = [turns_of(tree.path(leaf)) for _, leaf in branches[:max_rollouts]]
+    shared = _shared([[said[-1].id for said, _ in path] for path in paths])
     if max_turns is None:
         max_turns = max(FITTING_TURNS, min(MAX_TURNS, max(shared, default=0) + 1))
     nodes: list[TurnNode] = []
     leaves: list[Leaf] = []
     places: dict[int, int] = {}
-    for row, path in enumerate(paths[:max_rollouts]):
-        rollout, parent = rollouts[row], None
-        for at, (node, seen) in enumerate(path[:max_turns]):
-            if node not in places:
-                places[node] = len(nodes)
-                tokens = rollout.turn_tokens[at] if rollout.turn_tokens else 0
-                nodes.append(TurnNode(node, row, at + 1, parent, rollout.actions[at], seen, tokens))
-            parent = places[node]
-        reason = kept.rewards.verdicts[ends[row]].reason
-        leaves.append(Leaf(row, parent, max(0, len(path) - max_turns), shared[row], rollout, reason))
-    return DrawnTree(tuple(nodes), tuple(leaves), len(paths) - len(leaves))
+    paid: set[int] = set()
+    for row, ((number, leaf), path) in enumerate(zip(branches, paths, strict=False)):
+        parent = None
+        for at, (said, seen) in enumerate(path[:max_turns]):
+            node = said[-1]
+            if node.id not in places:
+                places[node.id] = len(nodes)
+                tokens = sum(len(one.token_ids) for one in said if one.id not in paid)
+                action = "" if node.message is None else action_text(node.message)
+                nodes.append(TurnNode(node.id, row, at + 1, parent, action, seen, tokens))
+            paid.update(one.id for one in said)
+            parent = places[node.id]
+        hidden, reason = max(0, len(path) - max_turns), kept.rewards.verdicts[ends[number]].reason
+        told = Leaf(row, parent, hidden, shared[row], rollouts[number], reason, number + 1, leaf in parts)
+        leaves.append(told)
+    return DrawnTree(tuple(nodes), tuple(leaves), len(branches) - len(leaves))
 
 
-def _shared(paths: list[list[tuple[int, str]]]) -> list[int]:
+def _shared(paths: list[list[int]]) -> list[int]:
     """Of every path how many of its turns an earlier one took."""
     taken: set[int] = set()
     counts: list[int] = []
     for path in paths:
-        counts.append(sum(node in taken for node, _ in path))
-        taken.update(node for node, _ in path)
+        counts.append(sum(node in taken for node in path))
+        taken.update(path)
     return counts
 
 

@@ -121,22 +121,23 @@ def _ending(tree: DrawnTree, leaf: Leaf, mean: float) -> str:
     x, y = _x(column), _y(leaf.row) + HEIGHT // 2
     edge = "" if leaf.parent is None else _edge(tree, leaf.parent, leaf.row, column)
     reward = leaf.rollout.reward
-    fill, tint = UNKNOWN if reward is None else ABOVE if reward > mean else BELOW
-    told = "censored" if reward is None else f"reward {number(reward)}"
+    fill, tint = UNKNOWN if reward is None or leaf.part else ABOVE if reward > mean else BELOW
+    told = f"part of {leaf.number}" if leaf.part else "censored" if reward is None else f"reward {number(reward)}"
     hidden = (
         f'<text x="{x}" y="{y + 27}" fill="{MUTED}" font-size="11">{plural(leaf.hidden, "more turn")}</text>'
         if leaf.hidden
         else ""
     )
     because = f" ({leaf.reason})" if leaf.reason else ""
-    stop = f"<title>{escape(f'rollout {leaf.row + 1} ended: {leaf.rollout.stop}{because}')}</title>"
+    ended = "went on in another branch" if leaf.part else f"ended: {leaf.rollout.stop}{because}"
+    stop = f"<title>{escape(f'rollout {leaf.number} {ended}')}</title>"
     box = f'<rect x="{x}" y="{y - 14}" width="88" height="28" rx="14" fill="{fill}" stroke="{tint}"/>'
     text = f'<text x="{x + 44}" y="{y + 4}" fill="{tint}" font-size="12" font-weight="600" text-anchor="middle">{told}'
     return f"{edge}<g>{stop}{box}{text}</text></g>{hidden}"
 
 
 def _said(kept: KeptTree, tree: DrawnTree) -> str:
-    rollouts = [leaf.rollout for leaf in tree.leaves]
+    rollouts = [leaf.rollout for leaf in tree.leaves if not leaf.part]
     forks = sum(rollout.forked for rollout in rollouts)
     rewards = ", ".join("censored" if one.reward is None else number(one.reward) for one in rollouts)
     return (
@@ -147,13 +148,15 @@ def _said(kept: KeptTree, tree: DrawnTree) -> str:
 
 def _caption(tree: DrawnTree) -> str:
     told = "A row is a rollout."
-    if any(leaf.rollout.forked for leaf in tree.leaves):
+    if any(leaf.part for leaf in tree.leaves):
+        told = "A row is a rollout, or a part of one: an agent's retry, candidate, sub-agent or rewritten history."
+    if any(leaf.rollout.forked or (leaf.part and leaf.shared) for leaf in tree.leaves):
         told += " A blue line is a fork: what lies left of it was sampled once and is shared."
     told += " Green: reward above the mean of the group; orange: not above it."
     if any(leaf.rollout.refill for leaf in tree.leaves):
         told += " Dashed: a refill, begun after the others had ended."
     if tree.left_out:
-        told += f" Not drawn: {plural(tree.left_out, 'further rollout')}."
+        told += f" Not drawn: {plural(tree.left_out, 'further row')}."
     if any(leaf.hidden for leaf in tree.leaves):
         told += " Long rollouts are drawn up to a turn; how many follow is written below their reward."
     return told + " Point at a turn for its full text."

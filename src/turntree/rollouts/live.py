@@ -109,7 +109,7 @@ class LiveRollout:
 
     def request(self, config: EpisodeConfig, seed: int) -> GenerationRequest:
         """The request for the rest of the next turn. Its draws depend on (seed, task, key, turn) only."""
-        key = seeds.derive(seed, "episode", self.tree.task_id, *self.key, self.turns)
+        key = seeds.of_turn(seed, self.tree.task_id, self.key, self.turns)
         sampling = replace(config.sampling, max_tokens=config.sampling.max_tokens - len(self.begun))
         return GenerationRequest(prompt_ids=self.token_ids, sampling=sampling, seed=key, retain=True)
 

@@ -278,16 +278,15 @@ class _Run:
         self._usage.rollouts += 1
 
     def _begin(self, task: Environment) -> Group:
-        occurrence, again = self._begun[task.task_id], self._iteration
+        occurrence = self._begun[task.task_id]
         self._begun[task.task_id] += 1
-        seed = seeds.derive(self._seed, "again", again, occurrence) if again or occurrence else self._seed
         group = Group(
             index=next(self._indices),
             task=task,
             size=self._config.group_size,
             initial=self._config.initial,
             branched=self._config.branched if self._scheduler.brancher else 0,
-            seed=seed,
+            seed=seeds.again(self._seed, self._iteration, occurrence),
             iteration=self._iteration,
             occurrence=occurrence,
             max_turns=self._config.episodes.max_turns,

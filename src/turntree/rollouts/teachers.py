@@ -16,7 +16,7 @@ from turntree.environments.pool import EnvironmentFault, reason_of
 from turntree.rollouts.rebuild import walk
 from turntree.traces.schema import Trace
 
-NO_LABEL = "no_label"
+NO_LABEL, FAILED = "no_label", "the teacher failed"
 
 
 def labelled(trace: Trace, task: Environment, teacher: Teacher) -> tuple[Trace, Counter[str]]:
@@ -46,7 +46,7 @@ def _said(teacher: Teacher, environment: Environment, history: Sequence[Message]
     try:
         said = teacher(environment.fork(), history)
     except Exception as error:  # the boundary to foreign code
-        return reason_of(error)
+        return f"{FAILED} ({reason_of(error)})"
     if isinstance(said, Message) and said.role != "assistant":
         return f"the teacher gave a message of {said.role!r}"
     return said

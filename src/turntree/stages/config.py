@@ -232,6 +232,9 @@ class OwnPathConfig:
     """Tasks of the split "train" that they are drawn from."""
     task_seed: int = 0
     """Seed for environments that draw their tasks."""
+    greedy: float = 0.0
+    """Share of a search's tasks that are played at temperature 0: the loops of greedy play are states that sampled play
+    rarely reaches. They are profiled and trained on at the temperature of training, as the others are."""
     max_turns: int = 30
     """Longest episode."""
     max_context: int = 4096
@@ -256,6 +259,8 @@ class OwnPathConfig:
         ):
             if getattr(self, name) < least:
                 raise ConfigError(f"must be at least {least}", field=name)
+        if not 0 <= self.greedy <= 1:
+            raise ConfigError("is a share: from 0 to 1", field="greedy")
         if self.forks == 1 or self.forks < 0:
             raise ConfigError("must be 0, or at least 2", field="forks")
         if not self.forks and self.select.weight in ("importance", "both"):

@@ -16,7 +16,7 @@ from turntree.core.protocols import TurnState
 from turntree.observe.artifacts import POLICY, PROFILE, policy_of
 from turntree.observe.files import file_hash
 from turntree.observe.wave_log import WaveLog, open_log
-from turntree.profiling.importance import choose, measure
+from turntree.profiling.importance import weigh
 from turntree.profiling.rows import StoredProfile
 from turntree.profiling.select import is_mixed
 from turntree.rollouts.rebuild import Rebuilder
@@ -55,14 +55,18 @@ def run_importance(config: ImportanceConfig, out: Path, *, overwrite: bool = Fal
 
     def measured(members: Sequence[TurnState]) -> Wave:
         policy.engine.weights_changed(policy.engine.policy_version)  # a resumed run has not computed earlier waves
-        rows = [stored.row(state) for state in members]
-        pairs = [choose(s, row, config.seed) for s, row in zip(members, rows, strict=True) if row is not None]
-        choices = [pair for pair in pairs if pair is not None]
-        found, cost = measure(
-            choices, rebuilder, policy.engine, policy.renderer, config.episodes, forks=config.forks, seed=config.seed
+        found, cost = weigh(
+            members,
+            [stored.row(state) for state in members],
+            rebuilder,
+            policy.engine,
+            policy.renderer,
+            config.episodes,
+            forks=config.forks,
+            seed=config.seed,
         )
-        places = [(choice.state.trace_id, choice.state.turn) for choice in choices]
-        told = [[*place, one.to_json()] for place, one in zip(places, found, strict=True)]
+        pairs = zip(members, found, strict=True)
+        told = [[state.trace_id, state.turn, one.to_json()] for state, one in pairs if one is not None]
         return {"importance": told, "cost": cost.counts(), "timing": cost.timing()}
 
     try:
@@ -98,10 +102,11 @@ def _write(
     log: WaveLog, stored: StoredProfile, mixed: int, config: ImportanceConfig, policy: dict[str, str], out: Path
 ) -> dict[str, Any]:
     found: dict[Place, dict[str, Any]] = {}
-    cost = Counter[str]()
+    cost, seconds = Counter[str](), Counter[str]()
     for wave in log:
         found |= {(trace, turn): importance for trace, turn, importance in wave["importance"]}
         cost.update(wave["cost"])
+        seconds.update(wave["timing"])
     reasons = Counter(one["reason"] for one in found.values() if one["difference"] is None)
     if sum(reasons.values()) == len(found):
         log.remove()
@@ -118,7 +123,8 @@ def _write(
             yield row if one is None else {**row, "importance": one}
 
     header = {key: value for key, value in header.items() if key != "schema"}
-    PROFILE.write(out, {**header, "importance": {"config": to_mapping(config), "policy": policy}}, weighed())
+    bill = {"cost": {**NO_COST.counts(), **cost}, "timing": dict(seconds)}
+    PROFILE.write(out, {**header, "importance": {"config": to_mapping(config), "policy": policy, **bill}}, weighed())
     log.remove()
     return {
         "path": str(out),
@@ -126,7 +132,7 @@ def _write(
         "measured": len(found) - sum(reasons.values()),
         "not_measured": dict(reasons),
         "by_kind": {kind: _summary(ones) for kind, ones in sorted(by_kind.items())},
-        "cost": {**NO_COST.counts(), **cost},
+        **bill,
     }
 
 

@@ -21,7 +21,7 @@ from turntree.core.protocols import Environment, Teacher, TurnState, TurnVerifie
 from turntree.environments.tasks import TRAIN, TaskSet, identity, open_tasks
 from turntree.observe.jsonl import parse_json, read_lines, write_lines
 from turntree.observe.run import notice
-from turntree.profiling.importance import choose, measure
+from turntree.profiling.importance import weigh
 from turntree.profiling.profile import Judge, ProfileConfig, profile_wave
 from turntree.profiling.samples import Sampler, together
 from turntree.profiling.select import is_mixed, is_pivot, select
@@ -33,7 +33,7 @@ from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 from turntree.rollouts.teachers import NO_LABEL
 from turntree.stages.config import RecordConfig, TrainPivotConfig
 from turntree.stages.policy import Policy
-from turntree.stages.record import kept_episodes
+from turntree.stages.record import kept_episodes, require_labels
 from turntree.traces.candidates import candidates, skipped_turns
 from turntree.traces.schema import Trace, read_traces, write_traces
 from turntree.training.pivot import Drawn, Pivot
@@ -131,15 +131,20 @@ class OwnStates:
 
     def _play(self, step: int, number: int, seed: int) -> tuple[list[Trace], Counter[str], Cost]:
         """The labelled episodes of this search's tasks; the step is part of their ids, because tasks come again."""
-        settings = SchedulerConfig(episodes=self.recorded.episodes, group_size=1)
-        scheduler = Scheduler(self.policy.engine, self.policy.renderer, settings, pool=self.opened.pool)
+        tasks, episodes = self._tasks(number), self.recorded.episodes
+        greedy = round(self.config.own.greedy * len(tasks))
+        certain = replace(episodes, sampling=replace(episodes.sampling, temperature=0.0))
         counts: Counter[str] = Counter()
         traces: list[Trace] = []
         cost = NO_COST
-        for group in scheduler.run(self._tasks(number), seed=seed):
-            found = kept_episodes(group, self.recorded, self.policy.source, self.teacher, counts)
-            traces += [replace(trace, id=f"{trace.id}@{step}") for trace in found]
-            cost += group.tree.cost
+        for part, played in ((tasks[:greedy], certain), (tasks[greedy:], episodes)):
+            settings = SchedulerConfig(episodes=played, group_size=1)
+            scheduler = Scheduler(self.policy.engine, self.policy.renderer, settings, pool=self.opened.pool)
+            for group in scheduler.run(part, seed=seed):
+                found = kept_episodes(group, self.recorded, self.policy.source, self.teacher, counts)
+                traces += [replace(trace, id=f"{trace.id}@{step}") for trace in found]
+                cost += group.tree.cost
+                require_labels(counts)
         skipped = (why for trace in traces for why in skipped_turns(trace).values())
         counts.update(f"dropped turn: {why}" for why in skipped if not why.startswith(NO_LABEL))  # these are counted
         return traces, counts, cost
@@ -183,10 +188,9 @@ class OwnStates:
             return Counter(), NO_COST
         wanted = [place for place, row in enumerate(rows) if is_pivot(row, own.select.threshold)]
         drawn = sorted(seeds.generator(seed, "importance").sample(wanted, min(own.measured, len(wanted))))
-        found = [(place, choose(prompted[place].state, rows[place], seed)) for place in drawn]
-        choices = [(place, choice) for place, choice in found if choice is not None]
-        measured, cost = measure(
-            [choice for _, choice in choices],
+        measured, cost = weigh(
+            [prompted[place].state for place in drawn],
+            [rows[place] for place in drawn],
             self.rebuilder,
             self.policy.engine,
             self.policy.renderer,
@@ -194,9 +198,12 @@ class OwnStates:
             forks=own.forks,
             seed=seed,
         )
-        for (place, _), one in zip(choices, measured, strict=True):
-            rows[place]["importance"] = one.to_json()
-        return Counter(one.reason for one in measured), cost
+        counts: Counter[str] = Counter()
+        for place, one in zip(drawn, measured, strict=True):
+            if one is not None:
+                rows[place]["importance"] = one.to_json()
+                counts[one.reason] += 1
+        return counts, cost
 
     def _select(self, step: int, rows: Sequence[Row]) -> Sequence[Row]:
         """The selected rows. Where few states were found, a limit or a weight may have nothing to go by: then all are

@@ -25,7 +25,7 @@ from turntree.observe.wave_log import WaveLog, open_log
 from turntree.rollouts.groups import GrownGroup
 from turntree.rollouts.rebuild import environment_record
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
-from turntree.rollouts.teachers import labelled
+from turntree.rollouts.teachers import FAILED, NO_LABEL, labelled
 from turntree.stages.config import RecordConfig
 from turntree.stages.policy import Speaker, open_speaker, policy_name
 from turntree.stages.profile import Wave, work
@@ -79,7 +79,17 @@ def _played(
     traces: list[Trace] = []
     for group in scheduler.run(members, seed=config.seed):
         traces += kept_episodes(group, config, model, teacher, counts)
+        require_labels(counts)
     return {"traces": [trace.to_json() for trace in traces], "counts": dict(counts)}
+
+
+def require_labels(counts: Counter[str]) -> None:
+    """Raises `InputError` where the teacher failed at every state so far: its server is down, or its code is wrong."""
+    failed = Counter({why: n for why, n in counts.items() if why.startswith(f"dropped turn: {NO_LABEL}: {FAILED}")})
+    if failed and failed.total() == counts["turns"]:
+        reason = failed.most_common(1)[0][0].partition(f"{FAILED} ")[2]
+        problem = f"failed at each of the first {counts['turns']} states: {reason}"
+        raise InputError(problem, field="teacher", hint="mend it; the same command goes on where it stopped")
 
 
 def kept_episodes(

@@ -64,11 +64,9 @@ class Curriculum:
             self._queue += new
             seeds.generator(self._seed, "added", len(self.records)).shuffle(self._queue)
 
-    def remove(self, indices: Iterable[int], step: int) -> None:
-        """Take pivots out of the draw for good."""
+    def remove(self, indices: Iterable[int]) -> None:
+        """Take pivots out of the draw for good. That is no retirement: they need not be mastered."""
         for index in indices:
-            if self.records[index].retired_at is None:
-                self.records[index].retired_at = step
             self._weights[index] = 0.0
         self._queue = [index for index in self._queue if self._weights[index]]
 
@@ -109,12 +107,13 @@ class Curriculum:
         return {index for index, record in enumerate(self.records) if record.retired_at is not None}
 
     def metrics(self) -> dict[str, Any]:
-        """Counts, and the mean live pass rate of the pivots in the draw that were visited."""
-        live = [record for record in self.records if record.retired_at is None]
+        """Counts, without the removed ones, and the mean live pass rate of the pivots in the draw that were visited."""
+        there = [record for record, weight in zip(self.records, self._weights, strict=True) if weight]
+        live = [record for record in there if record.retired_at is None]
         rates = [record.pass_rate for record in live if record.pass_rate is not None]
         return {
             "live_pivots": len(live),
-            "retired_pivots": len(self.records) - len(live),
+            "retired_pivots": len(there) - len(live),
             "live_pass_rate": sum(rates) / len(rates) if rates else None,
         }
 

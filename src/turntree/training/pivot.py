@@ -254,7 +254,7 @@ class _Run:
         self.refreshed.append(step)
         if not pivots:
             return
-        self.curriculum.remove((i for i, pivot in enumerate(self.pivots) if pivot.own), step)
+        self.curriculum.remove(i for i, pivot in enumerate(self.pivots) if pivot.own)
         self.curriculum.add([pivot.role for pivot in pivots], [pivot.weight for pivot in pivots])
         self.pivots += pivots
 

@@ -99,6 +99,8 @@
       plural(forksOf(group), "fork"), `${group.nodes.length} nodes`,
       use(group),
     ];
+    const parts = group.nodes.filter((node) => node.part).length;
+    if (parts) told.push(plural(parts, "part"));
     if (rewards.length > scored.length) told.push(`${rewards.length - scored.length} censored`);
     if (data.unread) told.push(`${plural(data.unread, "line")} of the file could not be read`);
     if (data.left_out) told.push(`${plural(data.left_out, "earlier group")} not on this page`);
@@ -153,13 +155,16 @@
     const turn = make("span", "turn", { prompt: "task", completion: `turn ${node.turn}` }[node.kind] || "");
     row.append(lanes, turn, make("span", "said", textOf(node)));
     for (const decision of node.decisions || []) {
-      if (decision.action !== "pass") row.append(make("span", "mark", decision.action));
+      if (decision.action === "pass" || decision.action === "part") continue;
+      row.append(make("span", "mark", decision.actor === "agent" ? decision.reason : decision.action));
     }
+    if (node.part) row.append(make("span", "end", `part of ${node.part}`));
     if (node.end) {
       const reward = node.end.reward;
       const compared = reward !== null && scale.mixed; // without variance no reward is better than another
       const kind = compared ? (reward > scale.middle ? "good" : "bad") : "";
-      row.append(make("span", `end ${kind}`, reward === null ? node.end.stop : `reward ${+reward.toFixed(3)}`));
+      row.append(make("span", `end ${kind}`, 
+        (node.end.number ? `${node.end.number}: ` : "") + (reward === null ? node.end.stop : `reward ${+reward.toFixed(3)}`)));
     }
     return row;
   }

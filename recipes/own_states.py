@@ -1,0 +1,269 @@
+"""Does training on the policy's own states pay, and on those that matter? python recipes/own_states.py FOLDER
+
+The embedded household policy, and from it for every seed the arms below, with the same number of updates (SFT: three
+passes over the same traces). The settings were chosen on development games with seed 100 (docs/LOG.md); the test games
+are played once by every policy. The tables of what is there come at the end, and with `--table` nothing else is done.
+
+  base              the policy itself
+  sft               the expert's traces
+  random            GRPO at turns of the expert's that were drawn blindly
+  capped            PivotRL at mixed states of the expert's, no kind of action above 40%: the quickstart's arm
+  expert            ... without a cap, drawn by variance
+  expert-important  ... by variance times importance
+  own               the same at states of the policy's own path, which are searched again while training
+  own-important     ... by variance times importance
+
+Every stage is one command, and its record lies in `stages` of FOLDER: kill the recipe at any time, the same command
+goes on. Games are played in parts of 250, so `--games 1000` after `--games 500` plays 500 more, and `--seeds` and
+`--arms` add what is missing. `--plan` lists the stages. docs/results/own-states.md has the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from turntree.experiments.book import Book, Stage, words
+from turntree.experiments.paired import Outcomes, over_seeds_and_tasks, paired_outcomes, task_matrix
+from turntree.observe.artifacts import PROFILE
+from turntree.observe.files import read_json
+
+HERE = Path(__file__).resolve().parent
+BASE = "base"
+ARMS = (BASE, "sft", "random", "capped", "expert", "expert-important", "own", "own-important")
+COMPARED = (
+    ("own-important", BASE), ("own-important", "sft"), ("own-important", "random"), ("own-important", "capped"),
+    ("own-important", "expert"), ("own", "sft"), ("expert-important", "sft"), ("own", "expert"),
+    ("expert-important", "expert"), ("own-important", "own"), ("own-important", "expert-important"), ("capped", "sft"),
+    ("expert", "sft"),
+)  # fmt: skip
+WEIGHTS = {"expert": "variance", "expert-important": "both", "own": "variance", "own-important": "both"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How much of everything."""
+
+    games: int = 700  # that are demonstrated; own states come from as many as train SFT
+    candidates: int = 2500
+    rollouts: int = 16
+    steps: int = 30
+    rate: float = 5e-4
+    kl: float = 0.02
+    refresh: int = 15
+    tasks: int = 192  # that a search plays
+    greedy: float = 0.5
+    own_rollouts: int = 8
+    forks: int = 2
+    measured: int = 96  # states of a search
+    expert_measured: int = 192
+    max_turns: int = 16
+    max_tokens: int = 24
+    part: int = 250
+    first_game: int = 3000  # of the test split: no other experiment has used these
+
+
+SMOKE = Settings(
+    games=8, candidates=20, rollouts=4, steps=2, refresh=1, tasks=2, own_rollouts=4, measured=2, expert_measured=2,
+    max_turns=4, part=2,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Recipe:
+    book: Book
+    settings: Settings
+
+    def run(self, arms: Sequence[str], seeds: Sequence[int], games: int) -> None:
+        """Seed by seed, so that what is there is whole seeds. An arm plays as soon as it is trained."""
+        for seed, start, arm in itertools.product(seeds, range(0, games, self.settings.part), arms):
+            self.ran(self.play(arm, seed, self.trained(arm, seed), start))
+
+    def trained(self, arm: str, seed: int) -> Stage | None:
+        """None for the policy that all arms start from."""
+        if arm == BASE:
+            return None
+        traces = self.traces(seed)
+        if arm == "sft":
+            command = words("sft", "--traces", traces.result, "--epochs", 3, "--learning-rate", 3e-4)
+            return self.model(arm, seed, command, traces)
+        if arm.startswith("own"):
+            return self.model(arm, seed, self.own(arm, seed), traces)
+        pivots = self.pivots(arm, seed, traces)
+        return self.model(arm, seed, self.reinforced(pivots.result), pivots)
+
+    def model(self, arm: str, seed: int, command: tuple[str, ...], need: Stage) -> Stage:
+        name = f"{arm}.{seed}"
+        command += words("--seed", seed, "--set", "checkpoints.extendable=false", "--out", name)
+        return self.ran(Stage(name, f"{name}/cost.json", command, (need,)))
+
+    def traces(self, seed: int) -> Stage:
+        """Every seed has training games of its own."""
+        name = f"traces.{seed}"
+        command = words("traces", "household", "--count", self.settings.games, "--slips", 0.2, "--seed", seed)
+        command += words("--set", f"games.offset={1000 * seed}", "--out", f"{name}.jsonl")
+        return self.ran(Stage(name, f"{name}.jsonl", command))
+
+    def pivots(self, arm: str, seed: int, traces: Stage) -> Stage:
+        options = self.settings
+        command = words("profile", "--traces", traces.result, "--limit", options.candidates, "--seed", seed)
+        command += words("--rollouts", options.rollouts, "--max-tokens", options.max_tokens)
+        source = self.file("profile", seed, command, traces)
+        if arm == "expert-important":
+            command = words("importance", source.result, "--environment", "household", "--seed", seed)
+            command += words("--limit", options.expert_measured, "--forks", options.forks)
+            command += words("--max-turns", options.max_turns, "--max-tokens", options.max_tokens)
+            source = self.file("weighed", seed, command, source)
+        command = words("select", source.result, "--threshold", 1.0, "--per-duplicate", 0, "--seed", seed)
+        command += {
+            "capped": words("--max-per-kind", 0.4),
+            "random": words("--rule", "random"),
+        }.get(arm) or words("--weight", WEIGHTS[arm])
+        return self.file(f"pivots-{arm}", seed, command, source)
+
+    def file(self, name: str, seed: int, command: tuple[str, ...], need: Stage) -> Stage:
+        out = f"{name}.{seed}.jsonl"
+        return self.ran(Stage(f"{name}.{seed}", out, command + words("--out", out), (need,)))
+
+    def ran(self, stage: Stage) -> Stage:
+        self.book.run(stage)
+        return stage
+
+    def own(self, arm: str, seed: int) -> tuple[str, ...]:
+        options = self.settings
+        command = self.reinforced(
+            "--states", "own", "--environment", "household", "--set", "environment.difficulty=easy"
+        )
+        command += words("--set", f"environment.offset={1000 * seed}", "--set", f"own.count={options.games * 4 // 5}")
+        command += words("--teacher", "household", "--verifier", "household", "--refresh", options.refresh)
+        chosen = {"tasks": options.tasks, "greedy": options.greedy, "rollouts": options.own_rollouts}
+        chosen |= {"max_turns": options.max_turns, "select.weight": WEIGHTS[arm]}
+        if arm == "own-important":
+            chosen |= {"forks": options.forks, "measured": options.measured}
+        return command + words(*(word for key, value in chosen.items() for word in ("--set", f"own.{key}={value}")))
+
+    def reinforced(self, *states: str) -> tuple[str, ...]:
+        options = self.settings
+        command = words("train", "pivot", *states, "--steps", options.steps, "--learning-rate", options.rate)
+        command += words("--kl", options.kl, "--max-tokens", options.max_tokens, "--keep-trees", "none")
+        return command + words("--set", "train.optimizer.warmup_steps=3")
+
+    def play(self, arm: str, seed: int, model: Stage | None, start: int) -> Stage:
+        options, needs = self.settings, () if model is None else (model,)
+        command = words("evaluate", "--model", model.model if model else "default", "--environment", "household")
+        command += ("--difficulty", "easy")
+        command += words("--count", options.part, "--offset", options.first_game + start, "--seed", seed)
+        command += words("--max-turns", options.max_turns, "--max-tokens", options.max_tokens)
+        out = f"play.{arm}.{seed}.{start}.json"
+        return Stage(out.removesuffix(".json"), out, (*command, "--out", out), needs)
+
+
+# the tables
+
+KEYS = ("sampled", "greedy")
+Played = Mapping[str, Mapping[int, Sequence[Path]]]  # by arm and seed
+
+
+def played(folder: Path) -> Played:
+    """What can be compared: the seeds of which every arm has played, and of them the games that all have played."""
+    found: dict[str, dict[int, dict[int, Path]]] = {}
+    for path in sorted(folder.glob("play.*.json")):
+        _, arm, seed, start, _ = path.name.split(".")
+        found.setdefault(arm, {}).setdefault(int(seed), {})[int(start)] = path
+    if not found:
+        return {}
+    seeds = sorted(set.intersection(*(set(runs) for runs in found.values())))
+    parts = [set(runs[seed]) for runs in found.values() for seed in seeds]
+    shared = sorted(set.intersection(*parts)) if parts else []
+    return {arm: {seed: [runs[seed][start] for start in shared] for seed in seeds} for arm, runs in found.items()}
+
+
+def outcomes(runs: Mapping[int, Sequence[Path]], key: str) -> list[Outcomes]:
+    """Success by game, seed by seed."""
+    rows = [[row for path in paths for row in read_json(path)[key]["outcomes"]] for paths in runs.values()]
+    return [{row["task"]: fmean(row["rewards"]) for row in each if row["rewards"]} for each in rows]
+
+
+def told(found: Mapping[str, Any], form: str = "{:+.1f}") -> str:
+    """In points: the mean with its interval, and the seeds."""
+    edges = [found[edge] for edge in ("low", "high")]
+    interval = "" if None in edges else " [{}, {}]".format(*(form.format(100 * edge) for edge in edges))
+    seeds = ", ".join(form.format(100 * value) for value in found["values"])
+    return form.format(100 * found["mean"]) + f"{interval} ({seeds})"
+
+
+def success(arms: Played) -> list[str]:
+    rows = ["| arm | sampled | greedy | impossible commands: sampled | greedy |", "|---" * 5 + "|"]
+    for arm, runs in arms.items():
+        cells = [told(over_seeds_and_tasks(task_matrix(outcomes(runs, key))[0][0]), "{:.1f}") for key in KEYS]
+        cells += [f"{100 * fmean(_invalid(runs, key)):.0f}%" for key in KEYS]
+        rows.append(f"| {arm} | " + " | ".join(cells) + " |")
+    return rows
+
+
+def _invalid(runs: Mapping[int, Sequence[Path]], key: str) -> list[float]:
+    return [read_json(path)[key]["invalid_share"] for paths in runs.values() for path in paths]
+
+
+def differences(arms: Played) -> list[str]:
+    rows = ["| minus | sampled | greedy |", "|---" * 3 + "|"]
+    for one, other in COMPARED:
+        if one in arms and other in arms:
+            found = (paired_outcomes(outcomes(arms[one], key), outcomes(arms[other], key)) for key in KEYS)
+            rows.append(f"| {one} - {other} | " + " | ".join(told(each["by_seed"]) for each in found) + " |")
+    return rows
+
+
+def costs(folder: Path, arms: Played) -> list[str]:
+    """Of making the policy, its profile and forks included: the mean over the seeds."""
+    rows = ["| arm | turns | decoded tokens | seconds |", "|---" * 4 + "|"]
+    for arm, runs in arms.items():
+        bills = [_bill(folder, arm, seed) for seed in runs if arm != BASE]
+        if bills:
+            rows.append(
+                f"| {arm} | " + " | ".join(f"{fmean(column):,.0f}" for column in zip(*bills, strict=True)) + " |"
+            )
+    return rows
+
+
+def _bill(folder: Path, arm: str, seed: int) -> tuple[float, ...]:
+    bills = [read_json(folder / f"{arm}.{seed}" / "cost.json")]
+    if arm in ("capped", "expert", "expert-important"):  # random turns need no profile
+        header, _ = PROFILE.stream(folder / f"profile.{seed}.jsonl")
+        bills.append({**header["summary"]["cost"], "timing": header["timing"]})
+    if arm == "expert-important":
+        bill = PROFILE.stream(folder / f"weighed.{seed}.jsonl")[0]["importance"]
+        bills.append({**bill["cost"], "timing": bill["timing"]})
+    counts = (sum(bill[key] for bill in bills) for key in ("turns", "decoded_tokens"))
+    return (*counts, sum(sum(bill["timing"].values()) for bill in bills))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Own states and importance against SFT, random turns and PivotRL.")
+    parser.add_argument("folder", type=Path, help="where everything goes")
+    parser.add_argument("--arms", default=",".join(ARMS), help="(default: %(default)s)")
+    parser.add_argument("--seeds", default="0,1,2,3,4", help="(default: %(default)s)")
+    parser.add_argument("--games", type=int, default=1000, help="test games of every policy (default: %(default)s)")
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="run only the stages that match")
+    parser.add_argument("--plan", action="store_true", help="list the stages, and run none")
+    parser.add_argument("--table", action="store_true", help="print the tables of what is there, and run none")
+    parser.add_argument("--smoke", action="store_true", help="a handful of everything, to see that it runs")
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    settings = SMOKE if given.smoke else Settings()
+    if not given.table:
+        recipe = Recipe(Book(given.folder, HERE, given.only, given.plan), settings)
+        recipe.run(given.arms.split(","), [int(seed) for seed in given.seeds.split(",")], given.games)
+    arms = played(given.folder)
+    if any(arms.values()):
+        for table in (success(arms), differences(arms), costs(given.folder, arms)):
+            print("\n".join(table), end="\n\n")
+
+
+if __name__ == "__main__":
+    main()

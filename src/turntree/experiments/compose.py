@@ -1,0 +1,239 @@
+"""`turntree experiment compose`: what each part is worth on one bill: success over everything that was spent.
+
+An arm is a chain of stages, `pivot/grpo+dapo+gate`: PivotRL on an expert's states, then GRPO with two parts. Arms that
+begin alike share their first stages, which are run once and billed to each. All arms of a seed start from one policy,
+train on the same tasks, and are checked on the same held-out tasks in the same way. The bill has the profile and the
+search for own states in it; checks are on nobody's bill (PivotRL, Figure 1, leaves the profile out).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from turntree.core.config import Part
+from turntree.core.errors import InputError
+from turntree.experiments.config import ComposeConfig, chain
+from turntree.experiments.paired import (
+    Outcomes,
+    arm_folder,
+    held_out_checks,
+    over_seeds,
+    over_seeds_and_tasks,
+    paired_outcomes,
+    ratio_over_seeds,
+    run_or_reuse,
+    task_matrix,
+    write_experiment,
+)
+from turntree.filters.dapo import DapoFilter
+from turntree.filters.greso import GresoConfig
+from turntree.observe.files import read_table
+from turntree.observe.run import RunDirectory
+from turntree.profiling import profile as profiling
+from turntree.stages import profile, select
+from turntree.stages.config import CheckConfig, ProfileStageConfig, TrainOnlineConfig, TrainPivotConfig
+from turntree.stages.demonstrate import demonstrate
+from turntree.stages.train_pivot import run_train_pivot
+
+UNITS = ("turns", "decoded_tokens", "prefilled_tokens", "trained_tokens", "tool_calls", "seconds")
+BILLS = ("decoded_tokens", "seconds")  # by which arms are compared at equal cost
+TASKS_PER_SEED = 1000
+Point = dict[str, float]
+
+
+def run_compose(config: ComposeConfig, out: Path) -> dict[str, Any]:
+    """Run what is not there yet, then compare; `out/summary.json` holds the curves and the comparisons."""
+    for seed in config.seeds:
+        for arm in config.arms:
+            model = config.online.model
+            for name in _prefixes(arm):
+                folder = arm_folder(out, seed, name)
+                if not RunDirectory(folder).finished:
+                    _stage(config, seed, name, model, out / f"seed{seed}", folder)
+                model = str(RunDirectory(folder).model)
+    summary = summarise(config, out)
+    write_experiment(out, summary, config.seeds, config.arms)
+    return summary
+
+
+def _prefixes(arm: str) -> list[str]:
+    """`a/b+c` as `a`, `a/b+c`: a stage is named by all that came before it."""
+    stages = arm.split("/")
+    return ["/".join(stages[: count + 1]) for count in range(len(stages))]
+
+
+# stages
+
+
+def _stage(config: ComposeConfig, seed: int, name: str, model: str, shared: Path, out: Path) -> None:
+    stage, added = chain(name)[-1]
+    if stage == "grpo":
+        run_or_reuse(_online(config, seed, model, added), out)
+        return
+    episodes = config.online.train.rollouts.episodes
+    if stage == "pivot":
+        states: dict[str, Any] = {"pivots": _pivots(config, seed, shared)}
+    else:
+        own = replace(config.own, max_turns=episodes.max_turns, count=config.online.count)
+        states = {"states": "own", "own": own, "teacher": config.teacher, "verifier": config.verifier}
+        states["environment"] = _environment(config, seed)
+    training = TrainPivotConfig(
+        **states,
+        model=model,
+        train=replace(config.pivot, seed=seed),
+        check=CheckConfig(tasks=config.held_out, environment=config.online.environment, max_turns=episodes.max_turns),
+        device=config.online.device,
+    )
+    run_train_pivot(training, out)
+
+
+def _environment(config: ComposeConfig, seed: int) -> Part:
+    """Every seed trains on tasks of its own."""
+    options = config.online.environment.options
+    return Part(config.online.environment.name, {**options, "offset": options.get("offset", 0) + TASKS_PER_SEED * seed})
+
+
+def _pivots(config: ComposeConfig, seed: int, folder: Path) -> str:
+    """The pivots of an expert's play of the training tasks, for the policy that all arms start from."""
+    traces, measured, pivots = (folder / f"{name}.jsonl" for name in ("traces", "profile", "pivots"))
+    if not measured.exists():
+        options = {**_environment(config, seed).options}
+        games = {"source": options.pop("games", "generated"), "split": "train", "count": config.online.count}
+        games |= {key: options[key] for key in ("offset", "difficulty") if key in options}
+        demonstrate(
+            Part(config.demonstrator.name, {**config.demonstrator.options, "games": games, "seed": seed}), traces
+        )
+        stage = ProfileStageConfig(
+            traces=str(traces),
+            model=config.online.model,
+            limit=config.candidates,
+            profile=replace(config.profile, seed=seed),
+            device=config.online.device,
+        )
+        profile.run_profile(stage, measured)
+    select.run_select(measured, replace(config.select, seed=seed), pivots)
+    return str(pivots)
+
+
+def _online(config: ComposeConfig, seed: int, model: str, added: Sequence[str]) -> TrainOnlineConfig:
+    """The GRPO stage with its parts."""
+    train = replace(
+        config.online.train,
+        seed=seed,
+        dapo=DapoFilter() if "dapo" in added else None,
+        greso=GresoConfig() if "greso" in added else None,
+    )
+    if "branching" in added:
+        rollouts = replace(train.rollouts, initial_rollouts=max(1, train.rollouts.group_size // 2))
+        train = replace(train, rollouts=rollouts)
+    return replace(
+        config.online,
+        model=model,
+        environment=_environment(config, seed),
+        held_out_count=config.held_out,
+        held_out_temperature=config.pivot.sampling.temperature,
+        train=train,
+        gate=config.gate if "gate" in added else None,
+        brancher=config.brancher if "branching" in added else None,
+    )
+
+
+# the bill
+
+
+def curve(out: Path, seed: int, arm: str) -> list[Point]:
+    """Success on the held-out tasks at every check of an arm, and what had been spent by then in all of its stages.
+    Seconds are those of engine, environments and updates."""
+    points: list[Point] = []
+    spent = dict.fromkeys(UNITS, 0.0)
+    for name in _prefixes(arm):
+        if chain(name)[-1][0] == "pivot":
+            header, _ = read_table(out / f"seed{seed}" / "profile.jsonl", profiling.SCHEMA)
+            bill, seconds = header["summary"]["cost"], sum(header["timing"].values())
+            spent = {unit: spent[unit] + (seconds if unit == "seconds" else bill.get(unit, 0)) for unit in UNITS}
+        rows = RunDirectory(arm_folder(out, seed, name)).metrics()
+        for row in rows:
+            if "held_out_success" in row and (row["step"] or not points):
+                paid = {unit: spent[unit] + _spent(row, unit) for unit in UNITS}
+                points.append({"step": row["step"], "success": row["held_out_success"], **paid})
+        spent = {unit: spent[unit] + _spent(rows[-1], unit) for unit in UNITS}
+    return points
+
+
+def _spent(row: dict[str, Any], unit: str) -> float:
+    """What a run had spent after this row (nothing at step 0)."""
+    if row["step"] == 0:
+        return 0.0
+    return row["timing"]["seconds"] if unit == "seconds" else row["spent"].get(unit, 0)
+
+
+# the comparison
+
+
+def summarise(config: ComposeConfig, out: Path) -> dict[str, Any]:
+    """Each arm's curve in every seed; its last check; and against the first arm: the last checks, the checks at equal
+    cost, and what either spent to reach the first arm's last success.
+
+    Intervals are for other seeds and, where tasks are paired, other tasks. An arm that never reaches the target in a
+    seed has no ratio there: `reached` counts the seeds that did.
+    """
+    first = config.arms[0]
+    curves = {arm: [curve(out, seed, arm) for seed in config.seeds] for arm in config.arms}
+    last = {arm: [_outcomes(out, seed, arm) for seed in config.seeds] for arm in config.arms}
+    target = sum(points[-1]["success"] for points in curves[first]) / len(config.seeds)
+    arms: dict[str, Any] = {}
+    for arm in config.arms:
+        (success,), _ = task_matrix(last[arm])
+        arms[arm] = {
+            "last": over_seeds_and_tasks(success),
+            "best": over_seeds([max(point["success"] for point in points) for points in curves[arm]]),
+            "spent": {unit: over_seeds([points[-1][unit] for points in curves[arm]]) for unit in UNITS},
+            "to_target": {unit: to_target(curves[arm], curves[first], target, unit) for unit in UNITS},
+        }
+        if arm != first:
+            arms[arm]["minus_first"] = paired_outcomes(last[arm], last[first])
+            arms[arm]["at_equal_cost"] = {unit: at_equal_cost(curves[arm], curves[first], unit) for unit in BILLS}
+    return {"seeds": list(config.seeds), "first": first, "target": target, "arms": arms, "curves": curves}
+
+
+def _outcomes(out: Path, seed: int, arm: str) -> Outcomes:
+    checks = held_out_checks(arm_folder(out, seed, arm))
+    if not checks:
+        raise InputError("has no outcomes by task", path=arm_folder(out, seed, arm), hint="run this arm again")
+    return checks[max(checks)]
+
+
+def to_target(mine: Sequence[list[Point]], first: Sequence[list[Point]], target: float, unit: str) -> dict[str, Any]:
+    """What was spent at the first check with the target's success, as shares of what the first arm spent for it.
+
+    The first of noisy checks that is high enough comes a little too early, in both arms alike."""
+    reached = [
+        (_at(points, target, unit), _at(theirs, target, unit)) for points, theirs in zip(mine, first, strict=True)
+    ]
+    shares = [one / other for one, other in reached if one and other]
+    return {
+        "reached": sum(one is not None for one, _ in reached),
+        "share_of_first": ratio_over_seeds(shares) if shares else None,
+    }
+
+
+def _at(points: Sequence[Point], target: float, unit: str) -> float | None:
+    return next((point[unit] for point in points if point["success"] >= target), None)
+
+
+def at_equal_cost(mine: Sequence[list[Point]], first: Sequence[list[Point]], unit: str) -> dict[str, Any]:
+    """The difference in success at the last check of either arm that the cheaper of the two could pay, over seeds."""
+    differences = []
+    for points, theirs in zip(mine, first, strict=True):
+        budget = min(points[-1][unit], theirs[-1][unit])
+        one, other = (_affordable(each, unit, budget) for each in (points, theirs))
+        differences.append(one - other)
+    return over_seeds(differences)
+
+
+def _affordable(points: Sequence[Point], unit: str, budget: float) -> float:
+    """Where not even the first check can be paid (a profile comes before it), the policy is the one at the start."""
+    return [points[0], *(point for point in points if point[unit] <= budget)][-1]["success"]

@@ -1,0 +1,94 @@
+"""The recipe of own states: seeds are finished one after another, arms differ by what they are named for, and tables
+compare what all have played."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from turntree.experiments import book
+from turntree.experiments.book import Book, Stage
+from turntree.observe.files import read_json, write_json
+
+FOLDER = Path(__file__).resolve().parents[2] / "recipes"
+
+
+@pytest.fixture
+def recipe(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    yield importlib.import_module("own_states")
+    sys.modules.pop("own_states", None)
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch):
+    """The names of the results; each command leaves its result without computing it."""
+    found: list[str] = []
+
+    class Answer:
+        returncode = 0
+
+    def command(argv, cwd):
+        out = Path(cwd) / argv[argv.index("--out") + 1]
+        found.append(out.name)
+        write_json(out if out.suffix.startswith(".json") else out / "cost.json", {})
+        return Answer()
+
+    monkeypatch.setattr(book.subprocess, "run", command)
+    return found
+
+
+def run(recipe, folder: Path, seeds=(0,), games=2) -> None:
+    recipe.Recipe(Book(folder, FOLDER), recipe.SMOKE).run(recipe.ARMS, seeds, games)
+
+
+def test_the_key_of_a_stage_is_that_of_records_on_disk() -> None:
+    """A changed key would refuse every folder that a recipe was begun in."""
+    first = Stage("traces", "traces.jsonl", ("traces", "household", "--out", "traces.jsonl"))
+    assert first.key == "12c514746359f23d"
+    assert Stage("sft", "sft/cost.json", ("sft",), (first,)).key == "6f4816bf9266f707"
+
+
+def test_a_seed_is_finished_before_the_next_and_more_games_are_all_that_is_played_again(recipe, ran, tmp_path) -> None:
+    run(recipe, tmp_path, seeds=(0, 1))
+    seeds = [name.split(".")[2 if name.startswith("play") else 1] for name in ran]
+    assert seeds == sorted(seeds) and len(ran) == len(set(ran))
+    ran.clear()
+    run(recipe, tmp_path, seeds=(0, 1), games=4)
+    assert ran == [f"play.{arm}.{seed}.2.json" for seed in (0, 1) for arm in recipe.ARMS]
+
+
+def test_two_arms_differ_by_what_they_are_named_for(recipe, ran, tmp_path) -> None:
+    run(recipe, tmp_path)
+
+    def command(name: str) -> set[str]:
+        words = read_json(tmp_path / "stages" / f"{name}.0.json")["command"]
+        return set(words) - {f"{name}.0", f"pivots-{name}.0.jsonl"}
+
+    assert command("own-important") ^ command("own") == {
+        "own.select.weight=variance", "own.select.weight=both", "own.forks=2", "own.measured=2"
+    }  # fmt: skip
+    trained = {arm: command(arm) for arm in ("random", "capped", "expert", "expert-important")}
+    assert all(words == trained["random"] for words in trained.values())
+    assert {"--steps", "2", "--learning-rate", "0.0005", "--kl", "0.02"} <= trained["random"] & command("own")
+
+
+def play(folder: Path, arm: str, seed: int, start: int, won: float) -> None:
+    rows = [{"task": f"game {start + place}", "rewards": [won]} for place in range(4)]
+    shares = {key: {"outcomes": rows, "invalid_share": 0.1} for key in ("sampled", "greedy")}
+    write_json(folder / f"play.{arm}.{seed}.{start}.json", shares)
+
+
+def test_games_that_a_policy_has_not_played_and_seeds_that_an_arm_lacks_are_left_out(recipe, tmp_path) -> None:
+    for arm, won in (("sft", 0.0), ("own-important", 1.0)):
+        for seed in (0, 1):
+            play(tmp_path, arm, seed, 0, won)
+    play(tmp_path, "sft", 0, 4, 1.0)  # a part of one policy alone
+    play(tmp_path, "sft", 2, 0, 1.0)  # a seed of one arm alone
+    arms = recipe.played(tmp_path)
+    assert {arm: list(runs) for arm, runs in arms.items()} == {"own-important": [0, 1], "sft": [0, 1]}
+    assert "| own-important - sft | +100.0 [+100.0, +100.0] (+100.0, +100.0) |" in "\n".join(recipe.differences(arms))
+    assert "| sft | 0.0 [0.0, 0.0] (0.0, 0.0) |" in "\n".join(recipe.success(arms))
