@@ -86,11 +86,11 @@ class Settings:
 
 
 TINY = Settings(  # it memorises a few traces at most
-    model="../tiny", device=(), warm=8, rest=8, turns=2, held_out=(6, 2), rollouts=8, samples=4, path=8192, chars=16_000,
-    epochs=20, warm_rate=2e-3, rate=2e-3, steps=10, states=8,
+    model="../tiny", device=(), warm=8, rest=8, turns=2, held_out=(6, 2), rollouts=8, samples=4, path=8192,
+    chars=16_000, epochs=20, warm_rate=2e-3, rate=2e-3, steps=10, states=8,
 )  # fmt: skip
 SMOKE = {
-    "warm": 2, "rest": 2, "turns": 2, "held_out": (1, 2), "rollouts": 4, "samples": 2, "tokens": 24, "epochs": 1,
+    "warm": 2, "rest": 2, "turns": 2, "held_out": (1, 2), "rollouts": 4, "samples": 2, "tokens": 64, "epochs": 1,
     "steps": 1, "states": 2, "group": 2,
 }  # fmt: skip
 
