@@ -3,9 +3,9 @@
     python benchmarks/environments.py terminal swe browsing [--count 40] [--quick] [--json PATH]
 
 For each environment: how many of its tasks are solved by their gold, steps a second in one thread (the judgement at the
-end included), and the median milliseconds of `reset`, of a step, of a `fork` at every turn but the last, and of the
-first step in that fork (which pays for a copy that is made late). Options of an environment are written after it:
-`browsing questions=q.json index=i.sqlite`.
+end included; nothing for an environment without gold), and the median milliseconds of `reset`, of a step, of a `fork`
+at every turn but the last, and of the first step in that fork (which pays for a copy that is made late). Options of an
+environment are written after it: `browsing questions=q.json index=i.sqlite`.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def measured(part: Part, count: int) -> dict[str, Any]:
                 timed(first, twin.step, message)
                 again.step(message)
     middle = {"reset_ms": resets, "step_ms": steps, "fork_ms": forks, "first_step_in_fork_ms": first}
-    rate = 1000 * len(steps) / sum(steps)
+    rate = 1000 * len(steps) / sum(steps) if steps else None
     share = {"name": part.name, "tasks": played, "solved_by_gold": solved, "steps_per_second": rate}
-    return share | {name: statistics.median(times) for name, times in middle.items()}
+    return share | {name: statistics.median(times) if times else None for name, times in middle.items()}
 
 
 def play(gold: Sequence[Message], step: Callable[[Message], Observation]) -> bool | None:

@@ -1,149 +1,285 @@
-"""Four real domains, from files to trained adapters: conversational tool use, software engineering, terminal, search.
+"""Four real domains, from files to trained adapters: python recipes/domains.py FOLDER --data DATA [--model FOLDER]
 
-    python recipes/domains.py --data ../shared/data --out runs/domains            # a tiny policy
-    python recipes/domains.py --data ../shared/data --out runs/smollm2 --model ./smollm2 --domains tau2 --traces 8
+Conversational tool use (tau-bench), software engineering (SWE-agent), terminal (InterCode) and search (ReAct), each in
+a folder of its own: import, cut to a length that a CPU can bear, a warm start on a part of the training traces (a
+policy that never succeeds has no pivot), profile and select on others, then SFT and three kinds of reinforcement on
+LoRA adapters (random turns, exact match, PivotRL), and the acceptance of all at turns of held-out traces.
 
-For every domain: import, a warm start on a part of the training traces (a policy that never succeeds has no pivot),
-profile, select, then supervised fine-tuning and three kinds of reinforcement on LoRA adapters (pivots, random states,
-exact match), and the acceptance of all at turns of held-out traces. Every step is a command of the tutorial; what is
-done already is not done again, so an interrupted recipe is continued by the same command.
+  --model     a pretrained policy, for example what `turntree models get smollm2` writes; without it a tiny one (1 M)
+  --smoke     a handful of everything, to see that it runs and what it costs
+  --plan      list the stages, and run none;  --only PATTERN ('tau2/*', '*/accept.*') runs some
+  --table     print the tables of what is there
+
+Every stage is one command, and is recorded in FOLDER/DOMAIN/stages with its seconds. The same command goes on with a
+recipe that was killed. Text is shortened (`cut`), so a figure of this recipe is none of the benchmarks'.
 """
 
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import json
 import math
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from turntree.cli.main import main as turntree
 from turntree.core.errors import TurntreeError
+from turntree.core.messages import Message
+from turntree.experiments.book import Book, Stage, words
 from turntree.observe.artifacts import PROFILE
+from turntree.observe.files import read_json
 from turntree.observe.statistics import wilson
 from turntree.stages.policy import resolve
-from turntree.traces.schema import read_traces, write_traces
+from turntree.traces.candidates import skipped_turns
+from turntree.traces.schema import Trace, read_traces, write_traces
 
-DOMAINS = {
-    "tau2": "tau2/trajectories",
-    "swe": "swe_agent/demonstrations.tar.xz",
-    "terminal": "intercode/trajectories",
-    "search": "hotpot_react/100_questions_5_trials.txt.xz",
-}
-ARMS = ("warm", "sft", "random", "strict", "pivot")
-Run = Callable[..., bool]
+HERE = Path(__file__).resolve().parent
+ARMS = ("sft", "random", "strict", "pivot")
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """What keeps a run small."""
+class Domain:
+    """Where its traces are, how they are imported, and how they are judged."""
 
-    traces: int
-    states: int
-    rollouts: int
-    held_out: int
-    steps: int
-    epochs: int
-    tokens: int
-    path: int
+    source: str
+    importing: tuple[str, ...] = ()
+    judging: tuple[str, ...] = ()
 
 
-def main() -> None:
-    settings = _arguments()
-    sizes = Sizes(**{name: getattr(settings, name) for name in Sizes.__dataclass_fields__})
-    table: list[dict[str, Any]] = []
-    for domain in settings.domains.split(","):
-        folder = Path(settings.out) / domain
-        folder.mkdir(parents=True, exist_ok=True)
-        table.append(_domain(domain, Path(settings.data), folder, settings.model, sizes, settings.threshold))
-        _write(table, Path(settings.page), settings, sizes)
+KNOWN = ("--success-only",)  # the others do not say what succeeded
+DOMAINS = {
+    "tau2": Domain("tau2/trajectories", (*KNOWN, "--candidates", "tool_calls")),
+    "swe": Domain("swe_agent/demonstrations.tar.xz"),
+    "terminal": Domain("intercode/trajectories", judging=("--set", "verifier.domain=terminal")),
+    "search": Domain("hotpot_react/100_questions_5_trials.txt.xz", KNOWN),
+}
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--model", default="", help="default: the tiny policy of the questions, with a longer context")
-    parser.add_argument("--domains", default=",".join(DOMAINS))
-    parser.add_argument("--page", default="runs/domains.md", help="the page of tables to write")
-    parser.add_argument("--threshold", type=float, default=0.6, help="lambda: keep reward means below this")
-    defaults = Sizes(traces=24, states=48, rollouts=8, held_out=24, steps=10, epochs=20, tokens=128, path=8192)
-    for name in Sizes.__dataclass_fields__:
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(defaults, name))
-    return parser.parse_args()
+@dataclass(frozen=True)
+class Settings:
+    """How much of everything. The usual ones are of a pretrained policy of 135 M parameters."""
+
+    model: str
+    device: tuple[str, ...] = ("--set", "device.dtype=bfloat16", "--set", "device.threads=1")
+    chars: int = 6000  # of a trace; a token has three to four
+    message: int = 400  # characters that are kept of a message of the user or a tool, and twice as many of the system's
+    warm: int = 24  # traces of the warm start; the arms learn from others
+    rest: int = 24
+    turns: int = 4  # of each of those that are profiled
+    held_out: tuple[int, int] = (16, 2)  # traces, and turns of each, for acceptance
+    rollouts: int = 16
+    samples: int = 8
+    tokens: int = 96
+    path: int = 2048  # tokens of a state and its completion; longer ones are left out and counted
+    epochs: int = 2  # of the warm start
+    warm_rate: float = 2e-4
+    rate: float = 1e-4  # of the arms, which train adapters
+    rank: int = 8
+    steps: int = 15  # updates of an arm; SFT has an epoch
+    states: int = 4
+    group: int = 8
+    threshold: float = 1.0  # lambda: keep reward means below this
 
 
-def _domain(domain: str, data: Path, folder: Path, model: str, sizes: Sizes, threshold: float) -> dict[str, Any]:
-    """All stages of one domain; its row of the page."""
-    source = DOMAINS[domain]
-    given = model or str(_tiny(folder.parent / "tiny"))
-
-    def run(out: str, *command: object) -> bool:
-        """The command, unless `out` is there already; whether it made its result."""
-        done = folder / out / "cost.json" if (folder / out).is_dir() else folder / out
-        if not done.exists():
-            try:
-                turntree([str(word) for word in (*command, "--out", folder / out)])
-            except SystemExit as stopped:
-                if stopped.code == 130:
-                    raise
-        return done.exists()
-
-    known = ["--success-only"] if domain in ("tau2", "search") else []  # the others do not say what succeeded
-    run("imported.jsonl", "traces", "import", data / source, *known)
-    counts = _cut(folder / "imported.jsonl", folder / "traces.jsonl", sizes)
-    row: dict[str, Any] = {"domain": domain, **counts, "arms": {}}
-    traces, rate = folder / "traces.jsonl", ("--learning-rate", "1e-4" if model else "2e-3")
-    sampling = ("--max-tokens", sizes.tokens)
-    run("warm", "sft", "--traces", traces, "--model", given, "--epochs", sizes.epochs, "--set", "sft.batch=1", *rate)
-    warm = folder / "warm" / "model"
-    profiled = ("--traces", traces, "--model", warm, "--verifier", "recommended", *sampling)
-    limited = ("--set", f"profile.max_path={sizes.path}", "--rollouts", sizes.rollouts)
-    run("profile.jsonl", "profile", *profiled, *limited, "--limit", sizes.states)
-    row["profile"] = _summary(folder / "profile.jsonl")
-    below = ("--threshold", threshold)
-    run("pivots.jsonl", "select", folder / "profile.jsonl", *below)
-    run("random.jsonl", "select", folder / "profile.jsonl", *below, "--rule", "random")
-    train = ("--model", warm, *sampling, *rate, "--steps", sizes.steps, "--set", "device.lora.rank=8")
-    train += ("--set", "train.states=8", "--set", f"train.max_tokens={sizes.path}", "--keep-trees", "none")
-    if not model:
-        train += ("--set", "device.lora.alpha=16")
-    run("sft", "sft", "--traces", traces, "--model", warm, "--epochs", 1, *rate, "--set", "device.lora.rank=8")
-    for arm, pivots in (("pivot", "pivots"), ("strict", "pivots"), ("random", "random")):
-        if (folder / f"{pivots}.jsonl").exists():
-            run(arm, "train", "pivot", folder / f"{pivots}.jsonl", *train, *(["--strict"] if arm == "strict" else []))
-    for arm in ARMS:
-        if (folder / arm / "model").exists():
-            held = ("--traces", traces, "--model", folder / arm / "model", "--verifier", "recommended", *sampling)
-            run(f"{arm}.held_out.jsonl", "profile", *held, *limited, "--split", "dev", "--limit", sizes.held_out)
-            row["arms"][arm] = _acceptance(folder / f"{arm}.held_out.jsonl")
-    if (folder / "pivot").exists():
-        run("report.html", "report", folder / "pivot")
-    return row
+TINY = Settings(  # it memorises a few traces at most
+    model="../tiny", device=(), warm=8, rest=8, turns=2, held_out=(6, 2), rollouts=8, samples=4, path=8192,
+    chars=16_000, epochs=20, warm_rate=2e-3, rate=2e-3, steps=10, states=8,
+)  # fmt: skip
+SMOKE = {
+    "warm": 2, "rest": 2, "turns": 2, "held_out": (1, 2), "rollouts": 4, "samples": 2, "tokens": 64, "epochs": 1,
+    "steps": 1, "states": 2, "group": 2,
+}  # fmt: skip
 
 
-def _tiny(folder: Path) -> Path:
-    """The embedded policy whose template shows tools, with room for long prompts (its positions are rotary)."""
-    if not folder.exists():
-        shutil.copytree(resolve("qa"), folder)
-        config = json.loads((folder / "config.json").read_text())
-        config["max_position_embeddings"] = 32_768
-        (folder / "config.json").write_text(json.dumps(config))
-    return folder
+@dataclass(frozen=True)
+class Recipe:
+    """The stages of one domain."""
+
+    book: Book
+    name: str
+    data: Path
+    settings: Settings
+
+    def run(self, arms: Sequence[str], seeds: Sequence[int]) -> None:
+        options, domain = self.settings, DOMAINS[self.name]
+        made = words("traces", "import", self.data / domain.source, *domain.importing, "--out", "imported.jsonl")
+        imported = Stage("imported", "imported.jsonl", made)
+        lengths = [(key, getattr(options, key)) for key in ("chars", "message", "warm", "rest", "turns")]
+        lengths += [("held-out", ",".join(map(str, options.held_out)))]
+        told = [word for key, value in lengths for word in (f"--{key}", value)]
+        cut = Stage("cut", "held_out.jsonl", words("domains.py", "cut", imported.result, *told), (imported,))
+        for stage in (imported, cut):
+            self.book.run(stage)
+        base = Stage("base", options.model, ("given",))
+        self.accept("base", base, cut)
+        warm = self.sft("warm", base, "warm.traces.jsonl", options.epochs, options.warm_rate, 2, (), cut)
+        self.book.run(warm)
+        self.accept("warm", warm, cut)
+        for seed in seeds:
+            for arm in arms:
+                stage = self.arm(arm, seed, warm, cut)
+                if stage is not None:
+                    self.book.run(stage)
+                    self.accept(stage.name, stage, cut)
+        if (self.book.folder / "pivot.0/cost.json").exists():
+            self.book.run(Stage("report", "report.html", words("report", "pivot.0", "--out", "report.html"), (warm,)))
+
+    def arm(self, arm: str, seed: int, warm: Stage, cut: Stage) -> Stage | None:
+        """None where there is nothing to train on: no state has a variance, or its profile is not there yet."""
+        options, name = self.settings, f"{arm}.{seed}"
+        adapter = words("--set", f"device.lora.rank={options.rank}", "--set", f"device.lora.alpha={2 * options.rank}")
+        if arm == "sft":
+            return self.sft(name, warm, "rest.jsonl", 1, options.rate, 4, (*adapter, "--seed", str(seed)), cut)
+        states = self.selected("random" if arm == "random" else "pivots", warm, cut)
+        if states is None:
+            return None
+        command = words(
+            *("train", "pivot", states.result, "--model", warm.model, "--seed", seed, "--steps", options.steps),
+            *("--learning-rate", options.rate, "--max-tokens", options.tokens, "--keep-trees", "none"),
+            *("--set", f"train.states={options.states}", "--set", f"train.group_size={options.group}"),
+            *("--set", f"train.max_tokens={options.path}", *(["--strict"] if arm == "strict" else [])),
+            *(*adapter, *options.device, "--out", name),
+        )
+        return Stage(name, f"{name}/cost.json", command, (states,))
+
+    def selected(self, rule: str, warm: Stage, cut: Stage) -> Stage | None:
+        profiled = self.profile("profile", warm, "pool.jsonl", "train", self.settings.rollouts, cut)
+        self.book.run(profiled)
+        if self.book.plan or not self.book.done(profiled):
+            return None
+        classes = PROFILE.read(self.book.folder / profiled.result)[0]["summary"]["classes"]
+        if not classes.get("mixed"):
+            print(f"{self.name}: no state with a variance ({classes}), so nothing to reinforce", flush=True)
+            return None
+        command = words("select", profiled.result, "--rule", rule, "--threshold", self.settings.threshold)
+        stage = Stage(rule, f"{rule}.jsonl", (*command, "--out", f"{rule}.jsonl"), (profiled,))
+        self.book.run(stage)
+        return stage if self.book.done(stage) else None
+
+    def sft(
+        self,
+        name: str,
+        model: Stage,
+        traces: str,
+        epochs: int,
+        rate: float,
+        batch: int,
+        more: Sequence[str],
+        cut: Stage,
+    ) -> Stage:
+        command = words(
+            *("sft", "--model", model.model, "--traces", traces, "--epochs", epochs, "--learning-rate", rate),
+            *("--set", f"sft.batch={batch}", *more, *self.settings.device, "--out", name),
+        )
+        return Stage(name, f"{name}/cost.json", command, (model, cut))
+
+    def accept(self, name: str, model: Stage, cut: Stage) -> None:
+        self.book.run(self.profile(f"accept.{name}", model, "held_out.jsonl", "dev", self.settings.samples, cut))
+
+    def profile(self, name: str, model: Stage, traces: str, split: str, rollouts: int, cut: Stage) -> Stage:
+        options = self.settings
+        command = words(
+            *("profile", "--model", model.model, "--traces", traces, "--split", split, "--rollouts", rollouts),
+            *("--max-tokens", options.tokens, "--set", f"profile.max_path={options.path}"),
+            *("--verifier", "recommended", *DOMAINS[self.name].judging, *options.device, "--out", f"{name}.jsonl"),
+        )
+        return Stage(name, f"{name}.jsonl", command, (model, cut))
 
 
-def _cut(imported: Path, out: Path, sizes: Sizes) -> dict[str, int]:
-    """The shortest traces of both splits, for a policy of a short memory: `sizes.traces` to train on, half as many held
-    out."""
-    traces = sorted(read_traces(imported), key=lambda trace: sum(len(m.content) for m in trace.messages))
-    kept = {split: [trace for trace in traces if trace.split == split] for split in ("train", "dev")}
-    chosen = [*kept["train"][: sizes.traces], *kept["dev"][: max(4, sizes.traces // 2)]]
-    if not out.exists():
-        write_traces(out, chosen)
-    return {"imported": len(traces), "used": len(chosen)}
+# the script of the stage `cut`
+
+
+def cut_main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("imported", type=Path)
+    for name in ("chars", "message", "warm", "rest", "turns"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--held-out", required=True)
+    given = parser.parse_args(arguments)
+    held_out, turns = map(int, given.held_out.split(","))
+    folder, traces = (
+        given.imported.parent,
+        [cut(one, given.chars, given.message) for one in read_traces(given.imported)],
+    )
+    whole = sorted((one for one in traces if _candidates(one)), key=lambda trace: trace.id[::-1])  # mixes the sources
+    train, dev = ([one for one in whole if one.split == split] for split in ("train", "dev"))
+    rest = train[given.warm : given.warm + given.rest]
+    parts = {
+        "warm.traces": train[: given.warm],
+        "rest": rest,
+        "pool": [_some(trace, given.turns) for trace in rest],
+        "held_out": [_some(trace, turns) for trace in dev[:held_out]],  # last: its file says that all are there
+    }
+    for name, part in parts.items():
+        if not part:
+            raise SystemExit(
+                f"{given.imported}: {len(train)} training and {len(dev)} held-out traces leave none: {name}"
+            )
+        write_traces(folder / f"{name}.jsonl", part)
+
+
+def cut(trace: Trace, chars: int, message: int) -> Trace:
+    """The beginning of a trace, its last message an assistant's. Long messages that the policy did not write are
+    shortened; its own are demonstrations and stay whole."""
+    said: list[Message] = []
+    for one in trace.messages:
+        most = {"system": 2 * message, "assistant": len(one.content)}.get(one.role, message)
+        said.append(one if len(one.content) <= most else replace(one, content=f"{one.content[:most]} ..."))
+        if sum(len(m.content) + sum(len(json.dumps(c.arguments)) for c in m.tool_calls) for m in said) > chars:
+            said.pop()
+            break
+    while said and said[-1].role != "assistant":
+        said.pop()
+    turns = sum(one.role == "assistant" for one in said)
+    skipped = {turn: why for turn, why in trace.meta.get("skip_turns", {}).items() if int(turn) < turns}
+    return replace(trace, messages=tuple(said), meta={**trace.meta, "skip_turns": skipped})
+
+
+def _candidates(trace: Trace) -> list[int]:
+    marked = skipped_turns(trace) if trace.messages else {}
+    return [turn for turn in range(len(trace.turn_positions)) if turn not in marked]
+
+
+def _some(trace: Trace, count: int) -> Trace:
+    """`count` of its candidates, spread over it."""
+    turns = _candidates(trace)
+    kept = {turns[place * len(turns) // min(count, len(turns))] for place in range(min(count, len(turns)))}
+    drawn = {str(turn): "not_drawn" for turn in turns if turn not in kept}
+    return replace(trace, meta={**trace.meta, "skip_turns": {**trace.meta.get("skip_turns", {}), **drawn}})
+
+
+# the tables
+
+
+def table(folder: Path, domains: Sequence[str]) -> Iterator[str]:
+    """Markdown: what was profiled, acceptance by arm with intervals over turns, and processor seconds."""
+    yield "| domain | candidates profiled | classes | left out | CPU hours so far |"
+    yield "|---|---|---|---|---|"
+    found: dict[str, dict[str, str]] = {}
+    for name in domains:
+        told = _summary(folder / name / "profile.jsonl")
+        classes, skipped = (", ".join(f"{n} {k}" for k, n in told[key].items()) for key in ("classes", "skipped_turns"))
+        records = [read_json(path) for path in sorted((folder / name / "stages").glob("*.json"))]
+        hours = math.fsum(record.get("cpu_seconds", 0.0) for record in records) / 3600
+        yield f"| {name} | {told['candidates']} | {classes} | {skipped} | {hours:.2f} |"
+        files = sorted((folder / name).glob("accept.*.jsonl"))
+        found[name] = {path.name.removeprefix("accept.").removesuffix(".jsonl"): _acceptance(path) for path in files}
+    arms = sorted({arm for cells in found.values() for arm in cells}, key=_order)
+    yield ""
+    yield f"| acceptance at held-out turns | {' | '.join(arms)} |"
+    yield "|---" * (len(arms) + 1) + "|"
+    for name, cells in found.items():
+        yield f"| {name} | {' | '.join(cells.get(arm, 'none') for arm in arms)} |"
+
+
+def _order(arm: str) -> tuple[int, str]:
+    kind = arm.partition(".")[0]
+    known = ("base", "warm", *ARMS)
+    return known.index(kind) if kind in known else len(known), arm
 
 
 def _summary(path: Path) -> dict[str, Any]:
@@ -152,64 +288,57 @@ def _summary(path: Path) -> dict[str, Any]:
     return PROFILE.read(path)[0]["summary"]
 
 
-def _acceptance(path: Path) -> dict[str, Any]:
-    """Accepted rollouts at held-out turns, with an interval over turns (samples at one turn are not independent)."""
-    if not path.exists():
-        return {"turns": 0}
+def _acceptance(path: Path) -> str:
+    """Accepted rollouts, with an interval over turns (samples at one turn are not independent)."""
     means = [row["reward_mean"] for row in PROFILE.read(path)[1] if row["reward_mean"] is not None]
     if not means:
-        return {"turns": 0}
-    mean = math.fsum(means) / len(means)
+        return "none judged"
     low, high = wilson(math.fsum(means), len(means))
-    return {"turns": len(means), "mean": mean, "low": low, "high": high}
+    return f"{math.fsum(means) / len(means):.1%} [{low:.1%}, {high:.1%}] of {len(means)}"
 
 
-# the page
+def tiny(folder: Path) -> None:
+    """The embedded policy whose template shows tools, with room for long prompts (its positions are rotary)."""
+    if not folder.exists():
+        shutil.copytree(resolve("qa"), folder)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 32_768}))
 
 
-def _write(table: Sequence[dict[str, Any]], page: Path, settings: argparse.Namespace, sizes: Sizes) -> None:
-    policy = settings.model or "the tiny policy of the questions (1 M parameters), its context set to 32,768"
-    lines = [
-        "# Four real domains",
-        "",
-        f"Policy: {policy}. Sizes: {vars(sizes)}.",
-        "",
-        *_data(table),
-        "",
-        *_arms(table),
-    ]
-    page.parent.mkdir(parents=True, exist_ok=True)
-    page.with_suffix(".part").write_text("\n".join(lines) + "\n")
-    page.with_suffix(".part").replace(page)
-
-
-def _data(table: Sequence[dict[str, Any]]) -> list[str]:
-    lines = ["| domain | traces imported | used | candidates profiled | classes | left out |"]
-    lines.append("|---|---|---|---|---|---|")
-    for row in table:
-        told = row["profile"]
-        counts = [row["imported"], row["used"], told["candidates"]]
-        classes, skipped = (", ".join(f"{n} {k}" for k, n in told[key].items()) for key in ("classes", "skipped_turns"))
-        lines.append(f"| {row['domain']} | {' | '.join(map(str, counts))} | {classes} | {skipped} |")
-    return lines
-
-
-def _arms(table: Sequence[dict[str, Any]]) -> list[str]:
-    lines = [f"| acceptance at held-out turns | {' | '.join(ARMS)} |", "|---" * (len(ARMS) + 1) + "|"]
-    for row in table:
-        cells = [_cell(row["arms"].get(arm, {"turns": 0})) for arm in ARMS]
-        lines.append(f"| {row['domain']} | {' | '.join(cells)} |")
-    return lines
-
-
-def _cell(found: dict[str, Any]) -> str:
-    if not found["turns"]:
-        return "none"
-    return f"{found['mean']:.1%} [{found['low']:.1%}, {found['high']:.1%}] of {found['turns']}"
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="where everything goes")
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="the traces (default: %(default)s)")
+    parser.add_argument("--model", default="", help="a pretrained policy (default: a tiny one)")
+    parser.add_argument("--domains", default=",".join(DOMAINS))
+    parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="of DOMAIN/STAGE")
+    for flag in ("--plan", "--smoke", "--table"):
+        parser.add_argument(flag, action="store_true")
+    given = parser.parse_args(arguments)
+    domains, folder = given.domains.split(","), given.folder.resolve()
+    wrong = [*(set(domains) - DOMAINS.keys()), *(set(given.arms.split(",")) - {*ARMS})]
+    if wrong:
+        parser.error(f"{wrong[0]!r} is not known; domains: {', '.join(DOMAINS)}; arms: {', '.join(ARMS)}")
+    settings = Settings(str(Path(given.model).resolve())) if given.model else TINY
+    settings = replace(settings, **SMOKE) if given.smoke else settings
+    for name in domains if not given.table else ():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        if not given.model:
+            tiny(folder / "tiny")
+        of, slash, stages = given.only.partition("/")
+        only = (stages if slash else "*") if fnmatch.fnmatch(name, of) else ""
+        book = Book(folder / name, HERE, only, given.plan)
+        Recipe(book, name, given.data.resolve(), settings).run(
+            given.arms.split(","), [int(seed) for seed in given.seeds.split(",")]
+        )
+    if not given.plan:
+        print("\n".join(table(folder, domains)))
 
 
 if __name__ == "__main__":
     try:
-        main()
+        cut_main(sys.argv[2:]) if sys.argv[1:2] == ["cut"] else main()
     except TurntreeError as error:
         raise SystemExit(str(error)) from error

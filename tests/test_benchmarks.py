@@ -42,6 +42,15 @@ def test_updates_have_the_same_gradient_and_rho_counts_tokens(shape: str):
             assert shape == "long" and 0 < case["gradient_error_trl"]["high"] < 1e-4
 
 
+def test_environments_are_timed_by_their_own_gold():
+    finished = run("environments.py", "browsing", "household", "--json", "-")
+    assert finished.returncode == 0, finished.stderr
+    pages, rooms = json.loads(finished.stdout)["cases"]
+    assert (pages["name"], pages["tasks"], pages["solved_by_gold"]) == ("browsing", 3, 3)
+    assert pages["steps_per_second"] > 0 and all(pages[f"{what}_ms"] >= 0 for what in ("reset", "step", "fork"))
+    assert (rooms["tasks"], rooms["steps_per_second"]) == (0, None)  # its expert is a demonstrator: no gold
+
+
 def test_sampling_is_timed_for_siblings_a_conversation_and_callers_out_of_step():
     found = cases("generate.py")
     assert [case["name"] for case in found] == ["siblings_4", "conversation_3_turns", "unequal_3"]

@@ -25,6 +25,9 @@ COUNTS = {  # file: (traces kept, traces read, turns kept, dropped turns)
     GYM.format("math_with_code", "example_rollouts"): (5, 5, 36, {}),
     GYM.format("workplace_assistant", "example_rollouts"): (5, 5, 13, {}),
     GYM.format("single_step_tool_use_with_argument_comparison", "example"): (5, 5, 5, {"history_of_a_pivot_row": 15}),
+    GYM.format("single_step_tool_use_with_argument_comparison", "example_rollouts"): (
+        5, 5, 5, {"history_of_a_pivot_row": 15},
+    ),
     GYM.format("terminal_multi_harness", "example"): (5, 5, 5, {}),
     GYM.format("terminus_judge", "example"): (5, 5, 5, {}),
     AGENTS.format("mini_swe_agent_2__data__example_rollouts"): (5, 5, 62, {}),
@@ -49,6 +52,12 @@ COUNTS = {  # file: (traces kept, traces read, turns kept, dropped turns)
     "intercode/trajectories/gpt-3.5_fs_3.json.xz": (60, 60, 366, {}),
     "intercode/trajectories/gpt-3.5_fs_4.json.xz": (27, 27, 174, {"empty_turn": 1}),
 }  # fmt: skip
+
+
+def test_no_file_of_trajectories_is_forgotten(shared_data: Path) -> None:
+    folders = ("nemo_gym", "tau2/trajectories", "swe_agent", "hotpot_react", "intercode/trajectories")
+    found = {path.relative_to(shared_data).as_posix() for one in folders for path in (shared_data / one).iterdir()}
+    assert found - COUNTS.keys() == {GYM.format("workplace_assistant", "example")}  # tasks, refused below
 
 
 @pytest.mark.parametrize("name", COUNTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from turntree.core.config import Part
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
-from turntree.verifiers.nemo import Nemo
+from turntree.stages.score import read_actions
 from turntree.verifiers.paper import Paper
 from turntree.verifiers.recommended import Recommended
 from turntree.verifiers.texts import shell_fences
@@ -71,66 +72,44 @@ def test_what_does_the_same_is_paid(name: str) -> None:
     assert reward(gold, tried) == reward(tried, tried) == 1.0
 
 
-# the leaks of docs/results/verifiers.md: what the released servers pay for them is `nemo`'s reward under that domain
-LEAKS: dict[str, tuple[str, float, Message, Message]] = {
-    "any message for a message": ("tau2", 1.0, act(text="Your refund is on its way."), act(text="No.")),
-    "an empty message": ("tau2", 1.0, act(text="Your refund is on its way."), act()),
-    "a negated sentence": (
-        "tau2", 1.0,
-        call("note", text="cancel the order and refund the card"), call("note", text="do not cancel the order"),
-    ),
-    "any words at threshold 0": ("swe", 1.0, bash("pytest tests/a.py"), bash("rm -rf /")),
-    "calls beside the right one": (
-        "tau2", 1.0, call("get", id="1"), act(ToolCall("get", {"id": "1"}), ToolCall("get", {"id": "2"})),
-    ),
-    "true for 1": ("tau2", 1.0, call("f", x=1), call("f", x=True)),
-    "claiming to be done early": ("terminal", 1.0, terminus("ls\n"), terminus("ls\n", done=True)),
-    "uninstall for install": (
-        "terminal", 1.0, terminus("pip install -r requirements.txt\n"), terminus("pip uninstall -r requirements.txt\n"),
-    ),
-    "another output file": (
-        "terminal", 1.0, terminus("python train.py > output_a\n"), terminus("python train.py > output_b\n"),
-    ),
-    "a shell call without a command": ("swe_pivot", 1.0, bash("pytest tests/a.py"), call("execute_bash")),
-    "arguments that are not JSON": (
-        "swe_pivot", 1.0, bash("pytest tests/a.py"), call("execute_bash", **{"(arguments that are not JSON)": "{"}),
-    ),
-    "an edit without its command": (
-        "swe_pivot", 1.0,
-        call("str_replace_editor", command="str_replace", path="/a/b.py", old_str="x", new_str="y"),
-        call("str_replace_editor", path="/a/b.py", old_str="x", new_str="y"),
-    ),
-    "any pattern on the same path": (
-        "swe_pivot", 1.0, call("grep", pattern="def main", path="src"), call("grep", pattern="zzz", path="src"),
-    ),
-}  # fmt: skip
+# the leaks of docs/results/verifiers.md, which lie in benchmarks/leaks so that anyone can judge them
+
+ROOT = Path(__file__).parents[2]
 
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results" / "verifiers.md"
+@pytest.fixture(scope="module")
+def leaks() -> Any:
+    spec = importlib.util.spec_from_file_location("leaks", ROOT / "benchmarks" / "leaks.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def table() -> str:
-    """The leaks as they stand in docs/results/verifiers.md."""
-    rows = ["| what is tried | server | released | `recommended` | `recommended` says |", "|---|---|---|---|---|"]
-    for name, (domain, _, gold, tried) in LEAKS.items():
-        state = TurnState("t", 0, (), gold)
-        verdict = Recommended().judge(state, tried)
-        released = Nemo(domain=domain).judge(state, tried).reward  # type: ignore[arg-type]
-        rows.append(f"| {name} | {domain} | {released:g} | {verdict.reward:g} | {verdict.reason} |")
-    return "\n".join(rows)
+def test_a_leak_of_the_released_servers_is_not_paid_and_nemo_says_what_they_pay(leaks: Any) -> None:
+    found = leaks.rows()
+    assert len(found) == 13
+    assert [row["nemo"] for row in found] == [row["released"] for row in found]
+    assert [row["recommended"] for row in found] == [0.0] * 13
 
 
-def test_the_page_of_results_shows_what_is_paid_now() -> None:
-    assert table() in RESULTS.read_text(), f"paste this:\n{table()}"
+def test_the_page_of_results_shows_what_is_paid_now(leaks: Any) -> None:
+    table = "\n".join(leaks.table(leaks.rows()))
+    assert table in (ROOT / "docs" / "results" / "verifiers.md").read_text(), f"paste this:\n{table}"
 
 
-@pytest.mark.parametrize("name", LEAKS)
-def test_a_leak_of_the_released_servers_is_not_paid_and_nemo_says_what_they_pay(name: str) -> None:
-    domain, released, gold, tried = LEAKS[name]
-    state = TurnState("t", 0, (), gold)
-    assert reward(gold, tried) == 0.0
-    assert Nemo(domain=domain).judge(state, tried).reward == released  # type: ignore[arg-type]
-    assert reward(gold, gold) == 1.0
+def test_every_leaked_demonstration_is_paid_itself(leaks: Any) -> None:
+    for said in read_actions(leaks.LEAKS / "gold.jsonl"):
+        assert reward(said.action, said.action) == 1.0
+
+
+def test_in_a_terminal_a_text_is_a_command_and_elsewhere_words() -> None:
+    shown, same, other = act(text="ls -la /tmp"), act(text="ls -al /tmp\n"), act(text="ls -al /var")
+    assert [reward(shown, one, domain="terminal") for one in (same, other, act())] == [1.0, 0.0, 0.0]
+    assert reward(shown, act(text="rm -rf /tmp"), domain="terminal") == 0.0
+    assert reward(shown, same) == 0.0
+    tool = {"type": "function", "function": {"name": "bash", "parameters": {}}}
+    assert reward(shown, same, tool, domain="terminal") == 0.0  # there are calls to act with
 
 
 class TestMatching:

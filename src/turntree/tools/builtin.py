@@ -14,6 +14,8 @@ from turntree.sandboxes.sandbox import Sandbox
 from turntree.tools.search import SearchIndex
 from turntree.tools.tool import ToolOutput, ToolSpec
 
+_QUOTED = 100  # characters of a policy's own text in an error
+
 
 def _one_string(name: str, description: str) -> dict[str, Any]:
     parameters = {name: {"type": "string", "description": description}}
@@ -91,11 +93,16 @@ class FindTool:
             f"[{number}] {page.text[max(0, place.start() - self._around) : place.end() + self._around]}"
             for number, place in enumerate(itertools.islice(places, self._count), start=1)
         ]
-        return ToolOutput("\n".join(shown) or f"{page.title!r} does not hold {wanted!r}")
+        return ToolOutput("\n".join(shown) or f"{page.title!r} does not hold {_quoted(wanted)}")
 
 
 def _no_page(title: str) -> str:
-    return f"error: there is no page {title!r}; search for it"
+    return f"error: there is no page {_quoted(title)}; search for it"
+
+
+def _quoted(text: str) -> str:
+    """What the policy wrote, without letting it fill its own context."""
+    return repr(text if len(text) <= _QUOTED else text[:_QUOTED] + "…")
 
 
 class SandboxTool:

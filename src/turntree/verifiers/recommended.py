@@ -88,8 +88,9 @@ class Recommended(Chained):
     `kinds` says of what kind a tool is, by its name (shell, edit, read, search, open, finish, think, other), `idle`
     which of its arguments do not act. `folder` is where shell commands start, where the history does not say it.
     A reading call may ask for up to `wider_view` times the demonstrated lines. `domain`: with "conversation" every tool
-    is of kind "other"; the others differ in nothing. `effects`: with "auto" and an environment, calls that the rules
-    leave open are played in copies; `then` is asked about the rest.
+    is of kind "other"; with "terminal" a text without a call is a shell command, where no tools are declared; the
+    others differ in nothing. `effects`: with "auto" and an environment, calls that the rules leave open are played in
+    copies; `then` is asked about the rest.
     """
 
     def __init__(
@@ -247,7 +248,10 @@ class Recommended(Chained):
     def _calls(self, message: Message, state: TurnState) -> tuple[ToolCall, ...] | None:
         if self._domain == "conversation":
             return message.tool_calls or None
-        return calls_in(message, written=not state.tools)
+        calls, text = calls_in(message, written=not state.tools), said(message)
+        if calls is None and self._domain == "terminal" and text and not state.tools:
+            return (ToolCall("bash", {"command": text}),)
+        return calls
 
     def _folder_of(self, state: TurnState) -> str | None:
         return folder_in(state.history) or self._folder
