@@ -138,20 +138,18 @@ def _grpo() -> TrainOnlineConfig:
     return _online(easy, episodes, 5e-4, iterations=20, check_every=2, loss=loss)
 
 
-Stage = Literal["grpo", "pivot", "own"]
-STAGES: tuple[Stage, ...] = ("grpo", "pivot", "own")
+STAGES = ("grpo", "pivot", "own")
 ADDED = ("dapo", "greso", "gate", "branching")  # what a GRPO stage can have
 
 
-def chain(arm: str) -> list[tuple[Stage, tuple[str, ...]]]:
+def chain(arm: str) -> list[tuple[str, tuple[str, ...]]]:
     """The stages of an arm, each with what is added to it: `pivot/grpo+gate` is PivotRL, then GRPO with the gate.
     Raises `ConfigError`."""
-    found: list[tuple[Stage, tuple[str, ...]]] = []
+    found: list[tuple[str, tuple[str, ...]]] = []
     for told in arm.split("/"):
-        name, *added = told.split("+")
-        stage = next((stage for stage in STAGES if stage == name), None)
+        stage, *added = told.split("+")
         wrong = [one for one in added if stage != "grpo" or one not in ADDED]
-        if stage is None or wrong or len(set(added)) < len(added):
+        if stage not in STAGES or wrong or len(set(added)) < len(added):
             hint = f"a chain of {', '.join(STAGES)}, as pivot/grpo+dapo; grpo takes {', '.join(ADDED)}, each once"
             raise ConfigError(f"has no stage {told!r}", field="arms", hint=hint)
         found.append((stage, tuple(added)))
