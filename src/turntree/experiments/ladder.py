@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import numpy as np
 from turntree.advantages.config import CreditConfig
 from turntree.branching.rules import EntropyBrancher, Paced, RandomBrancher, Undeterred, bounded, drawn
 from turntree.core.config import to_mapping
+from turntree.core.errors import InputError
 from turntree.core.outcome import is_zero_variance
 from turntree.core.protocols import BranchDecision, Brancher, Environment, ForkMoment
 from turntree.core.tree import NodeKind, RolloutTree
@@ -45,8 +46,9 @@ Place = tuple[str, int, int]  # task, sample, turn
 
 def run_ladder(config: LadderConfig, out: Path) -> dict[str, Any]:
     """Measure seed by seed, then compare; `out/summary.json` holds the result, `out/seedN.json` a seed. Seeds that are
-    there are not measured again."""
+    there are not measured again. Raises `InputError` where they are of another configuration or policy."""
     policy = load_policy(policy_name(config.model, config.environment), config.device)
+    _claim(out, {**to_mapping(replace(config, seeds=(0,))), "policy_hash": policy.hash})
     splits = {TRAIN: config.iterations * config.groups}
     with open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source) as opened:
         stage = _Stage(config, policy, opened)
@@ -59,6 +61,14 @@ def run_ladder(config: LadderConfig, out: Path) -> dict[str, Any]:
     summary = {"schema": SCHEMA, "policy_hash": policy.hash, "config": to_mapping(config), **summarise(config, rows)}
     write_json(out / "summary.json", summary)
     return summary
+
+
+def _claim(out: Path, identity: Mapping[str, Any]) -> None:
+    file = out / "identity.json"
+    if file.exists() and read_json(file) != identity:
+        raise InputError("holds seeds of another configuration or policy", path=out, hint="use a new folder")
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(file, identity)
 
 
 @dataclass(frozen=True)
@@ -99,7 +109,6 @@ def _reference(stage: _Stage, out: Path) -> Vector:
     """The gradient of mean reward on the tasks that are billed, from independent rollouts and RLOO, which is
     unbiased."""
     config, file = stage.config, out / "reference.npy"
-    out.mkdir(parents=True, exist_ok=True)
     if not file.exists():
         unbiased = CreditConfig(advantages="rloo")
         parts = [
