@@ -7,6 +7,7 @@ sampling anywhere: the figures are exact.
 
     python recipes/credit_table.py            # the tables of docs/design/credit.md, about four minutes
     python recipes/credit_table.py --starts 2
+    python recipes/credit_table.py --oracle   # forks at the highest and at the lowest variance, about a minute
 """
 
 from __future__ import annotations
@@ -149,6 +150,26 @@ def branchings() -> dict[str, Branching]:
         "entropy, after the probe": after_the_probe(lambda draw, call, probe: torn(call, probe)),
         "entropy, at the probe": at_the_probe,
     }
+
+
+def by_variance(*, highest: bool) -> Branching:
+    """As often as the entropy rule, after the prefixes whose children differ most (or least) in reward: an oracle."""
+    left = sum(p for p, start in outcomes(at_the_probe) if len(start.answers) > 1)
+    prefixes = [(P[call, probe] * (1 - P[call, probe]), call, probe) for call in (0, 1) for probe in (0, 1)]
+    chances: dict[tuple[int, int], float] = {}
+    for _, call, probe in sorted(prefixes, reverse=highest):
+        mass = (P[()] if call else 1 - P[()]) * (P[call,] if probe else 1 - P[call,])
+        chances[call, probe] = min(1.0, left / mass)
+        left = max(0.0, left - mass)
+    return after_the_probe(lambda draw, call, probe: draw(chances[call, probe]))
+
+
+def oracles() -> dict[str, Branching]:
+    """What knowing the variance between children is worth (docs/results/ladder.md)."""
+    rules = branchings()
+    asked = {name: rules[name] for name in ("random, after the probe", "entropy, after the probe")}
+    ends = {"highest variance, after the probe": True, "lowest variance, after the probe": False}
+    return asked | {name: by_variance(highest=highest) for name, highest in ends.items()}
 
 
 def plans(starts: int) -> dict[str, tuple[Branching, int]]:
@@ -398,10 +419,13 @@ def probe_value() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Bias and variance of every estimator, by enumeration.")
     parser.add_argument("--starts", type=int, default=3, help="initial starts of a group")
-    starts = parser.parse_args().starts
+    parser.add_argument("--oracle", action="store_true", help="only what knowing the variance of a fork is worth")
+    arguments = parser.parse_args()
+    starts = arguments.starts
     print(f"{starts} starts; true gradient of norm {np.linalg.norm(true_gradient()):.3f}\n")
     flat = 3.0 * starts
-    for name, (branching, leaves) in plans(starts).items():
+    asked = {name: (rule, 0) for name, rule in oracles().items()} if arguments.oracle else plans(starts)
+    for name, (branching, leaves) in asked.items():
         found, tokens = estimate(estimators(), groups(branching, starts, leaves), starts)
         print(f"**{name}**: {tokens / flat:.2f} times the tokens of a flat group\n")
         print("| estimator | scale | bias | variance | variance x tokens |\n|---|---|---|---|---|")
@@ -409,6 +433,8 @@ def main() -> None:
             cells = f"{e.scale:.3f} | {e.bias:.3f} | {e.variance:.2f} | {e.variance * tokens / flat:.2f}"
             print(f"| {estimator.name} | {cells} |")
         print()
+    if arguments.oracle:
+        return
     print("| calls per episode, 1 start refilled to 4 leaves | expectation (true: 0.875) |\n|---|---|")
     for name, value in refill_values().items():
         print(f"| {name} | {value:.3f} |")

@@ -134,3 +134,6 @@ def test_the_ladder_is_climbed_in_miniature_and_goes_on_where_it_stopped(sandbox
     assert {"cosine", "mixed_groups"} <= set(summary["differences"]["oracle - coin"])
     for arm in summary["arms"].values():
         assert arm["leaves"]["mean"] == 4
+    with pytest.raises(SystemExit):  # seeds of two configurations are never averaged
+        main(["experiment", "ladder", "--out", str(tmp_path), "--seeds", "0", *small, *sizes, "--children", "3"])
+    assert "another configuration" in capsys.readouterr().err

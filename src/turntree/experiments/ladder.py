@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import numpy as np
 from turntree.advantages.config import CreditConfig
 from turntree.branching.rules import EntropyBrancher, Paced, RandomBrancher, Undeterred, bounded, drawn
 from turntree.core.config import to_mapping
+from turntree.core.errors import InputError
 from turntree.core.outcome import is_zero_variance
 from turntree.core.protocols import BranchDecision, Brancher, Environment, ForkMoment
 from turntree.core.tree import NodeKind, RolloutTree
@@ -39,14 +40,19 @@ from turntree.stages.policy import Policy, load_policy, policy_name
 from turntree.training.config import LossConfig
 
 SCHEMA = "turntree.ladder/1"
+_CREDITS = {  # ARPO's soft estimator, and the unbiased one
+    "cosine": CreditConfig(),
+    "cosine_paths": CreditConfig(leaf_weights="path_weighted", comparison="starts", advantages="rloo"),
+}
 _BILLED = 2  # children of a measured fork that a billed arm may draw: the incumbent and its first branch
 Place = tuple[str, int, int]  # task, sample, turn
 
 
 def run_ladder(config: LadderConfig, out: Path) -> dict[str, Any]:
     """Measure seed by seed, then compare; `out/summary.json` holds the result, `out/seedN.json` a seed. Seeds that are
-    there are not measured again."""
+    there are not measured again. Raises `InputError` where they are of another configuration or policy."""
     policy = load_policy(policy_name(config.model, config.environment), config.device)
+    _claim(out, {**to_mapping(replace(config, seeds=(0,))), "policy_hash": policy.hash})
     splits = {TRAIN: config.iterations * config.groups}
     with open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source) as opened:
         stage = _Stage(config, policy, opened)
@@ -59,6 +65,14 @@ def run_ladder(config: LadderConfig, out: Path) -> dict[str, Any]:
     summary = {"schema": SCHEMA, "policy_hash": policy.hash, "config": to_mapping(config), **summarise(config, rows)}
     write_json(out / "summary.json", summary)
     return summary
+
+
+def _claim(out: Path, identity: Mapping[str, Any]) -> None:
+    file = out / "identity.json"
+    if file.exists() and read_json(file) != identity:
+        raise InputError("holds seeds of another configuration or policy", path=out, hint="use a new folder")
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(file, identity)
 
 
 @dataclass(frozen=True)
@@ -99,7 +113,6 @@ def _reference(stage: _Stage, out: Path) -> Vector:
     """The gradient of mean reward on the tasks that are billed, from independent rollouts and RLOO, which is
     unbiased."""
     config, file = stage.config, out / "reference.npy"
-    out.mkdir(parents=True, exist_ok=True)
     if not file.exists():
         unbiased = CreditConfig(advantages="rloo")
         parts = [
@@ -193,23 +206,20 @@ def _seed(stage: _Stage, seed: int, true: Vector) -> dict[str, Any]:
     config = stage.config
     moments = [row for iteration in range(config.iterations) for row in measured(stage, seed, iteration)]
     values = {(row["task"], row["sample"], row["turn"]): row["variance"] for row in moments}
-    vocabulary = stage.policy.model.config.vocab_size
     arms: dict[str, Any] = {}
-    vectors: list[Vector] = []
     for arm in config.arms:
-        brancher, groups = brancher_of(arm, config, values, vocabulary), list[Group]()
-        gradient: Vector | None = None
-        for iteration in range(config.iterations):
-            played = stage.play(brancher, config.group_size, seed, iteration)
-            if iteration:  # the first one sets the pace
-                part = stage.gradient(played)
-                gradient = part if gradient is None else gradient + part
-                groups += played
-        assert gradient is not None
-        vectors.append(gradient)
-        arms[arm] = figures(groups, values) | _along(gradient, true)
-    inner = np.array([[float(a.astype(float) @ b) for b in vectors] for a in vectors])
-    return {"arms": arms, "moments": moments, "inner": inner.tolist()}
+        batches = billed(stage, seed, brancher_of(arm, config, values, stage.policy.model.config.vocab_size))
+        arms[arm] = figures([group for batch in batches for group in batch], values)
+        for name, credit in _CREDITS.items():
+            gradient = np.sum([stage.gradient(batch, credit) for batch in batches], axis=0)
+            arms[arm][name] = cosine(gradient, true)
+    return {"arms": arms, "moments": moments}
+
+
+def billed(stage: _Stage, seed: int, brancher: Brancher | None) -> list[list[Group]]:
+    """What an arm plays, by iteration, without the first one, which sets its pace."""
+    size = stage.config.group_size
+    return [stage.play(brancher, size, seed, iteration) for iteration in range(stage.config.iterations)][1:]
 
 
 def measured(stage: _Stage, seed: int, iteration: int) -> Iterator[dict[str, Any]]:
@@ -310,16 +320,23 @@ def figures(groups: Sequence[Group], values: Mapping[Place, float]) -> dict[str,
     }
 
 
-def _along(gradient: Vector, true: Vector) -> dict[str, float]:
-    one, other = gradient.astype(float), true.astype(float)
-    norm = float(np.linalg.norm(one))
-    both = norm * float(np.linalg.norm(other))
-    return {"norm": norm, "cosine": float(one @ other) / both if both else 0.0}
+def cosine(one: Vector, other: Vector) -> float:
+    """0 where there is no gradient."""
+    lengths = float(np.linalg.norm(one.astype(float)) * np.linalg.norm(other.astype(float)))
+    return float(one.astype(float) @ other.astype(float)) / lengths if lengths else 0.0
 
 
 # the comparison
 
-_COMPARED = ("children_differ", "fork_variance", "variance_per_1000_calls", "mixed_groups", "cosine", "calls")
+_COMPARED = (
+    "children_differ",
+    "fork_variance",
+    "variance_per_1000_calls",
+    "mixed_groups",
+    "cosine",
+    "cosine_paths",
+    "calls",
+)
 
 
 def summarise(config: LadderConfig, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -337,7 +354,7 @@ def summarise(config: LadderConfig, rows: Sequence[Mapping[str, Any]]) -> dict[s
             differences[f"{arm} - coin"] = {
                 key: over_seeds([row["arms"][arm][key] - row["arms"]["coin"][key] for row in rows])
                 for key in _COMPARED
-                if ones[0][key] is not None and rows[0]["arms"]["coin"][key] is not None
+                if ones[0].get(key) is not None and rows[0]["arms"]["coin"][key] is not None
             }
     moments = [row for seed, each in zip(config.seeds, rows, strict=True) for row in _of_seed(each["moments"], seed)]
     return {
@@ -385,7 +402,7 @@ def lines(result: Mapping[str, Any]) -> Iterable[str]:
         yield told
     for pair, row in result["differences"].items():
         told = [
-            f"{key} {_interval(one)}" for key, one in row.items() if key in ("fork_variance", "mixed_groups", "cosine")
+            f"{key} {_interval(one)}" for key, one in row.items() if key in ("fork_variance", "cosine", "cosine_paths")
         ]
         yield f"{pair}: " + ", ".join(told)
     for name in ("entropy", "learned", "history", "learned_with_history"):

@@ -216,7 +216,9 @@ def moved(policy: Policy, step: Vector) -> Iterator[None]:
         for each in parameters:
             here, left = left[: each.numel()], left[each.numel() :]
             each += here.view_as(each)
-    yield
-    with torch.no_grad():
-        for each, old in zip(parameters, before, strict=True):
-            each.copy_(old)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for each, old in zip(parameters, before, strict=True):
+                each.copy_(old)
