@@ -153,7 +153,7 @@ def best(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def figure(chosen: Sequence[dict[str, Any]], checked: Sequence[dict[str, Any]]) -> str:
     """Seconds of a step, measured and predicted on rollout workers (where `checked`), and predicted on GPUs."""
-    with svg.drawing("scale", 7.4, 3.0) as (drawn_on, made):
+    with svg.drawing("scale", 8.8, 3.0) as (drawn_on, made):
         left, right = drawn_on.subplots(1, 2)
         for staleness, mark in ((0, "o"), (1, "^"), (2, "s")):
             rows = [row for row in checked if row["staleness"] == staleness]
@@ -173,7 +173,7 @@ def figure(chosen: Sequence[dict[str, Any]], checked: Sequence[dict[str, Any]]) 
         gpus = sorted({row["gpus"] for row in chosen})
         right.set_xticks(gpus, [str(count) for count in gpus])
         right.minorticks_off()
-        right.legend(fontsize=7)
+        right.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return made[0].replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
 
 

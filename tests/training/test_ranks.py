@@ -30,15 +30,8 @@ def launched(traces: Path, out: Path, ranks: int) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        str(ranks),
-        "--master-port",
-        str(port),
-    ]
+    places = [f"--nproc-per-node={ranks}", f"--master-port={port}"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *places]
     command = ["-m", "turntree.cli.main", "sft", "--traces", str(traces), "--out", str(out)]
     command += [word for setting in SETTINGS for word in ("--set", setting)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
