@@ -2,8 +2,8 @@
 
     python benchmarks/leaks.py [--json PATH]
 
-Line by line, `gold.jsonl` has the demonstrated action, the server and what it pays, `candidate.jsonl` the action that is
-tried; `turntree verifier score --verifier V --gold benchmarks/leaks/gold.jsonl --candidate
+Line by line, `gold.jsonl` has the demonstrated action, the server and what it pays, `candidate.jsonl` the action that
+is tried; `turntree verifier score --verifier V --gold benchmarks/leaks/gold.jsonl --candidate
 benchmarks/leaks/candidate.jsonl` judges them by any verifier. Prints the table of docs/results/verifiers.md. The exit
 code is 1 where `nemo` does not pay what the server pays, or `recommended` pays anything.
 """
@@ -42,8 +42,10 @@ def rows() -> list[dict[str, Any]]:
 
 def table(found: list[dict[str, Any]]) -> list[str]:
     head = ["| what is tried | server | released | `recommended` | `recommended` says |", "|---|---|---|---|---|"]
+    told = ["leak", "server", "nemo", "recommended", "says"]
     return head + [
-        f"| {row['leak']} | {row['server']} | {row['nemo']:g} | {row['recommended']:g} | {row['says']} |"
+        "| " + " | ".join(f"{row[key]:g}" if isinstance(row[key], float) else row[key] for key in told) + " |"
+        for row in found
         for row in found
     ]
 

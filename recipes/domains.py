@@ -205,26 +205,27 @@ def cut_main(arguments: Sequence[str]) -> None:
         given.imported.parent,
         [cut(one, given.chars, given.message) for one in read_traces(given.imported)],
     )
-    whole = sorted((one for one in traces if _candidates(one)), key=lambda trace: trace.id[::-1])  # mixes the sources
+    kept = [one for one in traces if one is not None and _candidates(one)]
+    whole = sorted(kept, key=lambda trace: trace.id[::-1])  # mixes the sources
     train, dev = ([one for one in whole if one.split == split] for split in ("train", "dev"))
-    rest = train[given.warm : given.warm + given.rest]
+    warm = min(given.warm, len(train) // 2)  # of few traces both parts have some
+    rest = train[warm : warm + given.rest]
     parts = {
-        "warm.traces": train[: given.warm],
+        "warm.traces": train[:warm],
         "rest": rest,
         "pool": [_some(trace, given.turns) for trace in rest],
         "held_out": [_some(trace, turns) for trace in dev[:held_out]],  # last: its file says that all are there
     }
     for name, part in parts.items():
         if not part:
-            raise SystemExit(
-                f"{given.imported}: {len(train)} training and {len(dev)} held-out traces leave none: {name}"
-            )
+            told = f"{len(train)} training and {len(dev)} held-out traces"
+            raise SystemExit(f"{given.imported}: {told} leave none for {name}")
         write_traces(folder / f"{name}.jsonl", part)
 
 
-def cut(trace: Trace, chars: int, message: int) -> Trace:
-    """The beginning of a trace, its last message an assistant's. Long messages that the policy did not write are
-    shortened; its own are demonstrations and stay whole."""
+def cut(trace: Trace, chars: int, message: int) -> Trace | None:
+    """The beginning of a trace, its last message an assistant's; None where that is not in it. Long messages that the
+    policy did not write are shortened; its own are demonstrations and stay whole."""
     said: list[Message] = []
     for one in trace.messages:
         most = {"system": 2 * message, "assistant": len(one.content)}.get(one.role, message)
@@ -234,13 +235,15 @@ def cut(trace: Trace, chars: int, message: int) -> Trace:
             break
     while said and said[-1].role != "assistant":
         said.pop()
+    if not said:
+        return None
     turns = sum(one.role == "assistant" for one in said)
     skipped = {turn: why for turn, why in trace.meta.get("skip_turns", {}).items() if int(turn) < turns}
     return replace(trace, messages=tuple(said), meta={**trace.meta, "skip_turns": skipped})
 
 
 def _candidates(trace: Trace) -> list[int]:
-    marked = skipped_turns(trace) if trace.messages else {}
+    marked = skipped_turns(trace)
     return [turn for turn in range(len(trace.turn_positions)) if turn not in marked]
 
 

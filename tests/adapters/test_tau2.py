@@ -5,15 +5,23 @@ from __future__ import annotations
 import copy
 import json
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import ClassVar
 
 import pytest
 
 from turntree.adapters import tau2
+from turntree.core.completion import Sampling
+from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.environments.check import check_environment
+from turntree.rollouts.episodes import EpisodeConfig
+from turntree.rollouts.scheduler import SchedulerConfig
+from turntree.stages.config import TrainOnlineConfig
+from turntree.stages.train_online import run_train_online
+from turntree.training.config import OnlineConfig
 
 SCHEMA = {"type": "object", "properties": {"who": {"type": "string"}}, "required": ["who"]}
 
@@ -277,3 +285,25 @@ def test_a_copy_of_a_conversation_has_its_own_words(bank):
     second = copy.deepcopy(first)
     second.said.append("1000")
     assert first.said == []
+
+
+def test_it_is_trained_on_from_its_tasks_to_the_new_weights(bank, tmp_path):
+    """A tiny policy says nothing sensible here: what is shown is that reward, tools and forks go through training."""
+    bank += [task(f"pays {n}", ("pay", "ann")) for n in range(40)]  # so that every split has some
+    config = TrainOnlineConfig(
+        model="qa",
+        environment=Part("tau2:bank"),
+        count=3,
+        held_out_count=1,
+        train=OnlineConfig(
+            iterations=1,
+            groups=2,
+            rollouts=SchedulerConfig(
+                group_size=2, episodes=EpisodeConfig(max_turns=2, sampling=Sampling(max_tokens=8))
+            ),
+        ),
+    )
+    result = run_train_online(config, tmp_path / "run")
+    assert (result["iterations"], result["rollouts"], result["censored"]) == (1, 4, {})
+    assert 0 <= result["reward_mean"] <= 1
+    assert Path(result["model"]).is_dir()
