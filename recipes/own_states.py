@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -205,25 +205,30 @@ def told(found: Mapping[str, Any], form: str = "{:+.1f}") -> str:
 
 
 def success(arms: Mapping[str, Played]) -> list[str]:
-    rows = ["| arm | games | sampled | greedy | impossible commands, sampled / greedy |", "|---" * 5 + "|"]
+    rows = ["| arm | seeds | games | sampled | greedy | impossible commands, sampled / greedy |", "|---" * 6 + "|"]
     for arm, runs in arms.items():
         matrices = [task_matrix(outcomes(key, runs)[0])[0][0] for key in KEYS]
         cells = [told(over_seeds_and_tasks(matrix), "{:.1f}") for matrix in matrices]
         paths = [path for parts in runs.values() for path in parts.values()]
         invalid = " / ".join(f"{fmean(read_json(path)[key]['invalid_share'] for path in paths):.0%}" for key in KEYS)
-        rows.append(f"| {arm} | {matrices[0].shape[1]} | " + " | ".join(cells) + f" | {invalid} |")
+        rows.append(f"| {arm} | {_names(runs)} | {matrices[0].shape[1]} | " + " | ".join(cells) + f" | {invalid} |")
     return rows
 
 
 def differences(arms: Mapping[str, Played]) -> list[str]:
-    rows = ["| difference | games | sampled | greedy |", "|---" * 4 + "|"]
+    rows = ["| difference | seeds | games | sampled | greedy |", "|---" * 5 + "|"]
     for one, other in COMPARED:
         pairs = [outcomes(key, arms.get(one, {}), arms.get(other, {})) for key in KEYS]
         if all(pairs):
             found = [paired_outcomes(*pair) for pair in pairs]
-            cells = [str(found[0]["held_out_difference"]["tasks"]), *(told(each["by_seed"]) for each in found)]
+            cells = [_names(arms[one].keys() & arms[other].keys()), str(found[0]["held_out_difference"]["tasks"])]
+            cells += [told(each["by_seed"]) for each in found]
             rows.append(f"| {one} - {other} | " + " | ".join(cells) + " |")
     return rows
+
+
+def _names(seeds: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(seeds)))
 
 
 def costs(folder: Path, arms: Mapping[str, Played]) -> list[str]:

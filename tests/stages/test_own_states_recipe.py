@@ -92,5 +92,5 @@ def test_two_arms_are_compared_on_the_games_and_seeds_that_both_have_played(reci
     arms = recipe.played(tmp_path)
     _, _, *rows = recipe.differences(arms)
     told = "+100.0 [+100.0, +100.0] (+100.0, +100.0)"
-    assert rows == [f"| own-important - sft | 4 | {told} | {told} |"]
-    assert "| sft | 4 | 33.3 [-110.1, 176.8] (0.0, 0.0, 100.0) |" in "\n".join(recipe.success(arms))
+    assert rows == [f"| own-important - sft | 0, 1 | 4 | {told} | {told} |"]
+    assert "| sft | 0, 1, 2 | 4 | 33.3 [-110.1, 176.8] (0.0, 0.0, 100.0) |" in "\n".join(recipe.success(arms))
