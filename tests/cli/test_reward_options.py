@@ -128,7 +128,7 @@ def test_when_every_rollout_is_censored_nothing_is_learned_and_the_run_ends_in_a
     [
         ("reward_functions:slow", "'reward_functions:slow' is asynchronous"),
         ("reward_functions:brief=much", "the weight of 'reward_functions:brief' is 'much'"),
-        ("nothing", "there is no reward 'nothing'; registered: environment, success"),
+        ("nothing", "there is no reward 'nothing'; registered: environment, rubric, success"),
     ],
 )
 def test_what_cannot_judge_is_refused_in_one_line(turntree, folder, reward, said) -> None:

@@ -225,7 +225,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ([Part("reward_module:short", {"mst": 3})], "did you mean 'most'"),
         ([Part("reward_module:short", {"weight": "high"})], "reward.weight"),
         ([Part("reward_module:short"), Part("reward_module:short")], "two functions have the name 'short'"),
-        ([Part("sucess")], "registered: environment, success"),
+        ([Part("sucess")], "registered: environment, rubric, success"),
     ],
 )
 def test_what_cannot_judge_is_refused_before_anything_is_played(folder: Path, named: list[Part], said: str) -> None:
