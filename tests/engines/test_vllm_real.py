@@ -104,6 +104,8 @@ def test_a_tied_head_that_is_left_behind_is_detected(real_vllm, monkeypatch):
     print(f"\n{caught.value}")
 
 
+# httpx leaves the sockets of a server that died to the garbage collector
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("adapter", [False, True])
 def test_a_killed_server_costs_time_and_nothing_else(real_server, real_vllm, adapter):
     server, (_, model) = real_server[0], real_vllm
