@@ -106,7 +106,7 @@ def test_a_teacher_that_fails_everywhere_ends_the_command_and_not_in_a_file_with
 ) -> None:
     (tmp_path / "broken.py").write_text("def teacher(environment, history):\n    raise OSError('the server is down')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    played = ("traces", "record", "--environment", "household", "--count", 2, "--max-turns", 4, "--max-tokens", 24)
+    played = ("traces", "record", "--environment", "household", "--count", 5, "--max-turns", 2, "--max-tokens", 24)
     said = turntree.error(*played, "--teacher", "broken:teacher", "--out", tmp_path / "traces.jsonl")
     assert "teacher" in said and "the server is down" in said and not (tmp_path / "traces.jsonl").exists()
 

@@ -122,6 +122,25 @@ def test_draws_depend_on_the_session_the_prompt_and_how_often_it_was_asked_only(
     assert answers(7, ["b"]) != one[2:3]  # it begins its session here, and so has other draws
 
 
+def test_calls_that_go_on_from_one_answer_draw_each_for_itself(monkeypatch):
+    """As an agent that fans out: with one seed for all of them, different prompts would share random numbers."""
+    seen = []
+
+    def watched(prompt, seed):
+        seen.append(seed)
+        return spelled("so")
+
+    with world(engine(watched)) as gate:
+        create = gate.client(gate.open(seed=7)["key"]).chat.completions.create
+        plan = [
+            *MESSAGES,
+            {"role": "assistant", "content": create(model="m", messages=MESSAGES).choices[0].message.content},
+        ]
+        for item in range(3):
+            create(model="m", messages=[*plan, {"role": "user", "content": f"do item {item}"}])
+    assert len(set(seen)) == 4
+
+
 def test_sessions_of_a_task_that_are_opened_without_a_seed_draw_each_for_itself(gate):
     def answer(**named):
         client = gate.client(gate.open(task="room-7", **named)["key"])

@@ -13,12 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from turntree.core.config import Part
+from turntree.core.config import Part, to_mapping
 from turntree.core.errors import InputError
 from turntree.experiments.config import ComposeConfig, chain
 from turntree.experiments.paired import (
     Outcomes,
     arm_folder,
+    claim,
     held_out_checks,
     over_seeds,
     over_seeds_and_tasks,
@@ -45,7 +46,10 @@ Point = dict[str, float]
 
 
 def run_compose(config: ComposeConfig, out: Path) -> dict[str, Any]:
-    """Run what is not there yet, then compare; `out/summary.json` holds the curves and the comparisons."""
+    """Run what is not there yet, then compare; `out/summary.json` holds the curves and the comparisons. Raises
+    `InputError` where `out` holds runs of another configuration, except for its seeds and arms."""
+    settings = to_mapping(config)
+    claim(out, {key: value for key, value in settings.items() if key not in ("seeds", "arms")})
     for seed in config.seeds:
         for arm in config.arms:
             model = config.online.model

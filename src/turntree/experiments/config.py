@@ -276,6 +276,11 @@ class PremiseConfig(Playing):
             raise ConfigError("needs a rollout, 2 children and probes of at least 1 token", field="children")
 
 
+def _on_cpu(device: Device) -> None:
+    if device.name != "cpu":
+        raise ConfigError("must be cpu: whole gradients are compared in numpy", field="device.name")
+
+
 @dataclass(frozen=True, kw_only=True)
 class TheoryConfig:
     """`turntree experiment theory`."""
@@ -312,6 +317,7 @@ class TheoryConfig:
                 raise ConfigError("must be at least 2", field=name)
         if self.group_size < 2:
             raise ConfigError("must be at least 2: one rollout has nothing to be compared with", field="group_size")
+        _on_cpu(self.device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,11 +348,15 @@ class LadderConfig(Playing):
     episodes: EpisodeConfig = ANSWER
 
     def __post_init__(self) -> None:
+        _on_cpu(self.device)
         if not self.seeds or len(set(self.seeds)) < len(self.seeds) or self.reference_seed in self.seeds:
             raise ConfigError("must be there, each once, and not that of the reference", field="seeds")
         if self.iterations < 2:
             raise ConfigError("must be at least 2: the first sets the pace", field="iterations")
-        if self.children < 2 or self.group_size < 4 or self.probe_tokens < 1:
-            raise ConfigError("needs 2 children, 4 leaves and a probe of 1 token", field="children")
+        if self.children < 2 or self.group_size < 4 or self.group_size % 2 or self.probe_tokens < 1:
+            # of an odd number one rollout would fork twice, into a child that the oracle has measured
+            raise ConfigError(
+                "needs 2 children, an even number of leaves from 4, and a probe of 1 token", field="children"
+            )
         if not self.arms or len(set(self.arms)) < len(self.arms):
             raise ConfigError("must be there, and each once", field="arms")

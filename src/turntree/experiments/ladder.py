@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,12 @@ import numpy as np
 from turntree.advantages.config import CreditConfig
 from turntree.branching.rules import EntropyBrancher, Paced, RandomBrancher, Undeterred, bounded, drawn
 from turntree.core.config import to_mapping
-from turntree.core.errors import InputError
 from turntree.core.outcome import is_zero_variance
 from turntree.core.protocols import BranchDecision, Brancher, Environment, ForkMoment
 from turntree.core.tree import NodeKind, RolloutTree
-from turntree.environments.tasks import TRAIN, TaskSet, open_tasks
+from turntree.environments.tasks import TRAIN, TaskSet, identity, open_tasks
 from turntree.experiments.config import LadderArm, LadderConfig
-from turntree.experiments.paired import over_seeds
+from turntree.experiments.paired import claim, over_seeds
 from turntree.experiments.predictors import predictors
 from turntree.experiments.theory_spaces import Group, Vector, gradient_of
 from turntree.observe.files import read_json, write_json
@@ -52,9 +51,10 @@ def run_ladder(config: LadderConfig, out: Path) -> dict[str, Any]:
     """Measure seed by seed, then compare; `out/summary.json` holds the result, `out/seedN.json` a seed. Seeds that are
     there are not measured again. Raises `InputError` where they are of another configuration or policy."""
     policy = load_policy(policy_name(config.model, config.environment), config.device)
-    _claim(out, {**to_mapping(replace(config, seeds=(0,))), "policy_hash": policy.hash})
     splits = {TRAIN: config.iterations * config.groups}
     with open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source) as opened:
+        made_from = {"policy_hash": policy.hash, "tasks": identity(config.environment, opened)}
+        claim(out, {**to_mapping(config), "seeds": [], **made_from})
         stage = _Stage(config, policy, opened)
         true = _reference(stage, out)
         for seed in config.seeds:
@@ -65,14 +65,6 @@ def run_ladder(config: LadderConfig, out: Path) -> dict[str, Any]:
     summary = {"schema": SCHEMA, "policy_hash": policy.hash, "config": to_mapping(config), **summarise(config, rows)}
     write_json(out / "summary.json", summary)
     return summary
-
-
-def _claim(out: Path, identity: Mapping[str, Any]) -> None:
-    file = out / "identity.json"
-    if file.exists() and read_json(file) != identity:
-        raise InputError("holds seeds of another configuration or policy", path=out, hint="use a new folder")
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(file, identity)
 
 
 @dataclass(frozen=True)
@@ -119,7 +111,9 @@ def _reference(stage: _Stage, out: Path) -> Vector:
             stage.gradient(stage.play(None, config.reference, config.reference_seed, iteration), unbiased)
             for iteration in range(1, config.iterations)
         ]
-        np.save(file, np.sum(parts, axis=0))
+        whole = file.with_name("reference.part.npy")  # a kill leaves no half of it
+        np.save(whole, np.sum(parts, axis=0))
+        whole.replace(file)
     return np.load(file)
 
 
@@ -346,16 +340,16 @@ def summarise(config: LadderConfig, rows: Sequence[Mapping[str, Any]]) -> dict[s
     differences: dict[str, Any] = {}
     for arm in config.arms:
         ones = [row["arms"][arm] for row in rows]
-        numbers = [key for key, value in ones[0].items() if isinstance(value, float | int)]
-        arms[arm] = {key: over_seeds([one[key] for one in ones]) for key in numbers}
+        numbers = [key for key in ones[0] if any(isinstance(one[key], float | int) for one in ones)]
+        arms[arm] = {key: over_seeds([one[key] for one in ones if one[key] is not None]) for key in numbers}
         turns = sum((Counter(one["forks_by_turn"]) for one in ones), Counter[str]())
         arms[arm]["forks_by_turn"] = {turn: count / turns.total() for turn, count in sorted(turns.items())}
         if arm != "coin" and "coin" in config.arms:
-            differences[f"{arm} - coin"] = {
-                key: over_seeds([row["arms"][arm][key] - row["arms"]["coin"][key] for row in rows])
-                for key in _COMPARED
-                if ones[0].get(key) is not None and rows[0]["arms"]["coin"][key] is not None
+            pairs = {
+                key: [(row["arms"][arm].get(key), row["arms"]["coin"].get(key)) for row in rows] for key in _COMPARED
             }
+            found = {key: [one - coin for one, coin in each if None not in (one, coin)] for key, each in pairs.items()}
+            differences[f"{arm} - coin"] = {key: over_seeds(each) for key, each in found.items() if each}
     moments = [row for seed, each in zip(config.seeds, rows, strict=True) for row in _of_seed(each["moments"], seed)]
     return {
         "seeds": list(config.seeds),

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from turntree.core import parts
 from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
-from turntree.observe.files import atomic_write, write_json
+from turntree.observe.files import atomic_write, read_json, write_json
 from turntree.observe.run import RunDirectory
 from turntree.observe.statistics import crossed_interval, sign_flip, t_interval
 from turntree.stages.train_online import HELD_OUT, TrainOnlineConfig, run_train_online
@@ -23,6 +23,15 @@ from turntree.stages.train_online import HELD_OUT, TrainOnlineConfig, run_train_
 
 def arm_folder(out: Path, seed: int, arm: str) -> Path:
     return out / f"seed{seed}" / arm
+
+
+def claim(out: Path, identity: Mapping[str, Any]) -> None:
+    """Write down what a folder's results were made of. Raises `InputError` where it is something else."""
+    file = out / "identity.json"
+    if file.exists() and read_json(file) != identity:
+        raise InputError("holds results of another configuration or policy", path=out, hint="use a new folder")
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(file, identity)
 
 
 def json_rows(path: Path) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation, Renderer, StreamingEngine
 from turntree.core.tree import StopReason
 from turntree.core.verdict import Verdict
-from turntree.environments.tasks import TaskSet
+from turntree.environments.tasks import TRAIN, TaskSet
 from turntree.gateway.calls import Session
 from turntree.gateway.config import GatewayLimits, ServingConfig
 from turntree.gateway.driver import EngineDriver
@@ -97,7 +97,8 @@ class AgentTasks:
 
     def _rows(self, split: str, count: int, seed: int) -> list[tuple[str, dict[str, Any]]]:
         if self.tasks is not None:
-            return _named(rows_of(self.tasks, self.held_out, split, count, seed=seed), self.tasks)
+            rows = rows_of(self.tasks, self.held_out, split, count, seed=seed)
+            return _named(rows, self.tasks if split == TRAIN or self.held_out is None else self.held_out)
         made = [(f"{split}/{i}", seeds.derive(seed, "agent task", split, i) % 2**31) for i in range(count)]
         return [(name, {"seed": number}) for name, number in made]
 
@@ -304,8 +305,8 @@ class _Playing:
     def play(self, task: AgentTask, sample: int, seed: int) -> tuple[Session, Verdict]:
         """One rollout: a session, the agent's whole life, what it is worth."""
         live, keys = self.served.call(self._open(task, sample, seed))
-        folder = self.folder / live.session_id
-        folder.mkdir()
+        # a held-out check, a greedy evaluation or a resumed run plays a session again, whose folder may have been kept
+        folder = Path(tempfile.mkdtemp(prefix=f"{live.session_id}.", dir=self.folder))
         write_json(folder / "task.json", {"id": task.task_id, **task.row})
         settings = self.player._settings
         exit_ = run_agent(
@@ -355,7 +356,7 @@ class _Playing:
 
 def _named(rows: list[tuple[str, dict[str, Any]]], where: str) -> list[tuple[str, dict[str, Any]]]:
     """The rows by their own `id` where they have one. Raises `InputError` for an id of two rows."""
-    named = [(str(row.get("id", name)), row) for name, row in rows]
+    named = [(name if row.get("id") is None else str(row["id"]), row) for name, row in rows]
     twice = [name for name, count in Counter(name for name, _ in named).items() if count > 1]
     if twice:
         raise InputError(f"two rows have the id {twice[0]!r}", path=where, field="id", hint="give every task its own")

@@ -61,6 +61,7 @@ class LiveSession:
     asked: int = 0  # calls so far, those under way included
     tokens: int = 0
     draws: Counter[tuple[int, ...]] = field(default_factory=Counter[tuple[int, ...]])  # calls by a digest of the prompt
+    continued: set[str] = field(default_factory=set[str])  # calls that were gone on from
     running: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
     reward: dict[str, Any] = field(default_factory=dict[str, Any])
     limit: str = ""  # the last limit that the agent ran into
@@ -272,8 +273,11 @@ class Sessions:
         session.asked += len(calls)
         keys = ("gateway", session.task_id, session.sample, *(() if asked.seed is None else (asked.seed,)))
         draws = [seeds.derive(session.seed, *keys, *_short(prompt), before + i) for i in range(len(calls))]
-        turn = calls[0].turn
-        if turn is not None and len(calls) == 1 and not before and asked.seed is None:
+        turn, base = calls[0].turn, calls[0].base
+        first = base is None or base.call_id not in session.continued  # of several that go on from one answer
+        if base is not None and calls[0].cause == "continue":
+            session.continued.add(base.call_id)
+        if turn is not None and first and len(calls) == 1 and not before and asked.seed is None:
             draws = [seeds.of_turn(session.seed, session.task_id, (session.sample,), turn)]
         requests = [
             GenerationRequest(prompt_ids=prompt, sampling=sampling, seed=draw, retain=len(calls) == 1) for draw in draws
@@ -369,6 +373,8 @@ class Sessions:
                 earlier[kept.call_id] = kept
                 session.keep(kept)
                 session.draws[_short(kept.prompt_ids)] += 1
+                if kept.base is not None and kept.cause == "continue":
+                    session.continued.add(kept.base.call_id)
                 session.asked = max(session.asked, kept.index + 1)
             session.reward = row.get("reward", session.reward)
         return session

@@ -224,9 +224,10 @@ def _kept(temperature: float, number: int, environment: Environment, grown: tupl
 
 
 def _outcome(environment: Environment, tree: RolloutTree, rewards: Rewards) -> dict[str, Any]:
-    """An episode is scored where it came to an end, also where a reward function did not judge it."""
+    """An episode is scored where it came to an end, also where a reward function did not judge it. An agent that says
+    nothing about its success has none, whatever a reward function gives it."""
     told = [verdict for _, verdict in sorted(rewards.verdicts.items())]
-    scored = [verdict for verdict in told if (verdict.reward, verdict.success) != (None, None)]
+    scored = [verdict for verdict in told if verdict.success is not None]
     return {
         "task": tree.task_id,
         "task_type": getattr(environment, "task_type", None) or "",

@@ -188,7 +188,10 @@ def worker(settings: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Any]
             )
             return play_groups(scheduler, opened.of(TRAIN), unit)
 
-        yield play
+        with contextlib.ExitStack() as stack:
+            if summed is not None:
+                stack.callback(summed.close)
+            yield play
 
 
 def _spread(

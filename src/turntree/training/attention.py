@@ -60,7 +60,9 @@ def layouts(model: PreTrainedModel) -> tuple[Layout, ...]:
             field="attn_implementation",
             hint='load the model with attn_implementation="sdpa"',
         )
-    return tuple(one for one in _LAYOUTS[backend] if one != "pieces" or model.device.type == "cpu")
+    # the kernel of the pieces runs on CPUs, and wants values as wide as queries (latent attention has others)
+    in_pieces = model.device.type == "cpu" and getattr(model.config, "v_head_dim", None) is None
+    return tuple(one for one in _LAYOUTS[backend] if one != "pieces" or in_pieces)
 
 
 def decoder_inputs(model: PreTrainedModel, batch: PackedBatch, layout: Layout | None = None) -> dict[str, Any]:

@@ -118,16 +118,17 @@ class Asker:
                 max_tokens=self._answer_tokens,
                 seed=vote,
             )
-        except openai.OpenAIError as error:
+            with self._lock:
+                self.tokens += answer.usage.total_tokens if answer.usage is not None else most
+            choice = answer.choices[0]
+            # cut off, its last line may be one that it only quotes
+            return "" if choice.finish_reason == "length" else choice.message.content or "", ""
+        except (openai.OpenAIError, ValueError, AttributeError, TypeError, IndexError) as error:
+            # a proxy may answer with HTML, with half of a JSON, or with an error and status 200
             return None, f"the judge failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
         finally:
             with self._lock:
                 self._reserved -= most
-        with self._lock:
-            self.tokens += answer.usage.total_tokens if answer.usage is not None else most
-        if not answer.choices or answer.choices[0].finish_reason == "length":
-            return "", ""  # cut off: its last line may be one that it only quotes
-        return answer.choices[0].message.content or "", ""
 
 
 def read_verdict(text: str, words: Sequence[str]) -> str | None:
