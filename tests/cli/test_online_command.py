@@ -59,6 +59,7 @@ def test_composed_arms_share_their_first_stages_and_pay_for_all_of_them(turntree
         assert all(a[unit] <= b[unit] for unit in ("turns", "seconds") for a, b in itertools.pairwise(points))
     assert set(summary["arms"]["pivot"]) >= {"last", "best", "spent", "to_target", "minus_first", "at_equal_cost"}
     assert turntree.json(*command) == summary
+    assert "another configuration" in turntree.error(*command, "--set", "pivot.optimizer.learning_rate=0.1")
     made = {path.parent.relative_to(tmp_path / "compose").as_posix() for path in tmp_path.rglob("cost.json")}
     assert made == {
         f"seed0/{name}" for name in ("grpo", "pivot", "pivot/grpo+greso+gate+branching", "own", "own/grpo+dapo")

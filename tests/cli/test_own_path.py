@@ -101,6 +101,22 @@ def test_recorded_and_labelled_states_go_the_way_of_traces(turntree, tmp_path) -
     assert "turntree importance" in message
 
 
+def test_a_task_at_which_the_teacher_fails_is_counted_and_the_others_are_labelled(
+    turntree, tmp_path, monkeypatch
+) -> None:
+    (tmp_path / "choosy.py").write_text(
+        "from turntree import Message\nfirst = []\n"
+        "def teacher(environment, history):\n    first.append(environment.task_id)\n"
+        "    if environment.task_id == first[0]:\n        raise OSError('too long')\n"
+        "    return Message('assistant', 'look')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    played = ("traces", "record", "--environment", "household", "--count", 5, "--max-turns", 2, "--max-tokens", 24)
+    turntree(*played, "--teacher", "choosy:teacher", "--out", tmp_path / "traces.jsonl")
+    labels = [bool(json.loads(line).get("labels")) for line in (tmp_path / "traces.jsonl").read_text().splitlines()[1:]]
+    assert labels == [False, True, True, True, True]
+
+
 def test_a_teacher_that_fails_everywhere_ends_the_command_and_not_in_a_file_without_labels(
     turntree, tmp_path, monkeypatch
 ) -> None:

@@ -163,6 +163,9 @@ def test_folders_of_agents_stay_where_that_is_asked(agent, tmp_path):
     assert len(list(kept.iterdir())) == 2
     played(agent, tmp_path, ["number"], folder=str(kept / "b"), keep="failed")
     assert not list((kept / "b").iterdir())
+    for _ in range(2):  # as every held-out check does
+        played(agent, tmp_path, ["number"], folder=str(kept / "c"), keep="all")
+    assert len(list((kept / "c").iterdir())) == 4
 
 
 def test_an_evaluation_plays_agents_too(agent, tmp_path):

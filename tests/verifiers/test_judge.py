@@ -108,6 +108,19 @@ def test_a_server_that_fails_gives_no_reward_and_is_asked_again() -> None:
         assert failed.reward is None and "the judge failed: BadRequestError" in failed.reason
 
 
+@pytest.mark.parametrize(
+    "broken", [{"error": {"message": "overloaded"}}, {**chat("VERDICT: SAME"), "choices": []}, "a page"]
+)
+def test_an_answer_that_is_none_is_a_failure_and_is_not_kept(tmp_path: Path, broken: Any) -> None:
+    """Proxies answer so with status 200. Kept as an answer, the judge would abstain for good."""
+    path = str(tmp_path / "judge.sqlite")
+    with serve(lambda request: broken) as server:
+        failed = verdict(server, cache=path)
+        assert failed.reward is None and "the judge failed" in failed.reason
+    with serve(lambda request: chat("VERDICT: SAME")) as server:
+        assert verdict(server, cache=path).reward == 1.0
+
+
 def test_answers_are_kept_on_disk_and_failures_are_not(tmp_path: Path) -> None:
     path = str(tmp_path / "judge.sqlite")
     with serve(lambda request: 400) as server:
