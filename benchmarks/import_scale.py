@@ -54,7 +54,9 @@ def imported(source: Path, out: Path, told: Path, kill_after: float | None = Non
     """The import in a process of its own; peak memory in MB. With `kill_after` it is killed then, as Ctrl-C does."""
     began = time.perf_counter()
     process = subprocess.Popen(
-        [*COMMAND, str(source), "--out", str(out), "--json", str(told)], stderr=subprocess.DEVNULL
+        [*COMMAND, str(source), "--out", str(out), "--json", str(told)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     if kill_after is not None:
         time.sleep(kill_after)

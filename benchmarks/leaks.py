@@ -46,7 +46,6 @@ def table(found: list[dict[str, Any]]) -> list[str]:
     return head + [
         "| " + " | ".join(f"{row[key]:g}" if isinstance(row[key], float) else row[key] for key in told) + " |"
         for row in found
-        for row in found
     ]
 
 

@@ -14,7 +14,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import hypothesis
 import pytest
+
+# A busy machine is no defect: hypothesis fails a test whose example takes 200 ms unless it is told otherwise.
+hypothesis.settings.register_profile("turntree", deadline=None)
+hypothesis.settings.load_profile("turntree")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 VLLM = "TURNTREE_VLLM"  # the virtual environment of a vLLM server, for the tests marked so

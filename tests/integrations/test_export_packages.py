@@ -141,7 +141,8 @@ class TestSkyRL:
 class TestNemoGym:
     @pytest.fixture(autouse=True)
     def package(self) -> None:
-        pytest.importorskip("nemo_gym")
+        if not hasattr(pytest.importorskip("nemo_gym"), "__path__"):
+            pytest.skip("nemo_gym is our benchmark of this name, which another test put on the path")
 
     def test_its_server_reads_the_rows_and_pays_what_our_nemo_pays(self, tmp_path: Path, model: Path) -> None:
         app = importlib.import_module(f"{SERVER}.app")

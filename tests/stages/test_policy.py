@@ -40,7 +40,7 @@ def test_a_fresh_adapter_keeps_the_name_of_the_weights_and_what_they_say() -> No
     assert check_path_isolation(adapted.model).logprob_error < 1e-4
     assert sampled(adapted) == sampled(plain)  # after a training pass too
     assert isinstance(adapted.reference(), AdapterOff) and plain.reference() is not plain.model
-    assert layouts(plain.model) == ("dense", "blocks")
+    assert layouts(plain.model) == ("dense", "pieces")
 
 
 def test_the_device_is_configured_like_everything_else() -> None:
