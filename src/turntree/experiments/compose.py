@@ -14,18 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from turntree.core.config import Part, to_mapping
-from turntree.core.errors import InputError
 from turntree.experiments.config import ComposeConfig, chain
 from turntree.experiments.paired import (
-    Outcomes,
     arm_folder,
     claim,
-    held_out_checks,
+    held_out_outcomes,
     over_seeds,
     over_seeds_and_tasks,
     paired_outcomes,
     ratio_over_seeds,
-    run_or_reuse,
     task_matrix,
     write_experiment,
 )
@@ -37,6 +34,7 @@ from turntree.profiling import profile as profiling
 from turntree.stages import profile, select
 from turntree.stages.config import CheckConfig, ProfileStageConfig, TrainOnlineConfig, TrainPivotConfig
 from turntree.stages.demonstrate import demonstrate
+from turntree.stages.train_online import run_train_online
 from turntree.stages.train_pivot import run_train_pivot
 
 UNITS = ("turns", "decoded_tokens", "prefilled_tokens", "trained_tokens", "tool_calls", "seconds")
@@ -75,7 +73,7 @@ def _prefixes(arm: str) -> list[str]:
 def _stage(config: ComposeConfig, seed: int, name: str, model: str, shared: Path, out: Path) -> None:
     stage, added = chain(name)[-1]
     if stage == "grpo":
-        run_or_reuse(_online(config, seed, model, added), out)
+        run_train_online(_online(config, seed, model, added), out)
         return
     episodes = config.online.train.rollouts.episodes
     if stage == "pivot":
@@ -186,7 +184,7 @@ def summarise(config: ComposeConfig, out: Path) -> dict[str, Any]:
     """
     first = config.arms[0]
     curves = {arm: [curve(out, seed, arm) for seed in config.seeds] for arm in config.arms}
-    last = {arm: [_outcomes(out, seed, arm) for seed in config.seeds] for arm in config.arms}
+    last = {arm: [held_out_outcomes(arm_folder(out, seed, arm)) for seed in config.seeds] for arm in config.arms}
     target = sum(points[-1]["success"] for points in curves[first]) / len(config.seeds)
     arms: dict[str, Any] = {}
     for arm in config.arms:
@@ -201,13 +199,6 @@ def summarise(config: ComposeConfig, out: Path) -> dict[str, Any]:
             arms[arm]["minus_first"] = paired_outcomes(last[arm], last[first])
             arms[arm]["at_equal_cost"] = {unit: at_equal_cost(curves[arm], curves[first], unit) for unit in BILLS}
     return {"seeds": list(config.seeds), "first": first, "target": target, "arms": arms, "curves": curves}
-
-
-def _outcomes(out: Path, seed: int, arm: str) -> Outcomes:
-    checks = held_out_checks(arm_folder(out, seed, arm))
-    if not checks:
-        raise InputError("has no outcomes by task", path=arm_folder(out, seed, arm), hint="run this arm again")
-    return checks[max(checks)]
 
 
 def to_target(mine: Sequence[list[Point]], first: Sequence[list[Point]], target: float, unit: str) -> dict[str, Any]:

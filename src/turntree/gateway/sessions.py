@@ -271,14 +271,15 @@ class Sessions:
             session.draws[_short(prompt)] + len(calls),
         )
         session.asked += len(calls)
-        keys = ("gateway", session.task_id, session.sample, *(() if asked.seed is None else (asked.seed,)))
-        draws = [seeds.derive(session.seed, *keys, *_short(prompt), before + i) for i in range(len(calls))]
         turn, base = calls[0].turn, calls[0].base
         first = base is None or base.call_id not in session.continued  # of several that go on from one answer
         if base is not None and calls[0].cause == "continue":
             session.continued.add(base.call_id)
         if turn is not None and first and len(calls) == 1 and not before and asked.seed is None:
             draws = [seeds.of_turn(session.seed, session.task_id, (session.sample,), turn)]
+        else:
+            keys = ("gateway", session.task_id, session.sample, *(() if asked.seed is None else (asked.seed,)))
+            draws = [seeds.derive(session.seed, *keys, *_short(prompt), before + i) for i in range(len(calls))]
         requests = [
             GenerationRequest(prompt_ids=prompt, sampling=sampling, seed=draw, retain=len(calls) == 1) for draw in draws
         ]
