@@ -11,7 +11,7 @@ import pytest
 
 from turntree.core.completion import Sampling
 from turntree.core.config import Part
-from turntree.core.errors import InputError
+from turntree.core.errors import ConfigError, InputError
 from turntree.domains.household.environment import HouseholdEnvironment
 from turntree.logs import rollouts, trees
 from turntree.rollouts.live import EpisodeConfig
@@ -19,6 +19,7 @@ from turntree.rollouts.scheduler import SchedulerConfig
 from turntree.stages.train_online import GATE_LOG, HELD_OUT, TrainOnlineConfig, run_train_online
 from turntree.stages.unrewarded import none_rewarded, reasons, require_rewards
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
+from turntree.training.config import LocalConfig
 from turntree.training.online import OnlineConfig
 
 LOGS = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
@@ -29,7 +30,11 @@ WHOLE = SchedulerConfig(episodes=ROLLOUTS.episodes, group_size=3)
 CONFIG = TrainOnlineConfig(
     count=3,
     held_out_count=1,
-    train=OnlineConfig(iterations=3, groups=2, check_every=1, rollouts=ROLLOUTS),
+    train=OnlineConfig(
+        iterations=3, groups=2, check_every=1, rollouts=ROLLOUTS, local=LocalConfig(states=4, samples=3)
+    ),
+    teacher=Part("household"),
+    verifier=Part("household"),
     brancher=Part("entropy", {"probe_tokens": 2}),  # paced: it remembers earlier iterations
     gate=Part("divergence", {"checkpoints": [{"turn": 2, "threshold": 0.5}], "audit": 0.5}),
     checkpoints=CheckpointConfig(every=1),
@@ -72,6 +77,31 @@ def test_what_a_killed_run_had_logged_after_its_checkpoint_is_logged_once(
         assert rows(tmp_path / "killed" / name) == logged
     bills = [json.loads((tmp_path / run / "cost.json").read_text(encoding="utf-8")) for run in ("calm", "killed")]
     assert without_timing(bills[0]) == without_timing(bills[1])
+
+
+def test_turns_are_sampled_again_inside_the_trees_of_the_episodes(tmp_path: Path) -> None:
+    """Every local rollout is on the bill, in the kept tree with its verdict, and in no figure of the episodes."""
+    run_train_online(replace(CONFIG, gate=None), tmp_path / "run")
+    logged = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()][1:]
+    kept = list(trees.read(tmp_path / "run" / trees.FILE_NAME))
+    for row in logged:
+        local = [tree.tree.local_rollouts() for tree in kept if tree.iteration == row["step"]]
+        rewards = [reward for found in local for reward in found.values() if reward is not None]
+        told = row["local"]
+        assert sum(map(len, local)) == told["rollouts"] == 3 * told["states"]
+        assert told["states"] + sum(told["not_judged"].values()) == min(4, told["visited"])
+        assert told["reward_mean"] == (pytest.approx(sum(rewards) / len(rewards)) if rewards else None)
+        assert sum(row["stops"].values()) == sum(len(t.group().rollouts) for t in kept if t.iteration == row["step"])
+    turns = sum(tree.tree.cost.turns for tree in kept)
+    assert logged[-1]["spent"]["turns"] == turns
+    trained = [t for t in kept if t.credit and t.credit.nodes.keys() & t.tree.local_rollouts().keys()]
+    assert trained
+
+
+@pytest.mark.parametrize("missing", ["teacher", "verifier"])
+def test_local_rollouts_need_a_teacher_and_a_verifier(missing: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{missing}': is missing, and local rollouts need it"):
+        replace(CONFIG, **{missing: None})
 
 
 def test_a_run_in_which_no_rollout_has_a_reward_says_so_at_once_and_is_no_success(

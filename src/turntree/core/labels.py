@@ -68,3 +68,19 @@ class Credit:
     uncounted: int = 0
     redistributed: float = 0.0
     biased_forks: int = 0
+
+    def __add__(self, other: Credit) -> Credit:
+        """The credit of two objectives on one tree, such as whole rollouts and local ones. Raises ValueError where both
+        train a node: their terms would have to be told apart."""
+        if both := self.nodes.keys() & other.nodes.keys():
+            raise ValueError(f"node {min(both)} has credit from both")
+        return Credit(
+            nodes={**self.nodes, **other.nodes},
+            rollout_tokens=self.rollout_tokens + other.rollout_tokens,
+            rollouts=self.rollouts + other.rollouts,
+            zero_variance=self.zero_variance and other.zero_variance,
+            censored=self.censored + other.censored,
+            uncounted=self.uncounted + other.uncounted,
+            redistributed=self.redistributed + other.redistributed,
+            biased_forks=self.biased_forks + other.biased_forks,
+        )

@@ -91,6 +91,7 @@ class Node:
 REFILL = "refill"  # the action of the decision that marks a start which was added after outcomes had been seen
 PART = "part"  # the action of the decision that says to which rollout a further leaf belongs (`RolloutTree.parts`)
 REWARD = "reward"  # the action of the decision that gives one completion a reward of its own
+LOCAL = "local"  # the action of the decision that marks a local rollout (`RolloutTree.local_rollouts`)
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,8 @@ class Decision:
 
     A fork is recorded at its branch point, a refill (`action=REFILL`) at the start that it added, a part
     (`action=PART`) at its leaf, with the leaf where its rollout ended in `numbers["of"]`, a reward of one completion
-    (`action=REWARD`) at that, as `numbers["reward"]`. `saw` is the deepest node whose tokens or outcome the decision
+    (`action=REWARD`) at that, as `numbers["reward"]`, the verdict on a local rollout (`action=LOCAL`) at its leaf, with
+    `numbers["reward"]` unless it is censored. `saw` is the deepest node whose tokens or outcome the decision
     depended on, where that node is below `node`.
     """
 
@@ -269,15 +271,28 @@ class RolloutTree:
         reward (a candidate that lost, a sub-agent that failed in a session that succeeded)."""
         return {d.node: d.numbers["reward"] for d in self._decisions if d.action == REWARD}
 
+    def local_rollouts(self) -> dict[int, float | None]:
+        """The leaves of local rollouts, each with its reward (None: censored).
+
+        A local rollout is one more sample of the turn at a node inside the tree, judged as a turn (PivotRL, section 2)
+        and not gone on from. No rollout of the task ends there: it has no start, fork or end, and no part in the
+        credit of those that do. Those at one node are a group of their own."""
+        return {d.node: d.numbers.get("reward") for d in self._decisions if d.action == LOCAL}
+
     def ends(self) -> tuple[int, ...]:
-        """The leaves at which a rollout ended, in order of creation: all but the parts."""
-        parts = self.parts()
-        return tuple(leaf for leaf in self.leaves() if leaf not in parts)
+        """The leaves at which a rollout ended, in order of creation: all but parts and local rollouts."""
+        others = self.parts().keys() | self.local_rollouts().keys()
+        return tuple(leaf for leaf in self.leaves() if leaf not in others)
 
     def nodes_of(self, end: int) -> tuple[int, ...]:
         """The nodes of the rollout that ended at `end`, parents first: the path to it and to each of its parts."""
         mine = [end, *(part for part, of in self.parts().items() if of == end)]
         return tuple(sorted({node.id for leaf in mine for node in self.path(leaf)}))
+
+    def grown(self, node: int) -> tuple[int, ...]:
+        """The children of a node without local rollouts."""
+        local = self.local_rollouts()
+        return tuple(child for child in self.children(node) if child not in local)
 
     def starts(self) -> tuple[int, ...]:
         """The sampled nodes without a sampled node above them, in order of creation: where independent rollouts begin.
@@ -287,10 +302,11 @@ class RolloutTree:
         """
         started: list[bool] = []
         found: list[int] = []
+        local = self.local_rollouts()
         for node in self._nodes:
             above = node.parent is not None and started[node.parent]
             started.append(above or node.sampled)
-            if node.sampled and not above:
+            if node.sampled and not above and node.id not in local:
                 found.append(node.id)
         return tuple(found)
 
@@ -302,10 +318,11 @@ class RolloutTree:
     def branch_points(self) -> tuple[int, ...]:
         """The nodes at or below a start with several children: where sampling forked."""
         inside: set[int] = set(self.starts())
+        local = self.local_rollouts()
         for node in self._nodes:
-            if node.parent in inside:
+            if node.parent in inside and node.id not in local:
                 inside.add(node.id)
-        return tuple(node for node in sorted(inside) if len(self._children[node]) > 1)
+        return tuple(node for node in sorted(inside) if sum(child not in local for child in self._children[node]) > 1)
 
     def biased_forks(self) -> tuple[int, ...]:
         """The branch points that were chosen by what was sampled below them (`Decision.saw`).

@@ -36,6 +36,7 @@ from turntree.stages.config import CheckConfig, ProfileStageConfig, TrainOnlineC
 from turntree.stages.demonstrate import demonstrate
 from turntree.stages.train_online import run_train_online
 from turntree.stages.train_pivot import run_train_pivot
+from turntree.training.config import LocalConfig
 
 UNITS = ("turns", "decoded_tokens", "prefilled_tokens", "trained_tokens", "tool_calls", "seconds")
 BILLS = ("decoded_tokens", "seconds")  # by which arms are compared at equal cost
@@ -127,6 +128,7 @@ def _online(config: ComposeConfig, seed: int, model: str, added: Sequence[str]) 
         seed=seed,
         dapo=DapoFilter() if "dapo" in added else None,
         greso=GresoConfig() if "greso" in added else None,
+        local=config.local if "local" in added else LocalConfig(),
     )
     if "branching" in added:
         rollouts = replace(train.rollouts, initial_rollouts=max(1, train.rollouts.group_size // 2))
@@ -140,6 +142,8 @@ def _online(config: ComposeConfig, seed: int, model: str, added: Sequence[str]) 
         train=train,
         gate=config.gate if "gate" in added else None,
         brancher=config.brancher if "branching" in added else None,
+        teacher=config.teacher if "local" in added else None,
+        verifier=config.verifier if "local" in added else None,
     )
 
 

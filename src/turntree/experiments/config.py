@@ -14,7 +14,7 @@ from turntree.profiling.select import SelectConfig
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import SchedulerConfig
 from turntree.stages.config import Device, OwnPathConfig, Playing, TrainOnlineConfig
-from turntree.training.config import LossConfig, OnlineConfig, OptimizerConfig, PivotConfig
+from turntree.training.config import LocalConfig, LossConfig, OnlineConfig, OptimizerConfig, PivotConfig
 
 GateArm = Literal["none", "gate", "random"]
 BranchingArm = Literal[
@@ -139,7 +139,7 @@ def _grpo() -> TrainOnlineConfig:
 
 
 STAGES = ("grpo", "pivot", "own")
-ADDED = ("dapo", "greso", "gate", "branching")  # what a GRPO stage can have
+ADDED = ("dapo", "greso", "gate", "branching", "local")  # what a GRPO stage can have
 
 
 def chain(arm: str) -> list[tuple[str, tuple[str, ...]]]:
@@ -173,6 +173,7 @@ class ComposeConfig(SeededExperiment):
         "own",
         "own/grpo",
         "own/grpo+dapo+greso",
+        "grpo+local",
     )
     """Chains of stages: grpo (whole episodes), pivot (PivotRL on an expert's states), own (on the policy's own). The
     others are compared with the first."""
@@ -182,6 +183,8 @@ class ComposeConfig(SeededExperiment):
     """The gate of `+gate`."""
     brancher: Part = field(default_factory=lambda: Part("entropy", {"probe_tokens": 2}))
     """The brancher of `+branching`, which forks half of the rollouts."""
+    local: LocalConfig = field(default_factory=lambda: LocalConfig(states=32))
+    """The local rollouts of `+local`."""
     demonstrator: Part = field(default_factory=lambda: Part("household", {"slips": 0.2}))
     """The demonstrator whose traces the stage pivot learns from."""
     profile: ProfileConfig = field(default_factory=lambda: ProfileConfig(sampling=COMMAND))
@@ -191,7 +194,7 @@ class ComposeConfig(SeededExperiment):
     pivot: PivotConfig = field(default_factory=lambda: household_pivots(steps=20, check_every=5))
     """The stages pivot and own. They rise in 15 to 25 steps (docs/results/cost.md)."""
     teacher: Part = field(default_factory=lambda: Part("household"))
-    """Labels the states of the stage own."""
+    """Labels the states of the stage own, and of `+local`."""
     verifier: Part = field(default_factory=lambda: Part("household"))
     """Judges them."""
     own: OwnPathConfig = field(default_factory=OwnPathConfig)

@@ -61,13 +61,12 @@ def group_from_tree(
 
 
 def depth_first(tree: RolloutTree, *, parts: bool = False) -> Iterator[int]:
-    """The leaves at which a rollout ended, those below an earlier child first; with `parts` all leaves."""
-    left, further = [*reversed(tree.roots)], {} if parts else tree.parts()
+    """The leaves at which a rollout ended, those below an earlier child first; with `parts` also its further leaves."""
+    left, wanted = [*reversed(tree.roots)], {*tree.ends(), *(tree.parts() if parts else ())}
     while left:
         node = left.pop()
-        children = tree.children(node)
-        left += reversed(children)
-        if not children and node not in further:
+        left += reversed(tree.children(node))
+        if node in wanted:
             yield node
 
 

@@ -59,7 +59,8 @@ def summed(trees: Iterable[KeptTree]) -> KeptTrees:
 @dataclass(frozen=True)
 class TurnNode:
     """A turn. `node` is the tree's own node that holds its message, `row` the first rollout that took it; `turn` counts
-    from 1, `parent` is an index into the drawn nodes. `tokens` are those that this turn was sampled for."""
+    from 1, `parent` is an index into the drawn nodes. `tokens` are those that this turn was sampled for, `local` the
+    rewards of local rollouts at its state."""
 
     node: int
     row: int
@@ -68,6 +69,7 @@ class TurnNode:
     action: str
     observation: str
     tokens: int
+    local: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,15 +97,16 @@ class DrawnTree:
 
 def tree_of(kept: KeptTree, max_rollouts: int = MAX_ROLLOUTS, max_turns: int | None = None) -> DrawnTree:
     """The tree by turns: one that forked half-way is each branch's own. Unless it is said how many turns are drawn, as
-    many as fit, and more where a fork comes later."""
+    many as fit, and more where a fork or the first local rollout comes later."""
     tree, rollouts = kept.tree, kept.group().rollouts
-    ends, parts = list(depth_first(tree)), tree.parts()
+    ends, parts, local = list(depth_first(tree)), tree.parts(), tree.local_rollouts()
     leaves_of = list(depth_first(tree, parts=True))
     branches = [(number, leaf) for number, end in enumerate(ends) for leaf in leaves_of if parts.get(leaf, leaf) == end]
     paths = [turns_of(tree.path(leaf)) for _, leaf in branches[:max_rollouts]]
     shared = _shared([[said[-1].id for said, _ in path] for path in paths])
     if max_turns is None:
-        max_turns = max(FITTING_TURNS, min(MAX_TURNS, max(shared, default=0) + 1))
+        again = [tree[leaf].turn for leaf in local]  # one of them is drawn
+        max_turns = max(FITTING_TURNS, min(MAX_TURNS, max(max(shared, default=0) + 1, min(again, default=0))))
     nodes: list[TurnNode] = []
     leaves: list[Leaf] = []
     places: dict[int, int] = {}
@@ -116,7 +119,9 @@ def tree_of(kept: KeptTree, max_rollouts: int = MAX_ROLLOUTS, max_turns: int | N
                 places[node.id] = len(nodes)
                 tokens = sum(len(one.token_ids) for one in said if one.id not in paid)
                 action = "" if node.message is None else action_text(node.message)
-                nodes.append(TurnNode(node.id, row, at + 1, parent, action, seen, tokens))
+                above = said[0].parent
+                again = () if above is None else (local[n] for n in tree.children(above) if n in local)
+                nodes.append(TurnNode(node.id, row, at + 1, parent, action, seen, tokens, tuple(again)))
             paid.update(one.id for one in said)
             parent = places[node.id]
         hidden, reason = max(0, len(path) - max_turns), kept.rewards.verdicts[ends[number]].reason
@@ -154,7 +159,7 @@ def deciding_forks(kept: KeptTree) -> int:
     """Branches whose reward is not that of the rollout that they left at the fork."""
     tree, count = kept.tree, 0
     for point in tree.branch_points():
-        incumbent, *branches = (kept.rewards.of(_first_leaf(tree, child)) for child in tree.children(point))
+        incumbent, *branches = (kept.rewards.of(_first_leaf(tree, child)) for child in tree.grown(point))
         count += sum(None not in (incumbent, branch) and incumbent != branch for branch in branches)
     return count
 

@@ -16,6 +16,7 @@ COLUMN, ROW = 174, 66  # pixels from turn to turn, from rollout to rollout
 WIDTH, HEIGHT = 150, 52  # of a turn
 LEFT, TOP, ENDING = 64, 30, 116  # room for the names of starts, the head, the last reward
 CHARACTERS = 20  # of a line in a turn
+DOTS = 16  # local rollouts that are drawn at a turn
 FORK, REFILL = "#0072B2", "#9a4b00"
 ABOVE, BELOW, UNKNOWN = ("#d8efe6", "#00694c"), ("#fbe6d8", "#a34700"), ("#eef0f2", MUTED)
 
@@ -101,10 +102,22 @@ def _turn(node: TurnNode) -> str:
         for index, (text, style) in enumerate(told)
     )
     seen = f"\nbefore it: {node.observation}" if node.observation else ""
-    about = f"turn {node.turn}, node {node.node}, {plural(node.tokens, 'token')}: {node.action}{seen}"
+    again = f"\nsampled again: {', '.join(map(_told, node.local))}" if node.local else ""
+    about = f"turn {node.turn}, node {node.node}, {plural(node.tokens, 'token')}: {node.action}{seen}{again}"
     title = f"<title>{escape(about)}</title>"
     box = f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="5" fill="#f4f6f8" stroke="#c3c9d0"/>'
-    return f"<g>{title}{box}{''.join(texts)}</g>"
+    dots = (_dot(x + 10 + 9 * place, y, reward) for place, reward in enumerate(node.local[:DOTS]))
+    return f"<g>{title}{box}{''.join(texts)}{''.join(dots)}</g>"
+
+
+def _dot(x: int, y: int, reward: float | None) -> str:
+    """A local rollout, on the upper side of its turn."""
+    fill, tint = UNKNOWN if reward is None else ABOVE if reward > 0 else BELOW
+    return f'<circle cx="{x}" cy="{y}" r="3.5" fill="{fill}" stroke="{tint}"/>'
+
+
+def _told(reward: float | None) -> str:
+    return "censored" if reward is None else number(reward)
 
 
 def _start(leaf: Leaf) -> str:
@@ -155,6 +168,8 @@ def _caption(tree: DrawnTree) -> str:
     told += " Green: reward above the mean of the group; orange: not above it."
     if any(leaf.rollout.refill for leaf in tree.leaves):
         told += " Dashed: a refill, begun after the others had ended."
+    if any(node.local for node in tree.nodes):
+        told += " Dots: this turn, sampled again and judged by itself (green: accepted)."
     if tree.left_out:
         told += f" Not drawn: {plural(tree.left_out, 'further row')}."
     if any(leaf.hidden for leaf in tree.leaves):

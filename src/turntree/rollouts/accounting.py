@@ -41,14 +41,17 @@ class TreeAccount(Additive):
 
 
 def account(tree: RolloutTree) -> TreeAccount:
-    """Count one tree. A turn that forked inside is a turn of every branch, and its shared tokens are counted once."""
+    """Count one tree without its local rollouts. A turn that forked inside is a turn of every branch, and its shared
+    tokens are counted once."""
     below = [0] * len(tree)
     leaves = tree.ends()
     for leaf in leaves:
         for node in tree.nodes_of(leaf):
             below[node] += 1
     taken_up = [any(not tree[child].sampled for child in tree.children(node.id)) for node in tree]
-    spoken = [node for node in tree if node.message is not None and node.sampled]
+    local = tree.local_rollouts()
+    sampled = [node for node in tree if node.sampled and node.id not in local]
+    spoken = [node for node in sampled if node.message is not None]
     calls = [(len(node.message.tool_calls) if node.message and taken_up[node.id] else 0, node.id) for node in spoken]
     return TreeAccount(
         leaves=len(leaves),
@@ -59,8 +62,8 @@ def account(tree: RolloutTree) -> TreeAccount:
         calls_chain=sum(count * below[node] for count, node in calls),
         turns_fresh=len(spoken),
         turns_chain=sum(below[node.id] for node in spoken),
-        tokens_fresh=sum(len(node.token_ids) for node in tree if node.sampled),
-        tokens_chain=sum(len(node.token_ids) * below[node.id] for node in tree if node.sampled),
+        tokens_fresh=sum(len(node.token_ids) for node in sampled),
+        tokens_chain=sum(len(node.token_ids) * below[node.id] for node in sampled),
     )
 
 

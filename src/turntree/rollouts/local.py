@@ -1,18 +1,18 @@
-"""Local rollouts: one sampled turn at a state inside an expert trace (PivotRL, section 2 and Algorithm 1)."""
+"""Local rollouts: one sampled turn at a state inside a trace (PivotRL, section 2 and Algorithm 1), or inside a tree."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from turntree.core import seeds
-from turntree.core.completion import GenerationRequest, Sampling
+from turntree.core.completion import Completion, GenerationRequest, Sampling
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message
 from turntree.core.protocols import Engine, Renderer, TurnState, TurnVerifier
-from turntree.core.tree import NodeKind, RolloutTree, StopReason
+from turntree.core.tree import LOCAL, Decision, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.rollouts.live import CutTurns, RendererFault, sampled_turn
 from turntree.verifiers.strict import action_kind
@@ -116,15 +116,62 @@ def sample_local(
         tree = RolloutTree(item.state.id)
         root = tree.add(None, NodeKind.PROMPT, item.prompt_ids, messages=item.state.history)
         for _ in range(group_size):
-            completion = next(completions)
-            try:
-                action = sampled_turn(renderer, completion.token_ids, completion, item.state.tools)
-                stop = StopReason.MAX_TOKENS if action.cut else StopReason.COMPLETED
-            except RendererFault as fault:
-                action, stop = Message("assistant", str(fault)), StopReason.RENDERER_ERROR
-            tree.stop(tree.add_completion(root.id, completion, action).id, stop)
+            _add(tree, root.id, next(completions), item.state, renderer)
         trees.append(tree)
     return trees
+
+
+def _add(tree: RolloutTree, parent: int, completion: Completion, state: TurnState, renderer: Renderer) -> int:
+    """Append a local rollout; its leaf."""
+    try:
+        action = sampled_turn(renderer, completion.token_ids, completion, state.tools)
+        stop = StopReason.MAX_TOKENS if action.cut else StopReason.COMPLETED
+    except RendererFault as fault:
+        action, stop = Message("assistant", str(fault)), StopReason.RENDERER_ERROR
+    leaf = tree.add_completion(parent, completion, action).id
+    tree.stop(leaf, stop)
+    return leaf
+
+
+@dataclass(frozen=True)
+class Inside:
+    """A place inside a tree for local rollouts: the node above them, and the state there."""
+
+    tree: RolloutTree
+    node: int
+    prompted: Prompted
+
+
+def grow_inside(
+    places: Sequence[Inside],
+    engine: Engine,
+    renderer: Renderer,
+    verifier: TurnVerifier,
+    sampling: Sampling,
+    samples: int,
+    seed: int,
+    *,
+    cut_turns: CutTurns = "fail",
+) -> list[list[Verdict]]:
+    """Append `samples` local rollouts at every place to its tree, judged (`RolloutTree.local_rollouts`; one wave). The
+    draws of (state, sample) depend on `seed`, the state's id and the sample's number only."""
+    requests = [
+        local_request(place.prompted, sampling, seed=seed, sample=sample)
+        for place in places
+        for sample in range(samples)
+    ]
+    completions = iter(engine.generate(requests))
+    grown: list[tuple[RolloutTree, Sequence[int], TurnState]] = []
+    for place in places:
+        state = place.prompted.state
+        leaves = [_add(place.tree, place.node, next(completions), state, renderer) for _ in range(samples)]
+        grown.append((place.tree, leaves, state))
+    found = _judge_leaves(grown, verifier, cut_turns)
+    for (tree, _, _), verdicts in zip(grown, found, strict=True):
+        for leaf, verdict in verdicts.items():
+            numbers = {} if verdict.reward is None else {"reward": verdict.reward}
+            tree.record(Decision("verifier", leaf, LOCAL, verdict.reason, numbers))
+    return [list(verdicts.values()) for verdicts in found]
 
 
 def judge_turn(verifier: TurnVerifier, state: TurnState, action: Message, *, cut_turns: CutTurns = "fail") -> Verdict:
@@ -166,11 +213,22 @@ def score_wave(
     grown: Sequence[tuple[RolloutTree, TurnState]], verifier: TurnVerifier, *, cut_turns: CutTurns = "fail"
 ) -> list[Rewards]:
     """`score_local` of every tree, all actions judged together."""
+    found = _judge_leaves([(tree, tree.leaves(), state) for tree, state in grown], verifier, cut_turns)
+    scored = [Rewards(verdicts) for verdicts in found]
+    for (tree, _), rewards in zip(grown, scored, strict=True):
+        rewards.check(tree)
+    return scored
+
+
+def _judge_leaves(
+    grown: Sequence[tuple[RolloutTree, Sequence[int], TurnState]], verifier: TurnVerifier, cut_turns: CutTurns
+) -> list[Mapping[int, Verdict]]:
+    """The verdicts on leaves of each tree, in their order. Equal actions at a state are judged once."""
     asked: dict[tuple[int, str], tuple[TurnState, Message]] = {}
     leaves: list[dict[int, str | Verdict]] = []  # of each tree: the key of its action, or the verdict on a fault
-    for number, (tree, state) in enumerate(grown):
+    for number, (tree, its_leaves, state) in enumerate(grown):
         found: dict[int, str | Verdict] = {}
-        for leaf in tree.leaves():
+        for leaf in its_leaves:
             action = tree[leaf].message
             assert action is not None
             if tree.stop_reason(leaf) is StopReason.RENDERER_ERROR:
@@ -180,9 +238,7 @@ def score_wave(
             asked.setdefault((number, key), (state, action))
         leaves.append(found)
     verdicts = dict(zip(asked, judge_turns(verifier, list(asked.values()), cut_turns=cut_turns), strict=True))
-    scored: list[Rewards] = []
-    for number, ((tree, _), found) in enumerate(zip(grown, leaves, strict=True)):
-        told = {leaf: verdicts[number, one] if isinstance(one, str) else one for leaf, one in found.items()}
-        scored.append(Rewards(told))
-        scored[-1].check(tree)
-    return scored
+    return [
+        {leaf: verdicts[number, one] if isinstance(one, str) else one for leaf, one in found.items()}
+        for number, found in enumerate(leaves)
+    ]

@@ -44,11 +44,11 @@ class Plays(Protocol):
     ) -> Player: ...
 
 
-def require_steppable(tasks: Sequence[Environment]) -> None:
-    """Raise `ConfigError` for tasks that play themselves: rollout workers step environments."""
+def require_steppable(tasks: Sequence[Environment], needed: str) -> None:
+    """Raise `ConfigError` for tasks that play themselves, where the configuration key `needed` steps environments."""
     if tasks and getattr(tasks[0], "player", None) is not None:
-        hint = "leave cluster.workers at 0: agents are processes of their own already"
-        raise ConfigError("play environments, and these tasks are agents", field="cluster.workers", hint=hint)
+        hint = "leave it at 0: agents are processes of their own"
+        raise ConfigError("steps environments, and these tasks are agents", field=needed, hint=hint)
 
 
 def player_of(

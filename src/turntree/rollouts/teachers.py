@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -19,24 +19,31 @@ from turntree.traces.schema import Trace
 NO_LABEL, FAILED = "no_label", "the teacher failed"
 
 
-def labelled(trace: Trace, task: Environment, teacher: Teacher) -> tuple[Trace, Counter[str]]:
-    """The trace with a label at every turn that the teacher has one for, and the reasons of the others.
+def labelled(
+    trace: Trace, task: Environment, teacher: Teacher, turns: Collection[int] | None = None
+) -> tuple[Trace, Counter[str]]:
+    """The trace with a label at every turn (or of `turns` only) that the teacher has one for, and the reasons of the
+    others.
 
     The episode is played again on a copy of `task`. Where the environment fails or answers differently, the states from
     there on have no label. A teacher that fails at a state gives it none."""
     spoken = trace.turn_positions
     labels: dict[int, Message] = {}
     missing: dict[int, str] = {}
-    steps = walk(task, trace.messages[: spoken[-1]], f"trace {trace.id!r}")
+    wanted = range(len(spoken)) if turns is None else turns
+    steps = walk(task, trace.messages[: spoken[max(wanted)]], f"trace {trace.id!r}")
     try:
-        for turn, (place, (environment, _)) in enumerate(zip(spoken, steps, strict=True)):
+        for turn, (place, (environment, _)) in enumerate(zip(spoken, steps, strict=False)):
+            if turn not in wanted:
+                continue
             said = _said(teacher, environment, trace.messages[:place])
             if isinstance(said, Message):
                 labels[turn] = said
             else:
                 missing[turn] = f"{NO_LABEL}: {said}"
     except (EnvironmentFault, InputError) as fault:
-        missing |= {turn: f"{NO_LABEL}: {reason_of(fault)}" for turn in range(len(labels) + len(missing), len(spoken))}
+        left = (turn for turn in wanted if turn not in labels and turn not in missing)
+        missing |= {turn: f"{NO_LABEL}: {reason_of(fault)}" for turn in left}
     marks = {"skip_turns": {str(turn): reason for turn, reason in missing.items()}} if missing else {}
     meta = {key: value for key, value in trace.meta.items() if key != "skip_turns"}  # a cut turn is a state like others
     return replace(trace, labels=labels, meta={**meta, **marks}), Counter(missing.values())

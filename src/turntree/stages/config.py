@@ -335,6 +335,10 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
     """Skip tasks, or drop finished groups from the update: greso, dapo, or your own module:object (repeatable)."""
     estimator: Part | None = None
     """Credit by your own module:object (default: `train.credit`)."""
+    teacher: Part | None = None
+    """Labels the states of local rollouts (`train.local`): household, qa, model, or your own module:object."""
+    verifier: Part | None = None
+    """Judges local rollouts against these labels."""
     workers: ProcessPoolConfig = field(default_factory=lambda: ProcessPoolConfig(workers=0))
 
     def __post_init__(self) -> None:
@@ -348,6 +352,13 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         if self.train.max_off_policy_steps and self.device.engine.name == "vllm":
             hint = "servers hold one set of weights, and iterations ahead need earlier ones: leave it at 0"
             raise ConfigError("does not go with --engine vllm", field="train.max_off_policy_steps", hint=hint)
+        for name in ("teacher", "verifier") if self.train.local.states else ():
+            if getattr(self, name) is None:
+                hint = f"pass --{name} NAME: a teacher labels, and a verifier judges"
+                raise ConfigError("is missing, and local rollouts need it (train.local)", field=name, hint=hint)
+        if self.train.local.states and self.cluster.workers:
+            hint = "the command samples them itself: leave one of the two at 0"
+            raise ConfigError("do not go with rollout workers", field="train.local.states", hint=hint)
         if self.held_out_split == TRAIN:
             raise ConfigError("is what is trained on", field="held_out_split", hint=f"use {DEV!r} or {TEST!r}")
         rollouts = self.train.rollouts.of_training(self.train.groups, branching=self.brancher is not None)

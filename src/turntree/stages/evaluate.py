@@ -66,7 +66,7 @@ def evaluate_policy(
     ):
         tasks = opened.of(config.split)
         if crew is not None:
-            require_steppable(tasks)
+            require_steppable(tasks, "cluster.workers")
         told: dict[str, Any] = {"kept": kept, "crew": crew, "functions": functions}
         sampled, cost = play(policy, tasks, config, config.temperature, config.samples, **told)
         result: dict[str, Any] = {

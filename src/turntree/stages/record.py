@@ -109,7 +109,7 @@ def kept_episodes(
         if reason is not None:
             counts[f"dropped: {reason}"] += 1
             continue
-        trace = _trace(group, sample, leaf, verdict, config, model)
+        trace = trace_of(group, sample, leaf, verdict, config, model)
         if teacher is not None:
             trace, told = labelled(trace, group.task, teacher)
             counts.update({f"dropped turn: {reason}": count for reason, count in told.items()})
@@ -134,7 +134,8 @@ def _dropped(tree: RolloutTree, leaf: int, verdict: Verdict, config: RecordConfi
     return None
 
 
-def _trace(group: GrownGroup, sample: int, leaf: int, verdict: Verdict, config: RecordConfig, model: str) -> Trace:
+def trace_of(group: GrownGroup, sample: int, leaf: int, verdict: Verdict, config: RecordConfig, model: str) -> Trace:
+    """The episode that ended at `leaf`."""
     task = group.task
     messages = tuple(message for node in group.tree.path(leaf) for message in node.messages)
     spoken = [message for message in messages if message.role == "assistant"]

@@ -30,6 +30,7 @@ from turntree.rollouts.spread import Listening, Spread, play_groups
 from turntree.stages.cluster import on_ranks
 from turntree.stages.config import TrainOnlineConfig
 from turntree.stages.evaluate import EvaluateConfig, play
+from turntree.stages.inside import open_inside
 from turntree.stages.policy import Policy, load_policy, load_trained, policy_name
 from turntree.stages.unrewarded import none_rewarded, reasons, require_rewards
 from turntree.stages.workers import Follower, Published, open_crew, require_policy
@@ -37,7 +38,7 @@ from turntree.training.checkpoints import extent, resume
 from turntree.training.drift import too_still
 from turntree.training.head import vocabulary_size
 from turntree.training.isolation import check_path_isolation
-from turntree.training.online import Parts, TrainedOnline, train_online
+from turntree.training.online import Inside, Parts, TrainedOnline, train_online
 from turntree.training.sharded import ALONE, Alone
 
 GATE_LOG, HELD_OUT = "gate.jsonl", "held_out.jsonl"
@@ -71,6 +72,9 @@ def run_train_online(
         )
         code = parts.identities(config)
         judging = {**_filters(config), **rewards.identity(config.rewards, summed)}
+        inside = stack.enter_context(open_inside(config, policy))
+        if inside is not None:
+            judging["verifier"] = inside.verifier.name
         inputs = {**policy.identity, **code, **identity(config.environment, opened), **judging}
         train = config.train
         length = extent("train.iterations", train.iterations, train.optimizer, keep_trees=config.keep_trees)
@@ -79,10 +83,11 @@ def run_train_online(
         run = stack.enter_context(
             open_run(out, "train online", to_mapping(config), inputs, overwrite=overwrite, logs=logs, extent=length)
         )
-        if config.cluster.workers:
-            require_steppable(opened.of(TRAIN))
+        for key, used in (("cluster.workers", config.cluster.workers), ("train.local.states", inside is not None)):
+            if used:
+                require_steppable(opened.of(TRAIN), key)
         crew = stack.enter_context(open_crew(__name__, config, policy.identity))
-        trained = _train(run, policy, opened, config, summed, filters, group, crew)
+        trained = _train(run, policy, opened, config, summed, filters, inside, group, crew)
         rows = run.metrics()
         require_rewards(rows)
     return {
@@ -109,6 +114,7 @@ def _train(
     config: TrainOnlineConfig,
     summed: RewardSum | None,
     filters: Sequence[Filter],
+    inside: Inside | None,
     group: Alone,
     crew: Crew | None = None,
 ) -> TrainedOnline:
@@ -129,6 +135,7 @@ def _train(
         rewards=summed,
         filters=filters,
         spread=None if crew is None else partial(_spread, crew, policy, tasks, brancher),
+        inside=inside,
     )
     with (
         loggers.following(run, config.loggers),

@@ -284,6 +284,22 @@ class PivotConfig(ReinforcedConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LocalConfig:
+    """Local rollouts at states of an iteration's episodes (PivotRL on the policy's own path, in the same update)."""
+
+    states: int = 0
+    """States of an iteration whose turn is sampled again and judged as a turn (0: none). Needs teacher and verifier."""
+    samples: int = 8
+    """Local rollouts at each."""
+    weight: float = 1.0
+    """How much a local rollout counts in the loss, relative to the rollout of a whole episode."""
+
+    def __post_init__(self) -> None:
+        if self.states < 0 or self.samples < 2 or not self.weight > 0:
+            raise ConfigError("states is at least 0, samples at least 2, weight above 0", field="local.states")
+
+
+@dataclass(frozen=True, kw_only=True)
 class OnlineConfig(ReinforcedConfig):
     """GRPO on whole episodes."""
 
@@ -300,6 +316,7 @@ class OnlineConfig(ReinforcedConfig):
     """Drop groups without reward variance from the update."""
     greso: GresoConfig | None = None
     """Skip tasks that are predicted to give no variance."""
+    local: LocalConfig = field(default_factory=LocalConfig)
     max_off_policy_steps: int = 0
     """Iterations whose rollouts are played by the workers while earlier ones are trained on: each is sampled with the
     weights of this many updates before its turn (0: synchronous)."""

@@ -12,10 +12,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from transformers import PreTrainedModel
 
+from turntree.advantages.local import local_credit
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Credit
@@ -54,10 +55,18 @@ from turntree.training.sharded import ALONE, Alone
 from turntree.training.trainer import open_trainers
 
 
+class Inside(Protocol):
+    """What grows local rollouts inside the trees of an iteration."""
+
+    def grow(self, groups: Sequence[GrownGroup], iteration: int) -> tuple[Cost, dict[str, Any]]:
+        """Append them; what they cost, and figures for the row. Deterministic: a resumed run repeats it."""
+        ...
+
+
 @dataclass(frozen=True)
 class Parts:
     """The components of a run. `engine` samples from `model`; `gate`, `brancher`, `pool`, `rewards` are passed to the
-    scheduler. With `spread`, groups are played by its workers instead."""
+    scheduler. With `spread`, groups are played by its workers instead. `inside` grows `OnlineConfig.local`."""
 
     model: PreTrainedModel
     reference: Reference | None
@@ -71,6 +80,7 @@ class Parts:
     rewards: RewardSum | None = None
     filters: Sequence[Filter] = ()  # beside those of `OnlineConfig`
     spread: Callable[[SchedulerConfig], Spread] | None = None
+    inside: Inside | None = None
 
 
 @dataclass(frozen=True)
@@ -117,8 +127,9 @@ def train_online(
         log({"step": 0, **run.check(0)})
     for iteration in range(done + 1, config.iterations + 1):
         groups = run.play(iteration)
+        inside = run.grow_inside(groups, iteration)
         credits = run.credits(groups)
-        run.row = {"step": iteration, **run.update(groups, credits), **run.observe(groups)}
+        run.row = {"step": iteration, **run.update(groups, credits), **run.observe(groups), **inside}
         keep(iteration, groups, credits)
         last = iteration == config.iterations
         saves = checkpoints if checkpoints and checkpoints.due(iteration, last=last) else None
@@ -189,7 +200,7 @@ class _Run:
             counts_refills=parts.estimator is not None or config.credit.leaf_weights != "path_weighted",
         )
         self.scheduler = _scheduler(parts, rollouts)
-        self._brancher = parts.brancher
+        self._brancher, self._inside = parts.brancher, parts.inside
         self._filters = [*_filters(config), *parts.filters]
         self._cap = max((one.refill_cap for one in self._filters), default=0.0)
         self.stream = TaskStream(parts.tasks, config.seed, self._filters)
@@ -207,6 +218,7 @@ class _Run:
             raise ConfigError("needs rollout workers", field="max_off_policy_steps", hint="set cluster.workers")
         self.row: dict[str, Any] = {}  # of an iteration that was trained and is not logged yet
         self._labels: dict[int, Credit | None] = {}  # the credit of this iteration's groups, by id
+        self._local: dict[int, Credit] = {}  # that of their local rollouts
         self._dropped = Counter[str]()  # reasons, in this iteration
 
     def state(self) -> dict[str, Any]:
@@ -318,9 +330,25 @@ class _Run:
         """The groups that the update trains on: scored ones that no filter dropped."""
         return [group for group in groups if self._labels[id(group)] is not None]
 
+    def grow_inside(self, groups: Sequence[GrownGroup], iteration: int) -> dict[str, Any]:
+        """Local rollouts in the trees, and their credit beside that of the episodes. A group that a filter dropped, or
+        that has no variance, may still hold turns that teach."""
+        self._local = {}
+        if self._inside is None:
+            return {}
+        cost, figures = self._inside.grow(groups, iteration)
+        self.cost += cost
+        rule, weight = self.config.loss.estimator(self.config.credit), self.config.local.weight
+        for group in groups:
+            credit = local_credit(group.tree, advantages=rule.advantages, per_rollout=rule.per_rollout, weight=weight)
+            if credit.nodes:
+                self._local[id(group)] = credit
+        return {"local": figures}
+
     def credits(self, groups: Sequence[GrownGroup]) -> list[Credit | None]:
         """The credit of every group that the update learns from; None for the others."""
-        return [self._labels[id(group)] for group in groups]
+        found = [(self._labels[id(group)], self._local.get(id(group))) for group in groups]
+        return [episodes + local if episodes and local else episodes or local for episodes, local in found]
 
     def update(self, groups: Sequence[GrownGroup], labels: Sequence[Credit | None]) -> dict[str, Any]:
         """One update on the groups that have credit; no step where none has."""
@@ -330,7 +358,7 @@ class _Run:
         if self._dropped or len(groups) > self.config.groups:
             first, refills = groups[: self.config.groups], groups[self.config.groups :]
             unfiltered = self._trained_tokens(_scored(first))
-            trained = self._trained_tokens([group for group, _ in kept])
+            trained = self._trained_tokens(self._kept(groups))
             self.savings.filtered(unfiltered - trained, [group.tree.cost for group in refills])
         metrics, cost = self.learner.learn([group.tree for group, _ in kept], credits)
         self.cost += cost
@@ -359,7 +387,7 @@ class _Run:
         cut = sum(group.cut is not None for group in groups)
         zero = outcomes[GroupOutcome.ALL_FAIL] + outcomes[GroupOutcome.ALL_SUCCEED]
         whole = zero + outcomes[GroupOutcome.MIXED]
-        stops = Counter(group.tree.stop_reason(leaf) for group in groups for leaf in group.tree.leaves())
+        stops = Counter(group.tree.stop_reason(leaf) for group in groups for leaf in group.tree.ends())
         unmoved = self.config.loss.normalizer == "constant" or any(isinstance(f, DapoFilter) for f in self._filters)
         reasons = censored(v for g in groups if g.cut is None for v in g.rewards.verdicts.values())
         solved = [v.success for g in groups for v in g.rewards.verdicts.values() if v.reward is not None]

@@ -1,0 +1,181 @@
+"""Local rollouts inside the trees of `turntree train online`: turns that teach, in the update of whole episodes.
+
+An iteration's rollouts have visited states; that is the policy's own path. At some of them the turn is sampled again, a
+few times, and judged against what a teacher says there, as PivotRL judges turns of traces. The samples are leaves of
+the same tree: their prompts are paid for by the episode that went through, in the engine and in the update.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from turntree.core import parts, seeds
+from turntree.core.cost import Cost
+from turntree.core.outcome import GroupOutcome, group_outcome
+from turntree.core.protocols import Teacher, TurnState, TurnVerifier
+from turntree.core.tree import Node
+from turntree.core.verdict import Verdict, censored
+from turntree.environments.tasks import TRAIN
+from turntree.logs.rollouts import turns_of
+from turntree.rollouts.groups import GrownGroup
+from turntree.rollouts.local import Inside, Prompted, grow_inside
+from turntree.rollouts.teachers import labelled
+from turntree.stages.config import RecordConfig, TrainOnlineConfig
+from turntree.stages.policy import Policy
+from turntree.stages.record import require_labels, trace_of
+from turntree.stages.verifier import open_verifier
+from turntree.traces.candidates import candidates, skipped_turns
+
+_WAVE = 32  # places that are sampled together
+
+
+@contextlib.contextmanager
+def open_inside(config: TrainOnlineConfig, policy: Policy) -> Iterator[InsideTurns | None]:
+    """What grows local rollouts; None without any (`train.local.states` 0)."""
+    if not config.train.local.states:
+        yield None
+        return
+    assert config.teacher is not None and config.verifier is not None  # the configuration refuses it
+    with open_verifier(config.verifier, config.environment) as verifier:
+        yield InsideTurns(config, policy, verifier, parts.build("teachers", config.teacher))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A turn of an episode: the number of its group, of the episode in it, of the turn, and the nodes of the turn."""
+
+    group: int
+    sample: int
+    turn: int
+    nodes: tuple[Node, ...]
+
+
+@dataclass
+class InsideTurns:
+    """Protocol `training.online.Inside`."""
+
+    config: TrainOnlineConfig
+    policy: Policy
+    verifier: TurnVerifier
+    teacher: Teacher
+    told: Counter[str] = field(default_factory=Counter[str])  # since the start: what the teacher did not label
+
+    def grow(self, groups: Sequence[GrownGroup], iteration: int) -> tuple[Cost, dict[str, Any]]:
+        """Append local rollouts to the trees; what they cost, and figures."""
+        local, seed = self.config.train.local, seeds.derive(self.config.train.seed, "inside", iteration)
+        visited = self._visited(groups)
+        chosen = sorted(
+            seeds.generator(seed, "places").sample(visited, min(local.states, len(visited))),
+            key=lambda place: (place.group, place.sample, place.turn),
+        )
+        counts = Counter[str]()
+        labelled = [each for part in _by_episode(chosen) for each in self._labelled(groups, part, iteration, counts)]
+        kinds, places = [kind for kind, _ in labelled], [place for _, place in labelled]
+        before = [group.tree.cost for group in groups]
+        verdicts: list[list[Verdict]] = []
+        for start in range(0, len(places), _WAVE):
+            verdicts += grow_inside(
+                places[start : start + _WAVE],
+                self.policy.engine,
+                self.policy.renderer,
+                self.verifier,
+                self.config.train.rollouts.episodes.sampling,
+                local.samples,
+                seed,
+                cut_turns=self.config.train.rollouts.episodes.cut_turns,
+            )
+        cost = sum((_minus(group.tree.cost, earlier) for group, earlier in zip(groups, before, strict=True)), Cost())
+        return cost, {"visited": len(visited), **_figures(kinds, verdicts), "not_judged": dict(counts)}
+
+    def _visited(self, groups: Sequence[GrownGroup]) -> list[_Place]:
+        """Every state that whole episodes were in and that leaves room for a turn, once."""
+        episodes, train = self.config.train.rollouts.episodes, self.config.train
+        room = (
+            min(episodes.max_context, self.policy.engine.max_context, train.max_tokens) - episodes.sampling.max_tokens
+        )
+        found: dict[tuple[int, int | None], _Place] = {}
+        for number, group in enumerate(groups):
+            for sample, end in enumerate(group.tree.ends() if group.cut is None else ()):
+                if group.rewards.of(end) is None:
+                    continue
+                length, path = 0, group.tree.path(end)
+                starts = {nodes[0].id: (turn, nodes) for turn, (nodes, _) in enumerate(turns_of(path))}
+                for node in path:
+                    if node.id in starts and length <= room:
+                        turn, nodes = starts[node.id]
+                        found.setdefault((number, node.parent), _Place(number, sample, turn, tuple(nodes)))
+                    length += len(node.token_ids)
+        return list(found.values())
+
+    def _labelled(
+        self, groups: Sequence[GrownGroup], places: Sequence[_Place], iteration: int, counts: Counter[str]
+    ) -> Iterator[tuple[str, Inside]]:
+        """The places of one episode at which a teacher's label is right, each with the kind of this action; the others
+        are counted by reason."""
+        group, sample = groups[places[0].group], places[0].sample
+        end = group.tree.ends()[sample]
+        config = self.config
+        recorded = RecordConfig(
+            environment=config.environment,
+            split=TRAIN,
+            count=config.count,
+            task_seed=config.task_seed,
+            episodes=config.train.rollouts.episodes,
+        )
+        trace = trace_of(group, sample, end, group.rewards.verdicts[end], recorded, self.policy.source)
+        trace = replace(trace, id=f"{trace.id}@{iteration}")
+        trace, missing = labelled(trace, group.task, self.teacher, {place.turn for place in places})
+        counts.update({f"dropped turn: {why}": count for why, count in missing.items()})
+        self.told.update({f"dropped turn: {why}": count for why, count in missing.items()})
+        self.told.update(turns=len(places), tasks=1)
+        require_labels(self.told)
+        states: dict[int, TurnState] = {state.turn: state for state in candidates(trace)}
+        skipped = skipped_turns(trace)
+        for place in places:
+            state = states.get(place.turn)
+            if state is None:
+                if place.turn in trace.labels:
+                    counts[f"dropped turn: {skipped[place.turn]}"] += 1
+                continue
+            said = self.verifier.judge(state, state.demonstration)
+            if not said.reward:
+                counts[f"dropped turn: the verifier refuses the label ({said.reason})"] += 1
+                continue
+            above = place.nodes[0].parent
+            assert above is not None  # a task comes before the first turn
+            prompt = tuple(token for node in group.tree.path(above) for token in node.token_ids)
+            yield said.kind, Inside(group.tree, above, Prompted(state, prompt))
+
+
+def _by_episode(places: Sequence[_Place]) -> list[list[_Place]]:
+    found: dict[tuple[int, int], list[_Place]] = {}
+    for place in places:
+        found.setdefault((place.group, place.sample), []).append(place)
+    return list(found.values())
+
+
+def _minus(cost: Cost, earlier: Cost) -> Cost:
+    return Cost(**{name: value - getattr(earlier, name) for name, value in vars(cost).items()})
+
+
+def _figures(kinds: Sequence[str], verdicts: Sequence[Sequence[Verdict]]) -> dict[str, Any]:
+    """States by outcome, the mean reward, and that of every kind of demonstrated action."""
+    rewards = [[verdict.reward for verdict in group] for group in verdicts]
+    outcomes = Counter(map(group_outcome, rewards))
+    by_kind: dict[str, list[float]] = {}
+    for kind, group in zip(kinds, rewards, strict=True):
+        by_kind.setdefault(kind, []).extend(reward for reward in group if reward is not None)
+    scored = [reward for of in by_kind.values() for reward in of]
+    reasons = censored(verdict for group in verdicts for verdict in group)
+    return {
+        "states": len(kinds),
+        **{outcome.value: outcomes[outcome] for outcome in GroupOutcome},
+        "rollouts": sum(map(len, rewards)),
+        "reward_mean": sum(scored) / len(scored) if scored else None,
+        "reward_by_kind": {kind: sum(of) / len(of) if of else None for kind, of in sorted(by_kind.items())},
+        "censored_reasons": reasons,
+    }

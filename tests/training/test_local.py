@@ -1,0 +1,141 @@
+"""Local rollouts inside a tree: they leave the episodes' credit alone, and add that of one-turn groups."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_trees import add_completion, ids, sampled_near, scored_trees
+from test_parity import CASES, VOCABULARY, Case, flat_loss, gradient, library_gradient, relative_error
+
+from tiny_models import tiny_model
+from turntree.advantages.comparisons import across_siblings, across_starts, grpo_advantages, mean_centred
+from turntree.advantages.credit import CreditRule
+from turntree.advantages.local import local_credit
+from turntree.advantages.scored import path_weighted
+from turntree.core.labels import Rewards
+from turntree.core.tree import LOCAL, Decision, NodeKind, RolloutTree, StopReason
+from turntree.core.verdict import Verdict
+from turntree.logs.rollouts import depth_first, group_from_tree
+from turntree.rollouts.accounting import account
+from turntree.training.packing import flat_batches, pack
+
+RULES = (
+    CreditRule(),
+    CreditRule(per_rollout=True),
+    CreditRule(comparison=across_starts, advantages=mean_centred),
+    CreditRule(comparison=across_siblings, advantages=mean_centred, leaf_weights=path_weighted),
+)
+
+
+def with_local(tree: RolloutTree, draw: random.Random, groups: int = 3) -> RolloutTree:
+    """A copy of the tree with local rollouts at some of its places, one of them censored."""
+    grown = RolloutTree.from_json(tree.to_json())
+    above = [n.id for n in tree if any(tree[child].sampled for child in tree.children(n.id))]
+    for place in draw.sample(above, min(groups, len(above))):
+        for number in range(draw.randint(2, 4)):
+            leaf = add_completion(grown, place, ids(draw, 1, 4))
+            reward = draw.choice([0.0, 1.0])
+            censored = number == 0 and draw.random() < 0.3
+            grown.stop(leaf, StopReason.RENDERER_ERROR if censored else StopReason.COMPLETED)
+            grown.record(Decision("verifier", leaf, LOCAL, "drawn", {} if censored else {"reward": reward}))
+    return grown
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_nothing_of_the_episodes_changes(seed: int) -> None:
+    draw = random.Random(seed)
+    for tree, rewards in zip(*scored_trees(draw), strict=True):
+        grown = with_local(tree, draw)
+        assert (grown.ends(), grown.starts(), grown.branch_points()) == (
+            tree.ends(),
+            tree.starts(),
+            tree.branch_points(),
+        )
+        assert list(depth_first(grown)) == list(depth_first(tree))
+        assert account(grown) == account(tree)
+        for rule in RULES:
+            assert rule(grown, rewards) == rule(tree, rewards)
+        named = [group_from_tree(one, rewards, id="one") for one in (tree, grown)]
+        assert named[0] == named[1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), weight=st.sampled_from([0.5, 1.0, 3.0]))
+def test_each_place_is_a_group_of_its_own(seed: int, weight: float) -> None:
+    draw = random.Random(seed)
+    grown = with_local(scored_trees(draw)[0][1], draw)
+    credit = local_credit(grown, weight=weight)
+    verdicts = grown.local_rollouts()
+    scored = {leaf: reward for leaf, reward in verdicts.items() if reward is not None}
+    assert set(credit.nodes) == set(scored)
+    assert credit.censored == len(verdicts) - len(scored)
+    for place in {grown[leaf].parent for leaf in scored}:
+        group = [leaf for leaf in scored if grown[leaf].parent == place]
+        for leaf, advantage in zip(group, grpo_advantages([scored[leaf] for leaf in group]), strict=True):
+            found = credit.nodes[leaf]
+            assert found.positive + found.negative == pytest.approx(weight * advantage)
+            assert found.multiplicity == weight
+
+
+def without_local(tree: RolloutTree) -> RolloutTree:
+    value, local = tree.to_json(), tree.local_rollouts()
+    value["nodes"] = [row for number, row in enumerate(value["nodes"]) if number not in local]  # they come last
+    value["stops"] = {leaf: reason for leaf, reason in value["stops"].items() if int(leaf) not in local}
+    value["decisions"] = [one for one in value["decisions"] if one["action"] != LOCAL]
+    return RolloutTree.from_json(value)
+
+
+def one_turn_trees(tree: RolloutTree) -> list[tuple[RolloutTree, Rewards]]:
+    """A tree for every place: its prompt given, its local rollouts the leaves."""
+    verdicts, found = tree.local_rollouts(), []
+    for place in sorted({tree[leaf].parent for leaf in verdicts}):
+        one = RolloutTree("one place")
+        root = one.add(None, NodeKind.PROMPT, tree.rollout(place).token_ids).id
+        rewards = {}
+        for leaf in (leaf for leaf in verdicts if tree[leaf].parent == place):
+            node = tree[leaf]
+            copied = one.add(root, node.kind, node.token_ids, logprobs=node.logprobs, entropies=node.entropies).id
+            one.stop(copied, tree.stop_reason(leaf))
+            rewards[copied] = Verdict(verdicts[leaf], "copied")
+        found.append((one, Rewards(rewards)))
+    return found
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_one_packed_tree_has_the_gradient_of_the_episodes_and_of_a_tree_for_every_place(case: Case) -> None:
+    """The papers' formulas on flat rows: PivotRL's on every place, GRPO's on the episodes, under one normaliser."""
+    draw = random.Random(f"local/{case}")
+    model = tiny_model("qwen3", VOCABULARY, hidden_size=32, seed=3, dtype=torch.float64)
+    reference = tiny_model("qwen3", VOCABULARY, hidden_size=32, seed=103, dtype=torch.float64)
+    per_rollout = case.normalizer == "rollouts" and case.ratio == "token"
+    rule = CreditRule(per_rollout=per_rollout)
+    shapes, rewards = scored_trees(draw)
+    grown = [sampled_near(model, with_local(tree, draw), draw, 0.2) for tree in shapes]
+    credits = [
+        rule(tree, verdicts) + local_credit(tree, per_rollout=per_rollout)
+        for tree, verdicts in zip(grown, rewards, strict=True)
+    ]
+    packed = pack(grown, credits, max_tokens=70)
+    flat = flat_batches(grown, credits, max_tokens=70)
+    assert sum(batch.stats.unique_tokens for batch in packed) < sum(batch.stats.unique_tokens for batch in flat)
+    found = [library_gradient(model, reference, batches, case.config()) for batches in (packed, flat)]
+    apart = [pair for tree in grown for pair in one_turn_trees(tree)]
+    model.zero_grad()
+    trees = [*map(without_local, grown), *(tree for tree, _ in apart)]
+    expected = flat_loss(model, reference, trees, [*rewards, *(verdicts for _, verdicts in apart)], case)
+    expected.backward()
+    for loss, one in found:
+        assert loss == pytest.approx(float(expected.detach()), rel=1e-6, abs=1e-7)
+        assert relative_error(one, gradient(model)) < 1e-6
+
+
+def test_a_node_has_one_credit() -> None:
+    tree = with_local(scored_trees(random.Random(1))[0][1], random.Random(1))
+    credit = local_credit(tree)
+    with pytest.raises(ValueError, match="has credit from both"):
+        credit + credit
