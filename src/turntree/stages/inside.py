@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,8 +21,9 @@ from turntree.core.tree import Node
 from turntree.core.verdict import Verdict, censored
 from turntree.environments.tasks import TRAIN
 from turntree.logs.rollouts import turns_of
+from turntree.profiling.acceptance import Acceptance
 from turntree.rollouts.groups import GrownGroup
-from turntree.rollouts.local import Inside, Prompted, grow_inside
+from turntree.rollouts.local import Inside, Prompted, grow_inside, judge_turn
 from turntree.rollouts.teachers import labelled
 from turntree.stages.config import RecordConfig, TrainOnlineConfig
 from turntree.stages.policy import Policy
@@ -44,14 +45,25 @@ def open_inside(config: TrainOnlineConfig, policy: Policy) -> Iterator[InsideTur
         yield InsideTurns(config, policy, verifier, parts.build("teachers", config.teacher))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class _Place:
     """A turn of an episode: the number of its group, of the episode in it, of the turn, and the nodes of the turn."""
 
     group: int
     sample: int
     turn: int
-    nodes: tuple[Node, ...]
+    nodes: tuple[Node, ...] = field(compare=False)
+
+
+@dataclass(frozen=True)
+class _Labelled:
+    """A place with a right label: the kind of the labelled action, and the verdict on the one that the episode took
+    (None: not asked, or censored)."""
+
+    place: _Place
+    kind: str
+    taken: float | None
+    inside: Inside
 
 
 @dataclass
@@ -63,23 +75,20 @@ class InsideTurns:
     verifier: TurnVerifier
     teacher: Teacher
     told: Counter[str] = field(default_factory=Counter[str])  # since the start: what the teacher did not label
+    seen: Acceptance = field(default_factory=Acceptance)
 
     def grow(self, groups: Sequence[GrownGroup], iteration: int) -> tuple[Cost, dict[str, Any]]:
         """Append local rollouts to the trees; what they cost, and figures."""
         local, seed = self.config.train.local, seeds.derive(self.config.train.seed, "inside", iteration)
-        visited = self._visited(groups)
-        chosen = sorted(
-            seeds.generator(seed, "places").sample(visited, min(local.states, len(visited))),
-            key=lambda place: (place.group, place.sample, place.turn),
-        )
-        counts = Counter[str]()
-        labelled = [each for part in _by_episode(chosen) for each in self._labelled(groups, part, iteration, counts)]
-        kinds, places = [kind for kind, _ in labelled], [place for _, place in labelled]
+        visited, counts = self._visited(groups), Counter[str]()
+        pool = seeds.generator(seed, "places").sample(visited, min(local.pool, len(visited)))
+        found = [each for part in _by_episode(sorted(pool)) for each in self._labelled(groups, part, iteration, counts)]
+        chosen = self._choose(found, seed)
         before = [group.tree.cost for group in groups]
         verdicts: list[list[Verdict]] = []
-        for start in range(0, len(places), _WAVE):
+        for start in range(0, len(chosen), _WAVE):
             verdicts += grow_inside(
-                places[start : start + _WAVE],
+                [one.inside for one in chosen[start : start + _WAVE]],
                 self.policy.engine,
                 self.policy.renderer,
                 self.verifier,
@@ -89,7 +98,44 @@ class InsideTurns:
                 cut_turns=self.config.train.rollouts.episodes.cut_turns,
             )
         cost = sum((_minus(group.tree.cost, earlier) for group, earlier in zip(groups, before, strict=True)), Cost())
-        return cost, {"visited": len(visited), **_figures(kinds, verdicts), "not_judged": dict(counts)}
+        kinds = [one.kind for one in chosen]
+        figures = {"visited": len(visited), **_figures(kinds, verdicts), "not_judged": dict(counts)}
+        if local.choose == "importance":
+            self._learn(groups, found, zip(kinds, verdicts, strict=True))
+            figures["importance"] = self.seen.slopes()
+        return cost, figures
+
+    def state(self) -> dict[str, Any]:
+        return self.seen.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.seen.restore(state)
+
+    def _choose(self, found: Sequence[_Labelled], seed: int) -> list[_Labelled]:
+        """The states to sample at: without replacement, weighed by what earlier iterations say of their kinds (keys
+        u^(1/w): Efraimidis and Spirakis 2006)."""
+        wanted = self.config.train.local.states
+        if self.config.train.local.choose == "uniform":
+            return list(found[:wanted])
+        draw = seeds.generator(seed, "chosen")
+        keys = [draw.random() ** (1 / weight) for weight in self.seen.weights([one.kind for one in found])]
+        best = sorted(range(len(found)), key=lambda i: -keys[i])[:wanted]
+        return [found[i] for i in sorted(best)]
+
+    def _learn(
+        self,
+        groups: Sequence[GrownGroup],
+        found: Sequence[_Labelled],
+        sampled: Iterable[tuple[str, Sequence[Verdict]]],
+    ) -> None:
+        for one in found:
+            group = groups[one.place.group]
+            rewards = group.rewards.scored()
+            own = group.rewards.of(group.tree.ends()[one.place.sample])
+            if own is not None and one.taken is not None and len(rewards) > 1:
+                self.seen.episode(one.kind, one.taken, own - sum(rewards.values()) / len(rewards))
+        for kind, verdicts in sampled:
+            self.seen.group(kind, [verdict.reward for verdict in verdicts if verdict.reward is not None])
 
     def _visited(self, groups: Sequence[GrownGroup]) -> list[_Place]:
         """Every state that whole episodes were in and that leaves room for a turn, once."""
@@ -113,9 +159,9 @@ class InsideTurns:
 
     def _labelled(
         self, groups: Sequence[GrownGroup], places: Sequence[_Place], iteration: int, counts: Counter[str]
-    ) -> Iterator[tuple[str, Inside]]:
-        """The places of one episode at which a teacher's label is right, each with the kind of this action; the others
-        are counted by reason."""
+    ) -> Iterator[_Labelled]:
+        """The places of one episode at which the verifier accepts the teacher's label; the others are counted by
+        reason."""
         group, sample = groups[places[0].group], places[0].sample
         end = group.tree.ends()[sample]
         config = self.config
@@ -148,7 +194,17 @@ class InsideTurns:
             above = place.nodes[0].parent
             assert above is not None  # a task comes before the first turn
             prompt = tuple(token for node in group.tree.path(above) for token in node.token_ids)
-            yield said.kind, Inside(group.tree, above, Prompted(state, prompt))
+            yield _Labelled(
+                place, said.kind, self._taken(place, state), Inside(group.tree, above, Prompted(state, prompt))
+            )
+
+    def _taken(self, place: _Place, state: TurnState) -> float | None:
+        """The verdict on what the episode did there."""
+        action = place.nodes[-1].message
+        if self.config.train.local.choose == "uniform" or action is None:
+            return None
+        cut_turns = self.config.train.rollouts.episodes.cut_turns
+        return judge_turn(self.verifier, state, action, cut_turns=cut_turns).reward
 
 
 def _by_episode(places: Sequence[_Place]) -> list[list[_Place]]:

@@ -293,8 +293,20 @@ class LocalConfig:
     """Local rollouts at each."""
     weight: float = 1.0
     """How much a local rollout counts in the loss, relative to the rollout of a whole episode."""
+    choose: Literal["uniform", "importance"] = "importance"
+    """Which of the visited states: all alike, or by what hangs on their kinds of action times what can be learned there
+    (`profiling.acceptance`), as far as earlier iterations tell."""
+    labels: int = 4
+    """With choose "importance": states that the teacher labels for each that is chosen."""
+
+    @property
+    def pool(self) -> int:
+        """States that the teacher labels in an iteration."""
+        return self.states * (self.labels if self.choose == "importance" else 1)
 
     def __post_init__(self) -> None:
+        if self.labels < 1:
+            raise ConfigError("must be at least 1", field="local.labels")
         if self.states < 0 or self.samples < 2 or not self.weight > 0:
             raise ConfigError("states is at least 0, samples at least 2, weight above 0", field="local.states")
 

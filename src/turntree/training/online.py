@@ -59,8 +59,14 @@ class Inside(Protocol):
     """What grows local rollouts inside the trees of an iteration."""
 
     def grow(self, groups: Sequence[GrownGroup], iteration: int) -> tuple[Cost, dict[str, Any]]:
-        """Append them; what they cost, and figures for the row. Deterministic: a resumed run repeats it."""
+        """Append them; what they cost, and figures for the row."""
         ...
+
+    def state(self) -> dict[str, Any]:
+        """A JSON value of what was learned from earlier iterations, for `restore`."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -234,6 +240,7 @@ class _Run:
             "judged": [[dataclasses.asdict(decision), zero] for decision, zero in self._judged],
             "account": dataclasses.asdict(self.account),
             "brancher": None if self._brancher is None else self._brancher.state(),
+            "inside": None if self._inside is None else self._inside.state(),
             "ahead": {str(iteration): begun.to_json() for iteration, begun in self._ahead.items()},
         }
 
@@ -251,6 +258,8 @@ class _Run:
         self.account = TreeAccount(**state["account"])
         if self._brancher is not None:
             self._brancher.restore(state["brancher"])
+        if self._inside is not None:
+            self._inside.restore(state["inside"])
         for decision, zero in state["judged"]:
             self._judge(GateDecision(**decision), zero)
         self._ahead = {int(key): _Begun.from_json(held) for key, held in state.get("ahead", {}).items()}
