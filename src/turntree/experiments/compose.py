@@ -26,6 +26,7 @@ from turntree.experiments.paired import (
     task_matrix,
     write_experiment,
 )
+from turntree.filters.allocation import AllocationConfig
 from turntree.filters.dapo import DapoFilter
 from turntree.filters.greso import GresoConfig
 from turntree.observe.files import read_table
@@ -127,6 +128,7 @@ def _online(config: ComposeConfig, seed: int, model: str, added: Sequence[str]) 
         seed=seed,
         dapo=DapoFilter() if "dapo" in added else None,
         greso=GresoConfig() if "greso" in added else None,
+        allocation=AllocationConfig() if "allocation" in added else None,
     )
     if "branching" in added:
         rollouts = replace(train.rollouts, initial_rollouts=max(1, train.rollouts.group_size // 2))
