@@ -73,7 +73,7 @@ def _gate_lines(summary: dict[str, Any]) -> Iterator[str]:
 )
 @out_option("The experiment's folder.")
 def compose_experiment(config: Any, out: Path, json_path: str | None) -> None:
-    """Success on held-out tasks over everything that was spent, for chains of stages: grpo (with dapo, greso, gate,
+    """Success on held-out tasks over everything that was spent, for chains of stages: grpo (with dapo, greso, allocation, gate,
     branching), pivot (on an expert's states), own (on the policy's own states).
 
     \b

@@ -2,12 +2,12 @@
 
 The gradient of a task of pass rate p, estimated from n rollouts, has a variance of about p (1 - p) / n, so the variance
 of the sum over tasks is least where n is proportional to the deviation sqrt(p (1 - p)) (Neyman 1934;
-docs/results/theory.md). p is not known. Its posterior is a Beta distribution: rollouts of earlier iterations, which count
+docs/results/theory.md). p is not known. Its posterior is a Beta distribution: rollouts of earlier iterations, counting
 less with every iteration because the policy changes, and a prior with the mean pass rate of the run's tasks. A task's
 size is proportional to the expected deviation.
 
-A task whose share is less than the smallest group gets no rollouts. It comes back at the latest when its evidence weighs
-less than the prior. Sizes depend on earlier iterations only, never on the rewards that they are compared with, and groups
+A task whose share is below the smallest group gets no rollouts. It comes back at the latest when its evidence weighs
+less than the prior. Sizes depend on earlier iterations only, never on the rewards that are compared, and groups
 weigh alike whatever their size (`Allocation.weighed`), so the expected gradient of the played tasks stays as it is.
 """
 
