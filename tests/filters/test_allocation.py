@@ -161,6 +161,28 @@ def test_the_posterior_is_integrated_exactly(a: float, b: float) -> None:
     assert Beta(0.5, 0.5).deviation == pytest.approx(1 / math.pi)
 
 
+def test_the_gradient_has_less_noise_than_that_of_equal_groups() -> None:
+    """48 tasks with rates that drift, 8 an iteration: the variance p (1 - p) / n of every group, and for a task without
+    one the square of its whole gradient, which is at most p (1 - p)."""
+    draw = np.random.default_rng(0)
+    logits = draw.normal(-1.0, 3.0, 48)
+    allocation, noise, equal = Allocation(AllocationConfig(), 8), 0.0, 0.0
+    for iteration in range(1, 61):
+        rates = 1 / (1 + np.exp(-logits))
+        tasks = draw.choice(48, 8, replace=False)
+        sizes = allocation.allot([str(task) for task in tasks], iteration).sizes
+        for task, size in zip(tasks, sizes, strict=True):
+            variance = rates[task] * (1 - rates[task])
+            if iteration > 12:
+                noise += variance / size if size else variance**2
+                equal += variance / 8
+            if size:
+                rewards = tuple(float(won) for won in draw.random(size) < rates[task])
+                learn(allocation, iteration, [(str(task), rewards)])
+        logits += draw.normal(0.0, 0.1, 48)
+    assert noise < 0.9 * equal, noise / equal
+
+
 # the gradient, by enumeration: one-turn tasks, each with one parameter, p = sigmoid(theta), d log pi = reward - p
 
 
