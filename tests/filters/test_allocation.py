@@ -163,7 +163,7 @@ def test_the_posterior_is_integrated_exactly(a: float, b: float) -> None:
 
 def test_the_gradient_has_less_noise_than_that_of_equal_groups() -> None:
     """48 tasks with rates that drift, 8 an iteration: the variance p (1 - p) / n of every group, and for a task without
-    one the square of its whole gradient, which is at most p (1 - p)."""
+    one the square of its whole gradient, which for p = sigmoid(theta) is p (1 - p)."""
     draw = np.random.default_rng(0)
     logits = draw.normal(-1.0, 3.0, 48)
     allocation, noise, equal = Allocation(AllocationConfig(), 8), 0.0, 0.0
