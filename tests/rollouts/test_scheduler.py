@@ -99,6 +99,20 @@ def plain(tree: RolloutTree) -> dict[str, Any]:
     return value
 
 
+def test_a_group_of_another_size_has_the_same_first_rollouts() -> None:
+    """A rollout's draws depend on its number, never on how many there are."""
+    tasks, sizes = corridors(1, 2, 3), (2, 5, 3)
+    equal = Scheduler(engine(), RENDERER, config(group_size=5, max_live_rollouts=4)).run(tasks, seed=5)
+    sized = Scheduler(engine(), RENDERER, config(group_size=4, max_live_rollouts=4)).run(tasks, seed=5, sizes=sizes)
+    for group, other, size in zip(sized, equal, sizes, strict=True):
+        (short, long) = (said(one.tree) for one in (group, other))
+        assert len(short) == size and short == long[:size]
+
+
+def said(tree: RolloutTree) -> list[list[tuple[int, ...]]]:
+    return [[node.token_ids for node in tree.path(leaf)] for leaf in tree.leaves()]
+
+
 class Late(ThreadPool):
     """Answers that arrive when they like: earlier or later than others, by a draw of its own."""
 

@@ -19,7 +19,7 @@ LIGHT = (
     "advantages.credit",
 )
 LIGHT += ("traces.chat", "rollouts.local", "rollouts.episodes", "profiling.profile", "report.html", "engines.scripted")
-LIGHT += ("rollouts.scheduler", "environments.processes", "gates.calibrate", "filters.greso", "logs.read")
+LIGHT += ("rollouts.scheduler", "environments.processes", "gates.calibrate", "filters.allocation", "logs.read")
 LIGHT += ("auditing.audit", "cli.main", "core.keys", "training.config", "stages.config", "experiments.config")
 
 

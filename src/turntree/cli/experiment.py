@@ -73,8 +73,8 @@ def _gate_lines(summary: dict[str, Any]) -> Iterator[str]:
 )
 @out_option("The experiment's folder.")
 def compose_experiment(config: Any, out: Path, json_path: str | None) -> None:
-    """Success on held-out tasks over everything that was spent, for chains of stages: grpo (with dapo, greso, gate,
-    branching, local), pivot (on an expert's states), own (on the policy's own states).
+    """Success on held-out tasks over everything that was spent, for chains of stages: grpo (with dapo, greso,
+    allocation, gate, branching, local), pivot (on an expert's states), own (on the policy's own states).
 
     \b
     Example: turntree experiment compose --out runs/compose --arms grpo,pivot/grpo,own/grpo+greso --seeds 0,1,2

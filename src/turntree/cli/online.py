@@ -53,6 +53,7 @@ def _brancher(text: str) -> str | None:
         "--filter": "filters",
         "--dapo": "train.dapo",
         "--greso": "train.greso",
+        "--allocation": "train.allocation",
         "--reward": REWARD,
         "--local-states": "train.local.states",
         "--teacher": "teacher",

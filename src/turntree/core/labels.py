@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from turntree.core.tree import RolloutTree
 from turntree.core.verdict import Verdict
@@ -84,3 +84,12 @@ class Credit:
             redistributed=self.redistributed + other.redistributed,
             biased_forks=self.biased_forks + other.biased_forks,
         )
+
+    def scaled(self, advantages: float, weights: float) -> Credit:
+        """With advantages times `advantages`, and leaf weights, in everything else that sums them, times `weights`."""
+        nodes = {
+            node: NodeCredit(one.positive * advantages, one.negative * advantages, one.multiplicity * weights)
+            for node, one in self.nodes.items()
+        }
+        tokens, rollouts = self.rollout_tokens * weights, self.rollouts * weights
+        return replace(self, nodes=nodes, rollout_tokens=tokens, rollouts=rollouts)

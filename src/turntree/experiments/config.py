@@ -139,7 +139,7 @@ def _grpo() -> TrainOnlineConfig:
 
 
 STAGES = ("grpo", "pivot", "own")
-ADDED = ("dapo", "greso", "gate", "branching", "local")  # what a GRPO stage can have
+ADDED = ("dapo", "greso", "allocation", "gate", "branching", "local")  # what a GRPO stage can have
 
 
 def chain(arm: str) -> list[tuple[str, tuple[str, ...]]]:
@@ -152,6 +152,8 @@ def chain(arm: str) -> list[tuple[str, tuple[str, ...]]]:
         if stage not in STAGES or wrong or len(set(added)) < len(added):
             hint = f"a chain of {', '.join(STAGES)}, as pivot/grpo+dapo; grpo takes {', '.join(ADDED)}, each once"
             raise ConfigError(f"has no stage {told!r}", field="arms", hint=hint)
+        if {"allocation", "branching"} <= set(added):
+            raise ConfigError("has both allocation and branching", field="arms", hint="leave one of the two out")
         found.append((stage, tuple(added)))
     return found
 
@@ -166,6 +168,7 @@ class ComposeConfig(SeededExperiment):
         "grpo",
         "grpo+dapo",
         "grpo+greso",
+        "grpo+allocation",
         "grpo+gate",
         "grpo+branching",
         "pivot",
@@ -209,8 +212,8 @@ class ComposeConfig(SeededExperiment):
         stages = [stage for arm in self.arms for stage in chain(arm)]
         if not self.pivot.check_every or not self.online.train.check_every:
             raise ConfigError("must be above 0 in every stage: a curve needs points", field="pivot.check_every")
-        if any({"gate", "branching"} & set(added) for _, added in stages):
-            _check_constant(self.online, "a cut or a fork")
+        if any({"gate", "branching", "allocation"} & set(added) for _, added in stages):
+            _check_constant(self.online, "a cut, a fork or a task without rollouts")
 
 
 def _branched() -> TrainOnlineConfig:

@@ -42,7 +42,7 @@ from turntree.gateway.server import Gateway
 from turntree.gateway.sessions import LiveSession, Sessions
 from turntree.observe.files import tree_hash, write_json
 from turntree.rollouts.accounting import Usage
-from turntree.rollouts.groups import GrownGroup
+from turntree.rollouts.groups import GrownGroup, Sized, with_sizes
 from turntree.rollouts.rewards import Episode, RewardSum
 from turntree.rollouts.scheduler import Order, SchedulerConfig
 
@@ -177,6 +177,7 @@ class AgentPlayer:
         iteration: int = 0,
         order: Order = "task",
         begun: Counter[str] | None = None,
+        sizes: Iterable[int] | None = None,
     ) -> Iterator[GrownGroup]:
         """Yields each task once. The seeds of sessions depend on (seed, iteration, task, sample) only."""
         driver, started = EngineDriver(self._engine), time.perf_counter()
@@ -189,7 +190,8 @@ class AgentPlayer:
                 _Workers(self._places) as workers,
             ):
                 playing = _Playing(self, sessions, served, folder, workers.stop)
-                waiting, held, following = iter(tasks), dict[int, GrownGroup](), 0
+                waiting = with_sizes(tasks, sizes, self._config.group_size)
+                held, following = dict[int, GrownGroup](), 0
                 for group in self._finished(
                     waiting, workers, playing, seed, iteration, Counter() if begun is None else begun
                 ):
@@ -203,7 +205,7 @@ class AgentPlayer:
 
     def _finished(
         self,
-        tasks: Iterator[Environment],
+        tasks: Sized,
         workers: _Workers,
         playing: _Playing,
         seed: int,
@@ -214,13 +216,14 @@ class AgentPlayer:
         for index in range(2**62):
             while sum(not one.done() for group in live for one in group.rollouts) >= self._places:
                 yield from self._over(live, wait=True)
-            task = next(tasks, None)
-            if task is None:
+            sized = next(tasks, None)
+            if sized is None:
                 break
+            task, size = sized
             assert isinstance(task, AgentTask)
             occurrence, begun[task.task_id] = begun[task.task_id], begun[task.task_id] + 1
             group = _Group(index, task, time.perf_counter())
-            for sample in range(self._config.group_size):
+            for sample in range(size):
                 own = seeds.again(seed, iteration, occurrence)
                 group.rollouts.append(workers.pool.submit(playing.play, task, sample, own))
             live.append(group)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from turntree.core.completion import Completion
@@ -24,6 +26,12 @@ from turntree.rollouts.live import Ending, LiveRollout, judged, start_rollout
 from turntree.rollouts.rewards import RewardSum
 
 Key = tuple[int, ...]
+Sized = Iterator[tuple[Environment, int]]
+
+
+def with_sizes(tasks: Iterable[Environment], sizes: Iterable[int] | None, group_size: int) -> Sized:
+    """Every task with the rollouts of its group: `group_size`, or its number in `sizes`, which has one for each."""
+    return zip(tasks, itertools.repeat(group_size) if sizes is None else sizes, strict=sizes is not None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -359,6 +359,9 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         if self.train.local.states and self.cluster.workers:
             hint = "the command samples them itself: leave one of the two at 0"
             raise ConfigError("do not go with rollout workers", field="train.local.states", hint=hint)
+        if self.train.allocation is not None and (self.brancher is not None or self.cluster.workers):
+            other = "cluster.workers" if self.brancher is None else "a brancher"
+            raise ConfigError(f"does not go with {other}", field="train.allocation", hint="leave one of the two out")
         if self.held_out_split == TRAIN:
             raise ConfigError("is what is trained on", field="held_out_split", hint=f"use {DEV!r} or {TEST!r}")
         rollouts = self.train.rollouts.of_training(self.train.groups, branching=self.brancher is not None)

@@ -35,6 +35,7 @@ from turntree.core.protocols import (
 from turntree.core.tree import RolloutTree, StopReason
 from turntree.core.verdict import censored
 from turntree.environments.pool import EnvironmentPool
+from turntree.filters.allocation import Allocation, Allotment
 from turntree.filters.dapo import DapoFilter, allowed, refill
 from turntree.filters.greso import Greso
 from turntree.gates.monitor import GateMonitor
@@ -180,6 +181,7 @@ class _Begun:
     skipped: list[tuple[str, str]]
     counts: Counter[str]  # groups of the iteration that were begun, by task
     units: list[Begun] | None = None
+    sizes: Sequence[int] | None = None  # of the groups, where they are allocated
 
     def to_json(self) -> dict[str, Any]:
         """Waits for the units."""
@@ -208,6 +210,9 @@ class _Run:
         self.scheduler = _scheduler(parts, rollouts)
         self._brancher, self._inside = parts.brancher, parts.inside
         self._filters = [*_filters(config), *parts.filters]
+        self._allocation = self._allocating(config, parts)
+        if self._allocation is not None:
+            self._filters.append(self._allocation)
         self._cap = max((one.refill_cap for one in self._filters), default=0.0)
         self.stream = TaskStream(parts.tasks, config.seed, self._filters)
         self.credit = parts.estimator or config.loss.estimator(config.credit)
@@ -218,6 +223,8 @@ class _Run:
         self.account = self._grown = TreeAccount()  # since the start, and in this iteration
         self._skipped: list[tuple[str, str]] = []  # (task, reason), in this iteration
         self._ahead: dict[int, _Begun] = {}  # iterations that were begun, by number
+        self._allotment: Allotment | None = None  # of this iteration
+        self._first = 0  # groups of this iteration that are no refills
         self._sampled_for = 0  # the version of the policy before the update of this iteration
         self._waited = 0.0  # seconds for the groups of this iteration
         if config.max_off_policy_steps and parts.spread is None:
@@ -226,6 +233,17 @@ class _Run:
         self._labels: dict[int, Credit | None] = {}  # the credit of this iteration's groups, by id
         self._local: dict[int, Credit] = {}  # that of their local rollouts
         self._dropped = Counter[str]()  # reasons, in this iteration
+
+    @staticmethod
+    def _allocating(config: OnlineConfig, parts: Parts) -> Allocation | None:
+        """Raises `ConfigError` for what does not play groups of different sizes."""
+        if config.allocation is None:
+            return None
+        for name, part in (("brancher", parts.brancher), ("cluster.workers", parts.spread)):
+            if part is not None:
+                raise ConfigError(f"does not go with {name}", field="allocation", hint="leave one of the two out")
+        centred = parts.estimator is None and config.credit.advantages in ("mean_centred", "dr_grpo")
+        return Allocation(config.allocation, config.rollouts.group_size, centred=centred)
 
     def state(self) -> dict[str, Any]:
         """Everything that the next iteration depends on, as plain JSON."""
@@ -269,13 +287,14 @@ class _Run:
 
     def play(self, iteration: int) -> list[GrownGroup]:
         """The groups of an iteration. Where a filter refills, further rounds replace what is dropped."""
-        wanted, started = self.config.groups, time.perf_counter()
+        started = time.perf_counter()
         for one in range(iteration, min(iteration + self.config.max_off_policy_steps, self.config.iterations) + 1):
             if one not in self._ahead:
-                self._ahead[one] = self._begin(wanted, one, Counter())
+                self._ahead[one] = self._begin(self.config.groups, one, Counter())
         begun = self._ahead.pop(iteration)
         self._skipped, self._grown, self._labels, self._dropped = [], TreeAccount(), {}, Counter()
         groups = self._round(begun, iteration)
+        wanted = self._first = len(groups)
         while more := refill(self._cap, wanted=wanted, kept=len(self._kept(groups)), started=len(groups)):
             groups += self._round(self._begin(more, iteration, begun.counts), iteration)
         self._waited = time.perf_counter() - started
@@ -292,11 +311,19 @@ class _Run:
         """Draw `count` tasks and, with workers, give them out. `counts` are the iteration's groups by task, so that no
         group repeats another's draws."""
         begun = _Begun(*self.stream.draw(count, iteration), counts)
+        if self._allocation is not None and not counts:  # refills are of equal size
+            self._allot(begun, self._allocation, iteration)
         if isinstance(self.scheduler, Spread):
             begun.units = self.scheduler.begin(
                 begun.tasks, seed=self.config.seed, iteration=iteration, begun=counts, urgent=bool(counts)
             )
         return begun
+
+    def _allot(self, begun: _Begun, allocation: Allocation, iteration: int) -> None:
+        """Give each drawn task its rollouts; those that get none are not played."""
+        self._allotment = found = allocation.allot([task.task_id for task in begun.tasks], iteration)
+        played = [(task, size) for task, size in zip(begun.tasks, found.sizes, strict=True) if size]
+        begun.tasks, begun.sizes = [task for task, _ in played], [size for _, size in played]
 
     def _round(self, begun: _Begun, iteration: int) -> list[GrownGroup]:
         """The groups that were begun."""
@@ -305,22 +332,26 @@ class _Run:
             groups = list(self.scheduler.groups(begun.units or ()))
         else:
             seed = self.config.seed
-            groups = list(self.scheduler.run(begun.tasks, seed=seed, iteration=iteration, begun=begun.counts))
-        for group in groups:
+            groups = list(
+                self.scheduler.run(begun.tasks, seed=seed, iteration=iteration, begun=begun.counts, sizes=begun.sizes)
+            )
+        for group, size in zip(groups, begun.sizes or [self.config.rollouts.group_size] * len(groups), strict=True):
             self.cost += group.tree.cost
             self._grown += account(group.tree)
             self.savings.came_back(group)
-            self._filter(group, iteration)
+            self._filter(group, iteration, size)
             if group.decision is not None:
                 outcome = group_outcome(_rewards(group))
                 known = outcome is not GroupOutcome.CENSORED
                 self._judge(group.decision, outcome.zero_variance if known else None)
         return groups
 
-    def _filter(self, group: GrownGroup, iteration: int) -> None:
+    def _filter(self, group: GrownGroup, iteration: int, size: int) -> None:
         """The credit of a finished group; None where it is censored or a filter drops it."""
         rewards = tuple(_rewards(group))
         credit = self.credit(group.tree, group.rewards) if _is_scored(group) else None
+        if credit is not None and self._allocation is not None:
+            credit = self._allocation.weighed(credit, size)
         shown = FinishedGroup(task_id=group.tree.task_id, iteration=iteration, rewards=rewards, credit=credit)
         if credit is not None:
             why = next(filter(None, (one.drop(shown) for one in self._filters)), None)
@@ -364,8 +395,8 @@ class _Run:
         self._sampled_for = self._engine.policy_version
         kept = [(group, credit) for group, credit in zip(groups, labels, strict=True) if credit is not None]
         credits = [credit for _, credit in kept]
-        if self._dropped or len(groups) > self.config.groups:
-            first, refills = groups[: self.config.groups], groups[self.config.groups :]
+        if self._dropped or len(groups) > self._first:
+            first, refills = groups[: self._first], groups[self._first :]
             unfiltered = self._trained_tokens(_scored(first))
             trained = self._trained_tokens(self._kept(groups))
             self.savings.filtered(unfiltered - trained, [group.tree.cost for group in refills])
@@ -414,7 +445,8 @@ class _Run:
             "censored": sum(reasons.values()),
             "censored_reasons": reasons,
             "groups_dropped": dict(self._dropped),
-            "prompts_skipped": dict(Counter(dict(self._skipped).values())),
+            "prompts_skipped": {**Counter(dict(self._skipped).values()), **self._given_none()},
+            **self._allocation_figures(groups),
             "zero_variance_share": zero / whole if whole else None,
             "predicted_amplification": 1.0 if unmoved or not whole else (whole + cut) / whole,
             "stops": {reason.value: stops[reason] for reason in StopReason if stops[reason]},
@@ -436,6 +468,27 @@ class _Run:
         if not precision.audits:
             return {}
         return {"gate_precision": dataclasses.asdict(precision), "gate_alarm": self.monitor.alarm}
+
+    def _given_none(self) -> dict[str, int]:
+        """Drawn tasks to which the allocation gave no rollouts, by reason."""
+        return {} if self._allotment is None else Counter(filter(None, self._allotment.reasons))
+
+    def _allocation_figures(self, groups: Sequence[GrownGroup]) -> dict[str, Any]:
+        """The sizes of this iteration's groups, and which share of its rollouts lies in groups without variance: as
+        predicted, and as it was among the scored groups; nothing without an allocation."""
+        if self._allotment is None:
+            return {}
+        sizes = [size for size in self._allotment.sizes if size]
+        outcomes = [group_outcome(_rewards(group)) for group in groups[: self._first]]
+        known = [(n, one) for n, one in zip(sizes, outcomes, strict=True) if one is not GroupOutcome.CENSORED]
+        rollouts = sum(size for size, _ in known)
+        return {
+            "allocation": {
+                "sizes": {str(size): count for size, count in sorted(Counter(self._allotment.sizes).items())},
+                "zero_variance_predicted": self._allotment.zero_variance,
+                "zero_variance": sum(n for n, one in known if one.zero_variance) / rollouts if rollouts else None,
+            },
+        }
 
     def _branch_figures(self, groups: Sequence[GrownGroup]) -> dict[str, Any]:
         """What branching made and shared in this iteration; nothing without a brancher."""
