@@ -181,6 +181,28 @@ def theory_experiment(config: Any, out: Path, json_path: str | None) -> None:
 
 
 @experiment.command(
+    "alignment",
+    cls=StageCommand,
+    config="turntree.experiments.config:AlignmentConfig",
+    stage="experiment alignment",
+    options={"--seeds": "seeds", "--batches": "batches", "--reference": "reference", "--model": "online.model"},
+    short_help="How far the reward of a turn points along success.",
+)
+@out_option("The experiment's folder.")
+def alignment_experiment(config: Any, out: Path, json_path: str | None) -> None:
+    """The gradient of one-turn groups, on the policy's own states and on an expert's, against the gradient of success:
+    as a whole and by kind of action, free of noise, and for one batch.
+
+    \b
+    Example: turntree experiment alignment --out runs/alignment
+    """
+    from turntree.experiments import alignment
+
+    result = alignment.run_alignment(config, out)
+    finish(result, json_path, list(alignment.lines(result)))
+
+
+@experiment.command(
     "ladder",
     cls=StageCommand,
     config="turntree.experiments.config:LadderConfig",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from turntree.core import parts
@@ -324,6 +324,39 @@ class TheoryConfig:
         if self.group_size < 2:
             raise ConfigError("must be at least 2: one rollout has nothing to be compared with", field="group_size")
         _on_cpu(self.device)
+
+
+def _joint() -> TrainOnlineConfig:
+    online = _grpo()
+    local = LocalConfig(states=64, labels=1)
+    return replace(
+        online, train=replace(online.train, local=local), teacher=Part("household"), verifier=Part("household")
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlignmentConfig:
+    """`turntree experiment alignment`: a frozen policy."""
+
+    online: TrainOnlineConfig = field(default_factory=_joint)
+    """Who plays what, the groups of a batch, and the local rollouts in their trees."""
+    batches: int = 6
+    """Batches of tasks; the same tasks with every seed."""
+    reference: int = 64
+    """Independent rollouts of a task, for the true gradient; half of them, played apart, measure its noise."""
+    seeds: tuple[int, ...] = (0, 1, 2, 3)
+    """Of the rollouts that are held against it."""
+    demonstrator: Part = field(default_factory=lambda: Part("household", {"slips": 0.2}))
+    """Whose play of the same tasks gives the expert's states."""
+
+    def __post_init__(self) -> None:
+        _on_cpu(self.online.device)
+        if len(set(self.seeds)) < len(self.seeds) or len(self.seeds) < 2:
+            raise ConfigError("must be at least two, each once: noise is what differs between them", field="seeds")
+        if self.batches < 1 or self.reference < 4 or self.reference % 2:
+            raise ConfigError("needs a batch, and an even number of rollouts from 4", field="reference")
+        if not self.online.train.local.states:
+            raise ConfigError("must be above 0", field="online.train.local.states")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -194,7 +194,18 @@ def gradient_of(
 ) -> Vector:
     """Of minus the loss of a batch, as an update computes it."""
     estimator = loss.estimator(credit or CreditConfig())
-    batches = pack([tree for tree, _ in groups], [estimator(*group) for group in groups], max_tokens=_MAX_TOKENS)
+    return gradient_by(policy, [tree for tree, _ in groups], [estimator(*group) for group in groups], loss, reference)
+
+
+def gradient_by(
+    policy: Policy,
+    trees: Sequence[RolloutTree],
+    credits: Sequence[Credit],
+    loss: LossConfig,
+    reference: Reference | None = None,
+) -> Vector:
+    """`gradient_of` for any credit."""
+    batches = pack(trees, credits, max_tokens=_MAX_TOKENS)
     normalizer = loss_normalizer(batches, loss)
     for batch in batches:
         batch_loss(policy.model, reference, batch, loss, normalizer)[0].backward()

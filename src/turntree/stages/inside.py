@@ -56,7 +56,7 @@ class _Place:
 
 
 @dataclass(frozen=True)
-class _Labelled:
+class Labelled:
     """A place with a right label: the kind of the labelled action, and the verdict on the one that the episode took
     (None: not asked, or censored)."""
 
@@ -79,10 +79,8 @@ class InsideTurns:
 
     def grow(self, groups: Sequence[GrownGroup], iteration: int) -> tuple[Cost, dict[str, Any]]:
         """Append local rollouts to the trees; what they cost, and figures."""
-        local, seed = self.config.train.local, seeds.derive(self.config.train.seed, "inside", iteration)
-        visited, counts = self._visited(groups), Counter[str]()
-        pool = seeds.generator(seed, "places").sample(visited, min(local.pool, len(visited)))
-        found = [each for part in _by_episode(sorted(pool)) for each in self._labelled(groups, part, iteration, counts)]
+        local, seed = self.config.train.local, self._seed(iteration)
+        found, visited, counts = self.labelled(groups, iteration)
         chosen = self._choose(found, seed)
         before = [group.tree.cost for group in groups]
         verdicts: list[list[Verdict]] = []
@@ -99,11 +97,23 @@ class InsideTurns:
             )
         cost = sum((_minus(group.tree.cost, earlier) for group, earlier in zip(groups, before, strict=True)), Cost())
         kinds = [one.kind for one in chosen]
-        figures = {"visited": len(visited), **_figures(kinds, verdicts), "not_judged": dict(counts)}
+        figures = {"visited": visited, **_figures(kinds, verdicts), "not_judged": dict(counts)}
         if local.choose == "importance":
             self._learn(groups, found, zip(kinds, verdicts, strict=True))
             figures["importance"] = self.seen.slopes()
         return cost, figures
+
+    def labelled(self, groups: Sequence[GrownGroup], iteration: int) -> tuple[list[Labelled], int, Counter[str]]:
+        """A draw of the visited states at which the verifier accepts the teacher's label; how many were visited; and
+        the reasons of those that were drawn and left out."""
+        visited, counts = self._visited(groups), Counter[str]()
+        draw = seeds.generator(self._seed(iteration), "places")
+        pool = sorted(draw.sample(visited, min(self.config.train.local.pool, len(visited))))
+        found = [each for part in _by_episode(pool) for each in self._labelled(groups, part, iteration, counts)]
+        return found, len(visited), counts
+
+    def _seed(self, iteration: int) -> int:
+        return seeds.derive(self.config.train.seed, "inside", iteration)
 
     def state(self) -> dict[str, Any]:
         return self.seen.state()
@@ -111,7 +121,7 @@ class InsideTurns:
     def restore(self, state: dict[str, Any]) -> None:
         self.seen.restore(state)
 
-    def _choose(self, found: Sequence[_Labelled], seed: int) -> list[_Labelled]:
+    def _choose(self, found: Sequence[Labelled], seed: int) -> list[Labelled]:
         """The states to sample at: without replacement, weighed by what earlier iterations say of their kinds (keys
         u^(1/w): Efraimidis and Spirakis 2006)."""
         wanted = self.config.train.local.states
@@ -125,7 +135,7 @@ class InsideTurns:
     def _learn(
         self,
         groups: Sequence[GrownGroup],
-        found: Sequence[_Labelled],
+        found: Sequence[Labelled],
         sampled: Iterable[tuple[str, Sequence[Verdict]]],
     ) -> None:
         for one in found:
@@ -159,7 +169,7 @@ class InsideTurns:
 
     def _labelled(
         self, groups: Sequence[GrownGroup], places: Sequence[_Place], iteration: int, counts: Counter[str]
-    ) -> Iterator[_Labelled]:
+    ) -> Iterator[Labelled]:
         """The places of one episode at which the verifier accepts the teacher's label; the others are counted by
         reason."""
         group, sample = groups[places[0].group], places[0].sample
@@ -194,7 +204,7 @@ class InsideTurns:
             above = place.nodes[0].parent
             assert above is not None  # a task comes before the first turn
             prompt = tuple(token for node in group.tree.path(above) for token in node.token_ids)
-            yield _Labelled(
+            yield Labelled(
                 place, said.kind, self._taken(place, state), Inside(group.tree, above, Prompted(state, prompt))
             )
 
