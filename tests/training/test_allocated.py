@@ -13,6 +13,7 @@ import torch
 from test_online import ROLLOUTS, config, corridors, parts, weights, without_timing
 
 from fault_drill import Hopeless
+from turntree.advantages.config import CreditConfig
 from turntree.branching.rules import FixedBrancher
 from turntree.core.errors import ConfigError
 from turntree.filters.allocation import HOPELESS, AllocationConfig
@@ -78,3 +79,26 @@ def test_an_allocation_with_branching_is_refused() -> None:
         config(**ALLOCATED, rollouts=halves)
     with pytest.raises(ConfigError, match="brancher"):
         train_online(parts(brancher=FixedBrancher(turns=[2])), config(**ALLOCATED), log=lambda row: None)
+
+
+@pytest.mark.parametrize("advantages", ["rloo", "mean_centred"])
+def test_the_run_weighs_its_groups_as_its_estimator_needs_it(advantages: Any) -> None:
+    """Groups of another size than 4: their advantages are those of the rule times the factor of their size."""
+    seen: list[tuple[int, float]] = []
+    credit = CreditConfig(advantages=advantages)
+    settings = config(**ALLOCATED, credit=credit)
+    rule = settings.loss.estimator(credit)
+
+    def keep(iteration: int, groups: Any, credits: Any) -> None:
+        for group, found in zip(groups, credits, strict=True):
+            plain = rule(group.tree, group.rewards)
+            whole, ours = (sum(one.positive for one in each.nodes.values()) for each in (plain, found))
+            if whole:
+                seen.append((len(group.rewards.verdicts), ours / whole))
+            assert found.rollouts == pytest.approx(4)
+
+    train_online(parts([Hopeless("lost", 1), *corridors(count=3)]), settings, log=lambda row: None, keep=keep)
+    assert len({size for size, _ in seen}) > 1
+    for size, found in seen:
+        wanted = 3 / (size - 1) if advantages == "mean_centred" else 4 / size
+        assert found == pytest.approx(wanted)

@@ -36,9 +36,9 @@ class AllocationConfig:
     largest: int | None = None
     """Most rollouts of a group (default: twice `rollouts.group_size`)."""
     discount: float = 0.95
-    """What a rollout's weight as evidence is multiplied by in every iteration."""
+    """What a rollout's weight as evidence is multiplied by in every iteration (1: a hopeless task stays hopeless)."""
     prior: float = 1.0
-    """Rollouts that the prior is worth, which has the mean pass rate of the run's tasks."""
+    """Rollouts that the prior is worth, with the mean pass rate of the run's tasks as its mean."""
     success: float = SUCCESS_REWARD
     """A reward from this on is a success."""
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from transformers import PreTrainedModel
 
+from turntree.advantages.comparisons import mean_centred
 from turntree.advantages.local import local_credit
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, InputError
@@ -210,12 +211,12 @@ class _Run:
         self.scheduler = _scheduler(parts, rollouts)
         self._brancher, self._inside = parts.brancher, parts.inside
         self._filters = [*_filters(config), *parts.filters]
+        self.credit = parts.estimator or config.loss.estimator(config.credit)
         self._allocation = self._allocating(config, parts)
         if self._allocation is not None:
             self._filters.append(self._allocation)
         self._cap = max((one.refill_cap for one in self._filters), default=0.0)
         self.stream = TaskStream(parts.tasks, config.seed, self._filters)
-        self.credit = parts.estimator or config.loss.estimator(config.credit)
         self.savings = SavingsLedger()
         self.monitor = GateMonitor()
         self._judged: list[tuple[GateDecision, bool | None]] = []  # all that the monitor was told
@@ -234,15 +235,14 @@ class _Run:
         self._local: dict[int, Credit] = {}  # that of their local rollouts
         self._dropped = Counter[str]()  # reasons, in this iteration
 
-    @staticmethod
-    def _allocating(config: OnlineConfig, parts: Parts) -> Allocation | None:
+    def _allocating(self, config: OnlineConfig, parts: Parts) -> Allocation | None:
         """Raises `ConfigError` for what does not play groups of different sizes."""
         if config.allocation is None:
             return None
         for name, part in (("brancher", parts.brancher), ("cluster.workers", parts.spread)):
             if part is not None:
                 raise ConfigError(f"does not go with {name}", field="allocation", hint="leave one of the two out")
-        centred = parts.estimator is None and config.credit.advantages in ("mean_centred", "dr_grpo")
+        centred = getattr(self.credit, "advantages", None) is mean_centred
         return Allocation(config.allocation, config.rollouts.group_size, centred=centred)
 
     def state(self) -> dict[str, Any]:
