@@ -56,6 +56,23 @@ def test_greedy_play_reaches_the_same_states_whatever_the_seed_and_sampled_play_
     assert reached(0.0, 0) != reached(0.0, 1)
 
 
+def test_adaptive_profiling_asks_fewer_rollouts_of_the_same_states(turntree, tmp_path) -> None:
+    found = {}
+    for name, adaptive in (
+        ("all", ()),
+        ("few", ("--set", "own.adaptive.threshold=1", "--set", "own.adaptive.first=2")),
+    ):
+        turntree(*OWN, *adaptive, "--steps", 1, "--out", tmp_path / name)
+        found[name] = metrics(tmp_path / name)[0]["own_path"]
+    assert found["few"]["states"] == found["all"]["states"]
+    assert 0 < found["few"]["pivots"] <= found["all"]["pivots"]
+    played = found["all"]["cost"]["turns"] - 4 * found["all"]["states"]
+    asked = found["few"]["cost"]["turns"] - played
+    assert 2 * found["few"]["states"] <= asked < 4 * found["few"]["states"]
+    refused = turntree.error(*OWN, "--set", "own.adaptive.threshold=0.6", "--out", tmp_path / "run")
+    assert "adaptive.threshold" in refused and "differs from select.threshold" in refused
+
+
 def test_a_run_that_is_interrupted_between_two_searches_ends_with_the_same_weights(
     trained, turntree, tmp_path, monkeypatch
 ) -> None:

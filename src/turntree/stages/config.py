@@ -19,6 +19,7 @@ from turntree.environments.tasks import DEV, TEST, TRAIN
 from turntree.logs import trees
 from turntree.profiling.profile import ProfileConfig
 from turntree.profiling.select import SelectConfig
+from turntree.profiling.stopping import AdaptiveConfig
 from turntree.rollouts.live import CutTurns, EpisodeConfig
 from turntree.stages.cluster import ClusterConfig
 from turntree.traces.schema import SPLITS
@@ -240,7 +241,9 @@ class OwnPathConfig:
     max_context: int = 4096
     """Longest prompt plus completion, in tokens, beside the engine's own limit."""
     rollouts: int = 8
-    """Rollouts of the profile at every state."""
+    """Rollouts of the profile at every state; with adaptive profiling the maximum."""
+    adaptive: AdaptiveConfig | None = None
+    """Stop sampling at a state whose selection is certain or probable enough."""
     forks: int = 0
     """Measure the importance of the states by this many continuations after an accepted and after a refused action (0:
     do not)."""
@@ -261,6 +264,11 @@ class OwnPathConfig:
                 raise ConfigError(f"must be at least {least}", field=name)
         if not 0 <= self.greedy <= 1:
             raise ConfigError("is a share: from 0 to 1", field="greedy")
+        if self.adaptive is not None and self.adaptive.threshold != self.select.threshold:
+            hint = f"use {self.select.threshold:g} in both"
+            raise ConfigError(
+                "differs from select.threshold, which pivots are selected by", field="adaptive.threshold", hint=hint
+            )
         if self.forks == 1 or self.forks < 0:
             raise ConfigError("must be 0, or at least 2", field="forks")
         if not self.forks and self.select.weight in ("importance", "both"):

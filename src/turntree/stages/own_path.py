@@ -168,15 +168,21 @@ class OwnStates:
     def _profile(self, prompted: Sequence[Prompted], seed: int) -> tuple[list[Row], Cost]:
         train = self.config.train
         profile = ProfileConfig(
-            rollouts=self.config.own.rollouts, sampling=train.sampling, seed=seed, cut_turns=train.cut_turns
+            rollouts=self.config.own.rollouts,
+            adaptive=self.config.own.adaptive,
+            sampling=train.sampling,
+            seed=seed,
+            cut_turns=train.cut_turns,
         )
         sampler = Sampler(together(self.policy.engine), self.policy.renderer, train.sampling, seed)
         judge = Judge(self.verifier, StrictMatch(), cut_turns=train.cut_turns)
         rows: list[Row] = []
-        cost = NO_COST
+        cost, prior = NO_COST, Prior(profile.rollouts)
         for start in range(0, len(prompted), _WAVE):
-            wave = profile_wave(prompted[start : start + _WAVE], sampler, judge, profile, Prior(profile.rollouts))
-            rows += [one.to_json() for one in wave]
+            wave = profile_wave(prompted[start : start + _WAVE], sampler, judge, profile, prior)
+            found = [one.to_json() for one in wave]
+            prior.learn(found)
+            rows += found
             cost += sum((one.cost for one in wave), NO_COST)
         return rows, cost
 
