@@ -1,4 +1,9 @@
-"""The main job end to end: base, SFT, random pivots and PivotRL on the same traces, side by side on held-out games."""
+"""The main job end to end, side by side on held-out games: base, SFT, random pivots and PivotRL on the same traces, and
+pivots of the policy's own play of the same games.
+
+PivotRL is the paper's: an expert's states, drawn alike. Own states, labelled by the expert and drawn by how much
+success hangs on them, are turntree's (docs/results/own-states.md).
+"""
 
 from __future__ import annotations
 
@@ -28,6 +33,7 @@ from turntree.profiling import profile as profiling
 from turntree.profiling.profile import ProfileConfig
 from turntree.profiling.select import SelectConfig
 from turntree.stages import evaluate, profile, select, sft, train_pivot
+from turntree.stages.config import OwnPathConfig
 from turntree.stages.demonstrate import demonstrate
 from turntree.stages.evaluate import EvaluateConfig
 from turntree.stages.policy import Device
@@ -38,9 +44,19 @@ from turntree.training.optimizer import OptimizerConfig
 from turntree.training.pivot import PivotConfig
 from turntree.training.sft import SFTConfig
 
-ARMS = ("base", "sft", "random", "pivotrl")
+ARMS = ("base", "sft", "random", "pivotrl", "own")
 GAMES_PER_SEED = 1000  # so that every seed trains on games of its own
-TITLES = {"base": "base", "sft": "SFT", "random": "random pivots", "pivotrl": "PivotRL"}
+TITLES = {
+    "base": "base",
+    "sft": "SFT",
+    "random": "random pivots",
+    "pivotrl": "PivotRL (the paper's)",
+    "own": "own states, by importance (ours)",
+}
+COMPARED = (
+    *(("own", other) for other in ("base", "sft", "pivotrl")),
+    *(("pivotrl", other) for other in ("base", "sft", "random")),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +79,20 @@ class QuickstartConfig:
     """Most candidates that are profiled."""
     select: SelectConfig = field(default_factory=household_selection)
     train: PivotConfig = field(default_factory=lambda: household_pivots(check_every=20))
+    own: OwnPathConfig = field(
+        default_factory=lambda: OwnPathConfig(
+            refresh=15,
+            tasks=192,
+            greedy=0.5,
+            max_turns=16,
+            forks=2,
+            measured=96,
+            select=SelectConfig(weight="both", threshold=1.0),
+        )
+    )
+    """The search for own states; its tasks are the games of the demonstrator."""
+    own_steps: int = 30
+    """Training steps on own states; everything else is as in `train`."""
     check: CheckConfig = field(default_factory=lambda: CheckConfig(states=150, tasks=60))
     evaluate: EvaluateConfig = field(
         default_factory=lambda: EvaluateConfig(count=400, max_tokens=24, skills_per_kind=100)
@@ -86,7 +116,8 @@ def run_quickstart(config: QuickstartConfig, out: Path, *, overwrite: bool = Fal
 def _run(config: QuickstartConfig, out: Path) -> dict[str, Any]:
     started = time.perf_counter()
     demonstrate(demonstrator(config), out / "traces.jsonl")
-    _together(config.workers, [(_profile_and_select, config, out), (_base_and_sft, config, out)])
+    begun = (_own, _profile_and_select, _base_and_sft)
+    _together(config.workers, [(function, config, out) for function in begun])
     _together(config.workers, [(_train_and_evaluate, config, out, arm) for arm in ("pivotrl", "random")])
     summary = summarise(config, out)
     summary["wall_seconds"] = round(time.perf_counter() - started, 1)
@@ -164,6 +195,25 @@ def _train_and_evaluate(config: QuickstartConfig, out: Path, arm: str) -> None:
     _evaluate(config, str(out / arm / "model"), out / "evaluation" / f"{arm}.json")
 
 
+def _own(config: QuickstartConfig, out: Path) -> None:
+    """The policy plays games of the same range as the demonstrator, without those of its development split."""
+    games = demonstrator(config).options["games"]
+    played = {"offset": games["offset"], "difficulty": games.get("difficulty", "easy")}
+    stage = TrainPivotConfig(
+        states="own",
+        own=replace(config.own, count=games["count"] * 4 // 5),
+        environment=Part("household", played),
+        teacher=Part("household"),
+        verifier=Part("household"),
+        model=config.model,
+        train=replace(config.train, seed=config.seed, steps=config.own_steps),
+        check=replace(config.check, states=0),
+        device=config.device,
+    )
+    train_pivot.run_train_pivot(stage, out / "own", overwrite=True)
+    _evaluate(config, str(out / "own" / "model"), out / "evaluation" / "own.json")
+
+
 def _evaluate(config: QuickstartConfig, model: str, path: Path) -> None:
     chosen = replace(config.evaluate, model=model, seed=config.seed, device=config.device)
     evaluate.evaluate(chosen, path)
@@ -187,8 +237,7 @@ def summarise(config: QuickstartConfig, out: Path) -> dict[str, Any]:
     return {
         "arms": arms,
         "differences": {
-            f"pivotrl-{other}": _difference(evaluations["pivotrl"], evaluations[other], config.seed)
-            for other in ("base", "sft", "random")
+            f"{one}-{other}": _difference(evaluations[one], evaluations[other], config.seed) for one, other in COMPARED
         },
         "candidates": header["summary"]["candidates"],
         "classes": header["summary"]["classes"],

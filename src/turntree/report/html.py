@@ -15,7 +15,7 @@ from turntree.report.browser import build_browser
 from turntree.report.examples import examples
 from turntree.report.figures import Curve
 from turntree.report.page import templates
-from turntree.report.read import Arm, Row, Run, read_run
+from turntree.report.read import ARMS, Arm, Row, Run, read_run
 from turntree.report.svg import colour
 
 CURVES = (
@@ -92,10 +92,11 @@ def missing(run: Run) -> list[str]:
     }
     absent = [name for name, found in wanted.items() if found is None]
     known = {arm.name: arm for arm in run.arms}
-    for name in ("sft", "random", "pivotrl"):
+    arms = [name for name in ARMS if name != "own" or name in known]  # quickstarts of before had none
+    for name in arms[1:]:
         if name not in known or known[name].stage is None:
             absent.append(f"{name}/")
-    for name in ("base", "sft", "random", "pivotrl"):
+    for name in arms:
         if name not in known or known[name].evaluation is None:
             absent.append(f"evaluation/{name}.json")
     return absent

@@ -20,7 +20,7 @@ from turntree.profiling.select import SCHEMA as PIVOTS_SCHEMA
 
 EVALUATION_SCHEMA = "turntree.evaluation/1"  # written by the stage of that name, which lies beside this floor
 ONLINE_STAGE = "train online"  # the name that this stage gives itself in config.json
-ARMS = ("base", "sft", "random", "pivotrl")  # the order of the quickstart; other arms follow by name
+ARMS = ("base", "sft", "random", "pivotrl", "own")  # the order of the quickstart; other arms follow by name
 
 Row = Mapping[str, Any]
 

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 INK, MUTED, RULE = "#22252a", "#5d6570", "#d9dde2"
 # Okabe and Ito's colours, which stay apart for colour-blind readers
-COLOURS = {"base": "#5d6570", "sft": "#009E73", "random": "#D55E00", "pivotrl": "#0072B2"}
-OTHERS = ("#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = {"base": "s", "sft": "^", "random": "D", "pivotrl": "o"}
-OTHER_MARKERS = ("v", "P", "X", "*")
+COLOURS = {"base": "#5d6570", "sft": "#009E73", "random": "#D55E00", "pivotrl": "#0072B2", "own": "#CC79A7"}
+OTHERS = ("#E69F00", "#56B4E9", "#000000")
+MARKERS = {"base": "s", "sft": "^", "random": "D", "pivotrl": "o", "own": "v"}
+OTHER_MARKERS = ("P", "X", "*")
 
 PIXELS = 1.4  # the most pixels on the page per point of the figure: 10-point text is 14 pixels high
 

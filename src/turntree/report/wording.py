@@ -12,11 +12,12 @@ from turntree.report.results import ArmResult, Difference, Estimate
 
 ABSENT = "–"
 MINUS = "\N{MINUS SIGN}"
-LABELS = {"base": "Base", "sft": "SFT", "random": "Random pivots", "pivotrl": "PivotRL"}
+LABELS = {"base": "Base", "sft": "SFT", "random": "Random pivots", "pivotrl": "PivotRL", "own": "Own states"}
 IN_SENTENCES = {
     "base": "the base policy",
     "sft": "SFT on the same traces",
     "random": "the same training on random turns",
+    "pivotrl": "PivotRL on an expert’s states",
 }
 
 
@@ -128,6 +129,8 @@ def _trainer(arm: Arm) -> str:
 
 
 def _on_pivots(run: Run, arm: Arm) -> str:
+    if (arm.config or {}).get("states") == "own":
+        return " at states of its own play"
     table = run.random if arm.name == "random" else run.pivots
     if table is None:
         return ""
