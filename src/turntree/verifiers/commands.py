@@ -19,8 +19,9 @@ class Command:
     """Short options without and with a value, long ones by the short one that they equal (or by themselves).
 
     `idle` options change what is printed on the way and not what is done. Options that override one another keep their
-    order (`ordered`: groups of such options, apart by spaces). The first `lead` operands have places of their own; the others are a set (None: all
-    have places). `paths`: operands after those are paths; `values_are_paths` names options whose value is one.
+    order (`ordered`: groups of such options, apart by spaces). The first `lead` operands have places of their own; the
+    others are a set (None: all have places). `paths`: operands after those are paths; `values_are_paths` names options
+    whose value is one.
     """
 
     flags: str = ""

@@ -342,7 +342,8 @@ def folder_in(history: Sequence[Message]) -> str | None:
     for message in reversed(history):
         if message.role in ("tool", "user") and (found := _FOLDER.findall(message.content)):
             return next(filter(None, found[-1])).strip()
-        if any(_MOVES.search(str(value)) for call in message.tool_calls for value in call.arguments.values()):
+        commands = (of_any(call.arguments, COMMAND) for call in message.tool_calls)
+        if any(command is not None and _MOVES.search(str(command[1])) for command in commands):
             return None
     return None
 
