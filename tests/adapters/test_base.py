@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import threading
@@ -93,6 +94,23 @@ def test_a_row_is_in_one_split_whatever_other_rows_there_are(numbers: list[int],
     assert set().union(*found.values()) == {key_of(number) for number in numbers}
     for split in found:
         assert ids(numbers[:30], split) <= found[split]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.sets(st.integers(0, 10_000), min_size=3, max_size=12), st.integers(0, 99))
+def test_no_split_of_a_closed_set_is_empty_and_only_the_empty_ones_change(numbers: set[int], seed: int) -> None:
+    rows = sorted(numbers)
+    splits = {
+        split: [row for _, row in of_split(rows, split, 99, where="x", seed=seed, closed=True)]
+        for split in ("train", "dev", "test")
+    }
+    assert sorted(row for some in splits.values() for row in some) == rows
+    for split in splits:
+        with contextlib.suppress(InputError):
+            alone = {row for _, row in of_split(rows, split, 99, where="x", seed=seed)}
+            assert set(splits[split]) <= alone, "one that had rows takes none"
+    first = of_split(rows, "dev", 1, where="x", seed=seed, closed=True)
+    assert [row for _, row in first] == splits["dev"][:1]
 
 
 def test_what_is_held_out_is_never_trained_on() -> None:

@@ -134,6 +134,14 @@ def opened(**options):
     return found
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_domain_of_few_tasks_has_tasks_to_hold_out(bank, seed):
+    splits = [tau2.tasks(split, 99, seed=seed, argument="bank") for split in ("train", "dev", "test")]
+    assert all(splits) and sorted(each.task_id for some in splits for each in some) == sorted(
+        f"bank/{each.id}" for each in bank
+    )
+
+
 def called(name, who):
     return Message("assistant", "", (ToolCall(name, {"who": who}, "c1"),))
 
@@ -289,11 +297,11 @@ def test_a_copy_of_a_conversation_has_its_own_words(bank):
 
 def test_it_is_trained_on_from_its_tasks_to_the_new_weights(bank, tmp_path):
     """A tiny policy says nothing sensible here: what is shown is that reward, tools and forks go through training."""
-    bank += [task(f"pays {n}", ("pay", "ann")) for n in range(40)]  # so that every split has some
     config = TrainOnlineConfig(
         model="qa",
         environment=Part("tau2:bank"),
         count=3,
+        held_out_split="test",
         held_out_count=1,
         train=OnlineConfig(
             iterations=1,

@@ -5,6 +5,10 @@ import fcntl
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -60,6 +64,24 @@ def test_an_interrupted_run_goes_on_and_says_so(train, interrupted, tmp_path) ->
     train(tmp_path / "whole")
     assert weights(interrupted) == weights(tmp_path / "whole")
     assert metrics(interrupted) == metrics(tmp_path / "whole")
+
+
+def test_sigterm_is_an_interrupt_also_where_it_comes_twice(train, tmp_path) -> None:
+    """A cluster sends it before it kills, and GNU `timeout` to the process and to its group."""
+    run, often = tmp_path / "run", ("--set", "checkpoints.every=1")
+    code = "import sys; from turntree.cli.main import main; main(sys.argv[1:])"
+    line = [sys.executable, "-c", code, *train(run, *often, run=lambda *words: map(str, words))]
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as started:
+        while started.poll() is None and not list(run.glob("checkpoints/step-*")):
+            time.sleep(0.01)
+        started.send_signal(signal.SIGTERM)
+        started.send_signal(signal.SIGTERM)
+        said = started.communicate()[1]
+    assert started.returncode == 128 + signal.SIGTERM, said
+    again = "give the same command again to continue a run after its last checkpoint"
+    assert said.splitlines()[-1] == f"turntree: interrupted; finished files are complete; {again}"
+    assert "Traceback" not in said and not (run / "cost.json").exists()
+    assert f"{run} resumes after step" in train(run, *often).stderr
 
 
 def test_fine_tuning_goes_on_too(monkeypatch, turntree, household, tmp_path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message
-from turntree.core.protocols import Observation
+from turntree.core.protocols import Gate, GateDecision, GroupProgress, Observation
 from turntree.core.tree import RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.engines.scripted import ScriptedEngine
@@ -67,11 +68,11 @@ def raises(episode: Episode) -> float:
     raise KeyError("nothing here")
 
 
-def played(rewards: RewardSum | None, *tasks: Any, **settings: Any) -> list[GrownGroup]:
+def played(rewards: RewardSum | None, *tasks: Any, gate: Gate | None = None, **settings: Any) -> list[GrownGroup]:
     episodes = EpisodeConfig(max_turns=3, sampling=Sampling(max_tokens=16))
     config = SchedulerConfig(**{"episodes": episodes, "group_size": 6, "max_retries": 0, **settings})
     words = ScriptedEngine(lambda prompt, seed: WORDS[seed % 2], RENDERER.stop_ids, vocab_size=len(TOKENIZER))
-    return list(Scheduler(words, RENDERER, config, rewards=rewards).run(tasks, seed=0))
+    return list(Scheduler(words, RENDERER, config, gate=gate, rewards=rewards).run(tasks, seed=0))
 
 
 @given(st.lists(st.tuples(st.floats(-10, 10), values), min_size=1, max_size=5))
@@ -138,6 +139,58 @@ def test_what_did_not_come_to_an_end_is_not_judged() -> None:
     (group,) = played(summed(one=(1.0, gives(1))), Faulty(Corridor("a", 2), FaultPlan(seed=0, raising=1.0)))
     assert {verdict.reward for verdict in group.rewards.verdicts.values()} == {None}
     assert all(not verdict.parts for verdict in group.rewards.verdicts.values())
+
+
+@dataclass
+class Cuts:
+    """A gate that cuts the groups of one task at a turn."""
+
+    task: str
+    turn: int
+
+    def decide(self, group: GroupProgress) -> GateDecision | None:
+        now = group.task_id == self.task and max(map(len, group.actions)) == self.turn
+        return GateDecision(cut=True, reason="enough", numbers={}, final=True) if now else None
+
+
+@dataclass
+class LeftEnds:
+    """An episode ends at the first "left"."""
+
+    task_id: str
+    tools: tuple[()] = ()
+
+    def reset(self) -> tuple[Message, ...]:
+        return (Message("user", "walk"),)
+
+    def step(self, action: Message) -> Observation:
+        done = action.content == "left"
+        return Observation((Message("user", "left" if done else "go on"),), done=done, success=True if done else None)
+
+    def fork(self) -> LeftEnds:
+        return self
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+@pytest.mark.parametrize("concurrency", [1, 6])
+def test_no_function_sees_a_group_that_a_gate_cut_not_even_its_finished_episodes(turn: int, concurrency: int) -> None:
+    """Which rollouts had finished before the cut depends on their outcome: a reward for those alone would be biased,
+    and a judge on a server would be paid for nothing."""
+    seen: list[str] = []
+
+    def look(episode: Episode) -> Verdict:
+        seen.append(episode.task_id)
+        return Verdict(1.0, "seen", parts={"part": 1.0})
+
+    look.concurrency = concurrency  # type: ignore[attr-defined]
+    rewards = summed(look=(1.0, look), bad=(1.0, raises))
+    cut, whole = played(rewards, LeftEnds("cut"), LeftEnds("whole"), gate=Cuts("cut", turn))
+    assert StopReason.COMPLETED in {cut.tree.stop_reason(leaf) for leaf in cut.rewards.verdicts}, "some had finished"
+    assert cut.cut == turn and seen == ["whole"] * 6
+    assert list(cut.rewards.verdicts.values()) == [Verdict(None, f"the group was cut at turn {turn}")] * 6
+    assert figures(cut.rewards.verdicts.values()) == {}, "no failure of a function is counted"
+    judged = {"rewards": {"look": 1.0, "look.part": 1.0, "bad": None}, "rewards_failed": {"bad": 6}}
+    assert figures(whole.rewards.verdicts.values()) == judged
 
 
 class Server:

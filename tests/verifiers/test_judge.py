@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sqlite3
 import threading
@@ -13,11 +14,14 @@ from typing import Any
 import pytest
 
 from completions_server import Server, serve
+from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
+from turntree.core.keys import field_meanings
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
 from turntree.core.verdict import Verdict
+from turntree.verifiers.asking import Asking
 from turntree.verifiers.asking import read_verdict as read_word
 from turntree.verifiers.judge import WORDS, LlmJudge, agreement
 from turntree.verifiers.recommended import Recommended
@@ -216,3 +220,16 @@ def test_a_cache_that_breaks_is_said_in_one_line(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="cannot be used as the judge's cache"):
             judge.judge(STATE, OTHER)
         judge.close()
+
+
+@pytest.mark.parametrize("name", ["judge", "rubric"])
+def test_judge_and_rubric_share_the_options_of_the_server_each_with_its_meaning(name: str) -> None:
+    """One description: an option of the server is one of both, is typed, and is told."""
+    found = parts.load("verifiers", name)
+    shared = {field.name for field in dataclasses.fields(Asking)}
+    assert shared <= set(found.options()) and found.options()["url"].required
+    assert all(field_meanings(found.target)[option] for option in found.options())
+    given = {"file": "r.toml"} if name == "rubric" else {}
+    for key, value, said in (("vote", 1, "did you mean 'votes'"), ("votes", "many", "is not of type int")):
+        with pytest.raises(ConfigError, match=said):
+            found.resolved({"url": "http://x", "model": "m", **given, key: value})

@@ -66,6 +66,10 @@ SAME = {
 }  # fmt: skip
 
 
+def test_an_anchor_is_on_the_same_page() -> None:
+    assert reward(call("goto", url="https://a.b/c#top"), call("goto", url="https://A.b/c")) == 1.0
+
+
 @pytest.mark.parametrize("name", SAME)
 def test_what_does_the_same_is_paid(name: str) -> None:
     gold, tried = SAME[name]
@@ -312,6 +316,12 @@ ANOTHER = {
         edit(command="view", view_range=[1, 10]), edit(command="view", view_range=[-5, 10]),
     ),
     "ten squared for 102": (act(text="pay 10² now"), act(text="pay 102 now")),
+    "another route of a page": (call("goto", url="https://a.b/#/home"), call("goto", url="https://a.b/#/settings")),
+    "a search operator": (call("web_search", query="cats OR dogs"), call("web_search", query="cats or dogs")),
+    "reading before the edit": (
+        act(*call("write_file", path="/a", content="x").tool_calls, *bash("cat /a").tool_calls),
+        act(*bash("cat /a").tool_calls, *call("write_file", path="/a", content="x").tool_calls),
+    ),
     "a text for a list": (call("write", path="a", tags="[1]"), call("write", path="a", tags=[1])),
 }  # fmt: skip
 
@@ -349,11 +359,32 @@ class TestFilesOfAHistory:
     def test_a_file_that_may_have_changed_is_not_known(self, since: Message) -> None:
         assert reward(self.GOLD, self.LONGER, history=self.CREATED + done(since, "done")) == 0.0
 
+    def test_an_editor_that_is_not_told_what_to_do_does_nothing(self) -> None:
+        untold = edit(old_str="x = 1\ny = 2", new_str="x = 3\ny = 2")
+        seen = done(edit(command="view"), "     1\tx = 1\n     2\ty = 2")
+        assert reward(self.GOLD, self.LONGER, history=seen) == 1.0
+        assert reward(self.GOLD, untold, history=seen) == reward(self.GOLD, untold, history=self.CREATED) == 0.0
+
+    def test_nothing_to_put_there_is_said_or_left_out(self) -> None:
+        said, left_out = (edit(command="str_replace", old_str="x = 1", **new) for new in ({"new_str": ""}, {}))
+        assert reward(said, left_out) == reward(left_out, said) == 1.0
+        assert reward(self.GOLD, left_out) == 0.0
+
     def test_an_answer_belongs_to_the_turn_before_it(self) -> None:
         failed = done(edit(command="str_replace", old_str="zzz", new_str="a"), "Error: no match")
         history = (*self.CREATED, *failed, *done(bash("ls"), "a.py"))
         assert reward(self.GOLD, self.LONGER, history=done(bash("ls"), "Error: x") + self.CREATED) == 1.0
         assert reward(self.GOLD, self.LONGER, history=history) == 0.0  # what a failed edit left is not known
+
+
+def test_where_the_shell_is_counts_as_unknown_once_it_may_have_moved() -> None:
+    """The harness said /repo, then an unanswered `cd`: `rm a` is no longer `rm /repo/a`."""
+    told = (Message("user", "go"), *done(bash("ls"), "a\n[Current working directory: /repo]"))
+    read, moved = (*told, *done(bash("cat b"), "cd is only a word here")), (*told, *done(bash("cd /tmp && ls"), "b"))
+    paid = {name: reward(bash("rm a"), bash("rm /repo/a"), history=h) for name, h in (("read", read), ("moved", moved))}
+    assert paid == {"read": 1.0, "moved": 0.0}
+    assert reward(bash("cd /repo && make"), bash("make"), history=moved) == 0.0
+    assert reward(bash("rm a"), bash("rm /tmp/a"), history=(*moved, *done(bash("pwd"), "<cwd>/tmp</cwd>"))) == 1.0
 
 
 def test_fences_are_found_in_one_pass() -> None:

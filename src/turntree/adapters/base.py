@@ -217,20 +217,41 @@ def of_split(
     seed: int,
     fractions: Mapping[Any, float] = FRACTIONS,
     key: Callable[[Any], str] | None = None,
+    closed: bool = False,
 ) -> list[tuple[str, Any]]:
     """The first `count` distinct rows of a split, by id. A row is in one split, whatever other rows there are: it is
-    assigned by a hash of its content, so splits never meet. Raises `InputError` where the split is empty."""
+    assigned by a hash of its content, so splits never meet. `closed` says that there will be no other rows (the tasks
+    of a benchmark): then no split of three or more rows is left empty. Raises `InputError` where the split is empty."""
+    name = key or key_of
+    rows = list(rows) if closed else rows
+    moved = _moved([name(row) for row in rows], seed, fractions) if closed else {}
     found: dict[str, Any] = {}
     for row in rows:
         if len(found) == count:
             break
-        name = (key or key_of)(row)
-        if assign_split(name, seed, fractions) == split:
-            found.setdefault(name, row)
+        one = name(row)
+        if (moved.get(one) or assign_split(one, seed, fractions)) == split:
+            found.setdefault(one, row)
     if not found:
         hint = "rows are assigned by their hash: give more rows, or a separate file with held_out"
         raise InputError(f"{where} has no row for split {split!r}", field="environment", hint=hint)
     return list(found.items())
+
+
+def _moved(keys: Sequence[str], seed: int, fractions: Mapping[Any, float]) -> dict[str, str]:
+    """The rows that change their split so that none is empty: each empty one takes a row of the largest."""
+    homes: dict[str, list[str]] = {split: [] for split, share in fractions.items() if share > 0}
+    for one in dict.fromkeys(keys):
+        homes[assign_split(one, seed, fractions)].append(one)
+    moved: dict[str, str] = {}
+    for split in [split for split, held in homes.items() if not held]:
+        largest = max(homes.values(), key=len)
+        if len(largest) > 1:
+            given = min(largest, key=lambda one: derive(seed, "moved", one))
+            largest.remove(given)
+            homes[split].append(given)
+            moved[given] = split
+    return moved
 
 
 def key_of(row: Any) -> str:

@@ -51,7 +51,8 @@ def tasks(
     replies: int = 4,
 ) -> list[AdaptedEnvironment]:
     """The first `count` tasks of a split of a domain. `simulations` is a results file of tau2-bench: with it the tasks
-    are its simulations, each with its user's messages, its gold actions and what was to be communicated."""
+    are its simulations, each with its user's messages, its gold actions and what was to be communicated. Every split of
+    a domain has tasks, also of the ten of mock."""
     name = named(argument, "tau2:DOMAIN")
     source = _module(name)
     if (user == "recorded") != (simulations is not None) and user != "auto":
@@ -62,7 +63,7 @@ def tasks(
         solo = user == "solo" or (user == "auto" and name.startswith("telecom"))
         cases = [_case(task, solo, replies) for task in source.get_tasks()]
         found = {case.id: case for case in cases}
-    rows = of_split(found, split, count, where=argument or "", seed=seed, key=str)
+    rows = of_split(found, split, count, where=argument or "", seed=seed, key=str, closed=True)
     domain = _Domain(source, solo=any(case.solo for case in found.values()))
     return [
         AdaptedEnvironment(
@@ -280,7 +281,9 @@ def _module(domain: str) -> Any:
     try:
         importlib.import_module("tau2.domains")
     except ModuleNotFoundError as error:
-        raise InputError(f"tau2-bench is not installed ({error})", field="environment", hint=hint) from error
+        own = (error.name or "").partition(".")[0] == "tau2"
+        problem = "tau2-bench is not installed" if own else f"tau2-bench needs {error.name!r}, which is not installed"
+        raise InputError(problem, field="environment", hint=hint) from error
     try:
         return importlib.import_module(f"tau2.domains.{domain.partition('-')[0]}.environment")
     except (ModuleNotFoundError, FileNotFoundError) as error:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
+import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 # One OpenMP thread until the model's size is known (`stages.threads`). Set before torch is loaded. A number that the
@@ -74,9 +78,38 @@ cli.add_command(config.config)
 DEBUG = "TURNTREE_DEBUG"  # set to anything: tracebacks are shown
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which a cluster sends some seconds before it kills: it ends a command as Ctrl-C does."""
+
+
+@contextlib.contextmanager
+def _termination() -> Iterator[None]:
+    """While the block lasts, SIGTERM raises `Terminated`. Repeats within a second are ignored: senders such as
+    `timeout` signal a process and its group, and the second one would break off the cleaning up after the first."""
+    last = float("-inf")
+
+    def stop(number: int, frame: object) -> None:
+        nonlocal last
+        before, last = last, time.monotonic()
+        if last - before > 1:
+            raise Terminated
+
+    try:
+        replaced = signal.signal(signal.SIGTERM, stop)
+    except ValueError:  # not the main thread: signals are for whoever called
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, replaced)
+
+
+@_termination()
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line. Bad input ends in one line on standard error and exit code 2, a defect of turntree in one
-    line and exit code 70 (the traceback where `TURNTREE_DEBUG` is set), an interrupt in exit code 130."""
+    line and exit code 70 (the traceback where `TURNTREE_DEBUG` is set), an interrupt in exit code 130, SIGTERM in
+    143."""
     try:
         cli.main(args=arguments, prog_name="turntree", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as shown:
@@ -87,10 +120,11 @@ def main(arguments: list[str] | None = None) -> None:
         _fail(str(error))
     except OSError as error:
         _fail(_of_system(error))
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort) as error:
         again = "give the same command again to continue a run after its last checkpoint"
         print(f"turntree: interrupted; finished files are complete; {again}", file=sys.stderr)
-        sys.exit(130)
+        stopped = isinstance(error.__cause__ or error, Terminated)  # click wraps the interrupt
+        sys.exit(128 + (signal.SIGTERM if stopped else signal.SIGINT))
     except Exception as error:
         own = _of_own_part(error)
         _fail(own or _of_defect(error), code=2 if own else 70)  # EX_SOFTWARE of sysexits.h

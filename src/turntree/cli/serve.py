@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,6 @@ def serve(config: Any, log: Path | None, json_path: str | None) -> None:
     folder = resolve(config.model)
     if rank := rank_of(folder):  # of an adapter its base is served, and the run sends the adapter
         folder, config = Path(base_of(folder)), dataclasses.replace(config, lora_rank=max(rank, config.lora_rank))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # both signals end the server too
     with serving(config, folder, log) as server:
         result = {"url": server.url, "options": settings(config), "pid": server.pid}
         finish(result, json_path, [f"serving {folder} at {server.url}; sample from it with", f"  {result['options']}"])

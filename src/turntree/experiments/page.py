@@ -14,7 +14,7 @@ from turntree.report.figures import category_rows, interval_bar
 from turntree.report.online import SUCCESS, over
 from turntree.report.page import templates
 from turntree.report.read import Row, read_metrics, reading
-from turntree.report.svg import INK, Chart, drawing, literal, percent_ticks, plain_ticks
+from turntree.report.svg import INK, PALE, Chart, drawing, literal, percent_ticks, plain_ticks
 from turntree.report.wording import percent, points
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ MATCHED = {
     "matched_calls": "At matched calls",
     "mean_over_checks": "Mean over checks",
 }
-BLUE, FAINT = "#0072B2", "#c3c9d0"
+BLUE, FAINT = "#0072B2", PALE
 COLUMNS = 3  # of the small figures
 AMOUNTS = ("calls", "decoded_tokens", "structural_saving", "forks_per_group", "rho", "drift", "zero_variance_share")
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from turntree.report.svg import INK, MUTED, Chart, drawing, percent_ticks
+from turntree.report.svg import INK, MUTED, ON_DARK, ON_LIGHT, PALE, Chart, drawing, percent_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,7 +15,7 @@ OUTCOMES = (
     ("mixed", "#0072B2", "mixed rewards: a gradient"),
     ("all_fail", "#b9572b", "all fail"),
     ("all_succeed", "#e3a46b", "all succeed"),
-    ("censored", "#c9ced5", "censored"),
+    ("censored", PALE, "censored"),
 )
 TINTS = {name: tint for name, tint, _ in OUTCOMES}
 LETTERS = {"m": "mixed", "f": "all_fail", "s": "all_succeed", "c": "censored"}
@@ -36,7 +36,7 @@ def budget(result: dict[str, Any]) -> Chart:
                 share = parts[name] / total if total else 0.0
                 axes.barh(y, share, 0.66, left=left, color=tint)
                 if share >= 0.06:
-                    ink = INK if name in ("all_succeed", "censored") else "white"
+                    ink = {"all_succeed": ON_LIGHT, "censored": INK}.get(name, ON_DARK)
                     axes.text(left + share / 2, y, f"{share:.0%}", color=ink, ha="center", va="center")
                 left += share
         axes.set_yticks(range(len(rows)), [f"{name} ({total:,})" for name, _, total in rows])

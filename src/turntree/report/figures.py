@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from turntree.report.read import Arm, Row, Share, Skill
 from turntree.report.results import Difference
-from turntree.report.svg import INK, Chart, colour, drawing, literal, marker, percent_ticks, plain_ticks
+from turntree.report.svg import INK, WASH, Chart, colour, drawing, literal, marker, percent_ticks, plain_ticks
 from turntree.report.wording import label, number, percent, points
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def category_rows(axes: Axes, names: Sequence[str]) -> None:
 
 def _bands(axes: Axes, rows: int) -> None:
     for row in range(0, rows, 2):
-        axes.axhspan(row - 0.5, row + 0.5, color="#f4f6f8", zorder=0)
+        axes.axhspan(row - 0.5, row + 0.5, color=WASH, zorder=0)
 
 
 def _upper(shares: Sequence[Share]) -> float:

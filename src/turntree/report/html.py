@@ -16,7 +16,7 @@ from turntree.report.examples import examples
 from turntree.report.figures import Curve
 from turntree.report.page import templates
 from turntree.report.read import ARMS, Arm, Row, Run, read_run
-from turntree.report.svg import colour
+from turntree.report.svg import colour, themed
 
 CURVES = (
     Curve("reward_mean", "Reward on training states", "mean reward", "reward"),
@@ -138,7 +138,7 @@ def _curves(arms: Sequence[Arm]) -> dict[str, Any]:
     return {
         "curves": [chart for chart in drawn if chart is not None],
         "kind_curves": [chart for chart in by_kind if chart is not None],
-        "legend": [(name, colour(name, names)) for name in names],
+        "legend": [(name, themed(colour(name, names))) for name in names],
     }
 
 

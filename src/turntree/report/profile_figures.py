@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from turntree.profiling.select import classify
 from turntree.report.read import Row
-from turntree.report.svg import INK, MUTED, Chart, drawing, plain_ticks
+from turntree.report.svg import FORK, INK, MUTED, PALE, Chart, drawing, plain_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SELECTED, EASY, ZERO = "#0072B2", "#9fcbe8", "#c9ced5"
+SELECTED, EASY, ZERO = "#0072B2", "#9fcbe8", PALE
 CLASSES = (
     ("all fail", ZERO, "//", "zero variance: all fail"),
     ("pivot", SELECTED, "", "pivot: mixed, mean below the threshold"),
@@ -86,7 +86,7 @@ def _plane(axes: Axes, rows: Sequence[Row], threshold: float) -> None:
     largest = max(at.values(), default=1)
     top = max([0.25, *(row["reward_var"] for row in rows)]) * 1.18
     axes.fill_between([0, threshold], 0.02 * top, top, color=SELECTED, alpha=0.10, linewidth=0)
-    axes.text(0.012, top * 0.97, "selected: variance > 0, mean < threshold", color=SELECTED, va="top", fontsize=9.5)
+    axes.text(0.012, top * 0.97, "selected: variance > 0, mean < threshold", color=FORK, va="top", fontsize=9.5)
     for name, tint, hatch, _ in CLASSES:
         bubbles = [(mean, var, found) for (kind, mean, var), found in sorted(at.items()) if kind == name]
         if bubbles:

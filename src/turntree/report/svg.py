@@ -14,7 +14,26 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INK, MUTED, RULE = "#22252a", "#5d6570", "#d9dde2"
+INK, MUTED, EDGE, PALE, GRID, WASH = "#22252a", "#5d6570", "#9aa2ac", "#c9ced5", "#e8ebee", "#f4f6f8"
+FORK, WARN, GOOD, BAD, GOOD_SOFT, BAD_SOFT = "#0060a0", "#9a4b00", "#00694c", "#a34700", "#d8efe6", "#fbe6d8"
+ON_DARK, ON_LIGHT = "#fdfdfd", "#1b1d21"  # text on a bar, whose colour is the same on a light and on a dark page
+# What follows the page's colour scheme, by the names that style.css has. The colours of data do not.
+_THEMED = {
+    "#ffffff": "page",
+    "#000000": "ink",
+    INK: "ink",
+    MUTED: "muted",
+    EDGE: "edge",
+    PALE: "pale",
+    GRID: "grid",
+    WASH: "wash",
+    FORK: "fork",
+    WARN: "warn",
+    GOOD: "good",
+    BAD: "bad",
+    GOOD_SOFT: "good-soft",
+    BAD_SOFT: "bad-soft",
+}
 # Okabe and Ito's colours, which stay apart for colour-blind readers
 COLOURS = {"base": "#5d6570", "sft": "#009E73", "random": "#D55E00", "pivotrl": "#0072B2", "own": "#CC79A7"}
 OTHERS = ("#E69F00", "#56B4E9", "#000000")
@@ -29,7 +48,7 @@ _STYLE = {
     "font.size": 10.0,
     "text.color": INK,
     "axes.labelcolor": INK,
-    "axes.edgecolor": "#9aa2ac",
+    "axes.edgecolor": EDGE,
     "axes.linewidth": 0.8,
     "axes.titlesize": 10.5,
     "axes.titleweight": "bold",
@@ -40,7 +59,7 @@ _STYLE = {
     "axes.grid": True,
     "axes.formatter.use_mathtext": False,
     "axes.unicode_minus": True,
-    "grid.color": "#e8ebee",
+    "grid.color": GRID,
     "grid.linewidth": 0.8,
     "xtick.color": MUTED,
     "ytick.color": MUTED,
@@ -97,8 +116,19 @@ def inline(svg: str, name: str) -> str:
     rest = re.sub(r"font-family: [^;\"]*(; )?", "", rest)  # the page's own font
     rest = re.sub(r' transform="rotate\(-0 [^"]*"', "", rest)
     rest = re.sub(r"\n\s*", "\n", rest)
+    rest = re.sub(r"<[^<>]+>", lambda m: themed(m[0]), rest)  # not in texts, which are the data's
     widest = f"max-width: {float(box[1]) * PIXELS:.0f}px"
     return f'<svg {box[0]} style="{widest}" aria-hidden="true" focusable="false">{rest.strip()}'
+
+
+def themed(markup: str) -> str:
+    """A colour, or a tag, with inks, lines and backgrounds as variables of the page: a dark page has light ones."""
+
+    def named(found: re.Match[str]) -> str:
+        name = _THEMED.get(found[0].lower())
+        return found[0] if name is None else f"var(--{name}, {found[0]})"
+
+    return re.sub(r"#[0-9a-fA-F]{6}(?![\w.-])", named, markup)
 
 
 def colour(arm: str, arms: list[str]) -> str:

@@ -8,8 +8,9 @@ import textwrap
 from html import escape
 
 from turntree.logs.trees import KeptTree
+from turntree.report import svg
 from turntree.report.rollout_tree import DrawnTree, Leaf, TurnNode, tree_of
-from turntree.report.svg import INK, MUTED, Chart
+from turntree.report.svg import Chart
 from turntree.report.wording import number, plural
 
 COLUMN, ROW = 174, 66  # pixels from turn to turn, from rollout to rollout
@@ -17,8 +18,9 @@ WIDTH, HEIGHT = 150, 52  # of a turn
 LEFT, TOP, ENDING = 64, 30, 116  # room for the names of starts, the head, the last reward
 CHARACTERS = 20  # of a line in a turn
 DOTS = 16  # local rollouts that are drawn at a turn
-FORK, REFILL = "#0072B2", "#9a4b00"
-ABOVE, BELOW, UNKNOWN = ("#d8efe6", "#00694c"), ("#fbe6d8", "#a34700"), ("#eef0f2", MUTED)
+INK, MUTED, EDGE, WASH, FORK, WARN = map(svg.themed, (svg.INK, svg.MUTED, svg.EDGE, svg.WASH, svg.FORK, svg.WARN))
+GOOD, BAD, GOOD_SOFT, BAD_SOFT = map(svg.themed, (svg.GOOD, svg.BAD, svg.GOOD_SOFT, svg.BAD_SOFT))
+ABOVE, BELOW, UNKNOWN = (GOOD_SOFT, GOOD), (BAD_SOFT, BAD), (WASH, MUTED)
 
 
 def rollout_tree(kept: KeptTree) -> Chart:
@@ -83,7 +85,7 @@ def _edge(tree: DrawnTree, parent: int, row: int, column: int) -> str:
     x0, y0 = _x(above.turn) + WIDTH, _y(above.row) + HEIGHT // 2
     x1, y1 = _x(column), _y(row) + HEIGHT // 2
     if above.row == row:
-        return f'<path d="M{x0} {y0}H{x1}" fill="none" stroke="#9aa2ac" stroke-width="1.5"/>'
+        return f'<path d="M{x0} {y0}H{x1}" fill="none" stroke="{EDGE}" stroke-width="1.5"/>'
     middle = (x0 + x1) // 2
     path = f"M{x0} {y0}H{middle - 6}Q{middle} {y0} {middle} {y0 + 6}V{y1 - 6}Q{middle} {y1} {middle + 6} {y1}H{x1}"
     dot = f'<circle cx="{middle - 6}" cy="{y0}" r="3.5" fill="{FORK}"/>'
@@ -105,7 +107,7 @@ def _turn(node: TurnNode) -> str:
     again = f"\nsampled again: {', '.join(map(_told, node.local))}" if node.local else ""
     about = f"turn {node.turn}, node {node.node}, {plural(node.tokens, 'token')}: {node.action}{seen}{again}"
     title = f"<title>{escape(about)}</title>"
-    box = f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="5" fill="#f4f6f8" stroke="#c3c9d0"/>'
+    box = f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="5" fill="{WASH}" stroke="{EDGE}"/>'
     dots = (_dot(x + 10 + 9 * place, y, reward) for place, reward in enumerate(node.local[:DOTS]))
     return f"<g>{title}{box}{''.join(texts)}{''.join(dots)}</g>"
 
@@ -122,7 +124,7 @@ def _told(reward: float | None) -> str:
 
 def _start(leaf: Leaf) -> str:
     forked = ("fork", FORK) if leaf.rollout.forked else ("start", MUTED)  # forked within its first turn
-    name, tint = ("refill", REFILL) if leaf.rollout.refill else forked
+    name, tint = ("refill", WARN) if leaf.rollout.refill else forked
     y = _y(leaf.row) + HEIGHT // 2
     dashes = ' stroke-dasharray="4 3"' if leaf.rollout.refill else ""
     line = f'<path d="M{LEFT - 22} {y}H{LEFT}" stroke="{tint}" stroke-width="1.5"{dashes}/>'

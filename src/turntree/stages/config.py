@@ -15,14 +15,13 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.protocols import Brancher, Estimator, Filter, Gate
 from turntree.engines.endpoint import EndpointConfig
 from turntree.environments.processes import ProcessPoolConfig
-from turntree.environments.tasks import DEV, TEST, TRAIN
 from turntree.logs import trees
 from turntree.profiling.profile import ProfileConfig
 from turntree.profiling.select import SelectConfig
 from turntree.profiling.stopping import AdaptiveConfig
 from turntree.rollouts.live import CutTurns, EpisodeConfig
 from turntree.stages.cluster import ClusterConfig
-from turntree.traces.schema import SPLITS
+from turntree.traces.schema import Split
 from turntree.training.config import CheckpointConfig, LoRAConfig, OnlineConfig, PivotConfig, SFTConfig
 
 HF = Part("hf")  # the engine in this process
@@ -124,7 +123,7 @@ class SFTStageConfig(Training):
     """A traces file."""
     model: str = "default"
     """A folder in Hugging Face format, a name on the Hub, or a registered policy."""
-    split: str = "train"
+    split: Literal[Split, ""] = "train"
     """The split of the traces ('' for all)."""
     sft: SFTConfig = field(default_factory=SFTConfig)
     checkpoints: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every=100))
@@ -142,7 +141,7 @@ class ProfileStageConfig(TracesPlayed):
     verifier: Part = parts.DEFAULT
     """recommended, paper, nemo, judge, tool_call, strict, executed, another registered name, or module:function of your
     own. 'default' is that of the games which the default policy plays."""
-    split: str = "train"
+    split: Literal[Split, ""] = "train"
     """The split of the traces ('' for all)."""
     limit: int = 0
     """Profile the first candidates only, this many (0: all)."""
@@ -324,7 +323,7 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
     """Tasks of the split "train" to train on."""
     held_out_count: int = 100
     """Held-out tasks for the checks."""
-    held_out_split: str = DEV
+    held_out_split: Literal["dev", "test"] = "dev"
     """The split of the held-out tasks."""
     held_out_temperature: float = 0.0
     """Sampling temperature of held-out episodes (0: greedy)."""
@@ -370,8 +369,6 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         if self.train.allocation is not None and (self.brancher is not None or self.cluster.workers):
             other = "cluster.workers" if self.brancher is None else "a brancher"
             raise ConfigError(f"does not go with {other}", field="train.allocation", hint="leave one of the two out")
-        if self.held_out_split == TRAIN:
-            raise ConfigError("is what is trained on", field="held_out_split", hint=f"use {DEV!r} or {TEST!r}")
         rollouts = self.train.rollouts.of_training(self.train.groups, branching=self.brancher is not None)
         if (self.brancher is not None) != (rollouts.initial < rollouts.group_size):
             raise ConfigError(
@@ -432,7 +429,7 @@ class EvaluateConfig(Playing):
 
     count: int = 200
     """Tasks to play."""
-    split: str = TEST
+    split: Split = "test"
     """The split of the tasks: train, dev or test."""
     samples: int = 1
     """Sampled episodes per task."""
@@ -473,7 +470,7 @@ class RecordConfig(Playing):
     With an endpoint, the name that it serves."""
     endpoint: EndpointConfig | None = None
     """Sample from a server, such as vLLM."""
-    split: str = "train"
+    split: Split = "train"
     """The split of the tasks: train, dev or test."""
     count: int = 100
     """Number of tasks of the split."""
@@ -495,8 +492,6 @@ class RecordConfig(Playing):
         for name in ("count", "samples", "wave"):
             if getattr(self, name) < 1:
                 raise ConfigError("must be at least 1", field=name)
-        if self.split not in SPLITS:
-            raise ConfigError(f"is {self.split!r}", field="split", hint=f"use one of {', '.join(SPLITS)}")
 
 
 @dataclass(frozen=True, kw_only=True)

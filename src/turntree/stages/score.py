@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from turntree.core import parts
 from turntree.core.config import Between, Part
@@ -22,7 +22,7 @@ from turntree.observe.jsonl import parse_json, read_lines
 from turntree.rollouts.local import judge_turns
 from turntree.stages.verifier import open_verifier
 from turntree.traces.candidates import candidates
-from turntree.traces.schema import read_traces
+from turntree.traces.schema import Split, read_traces
 from turntree.verifiers import audit, rewrites
 from turntree.verifiers.judge import agreement
 from turntree.verifiers.nemo import MALFORMED
@@ -57,7 +57,7 @@ class AuditConfig:
     """The traces whose demonstrations are judged."""
     verifier: Part
     """recommended, paper, nemo, judge, tool_call, strict, executed, or module:function of your own."""
-    split: str = ""
+    split: Literal[Split, ""] = ""
     """Only the traces of this split."""
     limit: Annotated[int, Between(0)] = 0
     """Only the first turns (0: all)."""

@@ -180,7 +180,8 @@ def _has_file(stream: Any) -> bool:
 
 def main(arguments: Sequence[str]) -> None:
     """A rank that rank 0 of this machine started. Its errors go to rank 0, which says them."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: rank 0 decides
+    for number in (signal.SIGINT, signal.SIGTERM):  # of the terminal, of a cluster: rank 0 decides
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     rank = int(os.environ["RANK"])
     store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)

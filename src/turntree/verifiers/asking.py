@@ -15,6 +15,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,44 +38,61 @@ class Vote(NamedTuple):
     failed: str = ""
 
 
-class Asker:
-    """`url` is the base of the API (http://host:8000/v1); a key, where one is needed, is OPENAI_API_KEY. `cache`
-    is an SQLite file: an answer that was paid for is not asked for again. After `max_requests` requests (0: no
-    limit) or `max_tokens` tokens in all there are no more answers; a request on its way counts as one token per 3
+@dataclass(kw_only=True, eq=False)
+class Asking:
+    """Options of everything that asks a language model (`judge`, `rubric`): they are fields of it."""
+
+    url: str
+    """The base of the API: http://host:8000/v1. A key, where one is needed, is OPENAI_API_KEY."""
+    model: str
+    """The name that the server gives the model."""
+    votes: int = 1
+    """How often each question is asked; the majority decides. More than one needs a temperature."""
+    temperature: float = 0.0
+    """Sampling temperature of the answers."""
+    answer_tokens: int = 512
+    """Longest answer."""
+    concurrency: int = 8
+    """Requests, and verdicts that are worth asking for, at the same time."""
+    retries: int = 4
+    """Of a request that failed, after growing pauses."""
+    timeout: float = 60.0
+    """Seconds for one request."""
+    cache: str = ""
+    """An SQLite file: an answer that was paid for is not asked for again."""
+    max_requests: int = 0
+    """No more answers after this many requests (0: no limit)."""
+    max_tokens: int = 0
+    """No more answers after this many tokens in all (0: no limit). A request on its way counts as one token per 3
     bytes of its question and a full answer, so that requests side by side do not pass the limit."""
 
-    def __init__(
-        self,
-        *,
-        url: str,
-        model: str,
-        votes: int,
-        temperature: float,
-        answer_tokens: int,
-        concurrency: int,
-        retries: int,
-        timeout: float,
-        cache: str,
-        max_requests: int,
-        max_tokens: int,
-    ) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"{url!r} is not a URL", field="url", hint="write http://host:port/v1")
-        if votes < 1 or concurrency < 1 or retries < 0 or timeout <= 0:
-            raise ConfigError(
-                "impossible judge settings", field="votes", hint="votes and concurrency >= 1, timeout > 0"
-            )
-        if votes > 1 and temperature == 0:
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise ConfigError(f"{self.url!r} is not a URL", field="url", hint="write http://host:port/v1")
+        if self.votes < 1 or self.concurrency < 1 or self.retries < 0 or self.timeout <= 0:
+            hint = "votes and concurrency >= 1, timeout > 0"
+            raise ConfigError("impossible judge settings", field="votes", hint=hint)
+        if self.votes > 1 and self.temperature == 0:
             raise ConfigError("votes are equal at temperature 0", field="votes", hint="set verifier.temperature=0.7")
-        self._model, self._votes, self._temperature = model, votes, temperature
-        self._answer_tokens, self._most = answer_tokens, (max_requests, max_tokens)
-        self._client = _client(url, timeout, retries)
-        self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="turntree-judge")
+        self.asker = Asker(self)
+
+    def close(self) -> None:
+        self.asker.close()
+
+
+class Asker:
+    """Asks the questions of one judge and counts what they cost."""
+
+    def __init__(self, options: Asking) -> None:
+        self._model, self._votes, self._temperature = options.model, options.votes, options.temperature
+        self._answer_tokens, self._most = options.answer_tokens, (options.max_requests, options.max_tokens)
+        self._client = _client(options.url, options.timeout, options.retries)
+        self._threads = ThreadPoolExecutor(options.concurrency, thread_name_prefix="turntree-judge")
         self._lock = threading.Lock()
-        self._cache = _Cache(Path(cache)) if cache else None
+        self._cache = _Cache(Path(options.cache)) if options.cache else None
         self.requests, self.tokens = 0, 0  # spent so far
         self._reserved = 0  # tokens of requests on their way
-        self.told = f"model={model}+votes={votes}+temperature={temperature:g}"
+        self.told = f"model={self._model}+votes={self._votes}+temperature={self._temperature:g}"
 
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)

@@ -18,9 +18,10 @@ Word = Any  # a text, or the parts of a word that the shell expands (`shell`)
 class Command:
     """Short options without and with a value, long ones by the short one that they equal (or by themselves).
 
-    `idle` options change what is printed on the way and not what is done. Options that override one another
-    (`ordered`) keep their order. The first `lead` operands have places of their own; the others are a set (None: all
-    have places). `paths`: operands after those are paths; `values_are_paths` names options whose value is one.
+    `idle` options change what is printed on the way and not what is done. Options that override one another keep their
+    order (`ordered`: groups of such options, apart by spaces). The first `lead` operands have places of their own; the
+    others are a set (None: all have places). `paths`: operands after those are paths; `values_are_paths` names options
+    whose value is one.
     """
 
     flags: str = ""
@@ -71,7 +72,7 @@ _GREP = Command(
         "--file": "f",
     },
     idle=frozenset({"color"}),
-    ordered="EFPGhHrR",
+    ordered="EFPG hH rR",
     lead=1,
     lead_given_by="ef",
     paths=True,
@@ -172,7 +173,7 @@ _LIST = Command(
     long={**_LONG_LS, "--color": "color", "--directory": "d"},
     long_values={"--sort": "sort"},
     idle=frozenset({"color", "F"}),
-    ordered="tSXUlC1xn",
+    ordered="tSXU lC1xn aA",
     lead=0,
     paths=True,
 )
@@ -262,7 +263,7 @@ COMMANDS: Mapping[str, Command] = {
         values="ncs",
         long={"--follow": "f"},
         long_values={"--lines": "n", "--bytes": "c"},
-        ordered="ncfF",
+        ordered="nc fF",
         number="n",
         paths=True,
     ),
@@ -295,7 +296,7 @@ COMMANDS: Mapping[str, Command] = {
         flags="rRafipvnuLPdHT",
         long={"--recursive": "r", "--force": "f", "--archive": "a", "--verbose": "v"},
         idle=frozenset({"v"}),
-        ordered="rRafindLPH",
+        ordered="fin adLPH",
         paths=True,
     ),
     "mv": Command(
@@ -327,7 +328,7 @@ COMMANDS: Mapping[str, Command] = {
         values="d",
         long={"--summarize": "s", "--human-readable": "h"},
         long_values={"--max-depth": "d"},
-        ordered="shacm",
+        ordered="sa hm",
         lead=0,
         paths=True,
     ),
@@ -452,10 +453,12 @@ def _short(command: Command, letters: str, left: list[Word], options: list[tuple
 def _sorted(command: Command, options: list[tuple[str, Word]]) -> tuple[Any, ...]:
     """Acting options: those that override one another in the order given, then the others by name."""
     acting = [one for one in options if one[0] not in command.idle]
-    free = [one for one in acting if one[0] not in command.ordered]
+    groups = command.ordered.split()
+    free = [one for one in acting if not any(one[0] in group for group in groups)]
     flags = {one for one in free if one[1] == ""}  # said twice is said once
     valued = sorted((one for one in free if one[1] != ""), key=lambda one: one[0])  # stable: values keep their order
-    return tuple(one for one in acting if one[0] in command.ordered), tuple(sorted(flags)), tuple(valued)
+    overriding = tuple(tuple(one for one in acting if one[0] in group) for group in groups)
+    return overriding, tuple(sorted(flags)), tuple(valued)
 
 
 def _operands(command: Command, operands: list[Word], given: set[str], folder: str | None) -> tuple[Any, ...]:

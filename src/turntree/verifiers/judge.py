@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
 from turntree.core.verdict import Verdict
-from turntree.verifiers.asking import Asker, Vote, digest, failure, majority, quoted, shown
+from turntree.verifiers.asking import Asking, Vote, digest, failure, majority, quoted, shown
 from turntree.verifiers.strict import action_kind
 from turntree.verifiers.texts import said
 
@@ -41,45 +42,16 @@ ACTION 2 (JSON):
 Think briefly. Then end with exactly one line: VERDICT: SAME, VERDICT: DIFFERENT or VERDICT: UNSURE."""
 
 
-class LlmJudge:
-    """The options are those of `asking.Asker`; `votes` are per order. `context` is how many of the last messages the
-    judge is shown."""
+@dataclass(kw_only=True, eq=False)
+class LlmJudge(Asking):
+    """Votes are per order of the two actions."""
 
-    def __init__(
-        self,
-        *,
-        url: str,
-        model: str,
-        votes: int = 1,
-        temperature: float = 0.0,
-        answer_tokens: int = 512,
-        context: int = 8,
-        concurrency: int = 8,
-        retries: int = 4,
-        timeout: float = 60.0,
-        cache: str = "",
-        max_requests: int = 0,
-        max_tokens: int = 0,
-    ) -> None:
-        self.asker = Asker(
-            url=url,
-            model=model,
-            votes=votes,
-            temperature=temperature,
-            answer_tokens=answer_tokens,
-            concurrency=concurrency,
-            retries=retries,
-            timeout=timeout,
-            cache=cache,
-            max_requests=max_requests,
-            max_tokens=max_tokens,
-        )
-        self._context = context
-        self.concurrency = concurrency  # verdicts worth asking for at the same time
-        self.name = f"judge/1+{self.asker.told}+context={context}+prompt={digest(PROMPT)}"
+    context: int = 8
+    """How many of the last messages the judge is shown."""
 
-    def close(self) -> None:
-        self.asker.close()
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.name = f"judge/1+{self.asker.told}+context={self.context}+prompt={digest(PROMPT)}"
 
     def judge(self, state: TurnState, action: Message) -> Verdict:
         """Safe to call from many threads; the requests of one verdict run at the same time."""
@@ -94,7 +66,7 @@ class LlmJudge:
         return _decided(one, other, kind)
 
     def _prompt(self, state: TurnState, first: str, second: str) -> str:
-        history = quoted([m.to_chat() for m in state.history[max(0, len(state.history) - self._context) :]])
+        history = quoted([m.to_chat() for m in state.history[max(0, len(state.history) - self.context) :]])
         tools = quoted([str(tool.get("function", {}).get("name")) for tool in state.tools])
         return PROMPT.format(history=history, tools=tools, first=first, second=second)
 

@@ -56,6 +56,8 @@ _FOLDER = re.compile(
     r"|^\w+@[\w.-]+:(/[^\s#$]*)[#$]",
     re.MULTILINE,
 )
+_MOVES = re.compile(r"(?<![\w./-])(cd|pushd|popd|source|eval|exec)(?![\w./-])")  # in a command: may lead elsewhere
+_OPERATORS = frozenset({"OR", "AND", "NOT"})  # of search engines, in capitals only
 
 
 class Reading(NamedTuple):
@@ -192,19 +194,15 @@ class Recommended(Chained):
         return (None, "other text, not judged", "any") if self._messages == "unjudged" else (0.0, "other text", "any")
 
     def _matched(self, gold: _Gold, found: Sequence[Reading]) -> bool:
-        """Whether every demonstrated call is made once; calls that act keep their order."""
+        """Whether every demonstrated call is made once; calls that act keep their order, and what is read before one of
+        them is not read after it."""
         assert gold.calls is not None
         if len(found) == 1:
             return self._same(gold, gold.calls[0], found[0])
-        acting = [[one for one in side if one.acts] for side in (gold.calls, found)]
-        if len(acting[0]) == len(acting[1]) > 1:
-            if not all(self._same(gold, a, b) for a, b in zip(*acting, strict=True)):
-                return False
-            rest = [[one for one in side if not one.acts] for side in (gold.calls, found)]
-            return perfect_matching(rest[0], rest[1], lambda a, b: self._same(gold, a, b))
-        if Counter(one.key for one in found) == gold.keys:
-            return True
-        return perfect_matching(gold.calls, found, lambda a, b: self._same(gold, a, b))
+        sides = [_stretches(side) for side in (gold.calls, found)]
+        if len(sides[0]) != len(sides[1]):
+            return False
+        return all(perfect_matching(a, b, lambda x, y: self._same(gold, x, y)) for a, b in zip(*sides, strict=True))
 
     def _same(self, gold: _Gold, shown: Reading, tried: Reading) -> bool:
         if shown.key == tried.key:
@@ -339,23 +337,29 @@ def invalid(calls: Sequence[ToolCall], tools: tuple[dict[str, Any], ...]) -> str
 
 
 def folder_in(history: Sequence[Message]) -> str | None:
-    """Where the shell is after a history, as far as the harness says it (OpenHands, SWE-agent, Codex, a prompt)."""
+    """Where the shell is after a history, as far as the harness says it (OpenHands, SWE-agent, Codex, a prompt). None
+    where it may have gone elsewhere since."""
     for message in reversed(history):
         if message.role in ("tool", "user") and (found := _FOLDER.findall(message.content)):
             return next(filter(None, found[-1])).strip()
+        commands = (of_any(call.arguments, COMMAND) for call in message.tool_calls)
+        if any(command is not None and _MOVES.search(str(command[1])) for command in commands):
+            return None
     return None
 
 
 def query(text: str) -> str:
     """A search query without case, spacing and the punctuation that ends words; quotes and operators stay."""
-    return " ".join(stripped for word in plain(text).split() if (stripped := word.rstrip(".,;!?")))
+    words = (word if word in _OPERATORS else plain(word).rstrip(".,;!?") for word in text.split())
+    return " ".join(word for word in words if word)
 
 
 def url(text: str) -> str:
-    """An address without the parts that a server does not see or distinguish."""
+    """An address without the parts that a server does not see or distinguish; `#/route` is a page of its own."""
     found = urlsplit(text.strip())
     where = found.path.rstrip("/")
     asked = f"?{found.query}" if found.query else ""
+    asked += f"#{found.fragment}" if found.fragment.startswith(("/", "!")) else ""
     return f"{found.scheme.lower()}://{found.netloc.lower()}{where}{asked}" if found.netloc else text.strip()
 
 
@@ -366,6 +370,17 @@ def _by_value(value: Any) -> Any:
     if isinstance(value, list):
         return [_by_value(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _stretches(calls: Sequence[Reading]) -> list[list[Reading]]:
+    """Each call that acts alone, and between them those that do not, in any order."""
+    found: list[list[Reading]] = [[]]
+    for one in calls:
+        if one.acts:
+            found += [[one], []]
+        else:
+            found[-1].append(one)
+    return found
 
 
 def _destroyed(calls: Sequence[Reading]) -> set[Any]:

@@ -20,7 +20,7 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
 from turntree.core.verdict import Verdict
-from turntree.verifiers.asking import Asker, Vote, digest, failure, majority, quoted, shown
+from turntree.verifiers.asking import Asking, Vote, digest, failure, majority, quoted, shown
 from turntree.verifiers.strict import action_kind
 
 MET, UNMET = "met", "not met"
@@ -59,59 +59,31 @@ class Criterion:
     weight: float = 1.0
 
 
-class Rubric:
-    """A reward of episodes (`--reward`), and a verifier that judges the episode up to an action and with it.
+@dataclass(kw_only=True, eq=False)
+class Rubric(Asking):
+    """A reward of episodes (`--reward`), and a verifier that judges the episode up to an action and with it. Votes are
+    per criterion."""
 
-    `file` is a TOML file of criteria (`read_rubric`). `judged` is the share of the weight that must be judged for a
-    reward; with less than 1 the reward is over the criteria that were judged. `longest` is how many characters of a
-    message are shown. The other options are those of `asking.Asker`; `votes` are per criterion."""
+    file: str
+    """A TOML file of criteria (`read_rubric`)."""
+    judged: float = 1.0
+    """The share of the weight that must be judged for a reward. With less than 1 the reward is over the criteria that
+    were judged."""
+    longest: int = 4000
+    """How many characters of a message are shown."""
 
-    def __init__(
-        self,
-        *,
-        file: str,
-        url: str,
-        model: str,
-        votes: int = 1,
-        judged: float = 1.0,
-        longest: int = 4000,
-        temperature: float = 0.0,
-        answer_tokens: int = 512,
-        concurrency: int = 8,
-        retries: int = 4,
-        timeout: float = 60.0,
-        cache: str = "",
-        max_requests: int = 0,
-        max_tokens: int = 0,
-    ) -> None:
-        if not 0 < judged <= 1 or longest < 2:
+    def __post_init__(self) -> None:
+        if not 0 < self.judged <= 1 or self.longest < 2:
             raise ConfigError("impossible rubric settings", field="judged", hint="0 < judged <= 1, longest >= 2")
-        self.criteria = read_rubric(Path(file))
-        self._judged, self._longest = judged, longest
-        self.asker = Asker(
-            url=url,
-            model=model,
-            votes=votes,
-            temperature=temperature,
-            answer_tokens=answer_tokens,
-            concurrency=concurrency,
-            retries=retries,
-            timeout=timeout,
-            cache=cache,
-            max_requests=max_requests,
-            max_tokens=max_tokens,
-        )
-        self.concurrency = concurrency  # verdicts worth asking for at the same time
+        self.criteria = read_rubric(Path(self.file))
+        super().__post_init__()
         asked = digest(PROMPT + repr(self.criteria))
-        self.name = f"rubric/1+{self.asker.told}+judged={judged:g}+longest={longest}+criteria={asked}"
+        self.name = f"rubric/1+{self.asker.told}+judged={self.judged:g}+longest={self.longest}+criteria={asked}"
 
     @property
     def identity(self) -> str:
         """What decides its verdicts, for the identity of a run."""
         return self.name
-
-    def close(self) -> None:
-        self.asker.close()
 
     def __call__(self, episode: Told) -> Verdict:
         return self.grade(episode.messages, episode.tools)
@@ -145,9 +117,9 @@ class Rubric:
             return {key: self._short(item) for key, item in cast("dict[str, Any]", value).items()}
         if isinstance(value, list):
             return [self._short(item) for item in cast("list[Any]", value)]
-        if not isinstance(value, str) or len(value) <= self._longest:
+        if not isinstance(value, str) or len(value) <= self.longest:
             return value
-        half = self._longest // 2
+        half = self.longest // 2
         return f"{value[:half]} [{len(value) - 2 * half} characters left out] {value[len(value) - half :]}"
 
     def _total(
@@ -157,7 +129,7 @@ class Rubric:
         missing = [one.name for one in found if one not in judged]
         whole, known = (math.fsum(abs(one.weight) for one in some) for some in (found, judged))
         best = math.fsum(one.weight for one in judged if one.weight > 0)
-        if missing and (known < self._judged * whole or best == 0):
+        if missing and (known < self.judged * whole or best == 0):
             return None, failure(votes) or f"the judge abstains on {', '.join(missing)}"
         total = math.fsum(one.weight for one, met in judged.items() if met)
         good, bad = (sum(met for one, met in judged.items() if (one.weight > 0) is sign) for sign in (True, False))

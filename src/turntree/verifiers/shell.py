@@ -27,6 +27,7 @@ _ASSIGNMENT_IDLE = frozenset({"PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"})
 _REDIRECTS = frozenset({"file_redirect", "herestring_redirect", "heredoc_redirect"})
 _SEPARATORS = frozenset({";", "\n"})
 _GLOB = frozenset("*?[]{}")
+_QUOTES = frozenset("'\"\\")
 _NEEDS_BARE = frozenset("[{~")
 _HEREDOC = {"<<", "<<-", "heredoc_start", "heredoc_body", "heredoc_end", "file_descriptor", "file_redirect"}
 _HEREDOC_TEXTS = ("heredoc_start", "heredoc_body", "file_descriptor")
@@ -294,7 +295,7 @@ class _Reader:
         if not parts.keys() <= _HEREDOC:  # `cat <<EOF | bash`: the grammar puts what follows into the document
             return [self.opaque(node)]
         start, body, number = (_text(parts[kind]) if kind in parts else "" for kind in _HEREDOC_TEXTS)
-        quoted = not start.isalnum()
+        quoted = not _QUOTES.isdisjoint(start)
         document = self.opaque(parts["heredoc_body"]) if "heredoc_body" in parts and not quoted else ("body", body)
         if _DESTROYS.search(body):
             self.destroys.add(("text", body))
@@ -567,7 +568,7 @@ def _told(redirects: list[Canonical], piped: bool) -> tuple[Canonical, ...]:
             spread.append(one)
     kept: list[Canonical] = []
     for one in spread:
-        moved = any(before[0] == "1" for before in kept)
+        moved = any(before[0] in ("1", "2") for before in kept)
         if one == ("2", ">&", "1") and not piped and not moved:
             continue
         kept.append(one)

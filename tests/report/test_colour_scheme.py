@@ -1,0 +1,73 @@
+"""Reports and experiment pages follow the colour scheme of the reader: text can be read on a light and a dark page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from online_directories import write_experiment, write_online_run
+from run_directories import write_complete_run
+
+from chromium import browser
+from turntree.experiments.page import build_experiment_page
+from turntree.report import svg
+from turntree.report.html import build_report
+
+# the lowest contrast (WCAG) between a text and the page below it, and whose it is
+LOWEST = """
+const light = (c) => { const v = c.map(x => x / 255).map(x => x <= .04045 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4);
+                       return .2126 * v[0] + .7152 * v[1] + .0722 * v[2] };
+const parts = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
+const below = (e) => { for (; e; e = e.parentElement) { const c = parts(getComputedStyle(e).backgroundColor);
+                       if (c.length === 3) return c.slice(0, 3) } return [255, 255, 255] };
+let lowest = [99, ""];
+for (const e of document.querySelectorAll("body *")) {
+  const own = [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim());
+  if (!own || !e.getClientRects().length || e.closest("td[style*='--heat'], g rect ~ text, script, style")) continue;
+  const style = getComputedStyle(e), ink = parts(e.ownerSVGElement ? style.fill : style.color);
+  const [a, b] = [light(ink), light(below(e))].sort((x, y) => y - x), ratio = (a + .05) / (b + .05);
+  if (ratio < lowest[0]) lowest = [ratio, e.textContent.trim().slice(0, 60)];
+}
+return [getComputedStyle(document.body).backgroundColor, ...lowest];
+"""
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    experiment = build_experiment_page(write_experiment(folder / "experiment"))
+    assert experiment is not None
+    return [
+        build_report(write_complete_run(folder / "pivot")),
+        build_report(write_online_run(folder / "online")),
+        experiment,
+    ]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_text_can_be_read_in_both_schemes(pages: list[Path], dark: bool) -> None:
+    with browser(dark=dark) as window:
+        for page in pages:
+            window.get(page.as_uri())
+            ground, contrast, text = window.execute_script(LOWEST)
+            assert ground == ("rgb(20, 23, 26)" if dark else "rgb(255, 255, 255)")
+            assert contrast > 4.5, (page.parent.name, text)
+
+
+def test_every_colour_that_a_page_names_is_there_in_both_schemes(pages: list[Path]) -> None:
+    for page in pages:
+        text = page.read_text()
+        light, dark = (
+            set(re.findall(r"(--[\w-]+):", block)) for block in re.findall(r":root \{(.*?)\}", text, re.S)[:2]
+        )
+        used = set(re.findall(r"var\((--[\w-]+)", text)) - {"--heat", "--strength"}  # of a cell
+        assert used and light == dark and used <= light
+        drawn = "".join(re.findall(r"<svg.*?</svg>", text, re.S))
+        plain = set(re.findall(r'(?:fill|stroke)(?:: |=")(#[0-9a-f]{6})', drawn))
+        assert not plain & {colour.lower() for colour in (svg.INK, svg.MUTED, svg.EDGE, svg.GRID, "#000000", "#ffffff")}
+
+
+def test_a_colour_in_the_words_of_a_figure_stays() -> None:
+    drawn = f'<svg viewBox="0 0 9 9"><text style="fill: {svg.INK}">paint it {svg.INK}</text></svg>'
+    assert f">paint it {svg.INK}<" in svg.inline(drawn, "f") and f"var(--ink, {svg.INK})" in svg.inline(drawn, "f")
