@@ -17,7 +17,6 @@ IN_SENTENCES = {
     "base": "the base policy",
     "sft": "SFT on the same traces",
     "random": "the same training on random turns",
-    "pivotrl": "PivotRL on an expert’s states",
 }
 
 
