@@ -21,7 +21,7 @@ from turntree.renderers.choice import Choice, choose
 from turntree.renderers.examine import LOOK, LOOP, LOOPS, TALK, TURNS, Finding, examine
 from turntree.renderers.probes import ASK, SAY
 from turntree.traces.schema import Trace
-from turntree.training.sft import example
+from turntree.training.sft import examples
 
 if not os.environ.get("TURNTREE_TOKENIZERS"):
     pytest.skip("needs real tokenizers: make test-renderers", allow_module_level=True)
@@ -138,7 +138,7 @@ def test_the_loss_covers_what_the_policy_said_and_nothing_else(row: Row) -> None
     name = LOOP if findings(row)[LOOP].works else TALK
     messages = LOOPS[name]
     tools = () if name == TALK else (LOOK,)
-    learned = example(Trace(id="t", messages=tuple(messages), tools=tools), renderer)
+    (learned,) = examples(Trace(id="t", messages=tuple(messages), tools=tools), renderer)
     said = [id for m in messages if m.role == "assistant" for id in renderer.completion(m)]
     assert [id for id, counts in zip(learned.token_ids, learned.loss_mask, strict=True) if counts] == said
 

@@ -48,7 +48,7 @@ def play(rollout: LiveRollout, turns: int, sample: int) -> Session:
     for turn in range(rollout.turns + 1, rollout.turns + turns + 1):
         action = Message("assistant", f"said {sample}.{turn}")
         rollout.append_turn(completion(sample, turn), action)
-        rollout.append_answer(answer(sample, turn), (30 + turn,), Cost(tool_calls=1))
+        rollout.append_answer(answer(sample, turn), (*rollout.token_ids, 30 + turn), Cost(tool_calls=1))
         episode.actions.append(action)
         episode.answers.append(answer(sample, turn))
     return episode
