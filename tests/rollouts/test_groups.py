@@ -104,7 +104,7 @@ def test_a_rollout_that_leaves_a_finished_one_knows_what_that_knew_before_the_tu
     assert [(n.turn, n.token_ids) for n in twin.tree.path(twin.leaf)] == [
         (n.turn, n.token_ids) for n in before.tree.path(before.leaf)
     ]
-    assert (twin.key, twin.forked_at, twin.just_forked, twin.nodes) == ((1, 1), turn, True, [])
+    assert (twin.key, twin.forked_at, twin.just_forked, [*twin.nodes]) == ((1, 1), turn, True, [])
     assert played.rollouts[(1, 1)] is twin and played.forked == [(1, 1)]
     again = played.expand(Expansion(key=(1,), turn=turn, reason="to see", numbers={}))
     assert again.key == (1, 2)

@@ -104,8 +104,7 @@ class ChatRenderer(TurnByTurn):
         ids = list(token_ids)
         if ids and ids[-1] in self._stop_ids:
             ids.pop()
-        text = cast(str, self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-        reasoning, said = self._thought(text)
+        reasoning, said = self._thought(self._decode(ids))
         return replace(parse_message(said.removeprefix(self._template.lead), self._tool_format), reasoning=reasoning)
 
     # segments
@@ -173,6 +172,10 @@ class ChatRenderer(TurnByTurn):
 
     def _encode(self, text: str) -> Ids:
         return tuple(self._tokenizer.encode(whole_characters(text), add_special_tokens=False))
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        text = self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return cast(str, text)
 
 
 class Recent:

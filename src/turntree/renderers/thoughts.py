@@ -6,8 +6,8 @@ rollout: where a thought would be dropped, the *context is rewritten*. The next 
 of the whole conversation, which does not extend the tokens so far, and the rollout's tree branches there
 (docs/design/architecture.md). Between two such places nothing that was sampled is tokenised again.
 
-Where a context is rewritten depends on roles and calls only, never on what the policy said: a made-up conversation of
-the same shape, with a thought in every turn, is rendered and searched for them.
+Where a context is rewritten depends on roles, calls and where there is a thought, never on what the policy said: a
+made-up conversation of the same shape is rendered, and the prompts of two turns are compared.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TurnByTurn(ABC):
 
     def __init__(self, thoughts: Thoughts) -> None:
         self.thoughts: Thoughts = thoughts
-        self._dropped: dict[Hashable, frozenset[int]] = {}
+        self._seen: dict[Hashable, bool] = {}
 
     def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> Ids:
         end = self._rewritten_at(messages, tools)
@@ -71,7 +71,8 @@ class TurnByTurn(ABC):
     @property
     def rewrites(self) -> bool:
         """Whether a thought is ever dropped, seen on a tool loop that a question follows."""
-        return self._rewritten_at([ASK, CALL, RESULT, SAY, ASK], ()) is not None
+        call, say = replace(CALL, reasoning="Hm."), replace(SAY, reasoning="Hm.")
+        return self._rewritten_at([ASK, call, RESULT, say, ASK], ()) is not None
 
     # of the renderer
 
@@ -92,6 +93,9 @@ class TurnByTurn(ABC):
         """Its text."""
 
     @abstractmethod
+    def _decode(self, ids: Sequence[int]) -> str: ...
+
+    @abstractmethod
     def _grown(self, messages: Sequence[Message], tools: Tools) -> Ids:
         """The prompt by segments, with all thoughts."""
 
@@ -102,52 +106,51 @@ class TurnByTurn(ABC):
     # where it is rewritten
 
     def _rewritten_at(self, messages: Sequence[Message], tools: Tools, after: int = 0) -> int | None:
-        """The last place (a number of messages, more than `after`) at which the prompt drops a thought that the prompt
-        before it had."""
+        """The last place (a number of messages, more than `after`) at which the prompt does not go on from the prompt
+        before it and the turn that was said there."""
         if self.thoughts == "keep" or not self.thinks:
             return None
-        shape, named = tuple(map(_shape, messages)), bool(tools)
+        shape = tuple(map(_shape, messages))
         ends = [*(place for place, message in enumerate(messages) if message.role == "assistant"), len(messages)]
         for now, before in itertools.pairwise(reversed(ends)):
             if now <= after:
                 return None
-            if self._drops(shape[:now], named) != self._drops(shape[:before], named):
+            if not self._goes_on(shape[:now], before, bool(tools)):
                 return now
         return None
 
-    def _drops(self, shape: tuple[Hashable, ...], tools: bool) -> frozenset[int]:
-        """The turns whose thoughts are not in the prompt of a conversation of this shape."""
-        key = (shape, tools)
-        if key not in self._dropped:
-            if len(self._dropped) >= _REMEMBERED_SHAPES:
-                self._dropped.clear()
-            self._dropped[key] = self._looked_up(shape, tools)
-        return self._dropped[key]
-
-    def _looked_up(self, shape: tuple[Any, ...], tools: bool) -> frozenset[int]:
-        messages = _conversation(shape)
-        thoughts = {place: message.reasoning for place, message in enumerate(messages) if message.reasoning}
-        text = self.written(messages, [TOOL] if tools else ()) if thoughts else ""
-        return frozenset(place for place, thought in thoughts.items() if thought not in text)
+    def _goes_on(self, shape: tuple[Any, ...], turn: int, tools: bool) -> bool:
+        """Whether the prompt of a conversation of this shape begins with that of its turn number `turn` and the turn."""
+        key = (shape, turn, tools)
+        if key not in self._seen:
+            if len(self._seen) >= _REMEMBERED_SHAPES:
+                self._seen.clear()
+            messages, declared = _conversation(shape), [TOOL] if tools else []
+            said = self._decode(self.completion(messages[turn])[:-1])  # families close an earlier turn in their own way
+            before, now = self.written(messages[:turn], declared), self.written(messages, declared)
+            self._seen[key] = now.startswith(before + said)
+        return self._seen[key]
 
 
 def _shape(message: Message) -> Hashable:
-    tagged = _TAGGED.fullmatch(message.content) if message.role != "assistant" else None
-    return message.role, len(message.tool_calls), tagged.groups() if tagged else ()
+    if message.role == "assistant":
+        return message.role, len(message.tool_calls), bool(message.reasoning)
+    tagged = _TAGGED.fullmatch(message.content)
+    return message.role, 0, tagged.groups() if tagged else ()
 
 
-def _conversation(shape: Sequence[tuple[str, int, tuple[str, ...]]]) -> list[Message]:
-    """A made-up conversation of this shape, with another thought in every turn."""
+def _conversation(shape: Sequence[tuple[str, int, Any]]) -> list[Message]:
+    """A made-up conversation of this shape."""
     messages: list[Message] = []
     unanswered: list[str | None] = []
-    for place, (role, calls, tags) in enumerate(shape):
+    for place, (role, calls, more) in enumerate(shape):
         if role == "assistant":
             made = [replace(CALL.tool_calls[0], id=f"call{100 * place + number:05}") for number in range(calls)]
             turn, unanswered = (replace(CALL, tool_calls=tuple(made)) if calls else SAY), [call.id for call in made]
-            messages.append(replace(turn, reasoning=f"Hm, {place} left."))
+            messages.append(replace(turn, reasoning=f"Hm, {place} left." if more else ""))
             continue
         of = RESULT if role == "tool" else replace(ASK, role=role)
         if role == "tool" and unanswered:
             of = replace(of, tool_call_id=unanswered.pop(0))
-        messages.append(replace(of, content=of.content.join(tags)) if tags else of)
+        messages.append(replace(of, content=of.content.join(more)) if more else of)
     return messages

@@ -359,7 +359,7 @@ class _Run:
         cut = sum(group.cut is not None for group in groups)
         zero = outcomes[GroupOutcome.ALL_FAIL] + outcomes[GroupOutcome.ALL_SUCCEED]
         whole = zero + outcomes[GroupOutcome.MIXED]
-        stops = Counter(group.tree.stop_reason(leaf) for group in groups for leaf in group.tree.leaves())
+        stops = Counter(group.tree.stop_reason(end) for group in groups for end in group.tree.ends())
         unmoved = self.config.loss.normalizer == "constant" or any(isinstance(f, DapoFilter) for f in self._filters)
         reasons = censored(v for g in groups if g.cut is None for v in g.rewards.verdicts.values())
         solved = [v.success for g in groups for v in g.rewards.verdicts.values() if v.reward is not None]
