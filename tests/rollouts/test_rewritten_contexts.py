@@ -221,7 +221,7 @@ def one_row_a_call(model: Any, tree: RolloutTree, rewards: Rewards, config: Loss
     scored = rewards.scored()
     mean = sum(scored.values()) / len(scored)
     std = math.sqrt(sum((r - mean) ** 2 for r in scored.values()) / len(scored))
-    total, tokens = torch.tensor(0.0, dtype=torch.float64), {end: 0 for end in scored}
+    total, tokens = torch.tensor(0.0, dtype=torch.float64), dict.fromkeys(scored, 0)
     sums = dict.fromkeys(scored, total)
     for end, reward in scored.items():
         advantage = (reward - mean) / (std + 1e-6)

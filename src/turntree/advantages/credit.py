@@ -120,13 +120,13 @@ class CreditRule:
         by_branch = self.comparison in (across_starts, across_siblings, within_and_across_trees)
         if tree.parts() and (by_branch or isinstance(self.comparison, AcrossAnchors)):
             raise ConfigError(
-                f"the rollouts of {tree.task_id!r} have branches that were not drawn (an agent's, or a rewritten context)",
+                f"the rollouts of {tree.task_id!r} have branches that were not drawn (rewritten contexts)",
                 field="comparison",
                 hint="use comparison 'leaves', which compares whole rollouts",
             )
         if tree.parts() and self.leaf_weights is path_weighted:
             raise ConfigError(
-                f"the rollouts of {tree.task_id!r} have branches that were not drawn (an agent's, or a rewritten context)",
+                f"the rollouts of {tree.task_id!r} have branches that were not drawn (rewritten contexts)",
                 field="leaf_weights",
                 hint="use leaf_weights 'unit', which counts every rollout once",
             )

@@ -17,10 +17,11 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
+from turntree.core.protocols import Renderer, RewritingRenderer
 from turntree.renderers.probes import ASK, CALL, RESULT, SAY, TOOL
 
 Ids = tuple[int, ...]
@@ -29,6 +30,16 @@ Thoughts = Literal["keep", "model"]
 
 _TAGGED = re.compile(r"\s*(<\w+>).*(</\w+>)\s*", re.DOTALL)  # Qwen takes results for results in a user's message too
 _REMEMBERED_SHAPES = 4096
+
+
+def whole_prompt(renderer: Renderer, said: Sequence[Message], new: Sequence[Message], tools: Tools) -> Ids | None:
+    """The prompt after `new` messages where it is another context than that of `said`; None where that is extended."""
+    return renderer.rewritten(said, new, tools) if rewrites(renderer) else None
+
+
+def rewrites(renderer: Renderer) -> TypeGuard[RewritingRenderer]:
+    """Whether the renderer may rewrite the context of a rollout."""
+    return bool(getattr(renderer, "rewrites", False))
 
 
 class TurnByTurn(ABC):
@@ -120,7 +131,7 @@ class TurnByTurn(ABC):
         return None
 
     def _goes_on(self, shape: tuple[Any, ...], turn: int, tools: bool) -> bool:
-        """Whether the prompt of a conversation of this shape begins with that of its turn number `turn` and the turn."""
+        """Whether the prompt of a conversation of this shape begins with the one at its message `turn`, and that."""
         key = (shape, turn, tools)
         if key not in self._seen:
             if len(self._seen) >= _REMEMBERED_SHAPES:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal
 
 from turntree.core import seeds
 from turntree.core.completion import Completion, GenerationRequest, Sampling
@@ -17,9 +17,10 @@ from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, TurntreeError
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message
-from turntree.core.protocols import Brancher, Environment, Observation, Renderer, RewritingRenderer
+from turntree.core.protocols import Brancher, Environment, Observation, Renderer
 from turntree.core.tree import PART, Decision, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
+from turntree.renderers.thoughts import rewrites, whole_prompt
 from turntree.rollouts.rewards import Episode, RewardSum
 
 CutTurns = Literal["fail", "judge"]  # reward of a cut turn: 0, or the verdict on its text
@@ -293,16 +294,12 @@ def next_prompt(
     another context (`core.protocols.RewritingRenderer`). Raises `RendererFault`."""
     said, new, tools = rollout.messages, observation.messages, environment.tools
     try:
-        if rewrites(renderer) and (prompt := renderer.rewritten(said, new, tools)) is not None:
+        prompt = whole_prompt(renderer, said, new, tools)
+        if prompt is not None:
             return prompt
         return (*rollout.token_ids, *renderer.extend(said, new, tools, stopped=rollout.stopped))
     except Exception as error:
         raise RendererFault(error) from error
-
-
-def rewrites(renderer: Renderer) -> TypeGuard[RewritingRenderer]:
-    """Whether the renderer may rewrite the context of a rollout."""
-    return bool(getattr(renderer, "rewrites", False))
 
 
 def require_whole_paths(renderer: Renderer, brancher: Brancher | None) -> None:
