@@ -196,7 +196,8 @@ was tried without a template. `turntree check model FOLDER` gives the same findi
 - *works*: the turn ends with its only stop token and is read as it was said; a loop has, turn by turn, the tokens that
   it has as a whole, and its text is what the folder's own template writes.
 - *thoughts stay*: so, but for thoughts of earlier turns. The template drops them (or writes empty ones) once a turn is
-  over; sampled tokens are never rewritten, so the policy goes on seeing what it thought.
+  over; here the policy goes on seeing what it thought, unless `device.renderer.thoughts` is `model`: then every prompt is
+  the family's own rendering (`tests/renderers/test_thoughts.py`).
 - *left out*: the form has no place for reasoning.
 - DeepSeek-V3 and R1 have no place for tools: they are written into the system message. Nemotron-3.5 and Qwen3-Instruct
   are served by the family whose form theirs is.

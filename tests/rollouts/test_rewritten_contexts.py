@@ -156,7 +156,7 @@ def test_the_rollout_counts_once_and_its_branches_are_its_parts(grower: Any) -> 
             turns = [tree[node].message for _, node, _ in calls_of(tree, end)]
             assert [tree.stop_reason(part) for part in mine] == [StopReason.CONTINUED] * len(mine)
             dropped = [t for t in turns if t and not t.tool_calls and (t.reasoning or "Straight" in t.content)]
-            assert len(mine) >= sum(turn is not turns[-1] for turn in dropped)
+            assert len(mine) == sum(turn is not turns[-1] for turn in dropped), "none after the last turn"
             questions += len(mine)
         forks = [d for d in tree.decisions if d.action == "fork"]
         assert len(forks) == questions and {(d.actor, d.reason) for d in forks} == {("renderer", "dropped_reasoning")}
@@ -364,3 +364,28 @@ def test_a_comparison_that_reads_forks_is_refused() -> None:
     )
     with pytest.raises(ConfigError, match="branches that were not drawn"):
         rule(tree, rewards)
+
+
+class Crashing(Walk):
+    """Fails at its fourth turn."""
+
+    def step(self, action: Message) -> Observation:
+        if len(self.said) == 3:
+            raise RuntimeError("lost")
+        return super().step(action)
+
+    def fork(self) -> Crashing:
+        twin = Crashing(self.task_id, self.length)
+        twin.said = list(self.said)
+        return twin
+
+
+def test_a_rollout_that_fails_in_a_rewritten_context_is_censored_once_with_all_of_its_branches() -> None:
+    asked = Asked()
+    config = SchedulerConfig(episodes=EPISODES, group_size=4, max_retries=0)
+    (group,) = Scheduler(asked.engine(), RENDERER, config).run([Crashing("t", 6)], seed=3)
+    tree = group.tree
+    assert len(tree.ends()) == 4 and not group.rewards.scored() and tree.parts()
+    assert {tree.stop_reason(end) for end in tree.ends()} == {StopReason.ENVIRONMENT_ERROR}
+    assert Counter(calls_of(tree, end)[0][0] for end in tree.ends()) == {tree[0].token_ids: 4}
+    assert sum(len(calls_of(tree, end)) for end in tree.ends()) == len(asked.calls) == 16

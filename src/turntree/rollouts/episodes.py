@@ -136,7 +136,8 @@ def _advance(played: _Played, completion: Completion, renderer: Renderer, config
         return Ending(StopReason.ENVIRONMENT_ERROR, Verdict(None, f"{type(error).__name__}: {error}"))
     cost = Cost(tool_calls=1, environment_seconds=time.perf_counter() - started)
     try:
-        rollout.append_answer(observation, next_prompt(rollout, observation, environment, renderer), cost)
+        prompt = next_prompt(rollout, observation, environment, renderer, config)
+        rollout.append_answer(observation, prompt, cost)
     except RendererFault as fault:
         rollout.append_answer(observation, rollout.token_ids, cost)
         return fault.ending

@@ -288,15 +288,17 @@ def played_turn(
 
 
 def next_prompt(
-    rollout: LiveRollout, observation: Observation, environment: Environment, renderer: Renderer
+    rollout: LiveRollout, observation: Observation, task: Environment, renderer: Renderer, config: EpisodeConfig
 ) -> tuple[int, ...]:
     """The prompt of the turn after `observation`: what the engine has seen and the tokens that the observation adds, or
-    another context (`core.protocols.RewritingRenderer`). Raises `RendererFault`."""
-    said, new, tools = rollout.messages, observation.messages, environment.tools
+    another context (`core.protocols.RewritingRenderer`), unless the episode ends here and nothing is asked in it.
+    Raises `RendererFault`."""
+    said, new, tools = rollout.messages, observation.messages, task.tools
     try:
         prompt = whole_prompt(renderer, said, new, tools)
         if prompt is not None:
-            return prompt
+            last = observation.done or rollout.turns + 1 >= config.max_turns
+            return rollout.token_ids if last else prompt
         return (*rollout.token_ids, *renderer.extend(said, new, tools, stopped=rollout.stopped))
     except Exception as error:
         raise RendererFault(error) from error

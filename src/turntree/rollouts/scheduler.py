@@ -457,7 +457,7 @@ class _Run:
 
     def _extend(self, place: _Place, rollout: LiveRollout, observation: Observation) -> None:
         group = place.group
-        prompt = next_prompt(rollout, observation, group.task, self._renderer)
+        prompt = next_prompt(rollout, observation, group.task, self._renderer, self._config.episodes)
         rollout.append_answer(observation, prompt, group.pop_owed(place.key))
         self._touched[group] = None
         ending = ending_of(rollout, group.task, self._config.episodes)
