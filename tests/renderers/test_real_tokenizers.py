@@ -159,6 +159,24 @@ def test_sampled_tokens_are_never_tokenised_again(row: Row) -> None:
     assert renderer.extend([ASK, renderer.parse(odd)], [ASK]) == renderer.extend([ASK, turn], [ASK])
 
 
+THOUGHTFUL = {"gpt-oss", "GLM-4-MoE", "Qwen3", "Qwen3.5, thinking", "Qwen3.6", "DeepSeek-R1", "Gemma 4", "GLM-5"}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.model)
+def test_with_the_models_own_thoughts_every_prompt_is_its_own_rendering(row: Row) -> None:
+    tokenizer, found, _ = served(row)
+    renderer: Any = found.build(tokenizer, "model")
+    assert renderer.rewrites or row.model not in THOUGHTFUL
+    thought = replace(TURNS["reasoning"], reasoning="Left, then.")
+    for messages in ([ASK, thought, ASK, SAY, ASK, thought, ASK], LOOPS["a second question"][:-1]):
+        tools = (LOOK,) if any(message.tool_calls for message in messages) else ()
+        if not renderer.rewrites or (tools and not findings(row)[LOOP].works):
+            continue
+        ends = [place for place, message in enumerate(messages) if message.role == "assistant"]
+        for end in (*ends, len(messages)):
+            assert renderer.prompt(messages[:end], tools) == renderer.whole(messages[:end], tools)
+
+
 def test_the_table_is_written() -> None:
     reasons: list[str] = []
 
@@ -196,8 +214,8 @@ was tried without a template. `turntree check model FOLDER` gives the same findi
 - *works*: the turn ends with its only stop token and is read as it was said; a loop has, turn by turn, the tokens that
   it has as a whole, and its text is what the folder's own template writes.
 - *thoughts stay*: so, but for thoughts of earlier turns. The template drops them (or writes empty ones) once a turn is
-  over; here the policy goes on seeing what it thought, unless `device.renderer.thoughts` is `model`: then every prompt is
-  the family's own rendering (`tests/renderers/test_thoughts.py`).
+  over; here the policy goes on seeing what it thought, unless `device.renderer.thoughts` is `model`. Then every prompt
+  is the family's own rendering of the conversation (tested on all of these).
 - *left out*: the form has no place for reasoning.
 - DeepSeek-V3 and R1 have no place for tools: they are written into the system message. Nemotron-3.5 and Qwen3-Instruct
   are served by the family whose form theirs is.
