@@ -137,7 +137,7 @@ class TurnByTurn(ABC):
             if len(self._seen) >= _REMEMBERED_SHAPES:
                 self._seen.clear()
             messages, declared = _conversation(shape), [TOOL] if tools else []
-            said = self._decode(self.completion(messages[turn])[:-1])  # families close an earlier turn in their own way
+            said = self._decode(self.completion(messages[turn]))
             before, now = self.written(messages[:turn], declared), self.written(messages, declared)
             self._seen[key] = now.startswith(before + said)
         return self._seen[key]
