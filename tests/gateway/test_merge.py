@@ -268,7 +268,7 @@ def test_a_merged_tree_is_kept_on_disk_with_its_parts() -> None:
 def test_comparisons_that_read_forks_as_the_samplers_are_refused(comparison: str) -> None:
     found = merged([agent_with_everything().session(1.0), agent_with_everything("s1", 1).session(0.0, 1)])
     rule = CreditConfig(comparison=comparison, advantages="rloo").rule("constant", per_rollout=False)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ConfigError, match="an agent made, not the sampler"):
+    with pytest.raises(ConfigError, match="branches that were not drawn"):
         rule(found.tree, found.rewards)
 
 

@@ -28,7 +28,7 @@ from turntree.renderers.families import FamilyRenderer, family
 from turntree.renderers.probes import ASK, CALL, RESULT, SAY
 from turntree.renderers.template import ChatRenderer
 from turntree.traces.schema import Trace
-from turntree.training.sft import example
+from turntree.training.sft import examples
 
 NAMES = [name for name in TOKENS if name not in ("lfm2", "gpt-oss")]  # gpt-oss: needs its own vocabulary (real ones)
 ONE_CALL = {"text and a call", "calls side by side", "loop side by side"}  # what Llama 3 has no form for
@@ -127,7 +127,7 @@ def test_turn_by_turn_a_conversation_has_the_tokens_of_the_whole(messages: list[
 def test_the_loss_covers_what_the_policy_said_and_nothing_else(name: str) -> None:
     renderer = renderer_for(name)
     messages = LOOPS["loop with reasoning"]
-    row = example(Trace(id="t", messages=tuple(messages), tools=(LOOK,)), renderer)
+    (row,) = examples(Trace(id="t", messages=tuple(messages), tools=(LOOK,)), renderer)
     learned = [id for id, counts in zip(row.token_ids, row.loss_mask, strict=True) if counts]
     assert learned == [id for m in messages if m.role == "assistant" for id in renderer.completion(m)]
 

@@ -21,7 +21,7 @@ from turntree.renderers.choice import Choice, choose
 from turntree.renderers.examine import LOOK, LOOP, LOOPS, TALK, TURNS, Finding, examine
 from turntree.renderers.probes import ASK, SAY
 from turntree.traces.schema import Trace
-from turntree.training.sft import example
+from turntree.training.sft import examples
 
 if not os.environ.get("TURNTREE_TOKENIZERS"):
     pytest.skip("needs real tokenizers: make test-renderers", allow_module_level=True)
@@ -138,7 +138,7 @@ def test_the_loss_covers_what_the_policy_said_and_nothing_else(row: Row) -> None
     name = LOOP if findings(row)[LOOP].works else TALK
     messages = LOOPS[name]
     tools = () if name == TALK else (LOOK,)
-    learned = example(Trace(id="t", messages=tuple(messages), tools=tools), renderer)
+    (learned,) = examples(Trace(id="t", messages=tuple(messages), tools=tools), renderer)
     said = [id for m in messages if m.role == "assistant" for id in renderer.completion(m)]
     assert [id for id, counts in zip(learned.token_ids, learned.loss_mask, strict=True) if counts] == said
 
@@ -157,6 +157,24 @@ def test_sampled_tokens_are_never_tokenised_again(row: Row) -> None:
     odd = (*usual[: found[0][0]], *spelled, *usual[found[0][1] :])
     assert odd != usual and renderer.parse(odd) == renderer.parse(usual)
     assert renderer.extend([ASK, renderer.parse(odd)], [ASK]) == renderer.extend([ASK, turn], [ASK])
+
+
+THOUGHTFUL = {"gpt-oss", "GLM-4-MoE", "Qwen3", "Qwen3.5, thinking", "Qwen3.6", "DeepSeek-R1", "Gemma 4", "GLM-5"}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.model)
+def test_with_the_models_own_thoughts_every_prompt_is_its_own_rendering(row: Row) -> None:
+    tokenizer, found, _ = served(row)
+    renderer: Any = found.build(tokenizer, "model")
+    assert renderer.rewrites or row.model not in THOUGHTFUL
+    thought = replace(TURNS["reasoning"], reasoning="Left, then.")
+    for messages in ([ASK, thought, ASK, SAY, ASK, thought, ASK], LOOPS["a second question"][:-1]):
+        tools = (LOOK,) if any(message.tool_calls for message in messages) else ()
+        if not renderer.rewrites or (tools and not findings(row)[LOOP].works):
+            continue
+        ends = [place for place, message in enumerate(messages) if message.role == "assistant"]
+        for end in (*ends, len(messages)):
+            assert renderer.prompt(messages[:end], tools) == renderer.whole(messages[:end], tools)
 
 
 def test_the_table_is_written() -> None:
@@ -196,7 +214,8 @@ was tried without a template. `turntree check model FOLDER` gives the same findi
 - *works*: the turn ends with its only stop token and is read as it was said; a loop has, turn by turn, the tokens that
   it has as a whole, and its text is what the folder's own template writes.
 - *thoughts stay*: so, but for thoughts of earlier turns. The template drops them (or writes empty ones) once a turn is
-  over; sampled tokens are never rewritten, so the policy goes on seeing what it thought.
+  over; here the policy goes on seeing what it thought, unless `device.renderer.thoughts` is `model`. Then every prompt
+  is the family's own rendering of the conversation (tested on all of these).
 - *left out*: the form has no place for reasoning.
 - DeepSeek-V3 and R1 have no place for tools: they are written into the system message. Nemotron-3.5 and Qwen3-Instruct
   are served by the family whose form theirs is.

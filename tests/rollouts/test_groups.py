@@ -48,7 +48,7 @@ def play(rollout: LiveRollout, turns: int, sample: int) -> Session:
     for turn in range(rollout.turns + 1, rollout.turns + turns + 1):
         action = Message("assistant", f"said {sample}.{turn}")
         rollout.append_turn(completion(sample, turn), action)
-        rollout.append_answer(answer(sample, turn), (30 + turn,), Cost(tool_calls=1))
+        rollout.append_answer(answer(sample, turn), (*rollout.token_ids, 30 + turn), Cost(tool_calls=1))
         episode.actions.append(action)
         episode.answers.append(answer(sample, turn))
     return episode
@@ -104,7 +104,7 @@ def test_a_rollout_that_leaves_a_finished_one_knows_what_that_knew_before_the_tu
     assert [(n.turn, n.token_ids) for n in twin.tree.path(twin.leaf)] == [
         (n.turn, n.token_ids) for n in before.tree.path(before.leaf)
     ]
-    assert (twin.key, twin.forked_at, twin.just_forked, twin.nodes) == ((1, 1), turn, True, [])
+    assert (twin.key, twin.forked_at, twin.just_forked, [*twin.nodes]) == ((1, 1), turn, True, [])
     assert played.rollouts[(1, 1)] is twin and played.forked == [(1, 1)]
     again = played.expand(Expansion(key=(1,), turn=turn, reason="to see", numbers={}))
     assert again.key == (1, 2)

@@ -6,7 +6,9 @@ import importlib.util
 import json
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -20,7 +22,7 @@ from turntree.core.messages import Message
 from turntree.engines.checkpoint import load_model, load_tokenizer, save_model
 from turntree.renderers.template import ChatRenderer
 from turntree.stages import models
-from turntree.stages.models import check_tool_loop, get_model, merge_adapter
+from turntree.stages.models import check_tool_loop, get_model, merge_adapter, push_model
 from turntree.stages.policy import Device, load_policy
 from turntree.training.lora import LoRAConfig, add_adapter
 
@@ -103,6 +105,32 @@ def test_a_merged_model_that_cannot_be_pushed_is_there_all_the_same(
     with pytest.raises(InputError, match=r"merged: was not pushed as 'me/mine': the Hub cannot be reached"):
         merge_adapter(folder, tmp_path / "merged", push_to="me/mine")
     assert load_model(tmp_path / "merged")
+
+
+def test_a_whole_model_is_pushed_and_what_others_could_not_load_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", lambda self, name, **how: asked.append({name: how}))
+    monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", lambda self, **how: asked.append(how))
+    _, adapter = an_adapter(tmp_path)
+    cli.main(args=["models", "push", str(tmp_path / "base"), "me/mine", "--json", "-"], standalone_mode=False)
+    assert json.loads(capsys.readouterr().out)["pushed"].endswith("/me/mine")
+    assert asked[0] == {"me/mine": {"private": True, "exist_ok": True}}
+    assert asked[1]["folder_path"] == str(tmp_path / "base")
+    assert "*.safetensors" in asked[1]["allow_patterns"] and "*.bin" not in asked[1]["allow_patterns"]
+    del asked[:]
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "config.json").write_text("{}")
+    for folder, said in (
+        (adapter, r"is an adapter of .*base, a folder of this machine; merge it"),
+        (tmp_path / "run", r"holds no model; push .*run/model"),
+        (tmp_path / "empty", r"holds no weights"),
+    ):
+        with pytest.raises(InputError, match=said):
+            push_model(folder, "me/mine")
+    assert not asked
 
 
 def test_the_template_of_smollm2_keeps_a_loop_of_tools_and_one_without_tools_is_refused() -> None:

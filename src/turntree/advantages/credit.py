@@ -115,17 +115,18 @@ class CreditRule:
         )
 
     def _check_parts(self, tree: RolloutTree) -> None:
-        """Refuse what reads a fork or a start as a draw of the sampler: in an agent's session the agent made them."""
+        """Refuse what reads a fork or a start as a draw of the sampler, where an agent made them, or a template that
+        drops thoughts."""
         by_branch = self.comparison in (across_starts, across_siblings, within_and_across_trees)
         if tree.parts() and (by_branch or isinstance(self.comparison, AcrossAnchors)):
             raise ConfigError(
-                f"the rollouts of {tree.task_id!r} have branches that an agent made, not the sampler",
+                f"the rollouts of {tree.task_id!r} have branches that were not drawn (rewritten contexts)",
                 field="comparison",
                 hint="use comparison 'leaves', which compares whole rollouts",
             )
         if tree.parts() and self.leaf_weights is path_weighted:
             raise ConfigError(
-                f"the rollouts of {tree.task_id!r} have branches that an agent made, not the sampler",
+                f"the rollouts of {tree.task_id!r} have branches that were not drawn (rewritten contexts)",
                 field="leaf_weights",
                 hint="use leaf_weights 'unit', which counts every rollout once",
             )

@@ -9,7 +9,7 @@ import click
 from turntree.cli.common import finish, json_option, out_option, overwrite_option
 
 
-@click.group(short_help="Get a pretrained model, merge an adapter.")
+@click.group(short_help="Get a pretrained model, merge an adapter, push a model.")
 def models() -> None:
     """Folders in Hugging Face format, which --model takes."""
 
@@ -51,3 +51,19 @@ def merge(adapter: Path, out: Path, push_to: str | None, overwrite: bool, json_p
     result = merge_adapter(adapter, out, push_to=push_to, overwrite=overwrite)
     lines = [f"{result['parameters'] / 1e6:.1f} M parameters, base {result['base']} -> {out}"]
     finish(result, json_path, lines + ([f"pushed to {result['pushed']}"] if push_to else []))
+
+
+@models.command("push", short_help="Upload a model to the Hugging Face Hub.")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("name", metavar="OWNER/NAME")
+@json_option
+def push(folder: Path, name: str, json_path: str | None) -> None:
+    """Upload the model in FOLDER as OWNER/NAME, private where it is new: its weights, configuration and tokenizer.
+
+    \b
+    Example: turntree models push runs/sft/model me/mine
+    """
+    from turntree.stages.models import push_model
+
+    result = push_model(folder, name)
+    finish(result, json_path, [f"{folder} -> {result['pushed']}"])

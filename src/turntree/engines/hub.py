@@ -41,7 +41,9 @@ def push(folder: Path, name: str) -> str:
     api = HfApi()
     try:
         api.create_repo(name, private=True, exist_ok=True)
-        api.upload_folder(repo_id=name, folder_path=str(folder), commit_message="Upload")
+        api.upload_folder(
+            repo_id=name, folder_path=str(folder), allow_patterns=[*_FILES, "*.md"], commit_message="Upload"
+        )
     except Exception as error:  # the boundary to a server
         _refuse(str(folder), error, f"was not pushed as {name!r}:")
     return f"{api.endpoint}/{name}"

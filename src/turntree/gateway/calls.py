@@ -9,11 +9,14 @@ from turntree.core.completion import Completion
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.messages import Message
 
-Cause = Literal["start", "continue", "retry", "candidate", "compaction", "dropped_reasoning", "edited", "tools"]
+Cause = Literal[
+    "start", "continue", "rewritten", "retry", "candidate", "compaction", "dropped_reasoning", "edited", "tools"
+]
 """Why a call's prompt begins where it does.
 
 - `start`: it continues no earlier call (a first call, a sub-agent, a conversation about something else).
 - `continue`: an earlier call's prompt, its answer, and new messages. Nothing was tokenised again.
+- `rewritten`: the same, where the model's template drops thoughts before the new messages (`renderer.thoughts`).
 - `retry`: the very prompt of an earlier call, asked again.
 - `candidate`: one more answer to a request with n > 1.
 - `compaction`: earlier messages were removed or replaced by fewer ones; the call still shares a beginning with another.
@@ -21,7 +24,8 @@ Cause = Literal["start", "continue", "retry", "candidate", "compaction", "droppe
 - `edited`: an earlier message came back with another text.
 - `tools`: the same messages under other tools.
 
-All but the first three are prompts that were rendered anew: forks that the agent made, with this cause.
+From `compaction` on, and where it is `rewritten`, the prompt was rendered anew. All but `start` and `continue` are
+forks in the tree, with this cause.
 """
 
 Status = Literal["kept", "failed", "disconnected"]

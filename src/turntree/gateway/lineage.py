@@ -19,6 +19,7 @@ from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Renderer
 from turntree.gateway.calls import Call, Cause, Status
+from turntree.renderers.thoughts import whole_prompt
 
 Tools = tuple[dict[str, Any], ...]
 Thoughts = Literal["fork", "keep"]  # an answer that comes back without its reasoning
@@ -94,9 +95,14 @@ class Kept:
         """How many calls come before it in the conversation that began the session; None where it is in another one,
         or behind a prefix that the agent rewrote."""
         above, count = self, 0
-        while above.base is not None and above.cause == "continue":
+        while above.base is not None and above.goes_on:
             above, count = above.base, count + 1
         return count if above.base is None and above.index == 0 else None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the agent went on with the conversation of the base."""
+        return self.cause in ("continue", "rewritten")
 
     @property
     def message_count(self) -> int:
@@ -172,16 +178,25 @@ class Lineage:
             count -= 1
         base = self._dialogues[named, chain[count - 1]] if count else None
         rest, rewritten = messages[count:], any(message.role == "assistant" for message in messages[count:])
+        goes_on: Cause | None = "continue" if base is not None and not rewritten else None
+        prompt = None if base is None else self._rewritten(base, rest, tools)
+        if base is not None and prompt is not None:
+            shared, goes_on = common(base.sequence, prompt), goes_on and "rewritten"
+            added = prompt[shared:]
+        elif base is not None:
+            shared, added = base.total_tokens, self._follow(messages, count, tools, base)
+        else:
+            shared, added = 0, self._render(messages, tools)
         return Kept(
             call_id=call_id,
             index=index,
-            added_ids=self._render(messages, tools) if base is None else self._follow(messages, count, tools, base),
+            added_ids=added,
             added=rest,
             tools=tools if base is None else base.tools,
             base=base,
-            base_tokens=0 if base is None else base.total_tokens,
+            base_tokens=shared,
             base_messages=count,
-            cause="continue" if base is not None and not rewritten else self._cause(messages, chain, named),
+            cause=goes_on or self._cause(messages, chain, named),
         )
 
     def add(self, kept: Kept) -> None:
@@ -204,8 +219,15 @@ class Lineage:
         first = next((i for i, message in enumerate(messages) if message.role == "assistant"), len(messages))
         if first == len(messages) or first == 0 or _adjacent(messages):
             return self._renderer.prompt(messages, tools)
+        if (prompt := whole_prompt(self._renderer, messages[: first + 1], messages[first + 1 :], tools)) is not None:
+            return prompt
         opening, (ids, stopped) = self._renderer.prompt(messages[:first], tools), self._said(messages[first])
         return opening + ids + self._rounds(messages, first + 1, tools, stopped)
+
+    def _rewritten(self, base: Kept, new: Sequence[Message], tools: Tools) -> tuple[int, ...] | None:
+        """The prompt after the dialogue of `base`, as it was sampled, where the template drops thoughts of it."""
+        assert base.answer is not None
+        return whole_prompt(self._renderer, (*base.messages, base.answer), new, tools)
 
     def _follow(self, messages: Sequence[Message], count: int, tools: Tools, base: Kept) -> tuple[int, ...]:
         """The ids after the first `count` messages, which are the dialogue of `base`."""
@@ -265,6 +287,15 @@ class Lineage:
     def _chain(self, messages: Sequence[Message], after: bytes = b"") -> list[bytes]:
         """A name for every beginning of the messages."""
         return chained([self._of(message) for message in messages], after)
+
+
+def common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """How many tokens two sequences begin with in common."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:  # equal slices are compared in C
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
+    return low
 
 
 def digest_of(message: Message, *, thoughts: bool) -> bytes:

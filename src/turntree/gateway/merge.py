@@ -25,6 +25,7 @@ from turntree.core.messages import Message
 from turntree.core.tree import PART, REWARD, Decision, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.gateway.calls import Call, Session
+from turntree.gateway.lineage import common
 
 Discarded = Literal["session", "exclude"]
 
@@ -178,7 +179,7 @@ class _Grown:
             node, start = left.pop()
             if node != given and self._owners.get(node, call.session_id) == call.session_id:
                 ids = self.tree[node].token_ids
-                end = start + _common(ids, call.prompt_ids[start : start + len(ids)])
+                end = start + common(ids, call.prompt_ids[start : start + len(ids)])
                 found = max(found, end)
                 left += [(child, end) for child in self.tree.children(node)] if end == start + len(ids) else []
         return found
@@ -266,14 +267,5 @@ class _Grown:
 def unique_tokens(sequences: Sequence[tuple[int, ...]]) -> int:
     """Positions of the trie of all sequences: in sorted order each adds what it does not share with the one before."""
     ordered = sorted(sequences)
-    shared = (_common(before, now) for before, now in itertools.pairwise(ordered))
+    shared = (common(before, now) for before, now in itertools.pairwise(ordered))
     return sum(map(len, ordered)) - sum(shared)
-
-
-def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """How many tokens two sequences begin with in common."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:  # equal slices are compared in C
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
-    return low

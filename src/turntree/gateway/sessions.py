@@ -273,7 +273,7 @@ class Sessions:
         session.asked += len(calls)
         turn, base = calls[0].turn, calls[0].base
         first = base is None or base.call_id not in session.continued  # of several that go on from one answer
-        if base is not None and calls[0].cause == "continue":
+        if base is not None and calls[0].goes_on:
             session.continued.add(base.call_id)
         if turn is not None and first and len(calls) == 1 and not before and asked.seed is None:
             draws = [seeds.of_turn(session.seed, session.task_id, (session.sample,), turn)]
@@ -374,7 +374,7 @@ class Sessions:
                 earlier[kept.call_id] = kept
                 session.keep(kept)
                 session.draws[_short(kept.prompt_ids)] += 1
-                if kept.base is not None and kept.cause == "continue":
+                if kept.base is not None and kept.goes_on:
                     session.continued.add(kept.base.call_id)
                 session.asked = max(session.asked, kept.index + 1)
             session.reward = row.get("reward", session.reward)

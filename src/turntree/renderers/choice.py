@@ -19,6 +19,7 @@ from turntree.renderers.families import FAMILIES, FamilyRenderer, family, has_op
 from turntree.renderers.probes import ASK, CALL, RESULT, SAY, TOOL
 from turntree.renderers.segments import NO_CLOCK, Tools
 from turntree.renderers.template import ChatRenderer, Options
+from turntree.renderers.thoughts import Thoughts
 from turntree.renderers.tool_calls import ToolFormat
 
 if TYPE_CHECKING:
@@ -55,26 +56,30 @@ class Choice:
     why: str
     options: dict[str, Any] = field(default_factory=dict[str, Any])
 
-    def build(self, tokenizer: PreTrainedTokenizerBase) -> Renderer:
+    def build(self, tokenizer: PreTrainedTokenizerBase, thoughts: Thoughts = "keep") -> Renderer:
         kind, _, argument = self.name.partition(":")
         if kind == "family":
-            return family(tokenizer, argument, **self.options)
+            return family(tokenizer, argument, thoughts=thoughts, **self.options)
         if not tokenizer.chat_template:
             hint = "use an instruction-tuned policy, or add a chat_template.jinja to the folder"
             raise InputError(f"the tokenizer has no chat template ({self.why})", hint=hint)
-        return ChatRenderer(tokenizer)
+        return ChatRenderer(tokenizer, thoughts=thoughts)
 
 
 @described_by(Options)
 def renderer_of(
-    tokenizer: PreTrainedTokenizerBase, folder: Path | None = None, *, tool_format: ToolFormat | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path | None = None,
+    *,
+    tool_format: ToolFormat | None = None,
+    thoughts: Thoughts = "keep",
 ) -> Renderer:
     """The renderer `auto`: the one that `choose` finds, or the model's template where `tool_format` is given. Raises
     `InputError` where no renderer fits the model."""
     if tool_format is not None:
-        return ChatRenderer(tokenizer, tool_format=tool_format)
+        return ChatRenderer(tokenizer, tool_format=tool_format, thoughts=thoughts)
     try:
-        return choose(tokenizer, folder).build(tokenizer)
+        return choose(tokenizer, folder).build(tokenizer, thoughts)
     except InputError as error:
         raise located(error, path=folder) from error
 

@@ -13,6 +13,7 @@ from turntree.core.protocols import Renderer
 from turntree.renderers.choice import written
 from turntree.renderers.families import FamilyRenderer
 from turntree.renderers.probes import ASK, CALL, RESULT, SAY
+from turntree.renderers.thoughts import whole_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -141,7 +142,9 @@ def loop_law(renderer: Renderer, tokenizer: PreTrainedTokenizerBase, messages: S
             raise AssertionError(f"the prompt of turn {place} is not what sampling up to there saw")
         ids += renderer.completion(messages[place])
         if after < len(messages):
-            ids += renderer.extend(messages[: place + 1], messages[place + 1 : after], tools)
+            said, new = messages[: place + 1], messages[place + 1 : after]
+            prompt = whole_prompt(renderer, said, new, tools)
+            ids = ids + renderer.extend(said, new, tools) if prompt is None else prompt
     before = messages[: turns[-1]]
     ours, whole = _decode(tokenizer, renderer.prompt(before, tools)), written(tokenizer, before, tools)
     if whole is None and isinstance(renderer, FamilyRenderer):
@@ -150,7 +153,7 @@ def loop_law(renderer: Renderer, tokenizer: PreTrainedTokenizerBase, messages: S
         return "" if whole is not None else "there is no template to compare with"
     ours, whole = _thoughtless(ours), _thoughtless(whole)
     if ours == whole:
-        return "thoughts stay that the template drops"
+        return "thoughts stay that the template drops (renderer.thoughts=model drops them here too)"
     at = next((place for place, (a, b) in enumerate(zip(ours, whole, strict=False)) if a != b), 0)
     around = slice(max(at - 12, 0), at + 12)
     return f"has {ours[around]!r} where the template has {whole[around]!r}"

@@ -6,7 +6,8 @@ That package writes messages as token ids, reads sampled ids and bridges to the 
     prompt = head(R0) completion(A1) follow(A1, R1) completion(A2) follow(A2, R2) ...
 
 The package's bridge gives the tokens after a turn, so a sampled token is never tokenised again, and reasoning stays in
-the context, even for a model whose own template drops it. `choice` finds the family of a model folder.
+the context, even for a model whose own template drops it, unless `thoughts` says otherwise (`thoughts.TurnByTurn`).
+`choice` finds the family of a model folder.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message, ToolCall
@@ -27,6 +28,7 @@ from turntree.renderers.probes import ASK, CALL, RESULT, SAY, TOOL
 from turntree.renderers.rounds import Round, split
 from turntree.renderers.segments import Tools, whole_characters
 from turntree.renderers.template import Recent, key_of
+from turntree.renderers.thoughts import Thoughts, TurnByTurn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -43,15 +45,14 @@ _TOOLS = "You may call these functions:"
 class Family:
     """How to build one renderer of the package. `options` fix what would depend on the date or drop thoughts;
     `model_types` are those of config.json; `marks` are tokens that every vocabulary of the family has. `alone`: no
-    other family has these marks, so they decide even where the folder's template differs in details."""
+    other family has these marks, so they decide even where the folder's template differs in details. `own` are the
+    options under which the package drops the thoughts that the model's own template drops, where it does not anyway."""
 
     marks: tuple[str, ...]
     model_types: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     alone: bool = False
-
-
-Retention = Literal["tool_cycle", "all"]
+    own: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,9 @@ class Options:
     """Whether a turn begins with a thought (default: that of the family)."""
     reasoning_effort: str | None = None
     """Reasoning effort: low, medium, high (default: that of the family)."""
-    thinking_retention: Retention | None = None
-    """Which earlier thoughts stay in the context: all (default), or those of the running tool loop (tool_cycle)."""
+    thoughts: Thoughts = "keep"
+    """Thoughts of earlier turns: all stay in the context (keep), or those that the model's own template keeps
+    (model)."""
 
 
 _CHATML = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</think>")
@@ -90,6 +92,7 @@ FAMILIES = {
         ("gpt_oss",),
         {"auto_drop_analysis": False, "conversation_start_date": "2025-01-01"},
         alone=True,
+        own={"auto_drop_analysis": True, "thinking_retention": None},
     ),
     "deepseek-v3": Family(_DEEPSEEK, ("deepseek_v3",), alone=True),
     "deepseek-r1": Family(_DEEPSEEK, alone=True),
@@ -115,7 +118,7 @@ def family(
     *,
     enable_thinking: bool | None = None,
     reasoning_effort: str | None = None,
-    thinking_retention: Retention | None = None,
+    thoughts: Thoughts = "keep",
     **more: Any,
 ) -> FamilyRenderer:
     """The renderer `family:NAME`: that of the package for the model family NAME, whatever the folder says.
@@ -124,14 +127,19 @@ def family(
     Raises `ConfigError` for an unknown family or option, and `InputError` where the package or a token that the family
     needs is missing.
     """
-    named = Options(enable_thinking, reasoning_effort, thinking_retention)
-    options = {key: value for key, value in vars(named).items() if value is not None} | more
+    named = {"enable_thinking": enable_thinking, "reasoning_effort": reasoning_effort}
+    options = {key: value for key, value in named.items() if value is not None} | more
     if argument not in FAMILIES:
         known = ", ".join(FAMILIES)
         said = f"{argument!r} is not a model family" if argument else "'family' names no model family"
         raise ConfigError(said, field="renderer", hint=f"family:NAME with one of {known}")
     settings = {"thinking_retention": "all", **FAMILIES[argument].options, **options}
-    return FamilyRenderer(tokenizer, argument, _source(tokenizer, argument, settings), _described(argument, settings))
+    source, described = _source(tokenizer, argument, settings), _described(argument, settings)
+    if thoughts == "keep":
+        return FamilyRenderer(tokenizer, argument, source, described)
+    own = FAMILIES[argument].own
+    model = _source(tokenizer, argument, settings | own) if own else source
+    return FamilyRenderer(tokenizer, argument, source, f"{described} thoughts {thoughts}", own=model)
 
 
 def has_option(name: str, option: str) -> bool:
@@ -173,18 +181,21 @@ def _package(module: str) -> Any:
         raise InputError(f"needs the package `renderers` ({error})", field="renderer", hint=hint) from error
 
 
-class FamilyRenderer:
+class FamilyRenderer(TurnByTurn):
     """`core.protocols.Renderer` over a renderer of the package; keeps the law of `template.ChatRenderer`.
 
     `thinks`: the family has a place for reasoning, elsewhere it is left out. `tools_as_text`: it has no place for
     tools, so they are written into the system message. `described`: all that decides the tokens beside the tokenizer.
-    Raises `InputError` for messages that the family cannot write or
-    would not read again.
+    With `own`, which renders whole conversations as the model's own template does, thoughts="model". Raises
+    `InputError` for messages that the family cannot write or would not read again.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, name: str, source: Any, described: str) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, name: str, source: Any, described: str, own: Any = None
+    ) -> None:
+        super().__init__("keep" if own is None else "model")
         self.name, self.described = name, described
-        self._tokenizer, self._source = tokenizer, source
+        self._tokenizer, self._source, self._own = tokenizer, source, source if own is None else own
         self._segments = Recent(_REMEMBERED_TOKENS)
         self._stop_ids = frozenset(cast("list[int]", source.get_stop_token_ids()))
         # The package opens gpt-oss's first channel for the policy; the model's template leaves the choice to it.
@@ -192,20 +203,24 @@ class FamilyRenderer:
         self._unread = self._encode("<|start|>assistant") if name == "gpt-oss" else ()
         self._ask = self._opening([ASK], ())
         self.tools_as_text = self._opening([ASK], [TOOL]) == self._ask
-        self.thinks = True
-        self.thinks = self._can_think()
+        self._thinks = True
+        self._thinks = self._can_think()
         self.completion(SAY)  # raises here for a family that cannot be sampled turn by turn
 
     @property
     def stop_ids(self) -> frozenset[int]:
         return self._stop_ids
 
-    def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> Ids:
+    @property
+    def thinks(self) -> bool:
+        return self._thinks
+
+    def _grown(self, messages: Sequence[Message], tools: Tools) -> Ids:
         run, rounds = split(messages)
         if not run:
             raise InputError("the conversation starts with the assistant", field="messages", hint="begin with a task")
         key = ("head", tuple(map(key_of, run)), json.dumps(list(tools)) if tools else "")
-        return self._interleave(self._segments.get(key, lambda: self.whole(run, tools)), rounds)
+        return self._interleave(self._segments.get(key, lambda: self._head(run, tools)), rounds)
 
     def completion(self, message: Message) -> Ids:
         """Raises `InputError` where what the family writes is not what a policy can say in one turn: a stop token
@@ -214,11 +229,7 @@ class FamilyRenderer:
             raise InputError(f"a message of role {message.role!r} is not a completion", field="role")
         return self._segments.get(("said", key_of(message)), lambda: self._say(message))
 
-    def extend(
-        self, messages: Sequence[Message], new: Sequence[Message], tools: Tools = (), *, stopped: bool = True
-    ) -> Ids:
-        if not messages or messages[-1].role != "assistant":
-            raise InputError("the last message before an extension is not the assistant's", field="messages")
+    def _follow_on(self, messages: Sequence[Message], new: Sequence[Message], tools: Tools, *, stopped: bool) -> Ids:
         run, rounds = split(new)
         return self._interleave(self._follow(messages[-1], run, stopped=stopped), rounds)
 
@@ -234,18 +245,21 @@ class FamilyRenderer:
         return Message("assistant", found.content, tuple(cast("list[ToolCall]", calls)), reasoning=reasoning)
 
     def whole(self, messages: Sequence[Message], tools: Tools = ()) -> Ids:
-        """The family's rendering of a whole conversation, where it keeps or drops earlier thoughts by its own rules.
-        Sampling turn by turn uses `prompt`."""
+        """The family's rendering of a whole conversation, where it keeps or drops earlier thoughts by its own rules."""
+        return self._head(messages, tools, self._own)
+
+    def _head(self, messages: Sequence[Message], tools: Tools, source: Any = None) -> Ids:
         if not tools or not self.tools_as_text:
-            return self._opening(messages, tools)
+            return self._opening(messages, tools, source)
         said = "\n".join([_TOOLS, *(json.dumps(tool, ensure_ascii=False) for tool in tools)])
         if messages[0].role == "system":
-            return self._opening([replace(messages[0], content=f"{messages[0].content}\n\n{said}"), *messages[1:]])
-        return self._opening([Message("system", said), *messages])
+            brief = replace(messages[0], content=f"{messages[0].content}\n\n{said}")
+            return self._opening([brief, *messages[1:]], (), source)
+        return self._opening([Message("system", said), *messages], (), source)
 
     def written(self, messages: Sequence[Message], tools: Tools = ()) -> str:
         """The text of a conversation and the opening of the next turn, in the family's own form."""
-        return self._decode(self._opening(messages, tools))
+        return self._decode(self._opening(messages, tools, self._own))
 
     # segments
 
@@ -294,7 +308,7 @@ class FamilyRenderer:
         return next(said[:end] for end in range(1, len(said) + 1) if text in self._decode(said[:end]))
 
     def _say(self, message: Message) -> Ids:
-        if not self.thinks:
+        if not self._thinks:
             message = replace(message, reasoning="")
         ids = self._spoken(message)
         ends = [place for place, id in enumerate(ids) if id in self._stop_ids]
@@ -359,15 +373,17 @@ class FamilyRenderer:
 
     # the package
 
-    def _opening(self, messages: Sequence[Message], tools: Tools = ()) -> Ids:
-        return self._unopened(self._render(messages, tools, generation_prompt=True))
+    def _opening(self, messages: Sequence[Message], tools: Tools = (), source: Any = None) -> Ids:
+        return self._unopened(self._render(messages, tools, generation_prompt=True, source=source))
 
     def _unopened(self, ids: Ids) -> Ids:
         return ids[: -len(self._opened)] if self._opened and ids[-len(self._opened) :] == self._opened else ids
 
-    def _render(self, messages: Sequence[Message], tools: Tools = (), *, generation_prompt: bool = False) -> Ids:
+    def _render(
+        self, messages: Sequence[Message], tools: Tools = (), *, generation_prompt: bool = False, source: Any = None
+    ) -> Ids:
         try:
-            ids = self._source.render_ids(
+            ids = (source or self._source).render_ids(
                 self._chats(messages), tools=list(tools) or None, add_generation_prompt=generation_prompt
             )
         except Exception as error:  # the boundary to foreign code

@@ -13,6 +13,7 @@ from turntree.core.messages import Message
 from turntree.core.parts import described_by
 from turntree.renderers.rounds import Round, split
 from turntree.renderers.segments import SegmentedTemplate, Tools, whole_characters
+from turntree.renderers.thoughts import Thoughts, TurnByTurn
 from turntree.renderers.tool_calls import ToolFormat, detect_format, parse_message
 
 if TYPE_CHECKING:
@@ -29,10 +30,13 @@ class Options:
 
     tool_format: ToolFormat | None = None
     """How the policy writes tool calls: hermes, json, none (default: as its chat template does)."""
+    thoughts: Thoughts = "keep"
+    """Thoughts of earlier turns: all stay in the context (keep), or those that the model's own template keeps
+    (model)."""
 
 
 @described_by(Options)
-class ChatRenderer:
+class ChatRenderer(TurnByTurn):
     """`core.protocols.Renderer` over `tokenizer.apply_chat_template`.
 
     Segments (see `segments`) are tokenised one by one and concatenated, so that the tokens of a demonstrated history
@@ -40,17 +44,26 @@ class ChatRenderer:
 
         prompt(m[:k]) + completion(m[k]) + extend(m[:k+1], m[k+1:k+2]) == prompt(m[:k+2])   for an assistant's m[k]
 
-    `tool_format` says how the policy writes tool calls (None: as its template does). `described` names all that decides
+    and with `thoughts` "model" up to where the template drops a thought (`thoughts.TurnByTurn`). `tool_format` says how
+    the policy writes tool calls (None: as its template does). `described` names all that decides
     the tokens beside the tokenizer and its template. Raises `InputError` for a
     template that cannot be sampled turn by turn, and for messages that it leaves out or would later rewrite.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, tool_format: ToolFormat | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        tool_format: ToolFormat | None = None,
+        thoughts: Thoughts = "keep",
+    ) -> None:
+        super().__init__(thoughts)
         self._tokenizer = tokenizer
         self._template = SegmentedTemplate(tokenizer)
         found = detect_format(str(tokenizer.chat_template))
         self._tool_format: ToolFormat = tool_format or found
         self.described = "template" if self._tool_format == found else f"template {self._tool_format}"
+        self.described += "" if thoughts == "keep" else f" thoughts {thoughts}"
         self._segments = Recent(_REMEMBERED_TOKENS)
         eos = cast("int | None", tokenizer.eos_token_id)
         self._stop_ids = frozenset(self._template.stops.values()) | ({eos} if eos is not None else frozenset())
@@ -60,7 +73,17 @@ class ChatRenderer:
         """The tokens that end an assistant turn: those that the template writes, and the end of the sequence."""
         return self._stop_ids
 
-    def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> Ids:
+    @property
+    def thinks(self) -> bool:
+        return self._template.thought is not None
+
+    def whole(self, messages: Sequence[Message], tools: Tools = ()) -> Ids:
+        return self._encode(self._template.whole(messages, tools))
+
+    def written(self, messages: Sequence[Message], tools: Tools = ()) -> str:
+        return self._template.render(messages, tools)
+
+    def _grown(self, messages: Sequence[Message], tools: Tools) -> Ids:
         _, rounds = split(messages)
         return self._interleave(self._givens(messages, tools), [part.turn for part in rounds])
 
@@ -71,11 +94,7 @@ class ChatRenderer:
             raise InputError(f"a message of role {message.role!r} is not a completion", field="role")
         return self._segments.get(("said", key_of(message)), lambda: self._say(message))
 
-    def extend(
-        self, messages: Sequence[Message], new: Sequence[Message], tools: Tools = (), *, stopped: bool = True
-    ) -> Ids:
-        if not messages or messages[-1].role != "assistant":
-            raise InputError("the last message before an extension is not the assistant's", field="messages")
+    def _follow_on(self, messages: Sequence[Message], new: Sequence[Message], tools: Tools, *, stopped: bool) -> Ids:
         _, rounds = split(new)
         turns = sum(message.role == "assistant" for message in messages)
         ids = self._interleave(self._givens([*messages, *new], tools, first=turns), [part.turn for part in rounds])
@@ -85,8 +104,7 @@ class ChatRenderer:
         ids = list(token_ids)
         if ids and ids[-1] in self._stop_ids:
             ids.pop()
-        text = cast(str, self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-        reasoning, said = self._thought(text)
+        reasoning, said = self._thought(self._decode(ids))
         return replace(parse_message(said.removeprefix(self._template.lead), self._tool_format), reasoning=reasoning)
 
     # segments
@@ -154,6 +172,10 @@ class ChatRenderer:
 
     def _encode(self, text: str) -> Ids:
         return tuple(self._tokenizer.encode(whole_characters(text), add_special_tokens=False))
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        text = self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return cast(str, text)
 
 
 class Recent:

@@ -19,11 +19,12 @@ from turntree.rollouts.live import (
     EpisodeConfig,
     LiveRollout,
     RendererFault,
-    answer_tokens,
     cut_ending,
     ending_of,
     has_room,
     judged,
+    leave_parts,
+    next_prompt,
     no_room,
     played_turn,
     start_rollout,
@@ -89,6 +90,7 @@ def grow(
                 survivors.append(played)
             else:
                 rollout.tree.stop(rollout.leaf, ending.stop)
+                leave_parts(rollout.tree, rollout.rewritten, rollout.leaf)
                 endings[place[id(rollout.tree)]][rollout.leaf] = ending
         if finished is not None:
             finished(len(live) - len(survivors))
@@ -134,8 +136,9 @@ def _advance(played: _Played, completion: Completion, renderer: Renderer, config
         return Ending(StopReason.ENVIRONMENT_ERROR, Verdict(None, f"{type(error).__name__}: {error}"))
     cost = Cost(tool_calls=1, environment_seconds=time.perf_counter() - started)
     try:
-        rollout.append_answer(observation, answer_tokens(rollout, observation, environment, renderer), cost)
+        prompt = next_prompt(rollout, observation, environment, renderer, config)
+        rollout.append_answer(observation, prompt, cost)
     except RendererFault as fault:
-        rollout.append_answer(observation, (), cost)
+        rollout.append_answer(observation, rollout.token_ids, cost)
         return fault.ending
     return ending_of(rollout, environment, config)

@@ -22,7 +22,7 @@ from turntree.core.protocols import (
 from turntree.core.tree import Decision, Node, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.environments.pool import Session
-from turntree.rollouts.live import Ending, LiveRollout, judged, start_rollout
+from turntree.rollouts.live import Ending, LiveRollout, judged, leave_parts, start_rollout
 from turntree.rollouts.rewards import RewardSum
 
 Key = tuple[int, ...]
@@ -259,8 +259,9 @@ class _Layout:
         self.endings: dict[int, Ending] = {}
         self._ids = {root: self._root(group).id}
         self._dropped: dict[Key, Cost] = {}
-        for _, key, node in sorted((group.tree[n].turn, r.key, n) for r in group.rollouts.values() for n in r.nodes):
-            self._place(key, group.tree[node])
+        appended = [(turn, r.key, node) for r in group.rollouts.values() for node, turn in r.nodes.items()]
+        for turn, key, node in sorted(appended):
+            self._place(turn, key, group.tree[node])
         if group.ending is not None:
             self._stop(self._ids[root], group.ending)
         else:
@@ -280,14 +281,14 @@ class _Layout:
         task = () if group.told is None else group.told.messages
         return self.tree.add(None, NodeKind.PROMPT, group.prompt_ids, messages=task)
 
-    def _place(self, key: Key, node: Node) -> None:
-        assert node.parent is not None
+    def _place(self, turn: int, key: Key, node: Node) -> None:
         cut = self._group.cut
-        if cut is not None and (node.turn > cut or len(key) > 1):
+        if cut is not None and (turn > cut or len(key) > 1):
             self._drop(self._survivor(key), node.cost)
             return
         fields = {name: value for name, value in vars(node).items() if name not in ("id", "parent", "kind", "turn")}
-        self._ids[node.id] = self.tree.add(self._ids[node.parent], node.kind, **fields).id
+        above = None if node.parent is None else self._ids[node.parent]
+        self._ids[node.id] = self.tree.add(above, node.kind, **fields).id
 
     def _dropped_with(self, key: Key, decision: Decision) -> bool:
         """Whether the decision is about a forked rollout of a cut group, or about a turn after the cut, which a faster
@@ -319,6 +320,8 @@ class _Layout:
             cost = group.owed.get(key, NO_COST) + self._dropped.get(key, NO_COST)
             leaf = self.tree.add(leaf, NodeKind.OBSERVATION, (), cost=cost).id
         self._stop(leaf, ending)
+        left = [] if rollout is None else [at for at in rollout.rewritten if at.onward in self._ids]
+        leave_parts(self.tree, left, leaf, self._ids.__getitem__)
 
     def _ending(self, key: Key) -> Ending:
         """How the rollout ended; in a group that was cut at turn t, its state then, without a reward."""

@@ -37,13 +37,14 @@ from turntree.rollouts.live import (
     EpisodeConfig,
     LiveRollout,
     RendererFault,
-    answer_tokens,
     cancelled,
     cut_ending,
     ending_of,
     has_room,
+    next_prompt,
     no_room,
     played_turn,
+    require_whole_paths,
     task_tokens,
 )
 from turntree.rollouts.rewards import RewardSum
@@ -150,6 +151,7 @@ class Scheduler:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.engine, self.renderer, self.gate, self.brancher, self.clock = engine, renderer, gate, brancher, clock
+        require_whole_paths(renderer, brancher)
         self.rendered = False  # whether a task ever was
         self.rewards = rewards
         self.pool: EnvironmentPool = pool if pool is not None else InlinePool()
@@ -456,8 +458,8 @@ class _Run:
 
     def _extend(self, place: _Place, rollout: LiveRollout, observation: Observation) -> None:
         group = place.group
-        added = answer_tokens(rollout, observation, group.task, self._renderer)
-        rollout.append_answer(observation, added, group.pop_owed(place.key))
+        prompt = next_prompt(rollout, observation, group.task, self._renderer, self._config.episodes)
+        rollout.append_answer(observation, prompt, group.pop_owed(place.key))
         self._touched[group] = None
         ending = ending_of(rollout, group.task, self._config.episodes)
         if ending is None:

@@ -56,7 +56,7 @@ def merge_adapter(adapter: Path, out: Path, *, push_to: str | None = None, overw
     """Write the base of the adapter in folder `adapter` with the adapter added into its weights, in the type of the
     base, and push it to the Hub as `push_to`. Added in float32, and rounded once."""
     if not (adapter / "adapter_config.json").is_file():
-        raise InputError("holds no adapter", path=adapter, hint="whole models need no merge")
+        raise InputError("holds no adapter", path=adapter, hint="whole models need no merge; turntree models push")
     _require_new(out, overwrite)
     saved = json.loads((Path(base_of(adapter)) / "config.json").read_text())
     dtype = str(saved.get("dtype") or saved.get("torch_dtype"))
@@ -64,6 +64,23 @@ def merge_adapter(adapter: Path, out: Path, *, push_to: str | None = None, overw
     save_model(model, load_tokenizer(adapter), out, dtype if dtype in ("float32", "bfloat16") else None)
     pushed = None if push_to is None else push(out, push_to)
     return {"model": str(out), "base": base_of(adapter), "parameters": model.num_parameters(), "pushed": pushed}
+
+
+def push_model(folder: Path, name: str) -> dict[str, Any]:
+    """Upload a model in `folder` to the Hub as `name`: a whole one, or an adapter whose base is on the Hub too. Raises
+    `InputError` where the folder holds none, or names a base that others cannot get."""
+    if not any((folder / config).is_file() for config in ("config.json", "adapter_config.json")):
+        inside = folder / "model"
+        hint = f"push {inside}" if inside.is_dir() else "name the folder of a model (a run has it as RUN/model)"
+        raise InputError("holds no model", path=folder, hint=hint)
+    if not any(folder.glob("*.safetensors")):
+        raise InputError("holds no weights (*.safetensors)", path=folder)
+    if (folder / "adapter_config.json").is_file():
+        base = str(json.loads((folder / "adapter_config.json").read_text()).get("base_model_name_or_path"))
+        if Path(base).exists():
+            hint = "merge it: turntree models merge --push OWNER/NAME"
+            raise InputError(f"is an adapter of {base}, a folder of this machine", path=folder, hint=hint)
+    return {"model": str(folder), "pushed": push(folder, name)}
 
 
 def check_tool_loop(renderer: Renderer) -> None:

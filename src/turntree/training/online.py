@@ -42,6 +42,7 @@ from turntree.filters.greso import Greso
 from turntree.gates.monitor import GateMonitor
 from turntree.rollouts.accounting import TreeAccount, account, effective_leaves, intraclass_correlation
 from turntree.rollouts.groups import GrownGroup
+from turntree.rollouts.live import require_whole_paths
 from turntree.rollouts.players import Player, player_of
 from turntree.rollouts.rewards import RewardSum, figures
 from turntree.rollouts.scheduler import SchedulerConfig
@@ -160,6 +161,7 @@ def _filters(config: OnlineConfig) -> list[Filter]:
 
 def _scheduler(parts: Parts, config: SchedulerConfig) -> Player | Spread:
     """Who plays the groups: the workers, or this process."""
+    require_whole_paths(parts.renderer, parts.brancher)
     if parts.spread is not None:
         return parts.spread(config)
     return player_of(

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turntree.core.cost import NO_COST, Additive, Cost
-from turntree.core.tree import StopReason
+from turntree.core.tree import Node, RolloutTree, StopReason
 from turntree.rollouts.groups import GrownGroup
 
 
@@ -83,11 +83,11 @@ class SavingsLedger:
             self.saved["gate"] += self._after[group.cut].mean * alive
             return
         paid: set[int] = set()
-        for leaf in tree.leaves():
-            own = [node for node in tree.path(leaf) if node.id not in paid]  # a branch begins where it was made
-            paid.update(node.id for node in own)
-            for turn in range(max(1, own[0].turn), own[-1].turn):
-                self._after[turn].add(sum((node.cost for node in own if node.turn > turn), NO_COST))
+        for end in tree.ends():
+            own = [(turn, node) for turn, node in _by_turn(tree, end) if node.id not in paid]
+            paid.update(node.id for _, node in own)  # a branch begins where it was made
+            for turn in range(max(1, own[0][0]), own[-1][0]):
+                self._after[turn].add(sum((node.cost for at, node in own if at > turn), NO_COST))
 
     def skipped(self, tasks: Sequence[str], *, refills_left: int) -> None:
         """The tasks that an iteration skipped, once for every time, and how many further refills its cap allowed."""
@@ -120,6 +120,16 @@ class SavingsLedger:
         self.saved = {name: Saving(**row) for name, row in state["saved"].items()}
         self.redirected = Redirected(**state["redirected"])
         self._after = defaultdict(_Sum, {int(turn): _sum(row) for turn, row in state["after"].items()})
+
+
+def _by_turn(tree: RolloutTree, end: int) -> list[tuple[int, Node]]:
+    """The nodes of a rollout with its turns so far, which go on where its context was rewritten."""
+    turn, found = 0, list[tuple[int, Node]]()
+    for node in map(tree.__getitem__, tree.nodes_of(end)):
+        above = None if node.parent is None else tree[node.parent]
+        turn += node.sampled and not (above is not None and above.sampled)
+        found.append((turn, node))
+    return found
 
 
 def _state(part: _Sum) -> dict[str, Any]:

@@ -29,45 +29,34 @@ from turntree.training.trainer import Trainer, open_trainers
 
 @dataclass(frozen=True)
 class Example:
-    """A whole conversation in tokens; `loss_mask[t]` is True where token t is learned."""
+    """A conversation in tokens, or a part of one; `loss_mask[t]` is True where token t is learned."""
 
     token_ids: tuple[int, ...]
     loss_mask: tuple[bool, ...]
 
 
 def examples(trace: Trace, renderer: Renderer) -> list[Example]:
-    """What is learned from a trace: the episode, or, where a teacher labelled it, every label after its history."""
-    if not trace.labels:
-        return [example(trace, renderer)]
+    """What is learned from a trace: the episode, or, where a teacher labelled it, every label after its history.
+
+    Prompts and completions are those of sampling. The loss covers the turns that are pivot candidates, so that all
+    methods train on the same turns. Where the context is rewritten (`RewritingRenderer`) another example begins, so
+    that each turn is learned in the context in which it would be sampled, once.
+    """
     skipped = skipped_turns(trace)
     found: list[Example] = []
     for turn, index in enumerate(trace.turn_positions):
-        if turn not in skipped:
-            prompt = renderer.prompt(trace.messages[:index], trace.tools)
-            said = renderer.completion(trace.labels[turn])
-            found.append(Example((*prompt, *said), (False,) * len(prompt) + (True,) * len(said)))
-    return found
-
-
-def example(trace: Trace, renderer: Renderer) -> Example:
-    """The trace in tokens, with prompts and completions from the renderer that sampling uses, so that training and
-    sampling see the same tokens. The loss covers the turns that are pivot candidates, so that all methods train on the
-    same turns."""
-    ids: list[int] = []
-    mask: list[bool] = []
-    skipped = skipped_turns(trace)
-    for turn, index in enumerate(trace.turn_positions):
-        message = trace.messages[index]
+        if trace.labels and turn in skipped:
+            continue
         prompt = renderer.prompt(trace.messages[:index], trace.tools)
-        if tuple(ids) != prompt[: len(ids)]:
-            raise InputError(
-                f"the template rewrites history before turn {index} of trace {trace.id!r}", field="messages"
-            )
-        said = renderer.completion(message)
-        added = len(prompt) - len(ids)
-        ids = [*prompt, *said]
-        mask += [False] * added + [turn not in skipped] * len(said)
-    return Example(tuple(ids), tuple(mask))
+        said = renderer.completion(trace.labels[turn] if trace.labels else trace.messages[index])
+        before = found.pop() if found and not trace.labels else Example((), ())
+        if prompt[: len(before.token_ids)] != before.token_ids:
+            found.append(before)
+            before = Example((), ())
+        given = (False,) * (len(prompt) - len(before.token_ids))
+        mask = (*before.loss_mask, *given, *(turn not in skipped,) * len(said))
+        found.append(Example((*prompt, *said), mask))
+    return found
 
 
 def micro_batches(examples: Sequence[Example], max_tokens: int) -> list[list[Example]]:
