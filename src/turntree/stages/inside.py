@@ -15,6 +15,7 @@ from typing import Any
 
 from turntree.core import parts, seeds
 from turntree.core.cost import Cost
+from turntree.core.errors import ConfigError
 from turntree.core.outcome import GroupOutcome, group_outcome
 from turntree.core.protocols import Teacher, TurnState, TurnVerifier
 from turntree.core.tree import Node
@@ -22,6 +23,7 @@ from turntree.core.verdict import Verdict, censored
 from turntree.environments.tasks import TRAIN
 from turntree.logs.rollouts import turns_of
 from turntree.profiling.acceptance import Acceptance
+from turntree.renderers.thoughts import rewrites
 from turntree.rollouts.groups import GrownGroup
 from turntree.rollouts.local import Inside, Prompted, grow_inside, judge_turn
 from turntree.rollouts.teachers import labelled
@@ -41,6 +43,9 @@ def open_inside(config: TrainOnlineConfig, policy: Policy) -> Iterator[InsideTur
         yield None
         return
     assert config.teacher is not None and config.verifier is not None  # the configuration refuses it
+    if rewrites(policy.renderer):
+        hint = "leave it at 0, or keep thoughts (renderer.thoughts=keep)"
+        raise ConfigError("need rollouts that are one path", field="train.local.states", hint=hint)
     with open_verifier(config.verifier, config.environment) as verifier:
         yield InsideTurns(config, policy, verifier, parts.build("teachers", config.teacher))
 
