@@ -8,6 +8,7 @@ sum of both credits is the sum of both objectives on one packed tree, and their 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 
 from turntree.advantages.comparisons import Advantages, grpo_advantages
 from turntree.core.labels import Credit, NodeCredit
@@ -16,14 +17,20 @@ from turntree.core.tree import RolloutTree
 
 
 def local_credit(
-    tree: RolloutTree, *, advantages: Advantages = grpo_advantages, per_rollout: bool = False, weight: float = 1.0
+    tree: RolloutTree,
+    *,
+    advantages: Advantages = grpo_advantages,
+    per_rollout: bool = False,
+    weight: float = 1.0,
+    places: Collection[int] | None = None,
 ) -> Credit:
-    """Credit of the local rollouts of `tree`, each counted `weight` times. `per_rollout` divides each by its number of
-    tokens, as `CreditRule.per_rollout` does."""
+    """Credit of the local rollouts of `tree`, each counted `weight` times; with `places` of those at these nodes only.
+    `per_rollout` divides each by its number of tokens, as `CreditRule.per_rollout` does."""
     rewards = tree.local_rollouts()
     groups: dict[int | None, list[tuple[int, float]]] = defaultdict(list)
     for leaf, reward in rewards.items():
-        if reward is not None and tree[leaf].token_ids:
+        wanted = places is None or tree[leaf].parent in places
+        if wanted and reward is not None and tree[leaf].token_ids:
             groups[tree[leaf].parent].append((leaf, reward))
     nodes: dict[int, NodeCredit] = {}
     tokens = 0.0

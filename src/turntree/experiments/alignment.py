@@ -38,7 +38,7 @@ from turntree.experiments.paired import claim, over_seeds
 from turntree.experiments.theory_spaces import Floats, Vector, gradient_by, gradient_of, inner_products
 from turntree.observe.files import read_json, write_json
 from turntree.observe.run import notice, progress
-from turntree.profiling.acceptance import Acceptance
+from turntree.rollouts.acceptance import Acceptance
 from turntree.rollouts.groups import GrownGroup
 from turntree.rollouts.local import Limits, Prompted, grow_inside, sample_local, score_wave, that_fit
 from turntree.rollouts.scheduler import Scheduler
@@ -162,9 +162,9 @@ class _Stage:
             cut_turns=train.rollouts.episodes.cut_turns,
         )
         told["tokens"][OWN] += sum(group.tree.cost.decoded_tokens for group in groups) - before
-        places: dict[str, set[tuple[int, int]]] = defaultdict(set)
+        places: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))  # by kind, then by tree
         for one, group in zip(found, verdicts, strict=True):
-            places[one.kind].add((id(one.inside.tree), one.inside.node))
+            places[one.kind][id(one.inside.tree)].add(one.inside.node)
             _count(told, f"{OWN}/{one.kind}", [verdict.reward for verdict in group])
             if one.taken is not None:
                 rewards = groups[one.place.group].rewards
@@ -172,7 +172,8 @@ class _Stage:
                 seen.episode(one.kind, one.taken, (own or 0.0) - sum(scored.values()) / len(scored))
         trees = [group.tree for group in groups]
         for kind, wanted in sorted(places.items()):
-            yield kind, gradient_by(self.policy, trees, [_some(tree, wanted) for tree in trees], _LOSS)
+            credits = [local_credit(tree, advantages=rloo, places=wanted[id(tree)]) for tree in trees]
+            yield kind, gradient_by(self.policy, trees, credits, _LOSS)
 
     def _expert(self, seed: int, told: dict[str, Any]) -> Iterator[tuple[str, Vector]]:
         """The same at states of the expert's play, as many as of the policy's own."""
@@ -201,12 +202,6 @@ def _count(told: dict[str, Any], name: str, rewards: Sequence[float | None]) -> 
     scored = [reward for reward in rewards if reward is not None]
     told["states"][name] += 1
     told["mixed"][name] += len(set(scored)) > 1
-
-
-def _some(tree: RolloutTree, places: set[tuple[int, int]]) -> Credit:
-    """The credit of the local rollouts at some places, RLOO: the gradient of acceptance there."""
-    credit = local_credit(tree, advantages=rloo)
-    return replace(credit, nodes={n: c for n, c in credit.nodes.items() if (id(tree), tree[n].parent) in places})
 
 
 def _expert_states(config: AlignmentConfig, policy: Policy) -> list[Prompted]:

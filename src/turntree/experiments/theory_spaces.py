@@ -32,10 +32,9 @@ from turntree.stages.demonstrate import demonstrate
 from turntree.stages.policy import Policy
 from turntree.training.config import LossConfig
 from turntree.training.forward import policy_logprobs
+from turntree.training.gradients import gradient, taken
 from turntree.training.lora import Reference
-from turntree.training.losses import loss_normalizer
 from turntree.training.packing import pack
-from turntree.training.update import batch_loss
 
 Floats = NDArray[np.float64]
 Vector = NDArray[np.float32]
@@ -145,24 +144,13 @@ def _grow(tree: RolloutTree, action: Node) -> int:
 # gradients
 
 
-def _whole(model: torch.nn.Module) -> Vector:
-    """The gradient as one vector, cleared afterwards."""
-    parts = [
-        (torch.zeros_like(each) if each.grad is None else each.grad).flatten().float()
-        for each in model.parameters()
-        if each.requires_grad
-    ]
-    model.zero_grad(set_to_none=True)
-    return torch.cat(parts).numpy().copy()
-
-
 def scores_of(policy: Policy, space: Space) -> Vector:
     """[A, P], of the rescaled policy: each score minus the mean score."""
     rows: list[Vector] = []
     for action in space.actions:
         (batch,) = pack([action], [_plain(action)], max_tokens=_MAX_TOKENS)
         policy_logprobs(policy.model, batch).sum().backward()
-        rows.append(_whole(policy.model))
+        rows.append(taken(policy.model).numpy().copy())
     scores = np.stack(rows)
     return np.asarray(scores - (space.chances.astype(np.float32) @ scores)[None], dtype=np.float32)
 
@@ -205,11 +193,8 @@ def gradient_by(
     reference: Reference | None = None,
 ) -> Vector:
     """`gradient_of` for any credit."""
-    batches = pack(trees, credits, max_tokens=_MAX_TOKENS)
-    normalizer = loss_normalizer(batches, loss)
-    for batch in batches:
-        batch_loss(policy.model, reference, batch, loss, normalizer)[0].backward()
-    return -_whole(policy.model)
+    found = gradient(policy.model, trees, credits, loss, max_tokens=_MAX_TOKENS, reference=reference)
+    return found.numpy().copy()
 
 
 def inner_products(rows_RP: Vector, step: int = 1 << 16) -> Floats:

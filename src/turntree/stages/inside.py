@@ -22,8 +22,8 @@ from turntree.core.tree import Node
 from turntree.core.verdict import Verdict, censored
 from turntree.environments.tasks import TRAIN
 from turntree.logs.rollouts import turns_of
-from turntree.profiling.acceptance import Acceptance
 from turntree.renderers.thoughts import rewrites
+from turntree.rollouts.acceptance import Acceptance
 from turntree.rollouts.groups import GrownGroup
 from turntree.rollouts.local import Inside, Prompted, grow_inside, judge_turn
 from turntree.rollouts.teachers import labelled
@@ -32,6 +32,7 @@ from turntree.stages.policy import Policy
 from turntree.stages.record import require_labels, trace_of
 from turntree.stages.verifier import open_verifier
 from turntree.traces.candidates import candidates, skipped_turns
+from turntree.training.inside import GrownInside
 
 _WAVE = 32  # places that are sampled together
 
@@ -73,7 +74,7 @@ class Labelled:
 
 @dataclass
 class InsideTurns:
-    """Protocol `training.online.Inside`."""
+    """Protocol `training.inside.Inside`."""
 
     config: TrainOnlineConfig
     policy: Policy
@@ -82,8 +83,8 @@ class InsideTurns:
     told: Counter[str] = field(default_factory=Counter[str])  # since the start: what the teacher did not label
     seen: Acceptance = field(default_factory=Acceptance)
 
-    def grow(self, groups: Sequence[GrownGroup], iteration: int) -> tuple[Cost, dict[str, Any]]:
-        """Append local rollouts to the trees; what they cost, and figures."""
+    def grow(self, groups: Sequence[GrownGroup], iteration: int) -> GrownInside:
+        """Append local rollouts to the trees."""
         local, seed = self.config.train.local, self._seed(iteration)
         found, visited, counts = self.labelled(groups, iteration)
         chosen = self._choose(found, seed)
@@ -103,10 +104,13 @@ class InsideTurns:
         cost = sum((_minus(group.tree.cost, earlier) for group, earlier in zip(groups, before, strict=True)), Cost())
         kinds = [one.kind for one in chosen]
         figures = {"visited": visited, **_figures(kinds, verdicts), "not_judged": dict(counts)}
-        if local.choose == "importance":
+        if local.choose != "uniform":
             self._learn(groups, found, zip(kinds, verdicts, strict=True))
             figures["importance"] = self.seen.slopes()
-        return cost, figures
+        places: list[dict[int, str]] = [{} for _ in groups]
+        for one in chosen:
+            places[one.place.group][one.inside.node] = one.kind
+        return GrownInside(cost, figures, places, self.seen)
 
     def labelled(self, groups: Sequence[GrownGroup], iteration: int) -> tuple[list[Labelled], int, Counter[str]]:
         """A draw of the visited states at which the verifier accepts the teacher's label; how many were visited; and
@@ -133,7 +137,9 @@ class InsideTurns:
         if self.config.train.local.choose == "uniform":
             return list(found[:wanted])
         draw = seeds.generator(seed, "chosen")
-        keys = [draw.random() ** (1 / weight) for weight in self.seen.weights([one.kind for one in found])]
+        by_gain = self.config.train.local.choose == "alignment"
+        weights = self.seen.weights([one.kind for one in found], by_gain=by_gain)
+        keys = [draw.random() ** (1 / weight) for weight in weights]
         best = sorted(range(len(found)), key=lambda i: -keys[i])[:wanted]
         return [found[i] for i in sorted(best)]
 

@@ -37,8 +37,9 @@ from turntree.stages.workers import Follower, Published, open_crew, require_poli
 from turntree.training.checkpoints import extent, resume
 from turntree.training.drift import too_still
 from turntree.training.head import vocabulary_size
+from turntree.training.inside import Inside
 from turntree.training.isolation import check_path_isolation
-from turntree.training.online import Inside, Parts, TrainedOnline, train_online
+from turntree.training.online import Parts, TrainedOnline, train_online
 from turntree.training.sharded import ALONE, Alone
 
 GATE_LOG, HELD_OUT = "gate.jsonl", "held_out.jsonl"

@@ -294,16 +294,17 @@ class LocalConfig:
     """Local rollouts at each."""
     weight: float = 1.0
     """How much a local rollout counts in the loss, relative to the rollout of a whole episode."""
-    choose: Literal["uniform", "importance"] = "importance"
+    choose: Literal["uniform", "importance", "alignment"] = "importance"
     """Which of the visited states: all alike, or by what hangs on their kinds of action times what can be learned there
-    (`profiling.acceptance`), as far as earlier iterations tell."""
+    (`rollouts.acceptance`), as far as earlier iterations tell. "alignment" measures what hangs on a kind as the inner
+    product of its gradient with that of the episodes, and does not train on kinds that point against success."""
     labels: int = 4
-    """With choose "importance": states that the teacher labels for each that is chosen."""
+    """Unless choose is "uniform": states that the teacher labels for each that is chosen."""
 
     @property
     def pool(self) -> int:
         """States that the teacher labels in an iteration."""
-        return self.states * (self.labels if self.choose == "importance" else 1)
+        return self.states * (1 if self.choose == "uniform" else self.labels)
 
     def __post_init__(self) -> None:
         if self.labels < 1:

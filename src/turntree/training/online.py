@@ -12,12 +12,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from transformers import PreTrainedModel
 
 from turntree.advantages.comparisons import mean_centred
-from turntree.advantages.local import local_credit
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Credit
@@ -49,6 +48,7 @@ from turntree.rollouts.scheduler import SchedulerConfig
 from turntree.rollouts.spread import Begun, Spread
 from turntree.training.checkpoints import Checkpoints
 from turntree.training.config import OnlineConfig
+from turntree.training.inside import Inside, LocalCredits
 from turntree.training.learner import Learner
 from turntree.training.lora import Reference
 from turntree.training.packing import packed_slots
@@ -56,20 +56,6 @@ from turntree.training.prompts import TaskStream
 from turntree.training.savings import SavingsLedger
 from turntree.training.sharded import ALONE, Alone
 from turntree.training.trainer import open_trainers
-
-
-class Inside(Protocol):
-    """What grows local rollouts inside the trees of an iteration."""
-
-    def grow(self, groups: Sequence[GrownGroup], iteration: int) -> tuple[Cost, dict[str, Any]]:
-        """Append them; what they cost, and figures for the row."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """A JSON value of what was learned from earlier iterations, for `restore`."""
-        ...
-
-    def restore(self, state: dict[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -211,7 +197,8 @@ class _Run:
             counts_refills=parts.estimator is not None or config.credit.leaf_weights != "path_weighted",
         )
         self.scheduler = _scheduler(parts, rollouts)
-        self._brancher, self._inside = parts.brancher, parts.inside
+        self._brancher = parts.brancher
+        self._inside = None if parts.inside is None else LocalCredits(parts.inside, config, parts.model)
         self._filters = [*_filters(config), *parts.filters]
         self.credit = parts.estimator or config.loss.estimator(config.credit)
         self._allocation = self._allocating(config, parts)
@@ -234,7 +221,7 @@ class _Run:
             raise ConfigError("needs rollout workers", field="max_off_policy_steps", hint="set cluster.workers")
         self.row: dict[str, Any] = {}  # of an iteration that was trained and is not logged yet
         self._labels: dict[int, Credit | None] = {}  # the credit of this iteration's groups, by id
-        self._local: dict[int, Credit] = {}  # that of their local rollouts
+        self._local: Sequence[Credit | None] = ()  # that of their local rollouts
         self._dropped = Counter[str]()  # reasons, in this iteration
 
     def _allocating(self, config: OnlineConfig, parts: Parts) -> Allocation | None:
@@ -260,7 +247,7 @@ class _Run:
             "judged": [[dataclasses.asdict(decision), zero] for decision, zero in self._judged],
             "account": dataclasses.asdict(self.account),
             "brancher": None if self._brancher is None else self._brancher.state(),
-            "inside": None if self._inside is None else self._inside.state(),
+            "inside": None if self._inside is None else self._inside.inside.state(),
             "ahead": {str(iteration): begun.to_json() for iteration, begun in self._ahead.items()},
         }
 
@@ -279,7 +266,7 @@ class _Run:
         if self._brancher is not None:
             self._brancher.restore(state["brancher"])
         if self._inside is not None:
-            self._inside.restore(state["inside"])
+            self._inside.inside.restore(state["inside"])
         for decision, zero in state["judged"]:
             self._judge(GateDecision(**decision), zero)
         self._ahead = {int(key): _Begun.from_json(held) for key, held in state.get("ahead", {}).items()}
@@ -375,22 +362,18 @@ class _Run:
     def grow_inside(self, groups: Sequence[GrownGroup], iteration: int) -> dict[str, Any]:
         """Local rollouts in the trees, and their credit beside that of the episodes. A group that a filter dropped, or
         that has no variance, may still hold turns that teach."""
-        self._local = {}
         if self._inside is None:
             return {}
-        cost, figures = self._inside.grow(groups, iteration)
+        episodes = [self._labels[id(group)] for group in groups]
+        self._local, cost, figures = self._inside.credits(groups, episodes, iteration)
         self.cost += cost
-        rule, weight = self.config.loss.estimator(self.config.credit), self.config.local.weight
-        for group in groups:
-            credit = local_credit(group.tree, advantages=rule.advantages, per_rollout=rule.per_rollout, weight=weight)
-            if credit.nodes:
-                self._local[id(group)] = credit
         return {"local": figures}
 
     def credits(self, groups: Sequence[GrownGroup]) -> list[Credit | None]:
         """The credit of every group that the update learns from; None for the others."""
-        found = [(self._labels[id(group)], self._local.get(id(group))) for group in groups]
-        return [episodes + local if episodes and local else episodes or local for episodes, local in found]
+        local = self._local or [None] * len(groups)
+        found = zip((self._labels[id(group)] for group in groups), local, strict=True)
+        return [one + other if one and other else one or other for one, other in found]
 
     def update(self, groups: Sequence[GrownGroup], labels: Sequence[Credit | None]) -> dict[str, Any]:
         """One update on the groups that have credit; no step where none has."""

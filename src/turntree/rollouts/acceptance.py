@@ -1,4 +1,4 @@
-"""What turns of each kind of action are worth sampling again, from the episodes themselves.
+"""What turns of each kind of action are worth sampling again, learned from the run itself.
 
 What hangs on a kind is the slope of an episode's reward (minus the mean of its group, which takes the task's difficulty
 out) on whether its action at a state of the kind was accepted. Unlike `profiling.importance` it costs no rollouts, and
@@ -32,6 +32,8 @@ class _Kind:
     xy: float = 0.0
     variance: float = 0.0
     states: float = 0.0
+    gain: float = 0.0
+    gradients: float = 0.0
 
     @property
     def spread(self) -> float:
@@ -63,6 +65,20 @@ class Acceptance:
             self._kinds[kind].variance += math.fsum((r - mean) ** 2 for r in rewards) / (len(rewards) - 1)
             self._kinds[kind].states += 1
 
+    def aligned(self, kind: str, gain: float, states: int) -> None:
+        """What a step along the gradient of the kind's local rollouts at `states` states gains in the objective of the
+        episodes: the inner product of the two gradients, of one iteration."""
+        one = self._kinds[kind]
+        one.gain, one.gradients = one.gain + gain, one.gradients + states
+
+    def gains(self) -> dict[str, float]:
+        """The gain of a state of each kind whose gradient was measured, on average."""
+        return {kind: one.gain / one.gradients for kind, one in sorted(self._kinds.items()) if one.gradients}
+
+    def trains(self, kind: str) -> bool:
+        """Whether local rollouts of a kind have pointed along the episodes' objective so far."""
+        return self.gains().get(kind, 0.0) > 0
+
     def slopes(self) -> dict[str, float]:
         """What hangs on each kind."""
         together = math.fsum(one.together for one in self._kinds.values())
@@ -72,10 +88,10 @@ class Acceptance:
             kind: (one.together + _RIDGE * overall) / (one.spread + _RIDGE) for kind, one in sorted(self._kinds.items())
         }
 
-    def weights(self, kinds: Sequence[str]) -> list[float]:
-        """How often to draw a state of each of these kinds, relative to the others: its slope times the deviation of
-        its verdicts. All alike until anything is known to hang on a kind."""
-        slopes = self.slopes()
+    def weights(self, kinds: Sequence[str], *, by_gain: bool = False) -> list[float]:
+        """How often to draw a state of each of these kinds, relative to the others: its slope (or its gain) times the
+        deviation of its verdicts. All alike until anything is known to hang on a kind."""
+        slopes = self.gains() if by_gain else self.slopes()
         highest = max(slopes.values(), default=0.0)
         if highest <= 0:
             return [1.0] * len(kinds)

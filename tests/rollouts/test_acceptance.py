@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turntree.profiling.acceptance import Acceptance
+from turntree.rollouts.acceptance import Acceptance
 
 
 def told(seed: int, states: int, slopes: dict[str, float]) -> Acceptance:

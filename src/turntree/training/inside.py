@@ -1,0 +1,99 @@
+"""Local rollouts in the update of whole episodes: their credit, and along with what their gradients point."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from turntree.advantages.local import local_credit
+from turntree.core.cost import NO_COST, Cost
+from turntree.core.labels import Credit
+from turntree.core.tree import RolloutTree
+from turntree.rollouts.acceptance import Acceptance
+from turntree.rollouts.groups import GrownGroup
+from turntree.training.config import OnlineConfig
+from turntree.training.gradients import gradient
+
+
+@dataclass(frozen=True)
+class GrownInside:
+    """The local rollouts of an iteration: what they cost, figures for the row, for each group the nodes that they were
+    sampled at with the kinds of their turns, and what is known of the kinds."""
+
+    cost: Cost
+    figures: dict[str, Any]
+    places: Sequence[Mapping[int, str]]
+    seen: Acceptance
+
+
+class Inside(Protocol):
+    """What grows local rollouts inside the trees of an iteration."""
+
+    def grow(self, groups: Sequence[GrownGroup], iteration: int) -> GrownInside: ...
+
+    def state(self) -> dict[str, Any]:
+        """A JSON value of what was learned from earlier iterations, for `restore`."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class LocalCredits:
+    """Grows local rollouts and gives them credit."""
+
+    inside: Inside
+    config: OnlineConfig
+    model: PreTrainedModel
+
+    def credits(
+        self, groups: Sequence[GrownGroup], episodes: Sequence[Credit | None], iteration: int
+    ) -> tuple[list[Credit | None], Cost, dict[str, Any]]:
+        """The credit of each group's local rollouts (None: none is trained on), the cost, and figures for the row.
+        `episodes` is the credit of the groups' whole rollouts."""
+        grown = self.inside.grow(groups, iteration)
+        cost, figures, trained = grown.cost, grown.figures, set(_kinds(grown))
+        if self.config.local.choose == "alignment":
+            trained = {kind for kind in trained if grown.seen.trains(kind)}  # by earlier iterations
+            cost += self._align(groups, episodes, grown)
+            figures = {**figures, "gains": grown.seen.gains(), "trained_kinds": sorted(trained)}
+        found = [self._credit(group.tree, places, trained) for group, places in zip(groups, grown.places, strict=True)]
+        return [credit if credit.nodes else None for credit in found], cost, figures
+
+    def _credit(self, tree: RolloutTree, places: Mapping[int, str], kinds: Collection[str]) -> Credit:
+        rule = self.config.loss.estimator(self.config.credit)
+        return local_credit(
+            tree,
+            advantages=rule.advantages,
+            per_rollout=rule.per_rollout,
+            weight=self.config.local.weight,
+            places=[node for node, kind in places.items() if kind in kinds],
+        )
+
+    def _align(self, groups: Sequence[GrownGroup], episodes: Sequence[Credit | None], grown: GrownInside) -> Cost:
+        """Measure what a step along the gradient of each kind gains in the objective of the episodes."""
+        started, kinds = time.perf_counter(), _kinds(grown)
+        kept = [(group.tree, credit) for group, credit in zip(groups, episodes, strict=True) if credit is not None]
+        if not kept or not kinds:
+            return NO_COST
+        wanted = self._gradient([tree for tree, _ in kept], [credit for _, credit in kept])
+        length = float(wanted.norm())
+        trees = [group.tree for group in groups]
+        for kind, states in sorted(kinds.items()) if length else ():
+            pairs = zip(trees, grown.places, strict=True)
+            found = self._gradient(trees, [self._credit(tree, places, {kind}) for tree, places in pairs])
+            grown.seen.aligned(kind, float(wanted @ found) / length, states)
+        return Cost(training_seconds=time.perf_counter() - started)
+
+    def _gradient(self, trees: Sequence[RolloutTree], credits: Sequence[Credit]) -> Tensor:
+        return gradient(self.model, trees, credits, self.config.loss, max_tokens=self.config.max_tokens)
+
+
+def _kinds(grown: GrownInside) -> Counter[str]:
+    return Counter(kind for places in grown.places for kind in places.values())
