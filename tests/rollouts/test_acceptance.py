@@ -64,3 +64,15 @@ def test_nothing_known_draws_all_alike() -> None:
     assert Acceptance().weights(["a", "b"]) == [1.0, 1.0]
     losing = told(4, 200, {"a": -0.5, "b": -0.5})
     assert losing.weights(["a", "b"]) == [1.0, 1.0]
+
+
+def test_gains_are_means_over_states_and_draw_where_they_are_highest() -> None:
+    seen = Acceptance()
+    assert not seen.trains("take")
+    seen.aligned("take", 3.0, 10)
+    seen.aligned("take", 1.0, 10)
+    seen.aligned("search", -4.0, 40)
+    assert seen.gains() == {"search": -0.1, "take": 0.2}
+    assert seen.trains("take") and not seen.trains("search")
+    take, search = seen.weights(["take", "search"], by_gain=True)
+    assert take == pytest.approx(20 * search)  # a little exploration

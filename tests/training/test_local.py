@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_trees import add_completion, ids, sampled_near, scored_trees
+from random_trees import add_completion, ids, one_turn, sampled_near, score, scored_trees
 from test_parity import CASES, VOCABULARY, Case, flat_loss, gradient, library_gradient, relative_error
 
 from tiny_models import tiny_model
@@ -16,11 +17,15 @@ from turntree.advantages.comparisons import across_siblings, across_starts, grpo
 from turntree.advantages.credit import CreditRule
 from turntree.advantages.local import local_credit
 from turntree.advantages.scored import path_weighted
+from turntree.core.cost import Cost
 from turntree.core.labels import Rewards
 from turntree.core.tree import LOCAL, Decision, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.logs.rollouts import depth_first, group_from_tree
+from turntree.rollouts.acceptance import Acceptance
 from turntree.rollouts.accounting import account
+from turntree.training.config import LocalConfig, OnlineConfig
+from turntree.training.inside import GrownInside, LocalCredits
 from turntree.training.packing import flat_batches, pack
 
 RULES = (
@@ -139,3 +144,42 @@ def test_a_node_has_one_credit() -> None:
     credit = local_credit(tree)
     with pytest.raises(ValueError, match="has credit from both"):
         credit + credit
+
+
+class Mirrored:
+    """Local rollouts that repeat the rollouts of one-turn groups at their state, with the same rewards (kind "with")
+    and with opposite ones (kind "against")."""
+
+    def __init__(self, rewards: list[Rewards]) -> None:
+        self.seen = Acceptance()
+        self.rewards = rewards
+
+    def grow(self, groups, iteration):
+        places = []
+        for number, (group, rewards) in enumerate(zip(groups, self.rewards, strict=True)):
+            tree, kind = group.tree, ("with", "against")[number % 2]
+            for leaf, reward in rewards.scored().items():
+                copied = add_completion(tree, tree.roots[0], tree[leaf].token_ids)
+                tree.stop(copied, StopReason.COMPLETED)
+                mirrored = reward if kind == "with" else 1 - reward
+                tree.record(Decision("verifier", copied, LOCAL, "", {"reward": mirrored}))
+            places.append({tree.roots[0]: kind})
+        return GrownInside(Cost(), {}, places, self.seen)
+
+
+def test_kinds_that_point_against_the_episodes_are_measured_and_not_trained_on() -> None:
+    draw = random.Random(11)
+    trees = [one_turn(draw) for _ in range(4)]
+    rewards = [score(draw, tree, censor=False) for tree in trees]
+    groups = [SimpleNamespace(tree=tree) for tree in trees]
+    config = OnlineConfig(local=LocalConfig(states=4, choose="alignment"), max_tokens=400)
+    local = LocalCredits(Mirrored(rewards), config, tiny_model("qwen3", VOCABULARY, hidden_size=32, seed=3))
+    episodes = [CreditRule()(tree, verdicts) for tree, verdicts in zip(trees, rewards, strict=True)]
+    credits, cost, figures = local.credits(groups, episodes, 1)
+    assert credits == [None] * 4 and figures["trained_kinds"] == []  # nothing is known before the first iteration
+    assert figures["gains"]["with"] > 0 > figures["gains"]["against"]
+    assert cost.training_seconds > 0
+    fresh = [SimpleNamespace(tree=without_local(tree)) for tree in trees]
+    credits, _, figures = local.credits(fresh, episodes, 2)
+    assert figures["trained_kinds"] == ["with"]
+    assert [credit is not None for credit in credits] == [True, False, True, False]

@@ -366,6 +366,9 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         if self.train.local.states and self.cluster.workers:
             hint = "the command samples them itself: leave one of the two at 0"
             raise ConfigError("do not go with rollout workers", field="train.local.states", hint=hint)
+        if self.train.local.states and self.train.local.choose == "alignment" and self.cluster.trainers > 1:
+            hint = "gradients are compared in one process: use 'importance'"
+            raise ConfigError("does not go with several trainers", field="train.local.choose", hint=hint)
         if self.train.allocation is not None and (self.brancher is not None or self.cluster.workers):
             other = "cluster.workers" if self.brancher is None else "a brancher"
             raise ConfigError(f"does not go with {other}", field="train.allocation", hint="leave one of the two out")
