@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from turntree.core.messages import Message, ToolCall
+from turntree.core.messages import Message
 from turntree.experiments import book
 from turntree.experiments.book import Book
 from turntree.observe.files import read_json, write_json
-from turntree.traces.candidates import candidates
 from turntree.traces.schema import Trace, read_traces, write_traces
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes" / "smollm2"
@@ -24,12 +23,6 @@ def recipe(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     yield importlib.import_module("recipe")
     sys.modules.pop("recipe", None)
-
-
-@pytest.fixture
-def tau2(recipe, monkeypatch: pytest.MonkeyPatch):
-    yield importlib.import_module("tau2")
-    sys.modules.pop("tau2", None)
 
 
 @pytest.fixture
@@ -134,52 +127,3 @@ def test_a_model_that_answers_everything_with_a_command_follows_no_instruction(m
     assert instructions.followed("json: the sea", '{"topic": "the sea"}')
     assert instructions.followed("bullets: bread", "- One\n- Two\n- Three")
     assert not instructions.followed("bullets: bread", "- One\n- Two")
-
-
-def conversation(number: int, split: str, answers: int) -> Trace:
-    """Turns that call a tool and turns that only talk, in pairs."""
-    said = [Message("system", "A long policy."), Message("user", "Where is my order?")]
-    for turn in range(answers):
-        call = ToolCall("get_order", {"order_id": f"W{turn}"}, id=f"c{turn}")
-        said += [Message("assistant", "", tool_calls=(call,)), Message("tool", "x" * 900, tool_call_id=f"c{turn}")]
-        said += [Message("assistant", "On its way."), Message("user", "And the next?")]
-    marks = {str(turn): "not_a_tool_call" for turn in range(1, 2 * answers, 2)}
-    meta = {"skip_turns": marks}
-    return Trace(id=f"{split}-{number}", messages=tuple(said), split=split, success=number % 4 > 0, meta=meta)
-
-
-def test_conversations_are_cut_to_turns_that_are_still_candidates_and_name_the_tools(recipe, tau2) -> None:
-    found = tau2.shortened(iter([conversation(number, "train", 6) for number in range(8)]))
-    assert len(found) == 6 and all(trace.success for trace in found)
-    for trace in found:
-        assert len(trace.messages) <= tau2.MESSAGES and trace.messages[-1].role == "assistant"
-        assert "get_order(order_id)" in trace.messages[0].content
-        assert max(len(message.content) for message in trace.messages[1:]) <= tau2.ANSWER + 4
-        assert candidates(trace) and all(state.demonstration.tool_calls for state in candidates(trace))
-        some = candidates(recipe.some_turns(trace, 2))  # drawn among the candidates, so marks of the import stay
-        assert len(some) == 2 and all(state.demonstration.tool_calls for state in some)
-
-
-def test_the_pretrained_model_is_measured_before_and_every_arm_after_from_the_same_pivots(
-    tau2, ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    conversations = [conversation(number, split, 6) for split in ("train", "dev") for number in range(120)]
-    monkeypatch.setattr(sys.modules[__name__], "demonstrations", lambda: conversations)
-    tau2.main([str(tmp_path)])
-    measured = [name.removeprefix("accept.").removesuffix(".jsonl") for name in ran if name.startswith("accept")]
-    assert measured == [
-        "base",
-        "warm",
-        "sft-7e-05.0",
-        "sft-0.0002.0",
-        "sft-0.0005.0",
-        "pivot.0",
-        "strict.0",
-        "random.0",
-    ]
-    commands = {arm: read_json(tmp_path / "stages" / f"{arm}.0.json")["command"] for arm in ("pivot", "strict")}
-    assert [word for word in commands["strict"] if word != "--strict"][:-1] == commands["pivot"][:-1]
-    assert "--strict" in commands["strict"]
-    ran.clear()
-    tau2.main([str(tmp_path)])
-    assert ran == []
