@@ -33,6 +33,7 @@ from turntree.experiments.book import Book, Stage, words
 from turntree.observe.artifacts import PROFILE
 from turntree.observe.files import read_json
 from turntree.observe.statistics import wilson
+from turntree.profiling.select import is_pivot
 from turntree.stages.policy import resolve
 from turntree.traces.candidates import skipped_turns
 from turntree.traces.schema import Trace, read_traces, write_traces
@@ -151,9 +152,10 @@ class Recipe:
         self.book.run(profiled)
         if self.book.plan or not self.book.done(profiled):
             return None
-        classes = PROFILE.read(self.book.folder / profiled.result)[0]["summary"]["classes"]
-        if not classes.get("mixed"):
-            print(f"{self.name}: no state with a variance ({classes}), so nothing to reinforce", flush=True)
+        header, rows = PROFILE.read(self.book.folder / profiled.result)
+        if not any(is_pivot(row, self.settings.threshold) for row in rows):
+            classes = header["summary"]["classes"]
+            print(f"{self.name}: no state is a pivot ({classes}), so nothing to reinforce", flush=True)
             return None
         command = words("select", profiled.result, "--rule", rule, "--threshold", self.settings.threshold)
         stage = Stage(rule, f"{rule}.jsonl", (*command, "--out", f"{rule}.jsonl"), (profiled,))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from turntree.cli.main import cli
 from turntree.core.messages import Message
 from turntree.experiments import book
 from turntree.observe.files import write_json
+from turntree.profiling.rows import class_of_moments
 from turntree.traces.candidates import candidates
 from turntree.traces.schema import Trace, read_traces, write_traces
 
@@ -90,9 +92,10 @@ def test_the_parts_share_no_trace_and_hold_some_turns(tmp_path: Path) -> None:
 
 
 class Commands(list[list[str]]):
-    """What was run; each command leaves its result without computing it. `classes` is what profiles find."""
+    """What was run; each command leaves its result without computing it. `moments` are the reward's mean and variance at
+    the states that profiles find."""
 
-    classes: dict[str, int]
+    moments: list[tuple[float, float]]
 
     def __call__(self, argv: list[str], cwd: Path) -> Any:
         words = [word for word in argv[1:] if word not in ("-m", "turntree.cli.main")]
@@ -108,9 +111,15 @@ class Commands(list[list[str]]):
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> Commands:
     found = Commands()
-    found.classes = {"mixed": 2}
-    summary: Any = lambda: {"candidates": 2, "classes": found.classes, "skipped_turns": {}}  # noqa: E731
-    monkeypatch.setattr(recipe, "PROFILE", SimpleNamespace(read=lambda path: ({"summary": summary()}, [])))
+    found.moments = [(0.0, 0.0), (0.75, 0.1875)]  # mixed, and above the paper's lambda
+
+    def read(path: Path) -> Any:
+        rows = [{"reward_mean": mean, "reward_var": variance} for mean, variance in found.moments]
+        counts = Counter(class_of_moments(each, 0.6).value for each in found.moments)
+        summary = {"candidates": len(rows), "classes": dict(counts), "skipped_turns": {}}
+        return {"summary": summary}, rows if path.name == "profile.jsonl" else []
+
+    monkeypatch.setattr(recipe, "PROFILE", SimpleNamespace(read=read))
     monkeypatch.setattr(book.subprocess, "run", found)
     return found
 
@@ -131,9 +140,9 @@ def test_every_arm_is_trained_and_measured_once_and_never_again(ran: Commands, t
 
 
 def test_a_domain_without_a_pivot_is_told_and_the_others_go_on(ran: Commands, tmp_path: Path, capsys: Any) -> None:
-    ran.classes = {"all fail": 2}
+    ran.moments = [(0.0, 0.0), (1.0, 0.0)]
     recipe.main([str(tmp_path), "--model", "m", "--domains", "terminal,search"])
-    assert capsys.readouterr().out.count("no state with a variance") == 6
+    assert capsys.readouterr().out.count("no state is a pivot") == 6
     assert [words[0] for words in ran if words[0] in ("sft", "train")] == ["sft"] * 4
 
 
