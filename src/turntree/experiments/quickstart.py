@@ -22,9 +22,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from turntree.core.config import Part, from_mapping, to_mapping
+from turntree.core.config import Part, to_mapping
 from turntree.core.errors import ConfigError, TurntreeError
-from turntree.domains.household.door import GamesConfig
 from turntree.experiments.config import COMMAND, household_pivots, household_selection
 from turntree.observe.files import read_json, read_table, write_json
 from turntree.observe.run import open_folder
@@ -205,11 +204,11 @@ def own_stage(config: QuickstartConfig) -> TrainPivotConfig:
     """The policy plays as many games as the other arms train on: the first of the demonstrator's. (The others leave out
     its development split, which is drawn by a hash.)"""
     options = demonstrator(config).options
-    games = from_mapping(GamesConfig, options["games"])
-    played = {"games": games.source, "offset": games.offset, "difficulty": games.difficulty}
+    games = {"source": "generated", "count": 200, "difficulty": "easy", **options["games"]}  # its defaults
+    played = {"games": games["source"], "offset": games["offset"], "difficulty": games["difficulty"]}
     return TrainPivotConfig(
         states="own",
-        own=replace(config.own, count=round(games.count * (1 - options.get("dev", 0.2)))),
+        own=replace(config.own, count=round(games["count"] * (1 - options.get("dev", 0.2)))),
         environment=Part("household", played),
         teacher=Part("household"),
         verifier=Part("household"),

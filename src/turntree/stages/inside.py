@@ -137,8 +137,8 @@ class InsideTurns:
         self.seen.restore(state)
 
     def _choose(self, found: Sequence[Labelled], seed: int) -> list[Labelled]:
-        """The states to sample at: without replacement, weighed by what earlier iterations say of their kinds (the first
-        arrivals at rates w: Efraimidis and Spirakis 2006, whose keys u^(1/w) underflow to ties where slopes are small)."""
+        """The states to sample at: without replacement, weighed by what earlier iterations say of their kinds: the
+        first arrivals at rates w (Efraimidis and Spirakis 2006, whose keys u^(1/w) are all 0 where w is small)."""
         wanted = self.config.train.local.states
         if self.config.train.local.choose == "uniform":
             return list(found[:wanted])
