@@ -67,7 +67,7 @@ def test_states_are_chosen_by_their_weights_relative_to_each_other() -> None:
     chosen = []
     for scale in (1.0, 1e-6):
         weights = [scale * (1 + number % 3) for number in range(20)]
-        seen: Any = SimpleNamespace(weights=lambda kinds, weights=weights: weights)
+        seen: Any = SimpleNamespace(weights=lambda kinds, by_gain, weights=weights: weights)
         config = replace(CONFIG, train=replace(CONFIG.train, local=LocalConfig(states=5)))
         turns = InsideTurns(config, *(SimpleNamespace(),) * 3, seen=seen)  # pyright: ignore[reportArgumentType]
         chosen.append([[one.kind for one in turns._choose(found, seed)] for seed in range(20)])

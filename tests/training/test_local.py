@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from types import SimpleNamespace
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,9 +31,9 @@ from turntree.filters.dapo import DapoFilter
 from turntree.logs.rollouts import depth_first, group_from_tree
 from turntree.rollouts.acceptance import Acceptance
 from turntree.rollouts.accounting import account
+from turntree.rollouts.groups import GrownGroup
 from turntree.training.config import LocalConfig, OnlineConfig
 from turntree.training.inside import GrownInside, LocalCredits
-from turntree.rollouts.groups import GrownGroup
 from turntree.training.online import train_online
 from turntree.training.packing import flat_batches, pack
 
