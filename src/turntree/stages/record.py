@@ -139,7 +139,8 @@ def _dropped(tree: RolloutTree, leaf: int, verdict: Verdict, config: RecordConfi
 def trace_of(group: GrownGroup, sample: int, leaf: int, verdict: Verdict, config: RecordConfig, model: str) -> Trace:
     """The episode that ended at `leaf`."""
     task = group.task
-    messages = tuple(message for node in group.tree.path(leaf) for message in node.messages)
+    nodes = map(group.tree.__getitem__, group.tree.nodes_of(leaf))  # also where its context was rewritten
+    messages = tuple(message for node in nodes for message in node.messages)
     spoken = [message for message in messages if message.role == "assistant"]
     cut = {str(turn): "cut" for turn, message in enumerate(spoken) if message.cut}
     task_type = getattr(task, "task_type", None)
