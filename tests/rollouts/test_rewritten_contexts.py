@@ -39,6 +39,7 @@ from turntree.renderers.thoughts import Thoughts
 from turntree.report.browser import group_view
 from turntree.report.rollout_tree import tree_of
 from turntree.report.tree_figures import rollout_tree
+from turntree.rollouts.accounting import account
 from turntree.rollouts.episodes import EpisodeConfig, grow
 from turntree.rollouts.groups import GrownGroup
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
@@ -408,3 +409,9 @@ def test_a_recorded_trace_holds_the_whole_episode() -> None:
             assert traces[0].messages == traces[1].messages
             parts_seen += group.tree.nodes_of(end) != tuple(node.id for node in group.tree.path(end))
     assert parts_seen
+
+
+def test_a_rollout_begins_once_however_often_its_context_is_rewritten() -> None:
+    for group in Asked().groups():
+        assert len(group.tree.starts()) > len(group.tree.ends())
+        assert account(group.tree).starts == len(group.tree.ends()) == 5
