@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from turntree.core.config import Part
 from turntree.core.errors import ConfigError
 from turntree.domains.household.door import SPLIT_SIZE, GamesConfig, games
 from turntree.environments.tasks import open_tasks
-from turntree.experiments.quickstart import ARMS, QuickstartConfig, _bill, _difference, demonstrator, table
+from turntree.experiments.quickstart import ARMS, QuickstartConfig, _bill, _difference, demonstrator, own_stage, table
 from turntree.observe.files import write_json
 
 
@@ -71,3 +72,17 @@ def test_no_seed_trains_on_games_that_it_is_tested_on():
         assert tested.isdisjoint(game.id for game, _ in games(trained))
     with pytest.raises(ConfigError, match="leave the split"):
         replace(last, count=21)
+
+
+@pytest.mark.parametrize(
+    ("options", "games", "count"),
+    [
+        ({"games": {"count": 700}}, "generated", 560),
+        ({"slips": 0.2}, "generated", 160),
+        ({"games": {"count": 50, "source": "games.jsonl", "difficulty": "hard"}, "dev": 0.5}, "games.jsonl", 25),
+    ],
+)
+def test_own_states_come_from_the_games_of_the_demonstrator(options, games, count):
+    stage = own_stage(QuickstartConfig(demonstrator=Part("household", options)))
+    assert (stage.environment.options["games"], stage.own.count) == (games, count)
+    assert stage.environment.options["difficulty"] == options.get("games", {}).get("difficulty", "easy")

@@ -23,6 +23,7 @@ from tiny_models import tiny_model
 from turntree.advantages.config import CreditConfig
 from turntree.branching.rules import FixedBrancher
 from turntree.core.completion import Sampling
+from turntree.core.config import Part
 from turntree.core.errors import ConfigError
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message
@@ -38,9 +39,12 @@ from turntree.renderers.thoughts import Thoughts
 from turntree.report.browser import group_view
 from turntree.report.rollout_tree import tree_of
 from turntree.report.tree_figures import rollout_tree
+from turntree.rollouts.accounting import account
 from turntree.rollouts.episodes import EpisodeConfig, grow
 from turntree.rollouts.groups import GrownGroup
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
+from turntree.stages.config import RecordConfig
+from turntree.stages.record import trace_of
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
 from turntree.training.config import LossConfig, OptimizerConfig
 from turntree.training.losses import loss_normalizer
@@ -389,3 +393,25 @@ def test_a_rollout_that_fails_in_a_rewritten_context_is_censored_once_with_all_o
     assert {tree.stop_reason(end) for end in tree.ends()} == {StopReason.ENVIRONMENT_ERROR}
     assert Counter(calls_of(tree, end)[0][0] for end in tree.ends()) == {tree[0].token_ids: 4}
     assert sum(len(calls_of(tree, end)) for end in tree.ends()) == len(asked.calls) == 16
+
+
+def test_a_recorded_trace_holds_the_whole_episode() -> None:
+    """Also the turns that lie in contexts which the rollout left."""
+    parts_seen = 0
+    for kept, group in zip(Asked("keep").groups(), Asked().groups(), strict=True):
+        ends = [one.tree.ends() for one in (kept, group)]
+        for sample, (whole, end) in enumerate(zip(*ends, strict=True)):
+            config = RecordConfig(environment=Part("household"))
+            traces = [
+                trace_of(one, sample, leaf, one.rewards.verdicts[leaf], config, "m")
+                for one, leaf in ((kept, whole), (group, end))
+            ]
+            assert traces[0].messages == traces[1].messages
+            parts_seen += group.tree.nodes_of(end) != tuple(node.id for node in group.tree.path(end))
+    assert parts_seen
+
+
+def test_a_rollout_begins_once_however_often_its_context_is_rewritten() -> None:
+    for group in Asked().groups():
+        assert len(group.tree.starts()) > len(group.tree.ends())
+        assert account(group.tree).starts == len(group.tree.ends()) == 5

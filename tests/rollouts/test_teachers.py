@@ -44,7 +44,7 @@ def clumsy(seed: int, turns: int) -> tuple[HouseholdEnvironment, Trace]:
 @given(st.integers(0, 500), st.integers(1, 10))
 def test_every_state_is_labelled_with_an_action_that_the_verifier_accepts(seed: int, turns: int) -> None:
     task, trace = clumsy(seed, turns)
-    own, missing = labelled(trace, task, teacher)
+    own, missing, _ = labelled(trace, task, teacher)
     assert len(own.labels) + sum(missing.values()) == len(trace.turn_positions)
     assert own.messages == trace.messages
     verifier = HouseholdVerifier()
@@ -76,7 +76,7 @@ def test_a_teacher_that_fails_is_counted_and_labels_nothing() -> None:
     def broken(environment: object, history: object) -> Message:
         raise ValueError("out of order")
 
-    own, missing = labelled(trace, task, broken)
+    own, missing, _ = labelled(trace, task, broken)
     assert own.labels == {} and missing == Counter({"no_label: the teacher failed (ValueError: out of order)": 4})
     assert candidates(own) == []  # what the policy did is not taught in place of the missing labels
 
@@ -85,13 +85,13 @@ def test_an_environment_that_answers_differently_leaves_the_rest_unlabelled() ->
     task, trace = clumsy(2, 4)
     messages = list(trace.messages)
     messages[2] = replace(messages[2], content="something else")
-    own, missing = labelled(replace(trace, messages=tuple(messages)), task, teacher)
+    own, missing, _ = labelled(replace(trace, messages=tuple(messages)), task, teacher)
     assert set(own.labels) == {0} and sum(missing.values()) == 3
 
 
 def test_sft_on_a_labelled_trace_learns_the_labels_and_nothing_that_was_played() -> None:
     task, trace = clumsy(3, 5)
-    own, _ = labelled(trace, task, teacher)
+    own, _, _ = labelled(trace, task, teacher)
     folder = resolve("household")
     tokenizer = load_tokenizer(folder)
     renderer = renderer_of(tokenizer, folder)

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_trees import add_completion, ids, one_turn, sampled_near, score, scored_trees
+from test_online import config, corridors, parts
 from test_parity import CASES, VOCABULARY, Case, flat_loss, gradient, library_gradient, relative_error
 
+from fault_drill import Hopeless
 from tiny_models import tiny_model
 from turntree.advantages.comparisons import across_siblings, across_starts, grpo_advantages, mean_centred
 from turntree.advantages.credit import CreditRule
 from turntree.advantages.local import local_credit
 from turntree.advantages.scored import path_weighted
+from turntree.core.completion import Completion
 from turntree.core.cost import Cost
 from turntree.core.labels import Rewards
+from turntree.core.messages import Message
 from turntree.core.tree import LOCAL, Decision, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
+from turntree.filters.dapo import DapoFilter
 from turntree.logs.rollouts import depth_first, group_from_tree
 from turntree.rollouts.acceptance import Acceptance
 from turntree.rollouts.accounting import account
+from turntree.rollouts.groups import GrownGroup
 from turntree.training.config import LocalConfig, OnlineConfig
 from turntree.training.inside import GrownInside, LocalCredits
+from turntree.training.online import train_online
 from turntree.training.packing import flat_batches, pack
 
 RULES = (
@@ -178,8 +187,39 @@ def test_kinds_that_point_against_the_episodes_are_measured_and_not_trained_on()
     credits, cost, figures = local.credits(groups, episodes, 1)
     assert credits == [None] * 4 and figures["trained_kinds"] == []  # nothing is known before the first iteration
     assert figures["gains"]["with"] > 0 > figures["gains"]["against"]
-    assert cost.training_seconds > 0
+    assert cost.training_seconds > 0 and cost.trained_tokens > 0  # a backward pass for the episodes, and one a kind
     fresh = [SimpleNamespace(tree=without_local(tree)) for tree in trees]
     credits, _, figures = local.credits(fresh, episodes, 2)
     assert figures["trained_kinds"] == ["with"]
     assert [credit is not None for credit in credits] == [True, False, True, False]
+
+
+class Again:
+    """One more sample of the first turn of every group (`training.online.Inside`), at a high price."""
+
+    def grow(self, groups: Sequence[GrownGroup], iteration: int) -> GrownInside:
+        for tree in (group.tree for group in groups):
+            sampled = Completion(
+                token_ids=(1, 2), logprobs=(-1.0, -1.0), entropies=(1.0, 1.0), finish="stop", cost=Cost(turns=1000)
+            )
+            leaf = tree.add_completion(tree.roots[0], sampled, Message("assistant", "again")).id
+            tree.stop(leaf, StopReason.COMPLETED)
+            tree.record(Decision("verifier", leaf, LOCAL, "drawn", {"reward": 1.0}))
+        return GrownInside(Cost(turns=1000 * len(groups)), {}, [{} for _ in groups], Acceptance())
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None: ...
+
+
+def test_local_rollouts_are_no_cost_of_the_refills_in_whose_trees_they_lie() -> None:
+    found = []
+    for inside in (None, Again()):
+        rows: list[dict[str, Any]] = []
+        run = parts(corridors(Hopeless, 3), inside=inside)
+        train_online(run, config(iterations=1, dapo=DapoFilter(refill_cap=1.0)), log=rows.append)
+        found.append(rows[-1])
+    assert found[1]["spent"]["turns"] - found[0]["spent"]["turns"] == 6000
+    assert found[0]["saved"]["dapo"]["turns"] < 0
+    assert found[1]["saved"]["dapo"]["turns"] == found[0]["saved"]["dapo"]["turns"]

@@ -383,6 +383,11 @@ def test_where_the_shell_is_counts_as_unknown_once_it_may_have_moved() -> None:
     read, moved = (*told, *done(bash("cat b"), "cd is only a word here")), (*told, *done(bash("cd /tmp && ls"), "b"))
     paid = {name: reward(bash("rm a"), bash("rm /repo/a"), history=h) for name, h in (("read", read), ("moved", moved))}
     assert paid == {"read": 1.0, "moved": 0.0}
+    for command, paid_for in ((". ./enter.sh", 0.0), ("ls && . enter.sh", 0.0), ("find . -name b", 1.0)):
+        history = (*told, *done(bash(command), "b"))
+        assert (
+            reward(bash("rm a"), bash("rm /repo/a"), history=history) == paid_for
+        )  # `.` reads a script, as source does
     assert reward(bash("cd /repo && make"), bash("make"), history=moved) == 0.0
     assert reward(bash("rm a"), bash("rm /tmp/a"), history=(*moved, *done(bash("pwd"), "<cwd>/tmp</cwd>"))) == 1.0
 

@@ -33,7 +33,7 @@ from turntree.core.labels import Credit
 from turntree.core.protocols import Environment
 from turntree.core.tree import RolloutTree
 from turntree.environments.tasks import TRAIN, TaskSet, identity, open_tasks
-from turntree.experiments.config import AlignmentConfig
+from turntree.experiments.config import REFERENCE_SEEDS, AlignmentConfig
 from turntree.experiments.paired import claim, over_seeds
 from turntree.experiments.theory_spaces import Floats, Vector, gradient_by, gradient_of, inner_products
 from turntree.observe.files import read_json, write_json
@@ -50,7 +50,6 @@ from turntree.training.config import LossConfig
 
 SCHEMA = "turntree.alignment/1"
 _LOSS = LossConfig(normalizer="constant", constant=2000.0, kl_coefficient=0.0, old_logprobs="engine")
-_REFERENCE = 1000  # seeds of the two halves of the reference, apart from those of the arms
 EPISODES, OWN, EXPERT = "episodes", "own", "expert"  # a family of vectors: one of all, or one of each kind of action
 
 
@@ -69,7 +68,7 @@ def run_alignment(config: AlignmentConfig, out: Path) -> dict[str, Any]:
         claim(out, {**to_mapping(config), "seeds": [], **made_from})
         stage = _Stage(config, policy, opened, inside)
         for half in range(2):
-            _kept(out / f"reference{half}", lambda half=half: stage.reference(_REFERENCE + half))
+            _kept(out / f"reference{half}", lambda half=half: stage.reference(REFERENCE_SEEDS[half]))
         for seed in config.seeds:
             _kept(out / f"seed{seed}", lambda seed=seed: stage.seed(seed))
     summary = {"schema": SCHEMA, "policy_hash": policy.hash, "config": to_mapping(config), **summarise(config, out)}
@@ -149,7 +148,7 @@ class _Stage:
     ) -> Iterator[tuple[str, Vector]]:
         """The gradient of local rollouts in the trees of `groups`, by kind."""
         train = self.config.online.train
-        found, _, _ = self.inside.labelled(groups, seeds.derive(seed, "own", batch))
+        found, *_ = self.inside.labelled(groups, seeds.derive(seed, "own", batch))
         before = sum(group.tree.cost.decoded_tokens for group in groups)
         verdicts = grow_inside(
             [one.inside for one in found],
@@ -184,10 +183,11 @@ class _Stage:
         trees: dict[str, list[tuple[RolloutTree, Credit]]] = defaultdict(list)
         for start in range(0, len(drawn), 64):
             part = drawn[start : start + 64]
-            sampling, verifier = train.rollouts.episodes.sampling, self.inside.verifier
+            episodes, verifier = train.rollouts.episodes, self.inside.verifier
             engine, renderer = self.policy.engine, self.policy.renderer
-            grown = sample_local(part, engine, renderer, sampling, train.local.samples, seed)
-            scored = score_wave([(tree, item.state) for tree, item in zip(grown, part, strict=True)], verifier)
+            grown = sample_local(part, engine, renderer, episodes.sampling, train.local.samples, seed)
+            places = [(tree, item.state) for tree, item in zip(grown, part, strict=True)]
+            scored = score_wave(places, verifier, cut_turns=episodes.cut_turns)
             for tree, item, rewards in zip(grown, part, scored, strict=True):
                 said = verifier.judge(item.state, item.state.demonstration)
                 if said.reward:
@@ -236,7 +236,9 @@ def summarise(config: AlignmentConfig, out: Path) -> dict[str, Any]:
     slopes = {kind: float(np.mean([one["slopes"].get(kind, 0.0) for one in told])) for kind in kinds[OWN]}
     for family in (OWN, EXPERT):
         families[family] = [_sum(vectors, family, dict.fromkeys(kinds[family], 1.0)) for vectors in loaded]
-    families[f"{OWN}, by slope"] = [_sum(vectors, OWN, slopes) for vectors in loaded]
+    # each seed's by the slopes that it saw itself: shared ones would make the seeds' vectors dependent
+    weighed = [{kind: one["slopes"].get(kind, 0.0) for kind in kinds[OWN]} for one in told]
+    families[f"{OWN}, by slope"] = [_sum(*each) for each in zip(loaded, (OWN,) * len(loaded), weighed, strict=True)]
     found = {name: _against(true, np.stack(vectors)) for name, vectors in families.items()}
     by_kind = {
         f"{family}/{kind}": _against(true, np.stack([_vector(vectors, family, kind, true) for vectors in loaded]))

@@ -139,6 +139,7 @@ def _grpo() -> TrainOnlineConfig:
 
 
 STAGES = ("grpo", "pivot", "own")
+REFERENCE_SEEDS = (1000, 1001)  # of the two halves of the reference of `turntree experiment alignment`
 ADDED = ("dapo", "greso", "allocation", "gate", "branching", "local")  # what a GRPO stage can have
 
 
@@ -353,6 +354,8 @@ class AlignmentConfig:
         _on_cpu(self.online.device)
         if len(set(self.seeds)) < len(self.seeds) or len(self.seeds) < 2:
             raise ConfigError("must be at least two, each once: noise is what differs between them", field="seeds")
+        if shared := set(self.seeds) & set(REFERENCE_SEEDS):
+            raise ConfigError(f"has {min(shared)}, a seed of the reference", field="seeds", hint="use another seed")
         if self.batches < 1 or self.reference < 4 or self.reference % 2:
             raise ConfigError("needs a batch, and an even number of rollouts from 4", field="reference")
         if not self.online.train.local.states:

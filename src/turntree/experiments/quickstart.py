@@ -196,12 +196,19 @@ def _train_and_evaluate(config: QuickstartConfig, out: Path, arm: str) -> None:
 
 
 def _own(config: QuickstartConfig, out: Path) -> None:
-    """The policy plays games of the same range as the demonstrator, without those of its development split."""
-    games = demonstrator(config).options["games"]
-    played = {"offset": games["offset"], "difficulty": games.get("difficulty", "easy")}
-    stage = TrainPivotConfig(
+    train_pivot.run_train_pivot(own_stage(config), out / "own", overwrite=True)
+    _evaluate(config, str(out / "own" / "model"), out / "evaluation" / "own.json")
+
+
+def own_stage(config: QuickstartConfig) -> TrainPivotConfig:
+    """The policy plays as many games as the other arms train on: the first of the demonstrator's. (The others leave out
+    its development split, which is drawn by a hash.)"""
+    options = demonstrator(config).options
+    games = {"source": "generated", "count": 200, "difficulty": "easy", **options["games"]}  # its defaults
+    played = {"games": games["source"], "offset": games["offset"], "difficulty": games["difficulty"]}
+    return TrainPivotConfig(
         states="own",
-        own=replace(config.own, count=games["count"] * 4 // 5),
+        own=replace(config.own, count=round(games["count"] * (1 - options.get("dev", 0.2)))),
         environment=Part("household", played),
         teacher=Part("household"),
         verifier=Part("household"),
@@ -210,8 +217,6 @@ def _own(config: QuickstartConfig, out: Path) -> None:
         check=replace(config.check, states=0),
         device=config.device,
     )
-    train_pivot.run_train_pivot(stage, out / "own", overwrite=True)
-    _evaluate(config, str(out / "own" / "model"), out / "evaluation" / "own.json")
 
 
 def _evaluate(config: QuickstartConfig, model: str, path: Path) -> None:

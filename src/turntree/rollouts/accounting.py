@@ -44,9 +44,12 @@ def account(tree: RolloutTree) -> TreeAccount:
     """Count one tree without its local rollouts. A turn that forked inside is a turn of every branch, and its shared
     tokens are counted once."""
     below = [0] * len(tree)
-    leaves = tree.ends()
+    leaves, starts = tree.ends(), set(tree.starts())
+    begun: set[int] = set()  # of a rollout of several branches, the first start
     for leaf in leaves:
-        for node in tree.nodes_of(leaf):
+        nodes = tree.nodes_of(leaf)
+        begun.update(sorted(starts.intersection(nodes))[:1])
+        for node in nodes:
             below[node] += 1
     taken_up = [any(not tree[child].sampled for child in tree.children(node.id)) for node in tree]
     local = tree.local_rollouts()
@@ -55,7 +58,7 @@ def account(tree: RolloutTree) -> TreeAccount:
     calls = [(len(node.message.tool_calls) if node.message and taken_up[node.id] else 0, node.id) for node in spoken]
     return TreeAccount(
         leaves=len(leaves),
-        starts=len(tree.starts()),
+        starts=len(begun),
         refills=len(tree.refills()),
         forks=len(tree.branch_points()),
         calls_fresh=sum(count for count, _ in calls),

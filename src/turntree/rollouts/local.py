@@ -142,6 +142,10 @@ class Inside:
     prompted: Prompted
 
 
+def _occurrences(places: Sequence[Inside]) -> list[int]:
+    return occurrences_of([place.prompted for place in places])
+
+
 def grow_inside(
     places: Sequence[Inside],
     engine: Engine,
@@ -152,12 +156,14 @@ def grow_inside(
     seed: int,
     *,
     cut_turns: CutTurns = "fail",
+    occurrences: Sequence[int] | None = None,
 ) -> list[list[Verdict]]:
     """Append `samples` local rollouts at every place to its tree, judged (`RolloutTree.local_rollouts`; one wave). The
-    draws of (state, sample) depend on `seed`, the state's id and the sample's number only."""
+    draws of (state, sample) depend on `seed`, the state's id and the sample's number only. A state may occur several
+    times, in groups of the same task: its occurrences are numbered, as in `sample_local`."""
     requests = [
-        local_request(place.prompted, sampling, seed=seed, sample=sample)
-        for place in places
+        local_request(place.prompted, sampling, seed=seed, sample=sample, occurrence=occurrence)
+        for place, occurrence in zip(places, occurrences or _occurrences(places), strict=True)
         for sample in range(samples)
     ]
     completions = iter(engine.generate(requests))

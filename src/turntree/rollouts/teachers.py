@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Teacher
@@ -21,9 +23,9 @@ NO_LABEL, FAILED = "no_label", "the teacher failed"
 
 def labelled(
     trace: Trace, task: Environment, teacher: Teacher, turns: Collection[int] | None = None
-) -> tuple[Trace, Counter[str]]:
-    """The trace with a label at every turn (or of `turns` only) that the teacher has one for, and the reasons of the
-    others.
+) -> tuple[Trace, Counter[str], Cost]:
+    """The trace with a label at every turn (or of `turns` only) that the teacher has one for, the reasons of the
+    others, and what that cost: the steps of the environment, and the time for them and the teacher.
 
     The episode is played again on a copy of `task`. Where the environment fails or answers differently, the states from
     there on have no label. A teacher that fails at a state gives it none."""
@@ -31,9 +33,11 @@ def labelled(
     labels: dict[int, Message] = {}
     missing: dict[int, str] = {}
     wanted = range(len(spoken)) if turns is None else turns
+    started, played = time.perf_counter(), 0
     steps = walk(task, trace.messages[: spoken[max(wanted)]], f"trace {trace.id!r}")
     try:
         for turn, (place, (environment, _)) in enumerate(zip(spoken, steps, strict=False)):
+            played = turn
             if turn not in wanted:
                 continue
             said = _said(teacher, environment, trace.messages[:place])
@@ -46,7 +50,8 @@ def labelled(
         missing |= {turn: f"{NO_LABEL}: {reason_of(fault)}" for turn in left}
     marks = {"skip_turns": {str(turn): reason for turn, reason in missing.items()}} if missing else {}
     meta = {key: value for key, value in trace.meta.items() if key != "skip_turns"}  # a cut turn is a state like others
-    return replace(trace, labels=labels, meta={**meta, **marks}), Counter(missing.values())
+    cost = Cost(tool_calls=played, environment_seconds=time.perf_counter() - started)
+    return replace(trace, labels=labels, meta={**meta, **marks}), Counter(missing.values()), cost
 
 
 def _said(teacher: Teacher, environment: Environment, history: Sequence[Message]) -> Message | str:

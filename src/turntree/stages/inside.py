@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from turntree.core import parts, seeds
-from turntree.core.cost import Cost
+from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError
 from turntree.core.outcome import GroupOutcome, group_outcome
 from turntree.core.protocols import Teacher, TurnState, TurnVerifier
@@ -25,7 +25,7 @@ from turntree.logs.rollouts import turns_of
 from turntree.renderers.thoughts import rewrites
 from turntree.rollouts.acceptance import Acceptance
 from turntree.rollouts.groups import GrownGroup
-from turntree.rollouts.local import Inside, Prompted, grow_inside, judge_turn
+from turntree.rollouts.local import Inside, Prompted, grow_inside, judge_turn, occurrences_of
 from turntree.rollouts.teachers import labelled
 from turntree.stages.config import RecordConfig, TrainOnlineConfig
 from turntree.stages.policy import Policy
@@ -86,9 +86,10 @@ class InsideTurns:
     def grow(self, groups: Sequence[GrownGroup], iteration: int) -> GrownInside:
         """Append local rollouts to the trees."""
         local, seed = self.config.train.local, self._seed(iteration)
-        found, visited, counts = self.labelled(groups, iteration)
+        found, visited, counts, spent = self.labelled(groups, iteration)
         chosen = self._choose(found, seed)
         before = [group.tree.cost for group in groups]
+        occurrences = occurrences_of([one.inside.prompted for one in chosen])
         verdicts: list[list[Verdict]] = []
         for start in range(0, len(chosen), _WAVE):
             verdicts += grow_inside(
@@ -100,8 +101,9 @@ class InsideTurns:
                 local.samples,
                 seed,
                 cut_turns=self.config.train.rollouts.episodes.cut_turns,
+                occurrences=occurrences[start : start + _WAVE],
             )
-        cost = sum((_minus(group.tree.cost, earlier) for group, earlier in zip(groups, before, strict=True)), Cost())
+        cost = sum((_minus(group.tree.cost, earlier) for group, earlier in zip(groups, before, strict=True)), spent)
         kinds = [one.kind for one in chosen]
         figures = {"visited": visited, **_figures(kinds, verdicts), "not_judged": dict(counts)}
         if local.choose != "uniform":
@@ -112,14 +114,18 @@ class InsideTurns:
             places[one.place.group][one.inside.node] = one.kind
         return GrownInside(cost, figures, places, self.seen)
 
-    def labelled(self, groups: Sequence[GrownGroup], iteration: int) -> tuple[list[Labelled], int, Counter[str]]:
-        """A draw of the visited states at which the verifier accepts the teacher's label; how many were visited; and
-        the reasons of those that were drawn and left out."""
+    def labelled(self, groups: Sequence[GrownGroup], iteration: int) -> tuple[list[Labelled], int, Counter[str], Cost]:
+        """A draw of the visited states at which the verifier accepts the teacher's label; how many were visited; the
+        reasons of those that were drawn and left out; and what the labels cost."""
         visited, counts = self._visited(groups), Counter[str]()
         draw = seeds.generator(self._seed(iteration), "places")
         pool = sorted(draw.sample(visited, min(self.config.train.local.pool, len(visited))))
-        found = [each for part in _by_episode(pool) for each in self._labelled(groups, part, iteration, counts)]
-        return found, len(visited), counts
+        found, cost = list[Labelled](), NO_COST
+        for part in _by_episode(pool):
+            told, spent = self._labelled(groups, part, iteration, counts)
+            found += told
+            cost += spent
+        return found, len(visited), counts, cost
 
     def _seed(self, iteration: int) -> int:
         return seeds.derive(self.config.train.seed, "inside", iteration)
@@ -131,16 +137,16 @@ class InsideTurns:
         self.seen.restore(state)
 
     def _choose(self, found: Sequence[Labelled], seed: int) -> list[Labelled]:
-        """The states to sample at: without replacement, weighed by what earlier iterations say of their kinds (keys
-        u^(1/w): Efraimidis and Spirakis 2006)."""
+        """The states to sample at: without replacement, weighed by what earlier iterations say of their kinds: the
+        first arrivals at rates w (Efraimidis and Spirakis 2006, whose keys u^(1/w) are all 0 where w is small)."""
         wanted = self.config.train.local.states
         if self.config.train.local.choose == "uniform":
             return list(found[:wanted])
         draw = seeds.generator(seed, "chosen")
         by_gain = self.config.train.local.choose == "alignment"
         weights = self.seen.weights([one.kind for one in found], by_gain=by_gain)
-        keys = [draw.random() ** (1 / weight) for weight in weights]
-        best = sorted(range(len(found)), key=lambda i: -keys[i])[:wanted]
+        arrivals = list(map(draw.expovariate, weights))
+        best = sorted(range(len(found)), key=arrivals.__getitem__)[:wanted]
         return [found[i] for i in sorted(best)]
 
     def _learn(
@@ -180,9 +186,9 @@ class InsideTurns:
 
     def _labelled(
         self, groups: Sequence[GrownGroup], places: Sequence[_Place], iteration: int, counts: Counter[str]
-    ) -> Iterator[Labelled]:
-        """The places of one episode at which the verifier accepts the teacher's label; the others are counted by
-        reason."""
+    ) -> tuple[list[Labelled], Cost]:
+        """The places of one episode at which the verifier accepts the teacher's label, and what the labels cost; the
+        others are counted by reason."""
         group, sample = groups[places[0].group], places[0].sample
         end = group.tree.ends()[sample]
         config = self.config
@@ -195,13 +201,13 @@ class InsideTurns:
         )
         trace = trace_of(group, sample, end, group.rewards.verdicts[end], recorded, self.policy.source)
         trace = replace(trace, id=f"{trace.id}@{iteration}")
-        trace, missing = labelled(trace, group.task, self.teacher, {place.turn for place in places})
+        trace, missing, cost = labelled(trace, group.task, self.teacher, {place.turn for place in places})
         counts.update({f"dropped turn: {why}": count for why, count in missing.items()})
         self.told.update({f"dropped turn: {why}": count for why, count in missing.items()})
         self.told.update(turns=len(places), tasks=1)
         require_labels(self.told)
         states: dict[int, TurnState] = {state.turn: state for state in candidates(trace)}
-        skipped = skipped_turns(trace)
+        skipped, found = skipped_turns(trace), list[Labelled]()
         for place in places:
             state = states.get(place.turn)
             if state is None:
@@ -215,9 +221,9 @@ class InsideTurns:
             above = place.nodes[0].parent
             assert above is not None  # a task comes before the first turn
             prompt = tuple(token for node in group.tree.path(above) for token in node.token_ids)
-            yield Labelled(
-                place, said.kind, self._taken(place, state), Inside(group.tree, above, Prompted(state, prompt))
-            )
+            inside = Inside(group.tree, above, Prompted(state, prompt))
+            found.append(Labelled(place, said.kind, self._taken(place, state), inside))
+        return found, cost
 
     def _taken(self, place: _Place, state: TurnState) -> float | None:
         """The verdict on what the episode did there."""

@@ -141,9 +141,9 @@ class OwnStates:
             settings = SchedulerConfig(episodes=played, group_size=1)
             scheduler = Scheduler(self.policy.engine, self.policy.renderer, settings, pool=self.opened.pool)
             for group in scheduler.run(part, seed=seed):
-                found = kept_episodes(group, self.recorded, self.policy.source, self.teacher, counts)
+                found, labels = kept_episodes(group, self.recorded, self.policy.source, self.teacher, counts)
                 traces += [replace(trace, id=f"{trace.id}@{step}") for trace in found]
-                cost += group.tree.cost
+                cost += group.tree.cost + labels
                 require_labels(counts)
         skipped = (why for trace in traces for why in skipped_turns(trace).values())
         counts.update(f"dropped turn: {why}" for why in skipped if not why.startswith(NO_LABEL))  # these are counted

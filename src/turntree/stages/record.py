@@ -14,6 +14,7 @@ from typing import Any
 from turntree import __version__
 from turntree.core import parts
 from turntree.core.config import to_mapping
+from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Teacher
@@ -78,7 +79,7 @@ def _played(
     counts: Counter[str] = Counter()
     traces: list[Trace] = []
     for group in scheduler.run(members, seed=config.seed):
-        traces += kept_episodes(group, config, model, teacher, counts)
+        traces += kept_episodes(group, config, model, teacher, counts)[0]
         require_labels(counts)
     return {"traces": [trace.to_json() for trace in traces], "counts": dict(counts)}
 
@@ -98,10 +99,10 @@ def require_labels(counts: Counter[str]) -> None:
 
 def kept_episodes(
     group: GrownGroup, config: RecordConfig, model: str, teacher: Teacher | None, counts: Counter[str]
-) -> list[Trace]:
-    """The episodes of one task that are kept; every one is counted."""
+) -> tuple[list[Trace], Cost]:
+    """The episodes of one task that are kept, and what their labels cost; every one is counted."""
     counts["tasks"] += 1
-    kept: list[Trace] = []
+    kept, cost = list[Trace](), NO_COST
     for sample, leaf in enumerate(group.tree.ends()):
         verdict = group.rewards.verdicts[leaf]
         counts["episodes"] += 1
@@ -111,7 +112,8 @@ def kept_episodes(
             continue
         trace = trace_of(group, sample, leaf, verdict, config, model)
         if teacher is not None:
-            trace, told = labelled(trace, group.task, teacher)
+            trace, told, spent = labelled(trace, group.task, teacher)
+            cost += spent
             counts.update({f"dropped turn: {reason}": count for reason, count in told.items()})
         counts.update(
             traces=1,
@@ -120,7 +122,7 @@ def kept_episodes(
             tool_errors=trace.meta["tool_errors"],
         )
         kept.append(trace)
-    return kept
+    return kept, cost
 
 
 def _dropped(tree: RolloutTree, leaf: int, verdict: Verdict, config: RecordConfig) -> str | None:
@@ -137,7 +139,8 @@ def _dropped(tree: RolloutTree, leaf: int, verdict: Verdict, config: RecordConfi
 def trace_of(group: GrownGroup, sample: int, leaf: int, verdict: Verdict, config: RecordConfig, model: str) -> Trace:
     """The episode that ended at `leaf`."""
     task = group.task
-    messages = tuple(message for node in group.tree.path(leaf) for message in node.messages)
+    nodes = map(group.tree.__getitem__, group.tree.nodes_of(leaf))  # also where its context was rewritten
+    messages = tuple(message for node in nodes for message in node.messages)
     spoken = [message for message in messages if message.role == "assistant"]
     cut = {str(turn): "cut" for turn, message in enumerate(spoken) if message.cut}
     task_type = getattr(task, "task_type", None)

@@ -19,6 +19,7 @@ from turntree.rollouts.acceptance import Acceptance
 from turntree.rollouts.groups import GrownGroup
 from turntree.training.config import OnlineConfig
 from turntree.training.gradients import gradient
+from turntree.training.packing import packed_slots
 
 
 @dataclass(frozen=True)
@@ -82,17 +83,21 @@ class LocalCredits:
         kept = [(group.tree, credit) for group, credit in zip(groups, episodes, strict=True) if credit is not None]
         if not kept or not kinds:
             return NO_COST
-        wanted = self._gradient([tree for tree, _ in kept], [credit for _, credit in kept])
+        wanted, tokens = self._gradient([tree for tree, _ in kept], [credit for _, credit in kept])
         length = float(wanted.norm())
         trees = [group.tree for group in groups]
         for kind, states in sorted(kinds.items()) if length else ():
             pairs = zip(trees, grown.places, strict=True)
-            found = self._gradient(trees, [self._credit(tree, places, {kind}) for tree, places in pairs])
+            found, more = self._gradient(trees, [self._credit(tree, places, {kind}) for tree, places in pairs])
+            tokens += more
             grown.seen.aligned(kind, float(wanted @ found) / length, states)
-        return Cost(training_seconds=time.perf_counter() - started)
+        return Cost(trained_tokens=tokens, training_seconds=time.perf_counter() - started)
 
-    def _gradient(self, trees: Sequence[RolloutTree], credits: Sequence[Credit]) -> Tensor:
-        return gradient(self.model, trees, credits, self.config.loss, max_tokens=self.config.max_tokens)
+    def _gradient(self, trees: Sequence[RolloutTree], credits: Sequence[Credit]) -> tuple[Tensor, int]:
+        """And the token positions of its backward passes."""
+        most = self.config.max_tokens
+        found = gradient(self.model, trees, credits, self.config.loss, max_tokens=most)
+        return found, packed_slots(trees, credits, max_tokens=most)
 
 
 def _kinds(grown: GrownInside) -> Counter[str]:

@@ -215,6 +215,7 @@ class _Run:
         self._ahead: dict[int, _Begun] = {}  # iterations that were begun, by number
         self._allotment: Allotment | None = None  # of this iteration
         self._first = 0  # groups of this iteration that are no refills
+        self._refills: list[Cost] = []  # what each of its refills cost, without local rollouts
         self._sampled_for = 0  # the version of the policy before the update of this iteration
         self._waited = 0.0  # seconds for the groups of this iteration
         if config.max_off_policy_steps and parts.spread is None:
@@ -286,6 +287,7 @@ class _Run:
         wanted = self._first = len(groups)
         while more := refill(self._cap, wanted=wanted, kept=len(self._kept(groups)), started=len(groups)):
             groups += self._round(self._begin(more, iteration, begun.counts), iteration)
+        self._refills = [group.tree.cost for group in groups[wanted:]]
         self._waited = time.perf_counter() - started
         self.account += self._grown
         if isinstance(self.scheduler, Spread):
@@ -381,10 +383,9 @@ class _Run:
         kept = [(group, credit) for group, credit in zip(groups, labels, strict=True) if credit is not None]
         credits = [credit for _, credit in kept]
         if self._dropped or len(groups) > self._first:
-            first, refills = groups[: self._first], groups[self._first :]
-            unfiltered = self._trained_tokens(_scored(first))
+            unfiltered = self._trained_tokens(_scored(groups[: self._first]))
             trained = self._trained_tokens(self._kept(groups))
-            self.savings.filtered(unfiltered - trained, [group.tree.cost for group in refills])
+            self.savings.filtered(unfiltered - trained, self._refills)
         metrics, cost = self.learner.learn([group.tree for group, _ in kept], credits)
         self.cost += cost
         return {

@@ -56,7 +56,9 @@ _FOLDER = re.compile(
     r"|^\w+@[\w.-]+:(/[^\s#$]*)[#$]",
     re.MULTILINE,
 )
-_MOVES = re.compile(r"(?<![\w./-])(cd|pushd|popd|source|eval|exec)(?![\w./-])")  # in a command: may lead elsewhere
+_MOVES = re.compile(  # in a command: may lead elsewhere
+    r"(?<![\w./-])(cd|pushd|popd|source|eval|exec)(?![\w./-])|(?:^|[;&|({\n])\s*\.\s+\S"
+)
 _OPERATORS = frozenset({"OR", "AND", "NOT"})  # of search engines, in capitals only
 
 

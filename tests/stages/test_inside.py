@@ -1,0 +1,75 @@
+"""Local rollouts in the trees of an iteration: which states, which draws, what they cost."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from test_train_online import CONFIG, WHOLE
+
+from turntree.domains.household.environment import HouseholdEnvironment
+from turntree.rollouts import local
+from turntree.stages import inside
+from turntree.stages.inside import InsideTurns
+from turntree.stages.train_online import TrainOnlineConfig, run_train_online
+from turntree.training.config import LocalConfig
+
+
+def one_task(**settings: Any) -> TrainOnlineConfig:
+    """Every group of an iteration plays the same task."""
+    train = replace(CONFIG.train, iterations=1, groups=3, check_every=0, rollouts=WHOLE, **settings)
+    return replace(CONFIG, count=1, brancher=None, gate=None, train=train)
+
+
+def test_every_local_rollout_has_draws_of_its_own_also_where_a_task_is_played_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In two groups of one task the first state is the same: equal draws would give the same samples twice."""
+    asked: list[Any] = []
+
+    def request(*args: Any, **options: Any) -> Any:
+        asked.append(made(*args, **options))
+        return asked[-1]
+
+    made = local.local_request
+    monkeypatch.setattr(local, "local_request", request)
+    monkeypatch.setattr(inside, "_WAVE", 1)
+    run_train_online(one_task(local=LocalConfig(states=27, samples=3, choose="uniform")), tmp_path / "run")
+    first = min((one.prompt_ids for one in asked), key=len)
+    assert sum(one.prompt_ids == first for one in asked) == 9
+    assert len({one.seed for one in asked}) == len(asked)
+
+
+def test_what_labels_cost_is_on_the_bill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment is played again up to the labelled states."""
+    steps = 0
+    step = HouseholdEnvironment.step
+
+    def counted(self: HouseholdEnvironment, action: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        return step(self, action)
+
+    monkeypatch.setattr(HouseholdEnvironment, "step", counted)
+    config = one_task(local=LocalConfig(states=4, samples=3))
+    run_train_online(replace(config, held_out_count=1), tmp_path / "run")
+    bill = json.loads((tmp_path / "run" / "cost.json").read_text(encoding="utf-8"))
+    assert bill["tool_calls"] + bill["checks"]["tool_calls"] == steps > 27
+
+
+def test_states_are_chosen_by_their_weights_relative_to_each_other() -> None:
+    """However little hangs on all of them: with keys u^(1/w) small weights would all tie, and the first would win."""
+    found: list[Any] = [SimpleNamespace(kind=number) for number in range(20)]
+    chosen = []
+    for scale in (1.0, 1e-6):
+        weights = [scale * (1 + number % 3) for number in range(20)]
+        seen: Any = SimpleNamespace(weights=lambda kinds, by_gain, weights=weights: weights)
+        config = replace(CONFIG, train=replace(CONFIG.train, local=LocalConfig(states=5)))
+        turns = InsideTurns(config, *(SimpleNamespace(),) * 3, seen=seen)  # pyright: ignore[reportArgumentType]
+        chosen.append([[one.kind for one in turns._choose(found, seed)] for seed in range(20)])
+    assert chosen[0] == chosen[1]
+    assert len({kind for one in chosen[1] for kind in one}) > 15
