@@ -194,7 +194,7 @@ def test_a_shell_that_does_not_start_is_a_lost_box_and_no_exit_code(shell_sandbo
     "changed",
     [
         lambda guest: resource.prlimit(guest, resource.RLIMIT_NOFILE, (60, 60)),
-        lambda guest: os.setpriority(os.PRIO_PROCESS, guest, 5),
+        lambda guest: os.setpriority(os.PRIO_PROCESS, guest, os.getpriority(os.PRIO_PROCESS, guest) + 1),
         lambda guest: os.sched_setscheduler(guest, os.SCHED_BATCH, os.sched_param(0)),
     ],
     ids=["limit", "priority", "schedule"],

@@ -92,8 +92,8 @@ def test_the_parts_share_no_trace_and_hold_some_turns(tmp_path: Path) -> None:
 
 
 class Commands(list[list[str]]):
-    """What was run; each command leaves its result without computing it. `moments` are the reward's mean and variance at
-    the states that profiles find."""
+    """What was run; each command leaves its result without computing it. `moments` are the reward's mean and variance
+    at the states that profiles find."""
 
     moments: list[tuple[float, float]]
 

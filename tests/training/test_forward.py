@@ -113,6 +113,21 @@ def test_a_sliding_window_shorter_than_the_path_is_refused_with_the_measured_err
         check_path_isolation(model)
 
 
+def sharp(name: str, scale: float, **changes: object) -> transformers.PreTrainedModel:
+    """In bfloat16, with logits as large as training makes them."""
+    model = stock(name, **changes)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(scale)
+    return model.bfloat16()
+
+
+@pytest.mark.parametrize("scale", [1.0, 60.0])
+def test_in_half_precision_rounding_may_grow_with_the_logits_and_a_broken_mask_is_still_seen(scale: float) -> None:
+    assert check_path_isolation(sharp("Llama", scale)).logprob_error < 0.01 * scale + 0.1
+    with pytest.raises(InputError, match="cannot be packed"):
+        check_path_isolation(sharp("Mistral", scale, sliding_window=8))
+
+
 def test_a_sliding_window_longer_than_the_path_is_harmless() -> None:
     assert check_path_isolation(stock("Mistral", sliding_window=64), path_tokens=48).logprob_error < 1e-4
 
