@@ -23,7 +23,7 @@ from turntree.training.head import vocabulary_size
 from turntree.training.packing import PackedBatch, pack
 
 # (log-probability in nats, relative gradient): rounding of the type with room to spare, far below a broken mask, which
-# is off by nats. In half precision rounding grows with the logits: that of the largest log-probability is _ROUNDING of it
+# is off by nats. In half precision rounding grows with the logits: up to _ROUNDING of the largest log-probability
 TOLERANCES = {
     torch.float64: (1e-6, 1e-5),  # stock decoders normalise in float32 whatever their type
     torch.float32: (1e-4, 1e-3),
