@@ -120,6 +120,12 @@ def household_selection() -> SelectConfig:
     return SelectConfig(threshold=1.0, max_per_kind=0.4, per_duplicate=0)
 
 
+def household_own() -> OwnPathConfig:
+    """The vetted search for own states of the embedded household policy (docs/results/own-states.md)."""
+    chosen = SelectConfig(threshold=1.0, weight="both")
+    return OwnPathConfig(refresh=15, tasks=192, greedy=0.5, max_turns=16, forks=2, measured=96, select=chosen)
+
+
 def household_pivots(*, check_every: int, steps: int = 60) -> PivotConfig:
     """The vetted PivotRL settings of the embedded household policy (docs/results/quickstart.md)."""
     return PivotConfig(
@@ -195,13 +201,13 @@ class ComposeConfig(SeededExperiment):
     candidates: int = 5000
     """Most candidates that are profiled."""
     select: SelectConfig = field(default_factory=household_selection)
-    pivot: PivotConfig = field(default_factory=lambda: household_pivots(steps=20, check_every=5))
-    """The stages pivot and own. They rise in 15 to 25 steps (docs/results/cost.md)."""
+    pivot: PivotConfig = field(default_factory=lambda: household_pivots(steps=30, check_every=5))
+    """The stages pivot and own. PivotRL rises in 15 to 25 steps (docs/results/cost.md); own states have two searches."""
     teacher: Part = field(default_factory=lambda: Part("household"))
     """Labels the states of the stage own, and of `+local`."""
     verifier: Part = field(default_factory=lambda: Part("household"))
     """Judges them."""
-    own: OwnPathConfig = field(default_factory=OwnPathConfig)
+    own: OwnPathConfig = field(default_factory=household_own)
     """How the stage own searches; its tasks and longest episode are those of `online`."""
     held_out: int = 200
     """Tasks of the split "dev" that are played at every check."""

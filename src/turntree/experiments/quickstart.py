@@ -24,7 +24,7 @@ from rich.table import Table
 
 from turntree.core.config import Part, to_mapping
 from turntree.core.errors import ConfigError, TurntreeError
-from turntree.experiments.config import COMMAND, household_pivots, household_selection
+from turntree.experiments.config import COMMAND, household_own, household_pivots, household_selection
 from turntree.observe.files import read_json, read_table, write_json
 from turntree.observe.run import open_folder
 from turntree.observe.statistics import paired_bootstrap
@@ -79,17 +79,7 @@ class QuickstartConfig:
     """Most candidates that are profiled."""
     select: SelectConfig = field(default_factory=household_selection)
     train: PivotConfig = field(default_factory=lambda: household_pivots(check_every=20))
-    own: OwnPathConfig = field(
-        default_factory=lambda: OwnPathConfig(
-            refresh=15,
-            tasks=192,
-            greedy=0.5,
-            max_turns=16,
-            forks=2,
-            measured=96,
-            select=SelectConfig(weight="both", threshold=1.0),
-        )
-    )
+    own: OwnPathConfig = field(default_factory=household_own)
     """The search for own states; its tasks are the games of the demonstrator."""
     own_steps: int = 30
     """Training steps on own states; everything else is as in `train`."""

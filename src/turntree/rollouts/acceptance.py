@@ -4,8 +4,8 @@ What hangs on a kind is the slope of an episode's reward (minus the mean of its 
 out) on whether its action at a state of the kind was accepted. Unlike `profiling.importance` it costs no rollouts, and
 it is an observation: a policy that is accepted more often where it is about to win for another reason has a slope,
 too. Slopes are shrunk towards that of all kinds together (a ridge). What can be learned at a kind is the variance of
-verdicts at one state. Where a kind's gradient is estimated from rollouts at states drawn with a probability q, its
-variance is least for q in proportion to slope times deviation (Neyman 1934, docs/results/theory.md).
+verdicts at one state. States are drawn in proportion to slope times deviation and not weighed by the inverse: that
+tilts the update towards kinds on which success hangs, on purpose, as weights of pivots do (`profiling.select`).
 """
 
 from __future__ import annotations
