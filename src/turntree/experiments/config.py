@@ -202,7 +202,7 @@ class ComposeConfig(SeededExperiment):
     """Most candidates that are profiled."""
     select: SelectConfig = field(default_factory=household_selection)
     pivot: PivotConfig = field(default_factory=lambda: household_pivots(steps=30, check_every=5))
-    """The stages pivot and own. PivotRL rises in 15 to 25 steps (docs/results/cost.md); own states have two searches."""
+    """The stages pivot and own. PivotRL rises in 15 to 25 steps (docs/results/cost.md), own states search twice."""
     teacher: Part = field(default_factory=lambda: Part("household"))
     """Labels the states of the stage own, and of `+local`."""
     verifier: Part = field(default_factory=lambda: Part("household"))
