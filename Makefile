@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[dev]'
 	@touch $@
 
-quickstart: install  ## The main job end to end on the embedded policy (about 6 minutes on 2 cores)
+quickstart: install  ## The main job end to end on the embedded policy (about 7 minutes on 2 cores)
 	$(BIN)/turntree quickstart --out runs/quickstart
 
 test: install  ## The whole suite, in two processes (about 12 minutes on 2 cores)

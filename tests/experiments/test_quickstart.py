@@ -56,7 +56,7 @@ def test_the_first_lines_say_what_was_gained_sampled_and_what_was_lost_greedy():
         "report": "r.html",
     }
     first, second, *_ = table(summary)
-    assert first.startswith("PivotRL (the paper's) minus base") and " minus SFT" in second
+    assert first.startswith("PivotRL (the paper's, kinds capped) minus base") and " minus SFT" in second
     assert "+11.0 points [+5.2, +17.0] (better) sampled, -3.2 points [-8.8, +2.0] (not told apart) greedy" in first
     assert "+3.8 points [-1.8, +9.5] (not told apart) sampled, -7.5 points [-13.0, -2.0] (worse) greedy" in second
 

@@ -50,7 +50,7 @@ TITLES = {
     "base": "base",
     "sft": "SFT",
     "random": "random pivots",
-    "pivotrl": "PivotRL (the paper's)",
+    "pivotrl": "PivotRL (the paper's, kinds capped)",
     "own": "own states, by importance (ours)",
 }
 COMPARED = (
