@@ -12,7 +12,7 @@ from turntree.report.results import ArmResult, Difference, Estimate
 
 ABSENT = "–"
 MINUS = "\N{MINUS SIGN}"
-LABELS = {"base": "Base", "sft": "SFT", "random": "Random pivots", "pivotrl": "PivotRL", "own": "Own states"}
+LABELS = {"base": "Base", "sft": "SFT", "random": "Random pivots", "pivotrl": "PivotRL", "own": "Own-path PivotRL"}
 IN_SENTENCES = {
     "base": "the base policy",
     "sft": "SFT on the same traces",
