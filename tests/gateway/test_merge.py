@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_sessions import SYSTEM, Agent, Ids, sessions
 
+from packed_gradient import gradient, library_gradient
 from tiny_models import tiny_model
 from turntree.advantages.comparisons import rloo
 from turntree.advantages.config import CreditConfig
@@ -29,9 +30,8 @@ from turntree.logs.trees import KeptTree
 from turntree.report.browser import group_view
 from turntree.report.rollout_tree import tree_of
 from turntree.rollouts.accounting import account
-from turntree.training.losses import LossConfig, loss_normalizer
+from turntree.training.losses import LossConfig
 from turntree.training.packing import flat_batches, pack
-from turntree.training.update import batch_loss
 
 draws = st.randoms(use_true_random=False)
 
@@ -348,18 +348,9 @@ def test_packed_equals_flattened_equals_one_row_a_call(seed: int, normalizer: st
         pack([found.tree], [credit], max_tokens=4096),
         flat_batches([found.tree], [credit], max_tokens=4096),
     ):
-        model.zero_grad()
-        z, total = loss_normalizer(batches, config), 0.0
-        for batch in batches:
-            loss, _ = batch_loss(model, None, batch, config, z)
-            loss.backward()
-            total += float(loss.detach())
+        total, got = library_gradient(model, None, batches, config)
         assert total == pytest.approx(float(expected.detach()), abs=1e-6)
-        assert float((gradient(model) - wanted).norm()) <= 1e-6 * float(wanted.norm())
-
-
-def gradient(model: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        assert float((got - wanted).norm()) <= 1e-6 * float(wanted.norm())
 
 
 MODEL = tiny_model(vocab_size=12, hidden_size=16, layers=1, dtype=torch.float64)

@@ -19,6 +19,7 @@ pytest.importorskip("renderers", reason="needs the extra turntree[renderers]", e
 
 from family_tokenizers import with_tokens_of
 from fault_drill import Corridor, Even
+from packed_gradient import gradient, library_gradient
 from tiny_models import tiny_model
 from turntree.advantages.config import CreditConfig
 from turntree.branching.rules import FixedBrancher
@@ -47,11 +48,9 @@ from turntree.stages.config import RecordConfig
 from turntree.stages.record import trace_of
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
 from turntree.training.config import LossConfig, OptimizerConfig
-from turntree.training.losses import loss_normalizer
 from turntree.training.online import OnlineConfig, Parts, train_online
 from turntree.training.packing import flat_batches, pack
 from turntree.training.savings import SavingsLedger
-from turntree.training.update import batch_loss
 
 TOKENIZER = with_tokens_of("qwen3")
 RENDERERS = {thoughts: family(TOKENIZER, "qwen3", thoughts=thoughts) for thoughts in ("keep", "model")}
@@ -216,10 +215,6 @@ def test_a_tree_comes_back_from_disk_and_is_drawn_with_its_parts() -> None:
 MODEL = tiny_model(vocab_size=len(TOKENIZER), hidden_size=16, layers=1, dtype=torch.float64)
 
 
-def gradient(model: Any) -> torch.Tensor:
-    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-
-
 def one_row_a_call(model: Any, tree: RolloutTree, rewards: Rewards, config: LossConfig) -> torch.Tensor:
     """Every call a row of its own in the context that it was sampled in, with the advantage of its rollout."""
     scored = rewards.scored()
@@ -256,15 +251,9 @@ def test_packed_equals_flattened_equals_one_row_a_call(normalizer: Any) -> None:
     wanted = gradient(model)
     credit = config.estimator(CreditConfig())(tree, rewards)
     for layout in (pack, flat_batches):
-        model.zero_grad()
-        batches = layout([tree], [credit], max_tokens=8192)
-        z, total = loss_normalizer(batches, config), 0.0
-        for batch in batches:
-            loss, _ = batch_loss(model, None, batch, config, z)
-            loss.backward()
-            total += float(loss.detach())
+        total, got = library_gradient(model, None, layout([tree], [credit], max_tokens=8192), config)
         assert total == pytest.approx(float(expected.detach()), abs=1e-6)
-        assert float((gradient(model) - wanted).norm()) <= 1e-6 * float(wanted.norm())
+        assert float((got - wanted).norm()) <= 1e-6 * float(wanted.norm())
 
 
 # a real engine, training, resuming

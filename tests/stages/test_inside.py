@@ -13,7 +13,6 @@ from test_train_online import CONFIG, WHOLE
 
 from turntree.domains.household.environment import HouseholdEnvironment
 from turntree.rollouts import local
-from turntree.stages import inside
 from turntree.stages.inside import InsideTurns
 from turntree.stages.train_online import TrainOnlineConfig, run_train_online
 from turntree.training.config import LocalConfig
@@ -37,7 +36,6 @@ def test_every_local_rollout_has_draws_of_its_own_also_where_a_task_is_played_tw
 
     made = local.local_request
     monkeypatch.setattr(local, "local_request", request)
-    monkeypatch.setattr(inside, "_WAVE", 1)
     run_train_online(one_task(local=LocalConfig(states=27, samples=3, choose="uniform")), tmp_path / "run")
     first = min((one.prompt_ids for one in asked), key=len)
     assert sum(one.prompt_ids == first for one in asked) == 9

@@ -12,8 +12,9 @@ import pytest
 import torch
 from random_trees import add_completion, ids, sampled_near, score
 from test_online import ROLLOUTS, Even, config, parts, weights, without_timing
-from test_parity import gradient, in_pieces, library_gradient, relative_error
+from test_parity import in_pieces
 
+from packed_gradient import gradient, library_gradient, relative_error
 from tiny_models import tiny_model
 from turntree.advantages.comparisons import across_starts, rloo
 from turntree.advantages.credit import CreditRule

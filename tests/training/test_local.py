@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_trees import add_completion, ids, one_turn, sampled_near, score, scored_trees
 from test_online import config, corridors, parts
-from test_parity import CASES, VOCABULARY, Case, flat_loss, gradient, library_gradient, relative_error
+from test_parity import CASES, VOCABULARY, Case, flat_loss
 
 from fault_drill import Hopeless
+from packed_gradient import gradient, library_gradient, relative_error
 from tiny_models import tiny_model
 from turntree.advantages.comparisons import across_siblings, across_starts, grpo_advantages, mean_centred
 from turntree.advantages.credit import CreditRule

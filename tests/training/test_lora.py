@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from random_trees import sampled_near, scored_trees
-from test_parity import CASES, flat_loss, in_pieces, normalise_in_double, relative_error
+from test_parity import CASES, flat_loss, in_pieces, normalise_in_double
 
+from packed_gradient import relative_error
 from tiny_models import save_tiny_checkpoint, tiny_model
 from turntree.advantages.credit import CreditRule
 from turntree.core.errors import ConfigError, InputError

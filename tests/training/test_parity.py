@@ -14,6 +14,7 @@ import pytest
 import torch
 from random_trees import sampled_near, scored_trees
 
+from packed_gradient import gradient, library_gradient, relative_error
 from tiny_models import tiny_model
 from turntree.advantages.credit import CreditRule
 from turntree.core.labels import Rewards
@@ -22,11 +23,11 @@ from turntree.training import attention, pieces
 from turntree.training.attention import set_tree_attention
 from turntree.training.cutting import longest_path
 from turntree.training.forward import set_checkpointing
-from turntree.training.losses import LossConfig, loss_normalizer
+from turntree.training.losses import LossConfig
 from turntree.training.optimizer import Optimizer, OptimizerConfig
 from turntree.training.packing import PackedBatch, PackingStats, flat_batches, pack
 from turntree.training.slots import tree_segment
-from turntree.training.update import batch_loss, update_step
+from turntree.training.update import update_step
 
 VOCABULARY = 24
 LOW, HIGH, BETA, CONSTANT = 0.2, 0.28, 0.05, 17.0
@@ -105,25 +106,6 @@ def flat_loss(
             total = total - (objective / length if mean_over_own_tokens else objective)
             tokens, rollouts = tokens + length, rollouts + 1
     return total / {"tokens": tokens, "rollouts": rollouts, "constant": CONSTANT}[case.normalizer]
-
-
-def library_gradient(model, reference, batches: list[PackedBatch], config: LossConfig) -> tuple[float, torch.Tensor]:
-    model.zero_grad()
-    normalizer = loss_normalizer(batches, config)
-    total = 0.0
-    for batch in batches:
-        loss, _ = batch_loss(model, reference, batch, config, normalizer)
-        loss.backward()
-        total += float(loss.detach())
-    return total, gradient(model)
-
-
-def gradient(model: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([p.grad.flatten() for p in model.parameters()])
-
-
-def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
 
 
 def normalise_in_double(model: torch.nn.Module) -> None:

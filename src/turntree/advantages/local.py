@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection
 
 from turntree.advantages.comparisons import Advantages, grpo_advantages
+from turntree.advantages.credit import soft
 from turntree.core.labels import Credit, NodeCredit
 from turntree.core.outcome import is_zero_variance
 from turntree.core.tree import RolloutTree
@@ -38,7 +39,7 @@ def local_credit(
         for (leaf, _), advantage in zip(group, advantages([reward for _, reward in group]), strict=True):
             length = len(tree[leaf].token_ids)
             share = weight / length if per_rollout else weight
-            nodes[leaf] = NodeCredit(share * max(advantage, 0.0), share * min(advantage, 0.0), share)
+            nodes[leaf] = soft([weight], [share], [advantage])
             tokens += weight * length
     return Credit(
         nodes=dict(sorted(nodes.items())),

@@ -13,9 +13,8 @@ the noise is left out. The *cosine* of one batch has it, and is what a step of g
 from __future__ import annotations
 
 import math
-import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -27,24 +26,31 @@ from turntree.advantages.config import CreditConfig
 from turntree.advantages.credit import CreditRule
 from turntree.advantages.local import local_credit
 from turntree.core import seeds
-from turntree.core.config import Part, to_mapping
+from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
 from turntree.core.labels import Credit
+from turntree.core.outcome import GroupOutcome, group_outcome
 from turntree.core.protocols import Environment
 from turntree.core.tree import RolloutTree
 from turntree.environments.tasks import TRAIN, TaskSet, identity, open_tasks
-from turntree.experiments.config import REFERENCE_SEEDS, AlignmentConfig
+from turntree.experiments.config import REFERENCE_SEEDS, AlignmentConfig, playing
 from turntree.experiments.paired import claim, over_seeds
-from turntree.experiments.theory_spaces import Floats, Vector, gradient_by, gradient_of, inner_products
+from turntree.experiments.theory_spaces import (
+    Floats,
+    Vector,
+    cosine,
+    demonstrated,
+    gradient_by,
+    gradient_of,
+    inner_products,
+)
 from turntree.observe.files import read_json, write_json
 from turntree.observe.run import notice, progress
 from turntree.rollouts.acceptance import Acceptance
 from turntree.rollouts.groups import GrownGroup
-from turntree.rollouts.local import Limits, Prompted, grow_inside, sample_local, score_wave, that_fit
+from turntree.rollouts.local import Limits, Prompted, sample_local, score_wave
 from turntree.rollouts.scheduler import Scheduler
-from turntree.stages.candidates import read_candidates
-from turntree.stages.demonstrate import demonstrate
-from turntree.stages.inside import InsideTurns, open_inside
+from turntree.stages.inside import InsideTurns, open_inside, told_by_episodes
 from turntree.stages.policy import Policy, load_policy, policy_name
 from turntree.training.config import LossConfig
 
@@ -84,12 +90,12 @@ class Measured:
     told: dict[str, Any]
 
 
-def _kept(place: Path, measure: Any) -> None:
+def _kept(place: Path, measure: Callable[[], Measured]) -> None:
     """Measure and write, unless it is there; the JSON file comes last."""
     if place.with_suffix(".json").exists():
         return
     notice(f"alignment: {place.name}")
-    found: Measured = measure()
+    found = measure()
     place.parent.mkdir(parents=True, exist_ok=True)
     np.savez(place.with_suffix(".npz"), **cast("dict[str, Any]", found.vectors))
     write_json(place.with_suffix(".json"), found.told)
@@ -147,28 +153,14 @@ class _Stage:
         self, groups: Sequence[GrownGroup], seed: int, batch: int, seen: Acceptance, told: dict[str, Any]
     ) -> Iterator[tuple[str, Vector]]:
         """The gradient of local rollouts in the trees of `groups`, by kind."""
-        train = self.config.online.train
         found, *_ = self.inside.labelled(groups, seeds.derive(seed, "own", batch))
-        before = sum(group.tree.cost.decoded_tokens for group in groups)
-        verdicts = grow_inside(
-            [one.inside for one in found],
-            self.policy.engine,
-            self.policy.renderer,
-            self.inside.verifier,
-            train.rollouts.episodes.sampling,
-            train.local.samples,
-            seeds.derive(seed, "local", batch),
-            cut_turns=train.rollouts.episodes.cut_turns,
-        )
-        told["tokens"][OWN] += sum(group.tree.cost.decoded_tokens for group in groups) - before
+        verdicts, cost = self.inside.sample(found, seeds.derive(seed, "local", batch))
+        told["tokens"][OWN] += cost.decoded_tokens
+        told_by_episodes(seen, groups, found)
         places: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))  # by kind, then by tree
         for one, group in zip(found, verdicts, strict=True):
             places[one.kind][id(one.inside.tree)].add(one.inside.node)
             _count(told, f"{OWN}/{one.kind}", [verdict.reward for verdict in group])
-            if one.taken is not None:
-                rewards = groups[one.place.group].rewards
-                scored, own = rewards.scored(), rewards.of(one.inside.tree.ends()[one.place.sample])
-                seen.episode(one.kind, one.taken, (own or 0.0) - sum(scored.values()) / len(scored))
         trees = [group.tree for group in groups]
         for kind, wanted in sorted(places.items()):
             credits = [local_credit(tree, advantages=rloo, places=wanted[id(tree)]) for tree in trees]
@@ -199,25 +191,16 @@ class _Stage:
 
 
 def _count(told: dict[str, Any], name: str, rewards: Sequence[float | None]) -> None:
-    scored = [reward for reward in rewards if reward is not None]
     told["states"][name] += 1
-    told["mixed"][name] += len(set(scored)) > 1
+    told["mixed"][name] += group_outcome(rewards) is GroupOutcome.MIXED
 
 
 def _expert_states(config: AlignmentConfig, policy: Policy) -> list[Prompted]:
     """The candidates of the demonstrator's play of the training tasks."""
-    online = config.online
-    options = {**online.environment.options}
-    games = {"source": options.pop("games", "generated"), "split": TRAIN}
-    games |= {"count": config.batches * online.train.groups}
-    games |= {key: options[key] for key in ("offset", "difficulty") if key in options}
-    part = Part(config.demonstrator.name, {**config.demonstrator.options, "games": games})
-    sampling = online.train.rollouts.episodes.sampling
-    limits = Limits(sampling.max_tokens, policy.engine.max_context, online.train.max_tokens)
-    with tempfile.TemporaryDirectory() as folder:
-        demonstrate(part, Path(folder) / "traces.jsonl")
-        states, _ = read_candidates(str(Path(folder) / "traces.jsonl"), "")
-    found = [item for _, item in that_fit(states, policy.renderer, limits)[0]]
+    train = config.online.train
+    part = playing(config.demonstrator, config.online.environment, config.batches * train.groups)
+    limits = Limits(train.rollouts.episodes.sampling.max_tokens, policy.engine.max_context, train.max_tokens)
+    found = demonstrated(part, policy, limits)
     if not found:
         raise InputError("the demonstrator gave no state", field="demonstrator")
     return found
@@ -238,7 +221,7 @@ def summarise(config: AlignmentConfig, out: Path) -> dict[str, Any]:
         families[family] = [_sum(vectors, family, dict.fromkeys(kinds[family], 1.0)) for vectors in loaded]
     # each seed's by the slopes that it saw itself: shared ones would make the seeds' vectors dependent
     weighed = [{kind: one["slopes"].get(kind, 0.0) for kind in kinds[OWN]} for one in told]
-    families[f"{OWN}, by slope"] = [_sum(*each) for each in zip(loaded, (OWN,) * len(loaded), weighed, strict=True)]
+    families[f"{OWN}, by slope"] = [_sum(vectors, OWN, of) for vectors, of in zip(loaded, weighed, strict=True)]
     found = {name: _against(true, np.stack(vectors)) for name, vectors in families.items()}
     by_kind = {
         f"{family}/{kind}": _against(true, np.stack([_vector(vectors, family, kind, true) for vectors in loaded]))
@@ -249,11 +232,10 @@ def summarise(config: AlignmentConfig, out: Path) -> dict[str, Any]:
     for one in told:
         for key, counter in sums.items():
             counter.update(one[key])
-    one, other = true.astype(float)
     return {
         "seeds": list(config.seeds),
         "reference": {
-            "cosine_of_halves": _cosine(one, other),
+            "cosine_of_halves": cosine(*true),
             "success": read_json(out / "reference0.json")["success"],
         },
         "families": found,
@@ -300,10 +282,6 @@ def _against(true_2P: Vector, found_SP: Vector) -> dict[str, Any]:
         "gain": over_seeds((across.mean(axis=0) / signal).tolist()) if signal > 0 else None,
         "signal_share": float(between / np.diag(own).mean()) if np.diag(own).mean() > 0 else None,
     }
-
-
-def _cosine(one: Floats, other: Floats) -> float:
-    return float(one @ other / (np.linalg.norm(one) * np.linalg.norm(other)))
 
 
 def lines(result: Mapping[str, Any]) -> Iterable[str]:

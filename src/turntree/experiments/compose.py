@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from turntree.core.config import Part, to_mapping
-from turntree.experiments.config import ComposeConfig, chain
+from turntree.experiments.config import ComposeConfig, chain, playing
 from turntree.experiments.paired import (
     arm_folder,
     claim,
@@ -104,12 +104,8 @@ def _pivots(config: ComposeConfig, seed: int, folder: Path) -> str:
     """The pivots of an expert's play of the training tasks, for the policy that all arms start from."""
     traces, measured, pivots = (folder / f"{name}.jsonl" for name in ("traces", "profile", "pivots"))
     if not measured.exists():
-        options = {**_environment(config, seed).options}
-        games = {"source": options.pop("games", "generated"), "split": "train", "count": config.online.count}
-        games |= {key: options[key] for key in ("offset", "difficulty") if key in options}
-        demonstrate(
-            Part(config.demonstrator.name, {**config.demonstrator.options, "games": games, "seed": seed}), traces
-        )
+        played = _environment(config, seed)
+        demonstrate(playing(config.demonstrator, played, config.online.count, seed=seed), traces)
         stage = ProfileStageConfig(
             traces=str(traces),
             model=config.online.model,

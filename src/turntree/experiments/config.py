@@ -9,6 +9,7 @@ from turntree.core import parts
 from turntree.core.completion import Sampling
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError
+from turntree.environments.tasks import TRAIN
 from turntree.profiling.profile import ProfileConfig
 from turntree.profiling.select import SelectConfig
 from turntree.rollouts.live import EpisodeConfig
@@ -144,8 +145,15 @@ def _grpo() -> TrainOnlineConfig:
     return _online(easy, episodes, 5e-4, iterations=20, check_every=2, loss=loss)
 
 
+def playing(demonstrator: Part, environment: Part, count: int, **options: Any) -> Part:
+    """The demonstrator on the first `count` training tasks of `environment`, with further options."""
+    played = environment.options
+    games = {"source": played.get("games", "generated"), "split": TRAIN, "count": count}
+    games |= {key: played[key] for key in ("offset", "difficulty") if key in played}
+    return Part(demonstrator.name, {**demonstrator.options, "games": games, **options})
+
+
 STAGES = ("grpo", "pivot", "own")
-REFERENCE_SEEDS = (1000, 1001)  # of the two halves of the reference of `turntree experiment alignment`
 ADDED = ("dapo", "greso", "allocation", "gate", "branching", "local")  # what a GRPO stage can have
 
 
@@ -331,6 +339,9 @@ class TheoryConfig:
         if self.group_size < 2:
             raise ConfigError("must be at least 2: one rollout has nothing to be compared with", field="group_size")
         _on_cpu(self.device)
+
+
+REFERENCE_SEEDS = (1000, 1001)  # of the two halves of the reference of `turntree experiment alignment`
 
 
 def _joint() -> TrainOnlineConfig:

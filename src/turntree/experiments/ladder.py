@@ -30,7 +30,7 @@ from turntree.environments.tasks import TRAIN, TaskSet, identity, open_tasks
 from turntree.experiments.config import LadderArm, LadderConfig
 from turntree.experiments.paired import claim, over_seeds
 from turntree.experiments.predictors import predictors
-from turntree.experiments.theory_spaces import Group, Vector, gradient_of
+from turntree.experiments.theory_spaces import Group, Vector, cosine, gradient_of
 from turntree.observe.files import read_json, write_json
 from turntree.observe.run import notice
 from turntree.rollouts.accounting import account
@@ -312,12 +312,6 @@ def figures(groups: Sequence[Group], values: Mapping[Place, float]) -> dict[str,
         "variance_per_1000_calls": 1000 * sum(variances) / max(1, calls),
         "mixed_groups": mixed / len(groups),
     }
-
-
-def cosine(one: Vector, other: Vector) -> float:
-    """0 where there is no gradient."""
-    lengths = float(np.linalg.norm(one.astype(float)) * np.linalg.norm(other.astype(float)))
-    return float(one.astype(float) @ other.astype(float)) / lengths if lengths else 0.0
 
 
 # the comparison

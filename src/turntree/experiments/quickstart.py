@@ -22,6 +22,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from turntree.core import parts
 from turntree.core.config import Part, to_mapping
 from turntree.core.errors import ConfigError, TurntreeError
 from turntree.experiments.config import COMMAND, household_own, household_pivots, household_selection
@@ -193,12 +194,12 @@ def _own(config: QuickstartConfig, out: Path) -> None:
 def own_stage(config: QuickstartConfig) -> TrainPivotConfig:
     """The policy plays as many games as the other arms train on: the first of the demonstrator's. (The others leave out
     its development split, which is drawn by a hash.)"""
-    options = demonstrator(config).options
-    games = {"source": "generated", "count": 200, "difficulty": "easy", **options["games"]}  # its defaults
+    options = parts.resolve("demonstrators", demonstrator(config)).options
+    games = options["games"]
     played = {"games": games["source"], "offset": games["offset"], "difficulty": games["difficulty"]}
     return TrainPivotConfig(
         states="own",
-        own=replace(config.own, count=round(games["count"] * (1 - options.get("dev", 0.2)))),
+        own=replace(config.own, count=round(games["count"] * (1 - options["dev"]))),
         environment=Part("household", played),
         teacher=Part("household"),
         verifier=Part("household"),

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from turntree.advantages.config import CreditConfig
+from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.labels import Credit, NodeCredit, Rewards
 from turntree.core.protocols import TurnVerifier
@@ -86,14 +87,19 @@ class Space:
 # action spaces
 
 
-def _states(config: TheoryConfig, policy: Policy) -> list[Prompted]:
-    """Candidates spread over the demonstrated games."""
+def demonstrated(demonstrator: Part, policy: Policy, limits: Limits) -> list[Prompted]:
+    """The candidates of a demonstrator's traces that can be sampled and trained on."""
     with tempfile.TemporaryDirectory() as folder:
         traces = Path(folder) / "traces.jsonl"
-        demonstrate(config.demonstrator, traces)
+        demonstrate(demonstrator, traces)
         states, _ = read_candidates(str(traces), "")
+    return [item for _, item in that_fit(states, policy.renderer, limits)[0]]
+
+
+def _states(config: TheoryConfig, policy: Policy) -> list[Prompted]:
+    """Candidates spread over the demonstrated games."""
     limits = Limits(COMMAND.max_tokens, policy.engine.max_context, _MAX_TOKENS)
-    fitting = [item for _, item in that_fit(states, policy.renderer, limits)[0]]
+    fitting = demonstrated(config.demonstrator, policy, limits)
     step = max(1, len(fitting) // config.candidates)
     return fitting[::step][: config.candidates]
 
@@ -193,8 +199,14 @@ def gradient_by(
     reference: Reference | None = None,
 ) -> Vector:
     """`gradient_of` for any credit."""
-    found = gradient(policy.model, trees, credits, loss, max_tokens=_MAX_TOKENS, reference=reference)
+    found, _ = gradient(policy.model, trees, credits, loss, max_tokens=_MAX_TOKENS, reference=reference)
     return found.numpy().copy()
+
+
+def cosine(one: Vector, other: Vector) -> float:
+    """0 where there is no gradient."""
+    lengths = float(np.linalg.norm(one.astype(float)) * np.linalg.norm(other.astype(float)))
+    return float(one.astype(float) @ other.astype(float)) / lengths if lengths else 0.0
 
 
 def inner_products(rows_RP: Vector, step: int = 1 << 16) -> Floats:

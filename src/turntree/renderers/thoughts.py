@@ -17,6 +17,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Literal, TypeGuard
 
 from turntree.core.errors import InputError
@@ -79,7 +80,7 @@ class TurnByTurn(ABC):
         after = (*messages, *new)
         return None if self._rewritten_at(after, tools, after=len(messages) - 1) is None else self.prompt(after, tools)
 
-    @property
+    @cached_property
     def rewrites(self) -> bool:
         """Whether a thought is ever dropped, seen on a tool loop that a question follows."""
         call, say = replace(CALL, reasoning="Hm."), replace(SAY, reasoning="Hm.")

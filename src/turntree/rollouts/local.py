@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from turntree.core import seeds
 from turntree.core.completion import Completion, GenerationRequest, Sampling
+from turntree.core.cost import NO_COST, Cost
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message
 from turntree.core.protocols import Engine, Renderer, TurnState, TurnVerifier
@@ -105,12 +106,7 @@ def sample_local(
     The draws of (state, sample) depend on `seed`, the state's id and the sample's number only. A state may occur
     several times in one wave; its occurrences are numbered (`occurrences`: in the wave that this is a part of).
     """
-    requests = [
-        local_request(item, sampling, seed=seed, sample=sample, occurrence=occurrence)
-        for item, occurrence in zip(prompted, occurrences or occurrences_of(prompted), strict=True)
-        for sample in range(group_size)
-    ]
-    completions = iter(engine.generate(requests))
+    completions = iter(_completions(prompted, engine, sampling, group_size, seed, occurrences))
     trees: list[RolloutTree] = []
     for item in prompted:
         tree = RolloutTree(item.state.id)
@@ -119,6 +115,23 @@ def sample_local(
             _add(tree, root.id, next(completions), item.state, renderer)
         trees.append(tree)
     return trees
+
+
+def _completions(
+    prompted: Sequence[Prompted],
+    engine: Engine,
+    sampling: Sampling,
+    samples: int,
+    seed: int,
+    occurrences: Sequence[int] | None = None,
+) -> list[Completion]:
+    """Those of each state in turn."""
+    requests = [
+        local_request(item, sampling, seed=seed, sample=sample, occurrence=occurrence)
+        for item, occurrence in zip(prompted, occurrences or occurrences_of(prompted), strict=True)
+        for sample in range(samples)
+    ]
+    return engine.generate(requests)
 
 
 def _add(tree: RolloutTree, parent: int, completion: Completion, state: TurnState, renderer: Renderer) -> int:
@@ -142,10 +155,6 @@ class Inside:
     prompted: Prompted
 
 
-def _occurrences(places: Sequence[Inside]) -> list[int]:
-    return occurrences_of([place.prompted for place in places])
-
-
 def grow_inside(
     places: Sequence[Inside],
     engine: Engine,
@@ -156,28 +165,23 @@ def grow_inside(
     seed: int,
     *,
     cut_turns: CutTurns = "fail",
-    occurrences: Sequence[int] | None = None,
-) -> list[list[Verdict]]:
-    """Append `samples` local rollouts at every place to its tree, judged (`RolloutTree.local_rollouts`; one wave). The
-    draws of (state, sample) depend on `seed`, the state's id and the sample's number only. A state may occur several
-    times, in groups of the same task: its occurrences are numbered, as in `sample_local`."""
-    requests = [
-        local_request(place.prompted, sampling, seed=seed, sample=sample, occurrence=occurrence)
-        for place, occurrence in zip(places, occurrences or _occurrences(places), strict=True)
-        for sample in range(samples)
-    ]
-    completions = iter(engine.generate(requests))
+) -> tuple[list[list[Verdict]], Cost]:
+    """Append `samples` local rollouts at every place to its tree, judged (`RolloutTree.local_rollouts`; one wave), and
+    what they cost. The draws of (state, sample) depend on `seed`, the state's id and the sample's number only. A state
+    may occur several times, in groups of the same task: its occurrences are numbered, as in `sample_local`."""
+    found = _completions([place.prompted for place in places], engine, sampling, samples, seed)
+    completions = iter(found)
     grown: list[tuple[RolloutTree, Sequence[int], TurnState]] = []
     for place in places:
         state = place.prompted.state
         leaves = [_add(place.tree, place.node, next(completions), state, renderer) for _ in range(samples)]
         grown.append((place.tree, leaves, state))
-    found = _judge_leaves(grown, verifier, cut_turns)
-    for (tree, _, _), verdicts in zip(grown, found, strict=True):
+    judged = _judge_leaves(grown, verifier, cut_turns)
+    for (tree, _, _), verdicts in zip(grown, judged, strict=True):
         for leaf, verdict in verdicts.items():
             numbers = {} if verdict.reward is None else {"reward": verdict.reward}
             tree.record(Decision("verifier", leaf, LOCAL, verdict.reason, numbers))
-    return [list(verdicts.values()) for verdicts in found]
+    return [list(verdicts.values()) for verdicts in judged], sum((one.cost for one in found), NO_COST)
 
 
 def judge_turn(verifier: TurnVerifier, state: TurnState, action: Message, *, cut_turns: CutTurns = "fail") -> Verdict:

@@ -11,6 +11,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from turntree.core import parts, seeds
@@ -25,7 +26,7 @@ from turntree.logs.rollouts import turns_of
 from turntree.renderers.thoughts import rewrites
 from turntree.rollouts.acceptance import Acceptance
 from turntree.rollouts.groups import GrownGroup
-from turntree.rollouts.local import Inside, Prompted, grow_inside, judge_turn, occurrences_of
+from turntree.rollouts.local import Inside, Prompted, grow_inside, judge_turn
 from turntree.rollouts.teachers import labelled
 from turntree.stages.config import RecordConfig, TrainOnlineConfig
 from turntree.stages.policy import Policy
@@ -33,8 +34,6 @@ from turntree.stages.record import require_labels, trace_of
 from turntree.stages.verifier import open_verifier
 from turntree.traces.candidates import candidates, skipped_turns
 from turntree.training.inside import GrownInside
-
-_WAVE = 32  # places that are sampled together
 
 
 @contextlib.contextmanager
@@ -85,34 +84,35 @@ class InsideTurns:
 
     def grow(self, groups: Sequence[GrownGroup], iteration: int) -> GrownInside:
         """Append local rollouts to the trees."""
-        local, seed = self.config.train.local, self._seed(iteration)
+        seed = self._seed(iteration)
         found, visited, counts, spent = self.labelled(groups, iteration)
         chosen = self._choose(found, seed)
-        before = [group.tree.cost for group in groups]
-        occurrences = occurrences_of([one.inside.prompted for one in chosen])
-        verdicts: list[list[Verdict]] = []
-        for start in range(0, len(chosen), _WAVE):
-            verdicts += grow_inside(
-                [one.inside for one in chosen[start : start + _WAVE]],
-                self.policy.engine,
-                self.policy.renderer,
-                self.verifier,
-                self.config.train.rollouts.episodes.sampling,
-                local.samples,
-                seed,
-                cut_turns=self.config.train.rollouts.episodes.cut_turns,
-                occurrences=occurrences[start : start + _WAVE],
-            )
-        cost = sum((_minus(group.tree.cost, earlier) for group, earlier in zip(groups, before, strict=True)), spent)
+        verdicts, cost = self.sample(chosen, seed)
         kinds = [one.kind for one in chosen]
         figures = {"visited": visited, **_figures(kinds, verdicts), "not_judged": dict(counts)}
-        if local.choose != "uniform":
-            self._learn(groups, found, zip(kinds, verdicts, strict=True))
+        if self.config.train.local.choose != "uniform":
+            told_by_episodes(self.seen, groups, found)
+            for kind, told in zip(kinds, verdicts, strict=True):
+                self.seen.group(kind, [verdict.reward for verdict in told if verdict.reward is not None])
             figures["importance"] = self.seen.slopes()
         places: list[dict[int, str]] = [{} for _ in groups]
         for one in chosen:
             places[one.place.group][one.inside.node] = one.kind
-        return GrownInside(cost, figures, places, self.seen)
+        return GrownInside(spent + cost, figures, places, self.seen)
+
+    def sample(self, chosen: Sequence[Labelled], seed: int) -> tuple[list[list[Verdict]], Cost]:
+        """Local rollouts at these states, in their trees: the verdicts, and what they cost."""
+        episodes = self.config.train.rollouts.episodes
+        return grow_inside(
+            [one.inside for one in chosen],
+            self.policy.engine,
+            self.policy.renderer,
+            self.verifier,
+            episodes.sampling,
+            self.config.train.local.samples,
+            seed,
+            cut_turns=episodes.cut_turns,
+        )
 
     def labelled(self, groups: Sequence[GrownGroup], iteration: int) -> tuple[list[Labelled], int, Counter[str], Cost]:
         """A draw of the visited states at which the verifier accepts the teacher's label; how many were visited; the
@@ -149,20 +149,16 @@ class InsideTurns:
         best = sorted(range(len(found)), key=arrivals.__getitem__)[:wanted]
         return [found[i] for i in sorted(best)]
 
-    def _learn(
-        self,
-        groups: Sequence[GrownGroup],
-        found: Sequence[Labelled],
-        sampled: Iterable[tuple[str, Sequence[Verdict]]],
-    ) -> None:
-        for one in found:
-            group = groups[one.place.group]
-            rewards = group.rewards.scored()
-            own = group.rewards.of(group.tree.ends()[one.place.sample])
-            if own is not None and one.taken is not None and len(rewards) > 1:
-                self.seen.episode(one.kind, one.taken, own - sum(rewards.values()) / len(rewards))
-        for kind, verdicts in sampled:
-            self.seen.group(kind, [verdict.reward for verdict in verdicts if verdict.reward is not None])
+    @cached_property
+    def _recorded(self) -> RecordConfig:
+        config = self.config
+        return RecordConfig(
+            environment=config.environment,
+            split=TRAIN,
+            count=config.count,
+            task_seed=config.task_seed,
+            episodes=config.train.rollouts.episodes,
+        )
 
     def _visited(self, groups: Sequence[GrownGroup]) -> list[_Place]:
         """Every state that whole episodes were in and that leaves room for a turn, once."""
@@ -191,20 +187,12 @@ class InsideTurns:
         others are counted by reason."""
         group, sample = groups[places[0].group], places[0].sample
         end = group.tree.ends()[sample]
-        config = self.config
-        recorded = RecordConfig(
-            environment=config.environment,
-            split=TRAIN,
-            count=config.count,
-            task_seed=config.task_seed,
-            episodes=config.train.rollouts.episodes,
-        )
-        trace = trace_of(group, sample, end, group.rewards.verdicts[end], recorded, self.policy.source)
+        trace = trace_of(group, sample, end, group.rewards.verdicts[end], self._recorded, self.policy.source)
         trace = replace(trace, id=f"{trace.id}@{iteration}")
         trace, missing, cost = labelled(trace, group.task, self.teacher, {place.turn for place in places})
-        counts.update({f"dropped turn: {why}": count for why, count in missing.items()})
-        self.told.update({f"dropped turn: {why}": count for why, count in missing.items()})
-        self.told.update(turns=len(places), tasks=1)
+        dropped = {f"dropped turn: {why}": count for why, count in missing.items()}
+        counts.update(dropped)
+        self.told.update(dropped, turns=len(places), tasks=1)
         require_labels(self.told)
         states: dict[int, TurnState] = {state.turn: state for state in candidates(trace)}
         skipped, found = skipped_turns(trace), list[Labelled]()
@@ -234,15 +222,21 @@ class InsideTurns:
         return judge_turn(self.verifier, state, action, cut_turns=cut_turns).reward
 
 
+def told_by_episodes(seen: Acceptance, groups: Sequence[GrownGroup], found: Iterable[Labelled]) -> None:
+    """Enter what the episodes' own actions at labelled states say of their kinds."""
+    for one in found:
+        group = groups[one.place.group]
+        rewards = group.rewards.scored()
+        own = group.rewards.of(group.tree.ends()[one.place.sample])
+        if own is not None and one.taken is not None and len(rewards) > 1:
+            seen.episode(one.kind, one.taken, own - sum(rewards.values()) / len(rewards))
+
+
 def _by_episode(places: Sequence[_Place]) -> list[list[_Place]]:
     found: dict[tuple[int, int], list[_Place]] = {}
     for place in places:
         found.setdefault((place.group, place.sample), []).append(place)
     return list(found.values())
-
-
-def _minus(cost: Cost, earlier: Cost) -> Cost:
-    return Cost(**{name: value - getattr(earlier, name) for name, value in vars(cost).items()})
 
 
 def _figures(kinds: Sequence[str], verdicts: Sequence[Sequence[Verdict]]) -> dict[str, Any]:

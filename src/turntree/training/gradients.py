@@ -26,15 +26,16 @@ def gradient(
     *,
     max_tokens: int,
     reference: Reference | None = None,
-) -> Tensor:
-    """Of minus the loss, [P] in float32; without a `reference` the KL term is left out."""
+) -> tuple[Tensor, int]:
+    """Of minus the loss, [P] in float32, and how many tokens its passes computed; without a `reference` the KL term is
+    left out."""
     if reference is None:
         loss = replace(loss, kl_coefficient=0.0)
     batches = [batch.to(model.device) for batch in pack(trees, credits, max_tokens=max_tokens)]
     normalizer = loss_normalizer(batches, loss)
     for batch in batches:
         batch_loss(model, reference, batch, loss, normalizer)[0].backward()
-    return -taken(model)
+    return -taken(model), sum(batch.stats.unique_tokens for batch in batches)
 
 
 def taken(model: PreTrainedModel) -> Tensor:

@@ -6,11 +6,13 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from turntree.advantages.credit import CreditRule
 from turntree.advantages.local import local_credit
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.labels import Credit
@@ -19,7 +21,6 @@ from turntree.rollouts.acceptance import Acceptance
 from turntree.rollouts.groups import GrownGroup
 from turntree.training.config import OnlineConfig
 from turntree.training.gradients import gradient
-from turntree.training.packing import packed_slots
 
 
 @dataclass(frozen=True)
@@ -67,12 +68,15 @@ class LocalCredits:
         found = [self._credit(group.tree, places, trained) for group, places in zip(groups, grown.places, strict=True)]
         return [credit if credit.nodes else None for credit in found], cost, figures
 
+    @cached_property
+    def _rule(self) -> CreditRule:
+        return self.config.loss.estimator(self.config.credit)
+
     def _credit(self, tree: RolloutTree, places: Mapping[int, str], kinds: Collection[str]) -> Credit:
-        rule = self.config.loss.estimator(self.config.credit)
         return local_credit(
             tree,
-            advantages=rule.advantages,
-            per_rollout=rule.per_rollout,
+            advantages=self._rule.advantages,
+            per_rollout=self._rule.per_rollout,
             weight=self.config.local.weight,
             places=[node for node, kind in places.items() if kind in kinds],
         )
@@ -94,10 +98,7 @@ class LocalCredits:
         return Cost(trained_tokens=tokens, training_seconds=time.perf_counter() - started)
 
     def _gradient(self, trees: Sequence[RolloutTree], credits: Sequence[Credit]) -> tuple[Tensor, int]:
-        """And the token positions of its backward passes."""
-        most = self.config.max_tokens
-        found = gradient(self.model, trees, credits, self.config.loss, max_tokens=most)
-        return found, packed_slots(trees, credits, max_tokens=most)
+        return gradient(self.model, trees, credits, self.config.loss, max_tokens=self.config.max_tokens)
 
 
 def _kinds(grown: GrownInside) -> Counter[str]:
