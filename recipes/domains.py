@@ -23,7 +23,7 @@ import math
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +49,26 @@ class Domain:
     source: str
     importing: tuple[str, ...] = ()
     judging: tuple[str, ...] = ()
+    sizes: dict[str, Any] = field(default_factory=dict)  # settings that differ where traces are few or commands rare
 
 
 KNOWN = ("--success-only",)  # the others do not say what succeeded
+FEW = ("--dev", "0.35")  # of some thirty traces a tenth is none
 DOMAINS = {
     "tau2": Domain("tau2/trajectories", (*KNOWN, "--candidates", "tool_calls")),
-    "swe": Domain("swe_agent/demonstrations.tar.xz"),
-    "terminal": Domain("intercode/trajectories", judging=("--set", "verifier.domain=terminal")),
-    "search": Domain("hotpot_react/100_questions_5_trials.txt.xz", KNOWN),
+    "swe": Domain(
+        "swe_agent/demonstrations.tar.xz", ("--dev", "0.2"), sizes={"turns": 8, "held_out": (16, 6), "epochs": 4}
+    ),
+    "terminal": Domain(
+        "intercode/trajectories",
+        judging=("--set", "verifier.domain=terminal"),
+        sizes={"warm": 64, "rest": 64, "turns": 2},
+    ),
+    "search": Domain(
+        "hotpot_react/100_questions_5_trials.txt.xz",
+        (*KNOWN, *FEW),
+        sizes={"turns": 8, "held_out": (16, 4), "epochs": 4},
+    ),
 }
 
 
@@ -326,14 +338,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     wrong = [*(set(domains) - DOMAINS.keys()), *(set(given.arms.split(",")) - {*ARMS})]
     if wrong:
         parser.error(f"{wrong[0]!r} is not known; domains: {', '.join(DOMAINS)}; arms: {', '.join(ARMS)}")
-    settings = Settings(str(Path(given.model).resolve())) if given.model else TINY
-    settings = replace(settings, **SMOKE) if given.smoke else settings
+    usual = Settings(str(Path(given.model).resolve())) if given.model else TINY
     for name in domains if not given.table else ():
         (folder / name).mkdir(parents=True, exist_ok=True)
         if not given.model:
             tiny(folder / "tiny")
         of, slash, stages = given.only.partition("/")
         only = (stages if slash else "*") if fnmatch.fnmatch(name, of) else ""
+        sizes = SMOKE if given.smoke else DOMAINS[name].sizes if given.model else {}
+        settings = replace(usual, **sizes)
         book = Book(folder / name, HERE, only, given.plan)
         Recipe(book, name, given.data.resolve(), settings).run(
             given.arms.split(","), [int(seed) for seed in given.seeds.split(",")]
