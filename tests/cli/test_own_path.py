@@ -93,6 +93,21 @@ def test_a_run_that_is_interrupted_between_two_searches_ends_with_the_same_weigh
     assert weights(tmp_path / "run") == weights(trained)
 
 
+def test_states_that_nobody_labels_are_judged_by_how_episodes_go_on(turntree, tmp_path) -> None:
+    place = OWN.index("--teacher")
+    alone = (*OWN[:place], *OWN[place + 2 :], "--steps", 2)
+    refused = turntree.error(*alone, "--out", tmp_path / "run")
+    assert "teacher" in refused and "--verifier outcome" in refused
+    verifier = ("--verifier", "outcome", "--set", "verifier.forks=2", "--set", "verifier.max_turns=6")
+    options = ("--set", "verifier.max_tokens=24", "--set", "environment.difficulty=easy", "--set", "own.tasks=6")
+    turntree(*alone, *verifier, *options, "--out", tmp_path / "run")
+    first, *_ = metrics(tmp_path / "run")
+    found = first["own_path"]
+    assert found["states"] >= found["mixed"] > 0 and found["pivots"] > 0
+    assert found["cost"]["turns"] > 5 * found["states"]  # what went on is on the bill
+    assert first["spent"]["turns"] > found["cost"]["turns"] + 16
+
+
 def test_recorded_and_labelled_states_go_the_way_of_traces(turntree, tmp_path) -> None:
     names = ("traces", "profile", "weighed", "pivots")
     traces, profile, weighed, pivots = (tmp_path / f"{name}.jsonl" for name in names)
@@ -149,8 +164,8 @@ def test_a_teacher_that_fails_everywhere_ends_the_command_and_not_in_a_file_with
     [
         ((), "pivots"),
         (("--states", "own"), "--environment"),
-        (("--states", "own", "--environment", "household"), "--teacher"),
-        (("--states", "own", "--environment", "household", "--teacher", "household"), "--verifier"),
+        (("--states", "own", "--environment", "household"), "--verifier"),
+        (("--states", "own", "--environment", "household", "--verifier", "household"), "--teacher"),
         ((*OWN[2:], "--set", "own.select.weight=both"), "own.forks"),
     ],
 )

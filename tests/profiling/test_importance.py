@@ -13,8 +13,9 @@ from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
 from turntree.domains.household.door import GamesConfig, games
 from turntree.domains.household.experts import shortest_plan
-from turntree.profiling.importance import Choice, Rest, choose, measure, shrunk
+from turntree.profiling.importance import Choice, choose, measure, shrunk
 from turntree.rollouts.episodes import EpisodeConfig
+from turntree.rollouts.outcome import Rest
 from turntree.rollouts.rebuild import Rebuilder
 from turntree.stages.config import Device
 from turntree.stages.policy import load_policy

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from turntree.core.cost import NO_COST, Cost
 from turntree.core.tree import RolloutTree
 from turntree.core.verdict import Verdict
 
@@ -24,6 +25,11 @@ class Rewards:
     def scored(self) -> dict[int, float]:
         """The rewards of the leaves that have one, in order of leaf id."""
         return {leaf: v.reward for leaf, v in sorted(self.verdicts.items()) if v.reward is not None}
+
+    @property
+    def cost(self) -> Cost:
+        """Of judging."""
+        return sum((verdict.cost for verdict in self.verdicts.values()), NO_COST)
 
     def check(self, tree: RolloutTree) -> None:
         """Raise ValueError unless exactly the ends of rollouts are labelled and no censored leaf carries a reward."""

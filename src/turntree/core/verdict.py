@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from turntree.core.cost import NO_COST, Cost
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -18,6 +20,7 @@ class Verdict:
     success: bool | None = None  # of an episode: whether its task was solved, whatever the reward is
     # of an episode: what each reward function gave, by name (`rollouts.rewards`), None where it failed
     parts: Mapping[str, float | None] = field(default_factory=dict[str, "float | None"], hash=False)
+    cost: Cost = NO_COST  # of judging, where a verifier plays on with the policy
 
 
 def censored(verdicts: Iterable[Verdict]) -> dict[str, int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from turntree.core.config import Between, from_mapping
-from turntree.core.cost import Cost
+from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Credit, NodeCredit, Rewards
 from turntree.core.tree import Decision, RolloutTree, StopReason
@@ -209,7 +209,8 @@ def bytes_per_trained_token(
 
 def _verdict(verdict: Verdict) -> dict[str, Any]:
     always, empty = ("reward", "reason"), (None, "", {})
-    return {key: value for key, value in asdict(verdict).items() if key in always or value not in empty}
+    told = {**asdict(verdict), "cost": {} if verdict.cost == NO_COST else verdict.cost.counts()}
+    return {key: value for key, value in told.items() if key in always or value not in empty}
 
 
 def _credit(credit: Credit) -> dict[str, Any]:

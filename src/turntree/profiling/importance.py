@@ -13,18 +13,17 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from turntree.core import seeds
 from turntree.core.cost import NO_COST, Cost
-from turntree.core.labels import Rewards
 from turntree.core.messages import Message
-from turntree.core.protocols import Engine, Environment, Observation, Renderer, TurnState
-from turntree.environments.pool import EnvironmentFault, checked, reason_of
+from turntree.core.protocols import Engine, Renderer, TurnState
 from turntree.profiling.rows import Row, samples_of
-from turntree.rollouts.episodes import EpisodeConfig, grow
-from turntree.rollouts.rebuild import Misfit, Rebuilder, asked
+from turntree.rollouts.episodes import EpisodeConfig
+from turntree.rollouts.outcome import Continuation, play_on
+from turntree.rollouts.rebuild import Rebuilder
 
 _SIDES = ("accepted", "refused")
 _LEAST_VARIANCE = 1e-3  # of a difference between two outcomes that are exact
@@ -91,31 +90,10 @@ def measure(
     """`forks` continuations to the end of each action of each choice, played together. A state that cannot be rebuilt,
     and one whose continuations all failed, has no importance, with the reason. Raises `InputError` for traces that do
     not say how to build their environment."""
-    sides = [_Side(choice.state, name, getattr(choice, name)) for choice in choices for name in _SIDES]
-    pairs = list(zip(sides[::2], sides[1::2], strict=True))
-    for choice, pair in zip(choices, pairs, strict=True):
-        try:
-            environment, _ = rebuilder.at(choice.state)
-        except (EnvironmentFault, Misfit) as fault:
-            for side in pair:
-                side.reason = reason_of(fault)
-            continue
-        for side in pair:
-            side.begin(environment, episodes)
-    open_ones = [side for side in sides if side.rest is not None]
-    grown = grow(
-        [side.rest for side in open_ones if side.rest is not None],
-        engine,
-        renderer,
-        episodes,
-        group_size=forks,
-        seed=seeds.derive(seed, "importance"),
-        part=True,
-    )
-    cost = NO_COST
-    for side, (tree, rewards) in zip(open_ones, grown, strict=True):
-        side.end(rewards)
-        cost += tree.cost
+    sides = [Continuation(choice.state, name, getattr(choice, name)) for choice in choices for name in _SIDES]
+    play_on(sides, rebuilder, engine, renderer, episodes, forks=forks, seed=seeds.derive(seed, "importance"))
+    pairs = zip(sides[::2], sides[1::2], strict=True)
+    cost = sum((side.cost for side in sides), NO_COST)
     return [_difference(*pair) for pair in pairs], cost
 
 
@@ -185,68 +163,7 @@ def _mean(pairs: Sequence[tuple[float, float]]) -> float:
     return sum(value for value, _ in pairs) / len(pairs)
 
 
-class _Side:
-    """One action of a choice: the rest of its episode, or its outcome where the action ends it."""
-
-    def __init__(self, state: TurnState, name: str, action: Message) -> None:
-        self.state, self.name, self.action = state, name, action
-        self.rest: Rest | None = None
-        self.outcomes: list[float] = []
-        self.exact = True  # nothing was sampled after the action
-        self.reason = ""
-
-    def begin(self, at: Environment, episodes: EpisodeConfig) -> None:
-        if episodes.fails(self.action):
-            self.outcomes = [0.0]  # a cut turn ends the episode as a failure
-            return
-        action = replace(self.action, tool_calls=()) if self.action.cut else self.action  # its calls are never executed
-        try:
-            environment = asked(at.fork)
-            answer = asked(lambda: checked(environment.step(action)))
-        except EnvironmentFault as fault:
-            self.reason = reason_of(fault)
-            return
-        left = episodes.max_turns - self.state.turn - 1
-        if answer.done or left < 1:
-            self.outcomes = [float(bool(answer.success))]
-            return
-        said = (*self.state.history, action, *answer.messages)
-        self.exact = False
-        self.rest = Rest(f"{self.state.id}/{self.name}", environment, said, left)
-
-    def end(self, rewards: Rewards) -> None:
-        self.outcomes = [float(bool(v.success)) for v in rewards.verdicts.values() if v.reward is not None]
-        if not self.outcomes:
-            self.reason = next((verdict.reason for verdict in rewards.verdicts.values()), "no continuation")
-
-
-class Rest:
-    """The rest of an episode from a state inside it (protocol `Environment`): the conversation so far is the task, and
-    after `turns` more turns the episode ends as a failure."""
-
-    def __init__(self, task_id: str, environment: Environment, messages: Sequence[Message], turns: int) -> None:
-        self.task_id, self._environment = task_id, environment
-        self._messages, self._turns = tuple(messages), turns
-
-    @property
-    def tools(self) -> tuple[dict[str, Any], ...]:
-        return tuple(self._environment.tools)
-
-    def reset(self) -> tuple[Message, ...]:
-        return self._messages
-
-    def step(self, action: Message) -> Observation:
-        self._turns -= 1
-        answer = self._environment.step(action)
-        if answer.done or self._turns > 0:
-            return answer
-        return Observation(answer.messages, done=True, success=False, reward=answer.reward, metrics=answer.metrics)
-
-    def fork(self) -> Rest:
-        return Rest(self.task_id, self._environment.fork(), self._messages, self._turns)
-
-
-def _difference(accepted: _Side, refused: _Side) -> Importance:
+def _difference(accepted: Continuation, refused: Continuation) -> Importance:
     for side in (accepted, refused):
         if not side.outcomes:
             return Importance(reason=f"{side.name}: {side.reason}")
@@ -254,7 +171,7 @@ def _difference(accepted: _Side, refused: _Side) -> Importance:
     return Importance(high, low, high - low, math.sqrt(spread + other))
 
 
-def _moments(side: _Side) -> tuple[float, float]:
+def _moments(side: Continuation) -> tuple[float, float]:
     """The mean outcome and the variance of its error. Half a success and half a failure are added for the variance,
     because a few equal outcomes do not make a certain mean; where the action ended the episode, there is no error."""
     mean, count = sum(side.outcomes) / len(side.outcomes), len(side.outcomes)

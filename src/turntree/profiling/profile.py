@@ -16,7 +16,7 @@ from turntree.observe.artifacts import MOST_ROLLOUTS
 from turntree.profiling.rows import SCHEMA, CandidateProfile, Judgement, Stop, StoredProfile
 from turntree.profiling.samples import Sample, Sampler
 from turntree.profiling.stopping import AdaptiveConfig, Forecast, Prior, StoppingRule
-from turntree.rollouts.local import CutTurns, Prompted, judge_turns, rule_name
+from turntree.rollouts.local import CutTurns, Prompted, judge_demonstrated, judge_turns, rule_name
 
 __all__ = ["SCHEMA", "Draft", "Judge", "ProfileConfig", "profile_wave"]
 
@@ -77,7 +77,7 @@ class Judge:
     def __call__(self, pairs: Sequence[tuple[TurnState, Message]]) -> list[Judgement]:
         """The verdicts of both on actions at states, in order; of a verifier that waits for a server many at once."""
         said = [judge_turns(rule, pairs, cut_turns=self._cut_turns) for rule in (self.verifier, self.strict)]
-        return [Judgement(one.reward, other.reward) for one, other in zip(*said, strict=True)]
+        return [Judgement(one.reward, other.reward, one.cost) for one, other in zip(*said, strict=True)]
 
 
 def judge_drafts(drafts: Sequence[Draft], judge: Judge) -> None:
@@ -130,17 +130,18 @@ class Draft:
             certainty = 0.0 if self._first is None else self._first[1].probability
         elif self._first is not None and self._first[0] < rollouts:
             stop, audit = Stop.AUDITED, {"rollouts": self._first[0], "forecast": self._first[1].kind.value}
-        verdict = self._judge.verifier.judge(self.state, self.state.demonstration)
+        demonstrated = judge_demonstrated(self._judge.verifier, self.state)
+        judging = (one.cost for one in self._known.values())
         return CandidateProfile(
             state=self.state,
-            kind=verdict.kind,
-            gold=verdict.reward,
+            kind=demonstrated.kind,
+            gold=demonstrated.reward,
             samples=tuple(self._samples),
             judgements=tuple(self._judgement(sample) for sample in self._samples),
             stop=stop,
             certainty=certainty,
             audit=audit,
-            cost=sum((sample.cost for sample in self._samples), NO_COST) if cost is None else cost,
+            cost=sum((*(sample.cost for sample in self._samples), *judging), NO_COST) if cost is None else cost,
         )
 
     def _judgement(self, sample: Sample) -> Judgement:

@@ -19,7 +19,7 @@ from typing import Any
 
 from turntree.core.completion import Sampling
 from turntree.core.config import to_mapping
-from turntree.core.cost import Cost
+from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.outcome import is_zero_variance
@@ -83,6 +83,7 @@ class Judgement:
 
     reward: float | None
     strict: float | None
+    cost: Cost = NO_COST
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from turntree.core import seeds
 from turntree.core.completion import Completion, GenerationRequest, Sampling
@@ -181,7 +182,9 @@ def grow_inside(
         for leaf, verdict in verdicts.items():
             numbers = {} if verdict.reward is None else {"reward": verdict.reward}
             tree.record(Decision("verifier", leaf, LOCAL, verdict.reason, numbers))
-    return [list(verdicts.values()) for verdicts in judged], sum((one.cost for one in found), NO_COST)
+    said = [list(verdicts.values()) for verdicts in judged]
+    judging = (verdict.cost for verdicts in said for verdict in verdicts)
+    return said, sum((*(one.cost for one in found), *judging), NO_COST)
 
 
 def judge_turn(verifier: TurnVerifier, state: TurnState, action: Message, *, cut_turns: CutTurns = "fail") -> Verdict:
@@ -195,11 +198,25 @@ def judge_turn(verifier: TurnVerifier, state: TurnState, action: Message, *, cut
     return verifier.judge(state, action)
 
 
+def judge_demonstrated(verifier: TurnVerifier, state: TurnState) -> Verdict:
+    """The verdict on the demonstrated action itself, which should be 1. No reward where the verifier does not compare
+    with it (`compares` is false)."""
+    if getattr(verifier, "compares", True):
+        return verifier.judge(state, state.demonstration)
+    return Verdict(None, "not compared with the demonstration", action_kind(state.demonstration))
+
+
 def judge_turns(
     verifier: TurnVerifier, pairs: Sequence[tuple[TurnState, Message]], *, cut_turns: CutTurns = "fail"
 ) -> list[Verdict]:
-    """`judge_turn` on all pairs, in order. A verifier that waits for a server says in `concurrency` how many verdicts
-    are worth asking for at the same time; others are asked one by one."""
+    """`judge_turn` on all pairs, in order. A verifier that judges many at once has a method `judge_all`; one that waits
+    for a server says in `concurrency` how many verdicts are worth asking for at the same time; others are asked one by
+    one."""
+    if hasattr(verifier, "judge_all"):
+        failed = [cut_turns == "fail" and action.cut for _, action in pairs]
+        open_ = [pair for pair, cut in zip(pairs, failed, strict=True) if not cut]
+        found = iter(cast(Any, verifier).judge_all(open_))
+        return [judge_turn(verifier, *pair) if cut else next(found) for pair, cut in zip(pairs, failed, strict=True)]
     threads = min(getattr(verifier, "concurrency", 1), len(pairs))
     if threads <= 1:
         return [judge_turn(verifier, state, action, cut_turns=cut_turns) for state, action in pairs]
@@ -248,7 +265,12 @@ def _judge_leaves(
             asked.setdefault((number, key), (state, action))
         leaves.append(found)
     verdicts = dict(zip(asked, judge_turns(verifier, list(asked.values()), cut_turns=cut_turns), strict=True))
-    return [
-        {leaf: verdicts[number, one] if isinstance(one, str) else one for leaf, one in found.items()}
-        for number, found in enumerate(leaves)
-    ]
+    judged: list[Mapping[int, Verdict]] = []
+    for number, found in enumerate(leaves):
+        of_tree: dict[int, Verdict] = {}
+        for leaf, one in found.items():
+            verdict = of_tree[leaf] = verdicts[number, one] if isinstance(one, str) else one
+            if isinstance(one, str) and verdict.cost != NO_COST:
+                verdicts[number, one] = replace(verdict, cost=NO_COST)  # it was judged once
+        judged.append(of_tree)
+    return judged

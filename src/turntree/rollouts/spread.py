@@ -16,6 +16,7 @@ from typing import Any
 
 from turntree.cluster.crew import Crew, UnitLost
 from turntree.core.config import to_mapping
+from turntree.core.cost import Cost
 from turntree.core.errors import InputError
 from turntree.core.labels import Rewards
 from turntree.core.protocols import (
@@ -48,7 +49,9 @@ def labelled(tree: RolloutTree, rewards: Rewards) -> dict[str, Any]:
 
 
 def unlabelled(value: Mapping[str, Any]) -> tuple[RolloutTree, Rewards]:
-    verdicts = {int(leaf): Verdict(**verdict) for leaf, verdict in value["verdicts"].items()}
+    verdicts: dict[int, Verdict] = {}
+    for leaf, verdict in value["verdicts"].items():
+        verdicts[int(leaf)] = Verdict(**{**verdict, "cost": Cost(**verdict["cost"])})
     return RolloutTree.from_json(value["tree"]), Rewards(verdicts)
 
 

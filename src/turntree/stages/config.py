@@ -283,7 +283,8 @@ class TrainPivotConfig(ReinforcedTraining, FromProfile):
     states: Literal["expert", "own", "mixed"] = "expert"
     """Whose states are trained on: the pivots file's, the policy's own, or both."""
     teacher: Part | None = None
-    """Labels the policy's own states: household, qa, model, or your own module:object."""
+    """Labels the policy's own states: household, qa, model, or your own module:object. None with a verifier that does
+    not compare with a label (outcome)."""
     own: OwnPathConfig = field(default_factory=OwnPathConfig)
     model: str = "default"
     """A folder in Hugging Face format, a name on the Hub, or a registered policy."""
@@ -304,12 +305,12 @@ class TrainPivotConfig(ReinforcedTraining, FromProfile):
             return
         if self.states == "own" and self.pivots is not None:
             raise ConfigError("trains on no pivots file", field="states", hint="leave the file out, or use mixed")
-        needed = {"environment": self.environment, "teacher": self.teacher}
+        needed = {"environment": self.environment}
         if self.states == "own":
             needed["verifier"] = self.verifier
         for name, value in needed.items():
             if value is None:
-                hint = f"pass --{name} NAME: the policy plays, a teacher labels, and a verifier judges"
+                hint = f"pass --{name} NAME: the policy plays, and a verifier judges"
                 raise ConfigError(f"is missing, and --states {self.states} needs it", field=name, hint=hint)
         if self.states == "own" and self.check.states:
             raise ConfigError("are states of traces, and there are none", field="check.states", hint="set it to 0")

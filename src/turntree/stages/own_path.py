@@ -51,7 +51,11 @@ def open_own_path(
     if config.states == "expert":
         yield None
         return
-    assert config.environment is not None and config.teacher is not None  # the configuration refuses it
+    assert config.environment is not None  # the configuration refuses it
+    if config.teacher is None and getattr(verifier, "compares", True):
+        hint = "pass --teacher NAME, or a verifier that needs no label (--verifier outcome)"
+        problem = f"is missing: {verifier.name!r} compares own states with what a teacher says there"
+        raise ConfigError(problem, field="teacher", hint=hint)
     environment = parts.resolve("environments", config.environment)
     rebuilder = Rebuilder(environment)
     own = config.own
@@ -66,7 +70,7 @@ def open_own_path(
     )
     with open_tasks(environment, {TRAIN: own.count}, seed=own.task_seed, model=policy.source) as opened:
         try:
-            teacher = parts.build("teachers", config.teacher)
+            teacher = None if config.teacher is None else parts.build("teachers", config.teacher)
             yield OwnStates(config, recorded, policy, verifier, teacher, opened, rebuilder, folder)
         finally:
             rebuilder.close()
@@ -80,7 +84,7 @@ class OwnStates:
     recorded: RecordConfig
     policy: Policy
     verifier: TurnVerifier
-    teacher: Teacher
+    teacher: Teacher | None
     opened: TaskSet
     rebuilder: Rebuilder
     folder: Path

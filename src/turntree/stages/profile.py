@@ -100,8 +100,8 @@ class Profiler:
 @contextlib.contextmanager
 def open_profiler(config: ProfileStageConfig) -> Iterator[Profiler]:
     with (
-        open_verifier(config.verifier, config.environment) as verifier,
         open_speaker(config.model, config.endpoint, config.device) as policy,
+        open_verifier(config.verifier, config.environment, policy) as verifier,
     ):
         answer = together(policy.engine) if config.endpoint is None else one_by_one(policy.engine)
         stored = _stored(config, policy)

@@ -31,6 +31,7 @@ from turntree.rollouts.local import (
     PATH_TOO_LONG,
     Limits,
     Prompted,
+    judge_demonstrated,
     occurrences_of,
     rule_name,
     sample_local,
@@ -86,7 +87,7 @@ def run_train_pivot(
     assert source is not None  # the configuration refuses own states without one
     check_path_isolation(policy.model)
     with contextlib.ExitStack() as stack:
-        verifier = stack.enter_context(open_verifier(source, config.environment))
+        verifier = stack.enter_context(open_verifier(source, config.environment, policy))
         if selected is not None:
             _require_verifier(config, selected[0], verifier)
         own = stack.enter_context(open_own_path(config, policy, verifier, out / "own"))
@@ -190,7 +191,7 @@ def worker(settings: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Any]
     policy = load_policy(config.model, config.device)
     require_policy(settings, policy.identity)
     follower = Follower(policy)
-    with open_verifier(Part.from_value(settings["verifier"], "verifier"), config.environment) as verifier:
+    with open_verifier(Part.from_value(settings["verifier"], "verifier"), config.environment, policy) as verifier:
 
         def play(unit: dict[str, Any]) -> list[dict[str, Any]]:
             follower.take_on(unit)
@@ -335,7 +336,7 @@ def _checks(
     sampled = Limits(config.train.sampling.max_tokens, context, path=context, demonstrations=False)
     prompted = _held_out(states, policy.renderer, sampled)
     states = [item.state for item in prompted]
-    kinds = [verifier.judge(state, state.demonstration).kind for state in states]
+    kinds = [judge_demonstrated(verifier, state).kind for state in states]
 
     def check(step: int) -> Checked:
         figures: dict[str, Any] = {}

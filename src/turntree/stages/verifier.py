@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.protocols import TurnVerifier
 from turntree.verifiers.user import UserVerifier
+
+if TYPE_CHECKING:  # torch comes with it, and verifiers are opened where there is none
+    from turntree.stages.policy import Policy, Speaker
 
 
 def is_registered(verifier: Part) -> bool:
@@ -33,13 +36,16 @@ def chosen_verifier(given: Part | None, header: dict[str, Any], path: str) -> Pa
 
 
 @contextlib.contextmanager
-def open_verifier(verifier: Part, environment: Part | None = None) -> Iterator[TurnVerifier]:
+def open_verifier(
+    verifier: Part, environment: Part | None = None, policy: Speaker | Policy | None = None
+) -> Iterator[TurnVerifier]:
     """The verifier, closed after the block where it can be. `environment` is the one that a verifier may play actions
-    in. A user's function is wrapped (`UserVerifier`), and so is the `judge` of an object: an exception is counted and
-    gives no reward. Raises `InputError` for an object that is not a verifier and `ConfigError` for an unknown
-    option."""
+    in, and `policy` what it may play on with. A user's function is wrapped (`UserVerifier`), and so is the `judge` of
+    an object: an exception is counted and gives no reward. Raises `InputError` for an object that is not a verifier
+    and `ConfigError` for an unknown option."""
     loaded = parts.load("verifiers", verifier.name)
-    built = loaded.build(verifier.options, {"environment": environment})
+    speaking = {} if policy is None else {"engine": policy.engine, "renderer": policy.renderer}
+    built = loaded.build(verifier.options, {"environment": environment, **speaking})
     with contextlib.closing(built) if hasattr(built, "close") else contextlib.nullcontext():
         if is_registered(verifier) and hasattr(built, "judge"):
             yield built

@@ -281,7 +281,7 @@ class _Run:
         batch = [self.pivots[index] for index in indices]
         seed = seeds.derive(self.config.seed, "train", step, *([number] if number else []))
         drawn = (self.drawer or self._draw)([pivot.prompted for pivot in batch], seed)
-        self.cost = sum((tree.cost for tree, _ in drawn), self.cost)
+        self.cost = sum((tree.cost + rewards.cost for tree, rewards in drawn), self.cost)
         return [
             PivotGroup(index, pivot, tree, rewards)
             for index, pivot, (tree, rewards) in zip(indices, batch, drawn, strict=True)

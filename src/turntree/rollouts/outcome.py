@@ -1,0 +1,199 @@
+"""The verifier `outcome`: play an action, let the policy go on to the end a few times, and count the successes.
+
+It needs no demonstration, so it judges states that nobody labelled (`train pivot --states own` without a teacher). A
+state is mixed where outcomes part, so pivots are turns that matter. It is the Monte-Carlo value of VinePPO (Kazemnejad
+et al. 2024) as a turn-level reward; none of turntree's three papers has it. Importance (`profiling.importance`) plays
+on in the same way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from turntree.core import parts, seeds
+from turntree.core.completion import Sampling
+from turntree.core.config import Part, to_value
+from turntree.core.cost import NO_COST, Cost
+from turntree.core.errors import ConfigError
+from turntree.core.labels import Rewards
+from turntree.core.messages import Message
+from turntree.core.protocols import Engine, Environment, Observation, Renderer, TurnState
+from turntree.core.verdict import Verdict
+from turntree.environments.pool import EnvironmentFault, checked, reason_of
+from turntree.rollouts.episodes import EpisodeConfig, grow
+from turntree.rollouts.rebuild import Misfit, Rebuilder, Walked, asked
+from turntree.verifiers.strict import action_kind
+
+
+class Outcome:
+    """The share of `forks` continuations that solve the task, for an action (protocol `TurnVerifier`). `environment` is
+    the one that the states were played in; its options replace those of the trace. `max_turns` counts from the task.
+
+    Verdicts hold for the policy that plays on: `name` does not say which. After an update of its weights the same
+    action is played again with new draws. What continuing cost is in the verdict (`Verdict.cost`).
+    """
+
+    compares = False  # with the demonstration
+
+    def __init__(
+        self,
+        environment: Part | None = None,
+        engine: Engine | None = None,
+        renderer: Renderer | None = None,
+        *,
+        forks: int = 4,
+        max_turns: int = 30,
+        max_tokens: int = 256,
+        temperature: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        if environment is None:
+            hint = "name the environment that the states were played in: --environment NAME"
+            raise ConfigError("`outcome` plays on and needs one", field="environment", hint=hint)
+        if engine is None or renderer is None:
+            hint = "use it where a policy samples: profile, train pivot"
+            raise ConfigError("`outcome` plays on with a policy, and here is none", field="verifier", hint=hint)
+        if forks < 1:
+            raise ConfigError("must be at least 1", field="verifier.forks")
+        self._engine, self._renderer, self._forks, self._seed = engine, renderer, forks, seed
+        self._episodes = EpisodeConfig(
+            max_turns=max_turns,
+            max_context=engine.max_context,
+            sampling=Sampling(temperature=temperature, max_tokens=max_tokens),
+        )
+        code = json.dumps([parts.identity("environments", environment), to_value(environment.options)], sort_keys=True)
+        options = f"forks={forks}+max_turns={max_turns}+max_tokens={max_tokens}+temperature={temperature:g}"
+        self.name = f"outcome/1+{options}+environment={environment.name}@{_digest(code)}"
+        self._rebuilder = Rebuilder(environment)
+
+    def close(self) -> None:
+        """Close the environments' tasks."""
+        self._rebuilder.close()
+
+    def judge(self, state: TurnState, action: Message) -> Verdict:
+        return self.judge_all([(state, action)])[0]
+
+    def judge_all(self, pairs: Sequence[tuple[TurnState, Message]]) -> list[Verdict]:
+        """The verdicts in order; all play on together. Raises `InputError` where a trace does not say how to build its
+        environment."""
+        begun = [Continuation(state, _digest(repr((said.content, said.tool_calls))), said) for state, said in pairs]
+        seed = seeds.derive(self._seed, "outcome", self._engine.policy_version)
+        play_on(begun, self._rebuilder, self._engine, self._renderer, self._episodes, forks=self._forks, seed=seed)
+        return [self._verdict(one) for one in begun]
+
+    def _verdict(self, one: Continuation) -> Verdict:
+        kind, count = action_kind(one.action), len(one.outcomes)
+        if not count:
+            return Verdict(None, one.reason, kind, cost=one.cost)
+        won = sum(one.outcomes)
+        return Verdict(won / count, f"{won:g} of {count} continuations solve the task", kind, cost=one.cost)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+
+# continuations
+
+
+@dataclass
+class Continuation:
+    """An action at a state, and how episodes that went on from it ended. `name` tells the actions of one state apart:
+    the draws depend on it. Without outcomes, `reason` says why. `exact`: nothing was sampled after the action."""
+
+    state: TurnState
+    name: str
+    action: Message
+    outcomes: list[float] = field(default_factory=list[float])
+    exact: bool = True
+    reason: str = ""
+    cost: Cost = NO_COST
+
+    def begin(self, at: Environment, episodes: EpisodeConfig) -> Rest | None:
+        """The rest of the episode after the action; None where the action ends it, or fails."""
+        if episodes.fails(self.action):
+            self.outcomes = [0.0]  # a cut turn ends the episode as a failure
+            return None
+        action = replace(self.action, tool_calls=()) if self.action.cut else self.action  # its calls are never executed
+        try:
+            environment = asked(at.fork)
+            answer = asked(lambda: checked(environment.step(action)))
+        except EnvironmentFault as fault:
+            self.reason = reason_of(fault)
+            return None
+        self.cost += Cost(tool_calls=1)
+        left = episodes.max_turns - self.state.turn - 1
+        if answer.done or left < 1:
+            self.outcomes = [float(bool(answer.success))]
+            return None
+        self.exact = False
+        said = (*self.state.history, action, *answer.messages)
+        return Rest(f"{self.state.id}/{self.name}", environment, said, left)
+
+    def end(self, rewards: Rewards) -> None:
+        self.outcomes = [float(bool(v.success)) for v in rewards.verdicts.values() if v.reward is not None]
+        if not self.outcomes:
+            self.reason = next((verdict.reason for verdict in rewards.verdicts.values()), "no continuation")
+
+
+def play_on(
+    begun: Sequence[Continuation],
+    rebuilder: Rebuilder,
+    engine: Engine,
+    renderer: Renderer,
+    episodes: EpisodeConfig,
+    *,
+    forks: int,
+    seed: int,
+) -> None:
+    """Enter the outcomes of `forks` continuations to the end of each, all played together. A state that cannot be
+    rebuilt gives a reason. Raises `InputError` for traces that do not say how to build their environment."""
+    states: dict[int, Walked | str] = {}
+    rests: list[tuple[Continuation, Rest]] = []
+    for one in begun:
+        if id(one.state) not in states:
+            one.cost += Cost(tool_calls=one.state.turn)  # its history is played again, once
+            try:
+                states[id(one.state)] = rebuilder.at(one.state)
+            except (EnvironmentFault, Misfit) as fault:
+                states[id(one.state)] = reason_of(fault)
+        found = states[id(one.state)]
+        if isinstance(found, str):
+            one.reason = found
+        elif (rest := one.begin(found[0], episodes)) is not None:
+            rests.append((one, rest))
+    played = [rest for _, rest in rests]
+    grown = grow(played, engine, renderer, episodes, group_size=forks, seed=seed, part=True)
+    for (one, _), (tree, rewards) in zip(rests, grown, strict=True):
+        one.end(rewards)
+        one.cost += tree.cost
+
+
+class Rest:
+    """The rest of an episode from a state inside it (protocol `Environment`): the conversation so far is the task, and
+    after `turns` more turns the episode ends as a failure."""
+
+    def __init__(self, task_id: str, environment: Environment, messages: Sequence[Message], turns: int) -> None:
+        self.task_id, self._environment = task_id, environment
+        self._messages, self._turns = tuple(messages), turns
+
+    @property
+    def tools(self) -> tuple[dict[str, Any], ...]:
+        return tuple(self._environment.tools)
+
+    def reset(self) -> tuple[Message, ...]:
+        return self._messages
+
+    def step(self, action: Message) -> Observation:
+        self._turns -= 1
+        answer = self._environment.step(action)
+        if answer.done or self._turns > 0:
+            return answer
+        return Observation(answer.messages, done=True, success=False, reward=answer.reward, metrics=answer.metrics)
+
+    def fork(self) -> Rest:
+        return Rest(self.task_id, self._environment.fork(), self._messages, self._turns)

@@ -1,0 +1,115 @@
+"""The verifier that plays on: an action is worth the episodes that follow it, and they are on the bill."""
+
+from dataclasses import replace
+
+import pytest
+
+from turntree.core.completion import Completion
+from turntree.core.config import Part
+from turntree.core.cost import NO_COST
+from turntree.core.errors import ConfigError
+from turntree.core.messages import Message
+from turntree.core.protocols import TurnState
+from turntree.core.tree import NodeKind, RolloutTree, StopReason
+from turntree.domains.household.door import GamesConfig, games
+from turntree.domains.household.experts import shortest_plan
+from turntree.rollouts.local import judge_demonstrated, judge_turns, score_local
+from turntree.rollouts.outcome import Outcome
+from turntree.stages.config import Device
+from turntree.stages.policy import load_policy
+from turntree.stages.verifier import open_verifier
+
+HOUSEHOLD = Part("household")
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return load_policy("household", Device())
+
+
+def near_the_end(left: int) -> tuple[TurnState, Message]:
+    """A state of the shortest plan with `left` turns of it to go, and the plan's next command."""
+    (game, source), *_ = games(GamesConfig(split="train", count=1))
+    world, messages = game.reset(), [Message("user", game.intro)]
+    plan = shortest_plan(world)
+    for command in plan[:-left]:
+        messages += [Message("assistant", command), Message("user", world.step(command).observation)]
+    told = Message("assistant", plan[-left])
+    return TurnState("t", len(plan) - left, tuple(messages), Message("assistant", "look"), environment=source), told
+
+
+def outcome(policy, **options) -> Outcome:
+    options = {"max_tokens": 24, **options}
+    return Outcome(HOUSEHOLD, policy.engine, policy.renderer, **options)
+
+
+def test_an_action_that_ends_the_episode_is_worth_its_outcome_and_nothing_is_sampled(policy) -> None:
+    state, winning = near_the_end(1)
+    verifier = outcome(policy, max_turns=state.turn + 1)
+    won, lost = verifier.judge_all([(state, winning), (state, Message("assistant", "look"))])
+    assert (won.reward, lost.reward) == (1.0, 0.0)
+    assert won.cost.turns == lost.cost.turns == 0
+    assert won.cost.tool_calls == state.turn + 1 and lost.cost.tool_calls == 1  # the history is played again once
+
+
+def test_other_actions_are_worth_the_share_of_continuations_that_succeed_whatever_was_demonstrated(policy) -> None:
+    state, right = near_the_end(2)
+    verifier = outcome(policy, forks=32, max_turns=state.turn + 3)
+    good, bad = verifier.judge_all([(state, right), (state, state.demonstration)])
+    assert good.reward is not None and bad.reward is not None and good.reward > bad.reward
+    assert (32 * good.reward).is_integer() and good.cost.turns >= 32 and good.cost.decoded_tokens > good.cost.turns
+    assert judge_demonstrated(verifier, state).reward is None  # nobody said that it is right
+
+
+def test_draws_are_of_the_weights_and_of_the_action_and_not_of_what_is_judged_beside_it(policy) -> None:
+    state, right = near_the_end(3)
+    actions = [(state, Message("assistant", command)) for command in (right.content, "look", "inventory", "help")]
+
+    def rewards(pairs):
+        return [verdict.reward for verdict in outcome(policy, forks=16, max_turns=state.turn + 5).judge_all(pairs)]
+
+    first = rewards(actions)
+    assert [rewards([pair])[0] for pair in actions] == first
+    version = policy.engine.policy_version
+    policy.engine.weights_changed(version + 1)
+    again = rewards(actions)
+    policy.engine.weights_changed(version)
+    assert again != first and rewards(actions) == first
+
+
+def test_equal_actions_are_judged_once_and_billed_once_and_a_cut_turn_is_not_played(policy) -> None:
+    state, _ = near_the_end(2)
+    tree = RolloutTree(state.id)
+    root = tree.add(None, NodeKind.PROMPT, (1, 2), messages=state.history).id
+    for number, action in enumerate((Message("assistant", "look"), Message("assistant", "look"))):
+        tree.stop(
+            tree.add_completion(
+                root,
+                Completion(token_ids=(3, number), logprobs=(0.0, 0.0), entropies=(0.0, 0.0), finish="stop"),
+                action,
+            ).id,
+            StopReason.COMPLETED,
+        )
+    verifier = outcome(policy, forks=2)
+    policy.engine.weights_changed(policy.engine.policy_version)  # nothing is kept from what was played before
+    rewards = score_local(tree, state, verifier)
+    policy.engine.weights_changed(policy.engine.policy_version)
+    (once,) = outcome(policy, forks=2).judge_all([(state, Message("assistant", "look"))])
+    assert len(set(rewards.scored().values())) == 1
+    assert rewards.cost.counts() == once.cost.counts() != NO_COST.counts()
+    cut = replace(Message("assistant", "look"), cut=True)
+    (verdict,) = judge_turns(verifier, [(state, cut)])
+    assert verdict.reward == 0.0 and verdict.cost == NO_COST
+
+
+def test_a_state_that_cannot_be_rebuilt_gives_no_reward(policy) -> None:
+    state, right = near_the_end(2)
+    other = replace(state, history=(*state.history[:-1], Message("user", "Something else happened.")))
+    (verdict,) = outcome(policy).judge_all([(other, right)])
+    assert verdict.reward is None and "does not fit its environment" in verdict.reason
+
+
+def test_it_says_what_it_needs() -> None:
+    for given in (None, HOUSEHOLD):
+        with pytest.raises(ConfigError, match="plays on"), open_verifier(Part("outcome"), given):
+            pass
