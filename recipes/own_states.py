@@ -1,21 +1,29 @@
 """Does training on the policy's own states pay, and on those that matter? python recipes/own_states.py FOLDER
 
-The embedded household policy, and from it for every seed the arms below, with the same number of updates (SFT: three
-passes over the same traces). The settings were chosen on development games with seed 100 (docs/LOG.md); the test games
-are played once by every policy. The tables of what is there come at the end, and with `--table` nothing else is done.
+From one policy, for every seed the arms below, with the same number of updates (SFT: three passes over the same
+traces). The settings were chosen on development tasks with seed 100 (docs/LOG.md); the test tasks are played once by
+every policy. The tables of what is there come at the end, and with `--table` nothing else is done.
 
   base              the policy itself
   sft               the expert's traces
   random            GRPO at turns of the expert's that were drawn blindly
-  capped            PivotRL at mixed states of the expert's, no kind of action above 40%: the quickstart's arm
+  filter            PivotRL with the paper's filter: mean below 0.6, no cap, pivots drawn alike
+  capped            PivotRL at mixed states of the expert's, no kind of action above a share: the quickstart's arm
+  strict            ... rewarded by exact match
   expert            ... without a cap, drawn by variance
   expert-important  ... by variance times importance
   own               the same at states of the policy's own path, which are searched again while training
   own-important     ... by variance times importance
+  own-outcome       own states without a teacher, judged by how episodes go on from there
+
+  --world household   generated games and the embedded policy (the usual one)
+  --world alfworld    ALFWorld's own games: --source json_2.1.1 (or packed files), --base a policy for them
+                      (docs/results/alfworld-pivotrl.md says how it is made)
+  --world questions   generated questions with search and Python, and the embedded policy for them
 
 Every stage is one command, and its record lies in `stages` of FOLDER: kill the recipe at any time, the same command
-goes on. Games are played in parts of 250, so `--games 1000` after `--games 500` plays 500 more, and `--seeds` and
-`--arms` add what is missing. `--plan` lists the stages. docs/results/own-states.md has the results.
+goes on. Generated games are played in parts of 250, so `--games 1000` after `--games 500` plays 500 more, and `--seeds`
+and `--arms` add what is missing. `--plan` lists the stages. docs/results/own-states.md has the results.
 """
 
 from __future__ import annotations
@@ -23,7 +31,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -36,13 +44,18 @@ from turntree.observe.files import read_json
 HERE = Path(__file__).resolve().parent
 BASE = "base"
 ARMS = (BASE, "sft", "random", "capped", "expert", "expert-important", "own", "own-important")
+MORE = ("filter", "strict", "own-outcome")  # where they are asked for
 COMPARED = (
     ("own-important", BASE), ("own-important", "sft"), ("own-important", "random"), ("own-important", "capped"),
     ("own-important", "expert"), ("own", "sft"), ("expert-important", "sft"), ("own", "expert"),
     ("expert-important", "expert"), ("own-important", "own"), ("own-important", "expert-important"), ("capped", "sft"),
-    ("expert", "sft"),
+    ("expert", "sft"), ("filter", "sft"), ("strict", "capped"), ("own-outcome", BASE), ("own-outcome", "sft"),
+    ("own-outcome", "own-important"),
 )  # fmt: skip
-WEIGHTS = {"expert": "variance", "expert-important": "both", "own": "variance", "own-important": "both"}
+WEIGHTS = {
+    "expert": "variance", "expert-important": "both", "own": "variance", "own-important": "both",
+    "own-outcome": "variance",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -52,6 +65,7 @@ class Settings:
     games: int = 700  # that are demonstrated; own states come from as many as train SFT
     candidates: int = 2500
     rollouts: int = 16
+    cap: float = 0.4  # of a kind of action, in the arm `capped`
     steps: int = 30
     rate: float = 5e-4
     kl: float = 0.02
@@ -65,28 +79,158 @@ class Settings:
     max_turns: int = 16
     max_tokens: int = 24
     part: int = 250
-    first_game: int = 3000  # of the test split: no other experiment has used these
 
 
-SMOKE = Settings(
-    games=8, candidates=20, rollouts=4, steps=2, refresh=1, tasks=2, own_rollouts=4, measured=2, expert_measured=2,
-    max_turns=4, part=2,
-)  # fmt: skip
+SMOKE: dict[str, int] = {
+    "games": 8, "candidates": 20, "rollouts": 4, "steps": 2, "refresh": 1, "tasks": 2, "own_rollouts": 4, "measured": 2,
+    "expert_measured": 2, "max_turns": 4, "part": 2,
+}  # fmt: skip
+FIRST_GAME = 3000  # of the test split: no other experiment has used these
+
+
+@dataclass(frozen=True)
+class World:
+    """Generated household games: what is demonstrated, played and judged, as words of commands."""
+
+    settings: Settings = field(default_factory=Settings)
+    model: str = "default"
+    environment: str = "household"
+    teacher: str = "household"
+    verifier: str = "household"
+
+    def demonstrated(self, seed: int) -> tuple[str, ...]:
+        """Every seed has training games of its own."""
+        shown = words("traces", "household", "--count", self.settings.games, "--slips", 0.2, "--seed", seed)
+        return shown + words("--set", f"games.offset={1000 * seed}")
+
+    def own(self, seed: int) -> tuple[str, ...]:
+        """The tasks of own states."""
+        return words("--set", f"environment.offset={1000 * seed}", "--set", f"own.count={self.settings.games * 4 // 5}")
+
+    @property
+    def played(self) -> tuple[str, ...]:
+        """The environment of own states."""
+        return ("--environment", "household", "--set", "environment.difficulty=easy")
+
+    @property
+    def started(self) -> tuple[str, ...]:
+        """The policy that all arms start from."""
+        return ()
+
+    @property
+    def judged(self) -> tuple[str, ...]:
+        """How turns of traces are judged."""
+        return ()
+
+    def sets(self, games: int) -> dict[str, list[str]]:
+        """The parts in which a policy plays, by what the tables call them together."""
+        return {"test games": [str(start) for start in range(0, games, self.settings.part)]}
+
+    def tested(self, part: str) -> tuple[str, ...]:
+        offset = FIRST_GAME + int(part)
+        return words(
+            "--environment", "household", "--difficulty", "easy", "--count", self.settings.part, "--offset", offset
+        )
+
+
+@dataclass(frozen=True)
+class Alfworld(World):
+    """ALFWorld's own games; the settings are those of docs/results/alfworld-pivotrl.md."""
+
+    settings: Settings = field(
+        default_factory=lambda: Settings(
+            games=1200, candidates=6000, cap=0.25, steps=40, kl=0.1, refresh=20, max_turns=30
+        )
+    )
+    source: Path = Path()
+
+    def demonstrated(self, seed: int) -> tuple[str, ...]:
+        """All seeds have the same games."""
+        shown = words("traces", "household", "--games", self._file("train"), "--count", self.settings.games)
+        return shown + words("--slips", 0.2, "--seed", seed, "--set", f"max_turns={self.settings.max_turns}")
+
+    def own(self, seed: int) -> tuple[str, ...]:
+        return words("--set", f"own.count={self.settings.games * 4 // 5}")
+
+    @property
+    def played(self) -> tuple[str, ...]:
+        return words("--environment", "household", "--set", f"environment.games={self._file('train')}")
+
+    @property
+    def started(self) -> tuple[str, ...]:
+        return ("--model", self.model)
+
+    def sets(self, games: int) -> dict[str, list[str]]:
+        return {"seen rooms": ["seen"], "unseen rooms": ["unseen"]}
+
+    def tested(self, part: str) -> tuple[str, ...]:
+        games = self._file(f"valid_{part}")
+        count = {"seen": 140, "unseen": 134}[part]
+        return words(
+            "--environment", "household", "--set", f"environment.games={games}", "--count", count, "--samples", 2
+        )
+
+    def _file(self, name: str) -> Path:
+        packed = self.source / f"{name}.jsonl.xz"
+        return packed if packed.exists() else self.source / name
+
+
+@dataclass(frozen=True)
+class Questions(World):
+    """Generated questions; a turn is accepted if it has the effect of the expert's."""
+
+    settings: Settings = field(
+        default_factory=lambda: Settings(games=500, candidates=1500, max_turns=10, max_tokens=48, part=300)
+    )
+    model: str = "qa"
+    environment: str = "qa"
+    teacher: str = "qa"
+    verifier: str = "executed"
+
+    def demonstrated(self, seed: int) -> tuple[str, ...]:
+        """All seeds have the same questions."""
+        return words("traces", "qa", "--count", self.settings.games, "--slips", 0.2, "--seed", seed)
+
+    def own(self, seed: int) -> tuple[str, ...]:
+        return words("--set", f"own.count={self.settings.games * 4 // 5}")
+
+    @property
+    def played(self) -> tuple[str, ...]:
+        return ("--environment", "qa")
+
+    @property
+    def started(self) -> tuple[str, ...]:
+        return ("--model", self.model)
+
+    @property
+    def judged(self) -> tuple[str, ...]:
+        return ("--verifier", self.verifier, *self.played)
+
+    def sets(self, games: int) -> dict[str, list[str]]:
+        return {"test questions": ["test"]}
+
+    def tested(self, part: str) -> tuple[str, ...]:
+        return words("--environment", "qa", "--count", self.settings.part)
 
 
 @dataclass(frozen=True)
 class Recipe:
     book: Book
-    settings: Settings
+    world: World
+
+    @property
+    def settings(self) -> Settings:
+        return self.world.settings
 
     def run(self, arms: Sequence[str], seeds: Sequence[int], games: int) -> None:
         """Seed by seed, so that what is there is whole seeds. An arm plays as soon as it is trained."""
         for seed in seeds:
             models: dict[str, Stage | None] = {}
-            for start, arm in itertools.product(range(0, games, self.settings.part), arms):
+            parts = itertools.chain(*self.world.sets(games).values())
+            for part, arm in itertools.product(parts, arms):
                 if arm not in models:
                     models[arm] = self.trained(arm, seed)
-                self.ran(self.play(arm, seed, models[arm], start))
+                self.ran(self.play(arm, seed, models[arm], part))
 
     def trained(self, arm: str, seed: int) -> Stage | None:
         """None for the policy that all arms start from."""
@@ -99,35 +243,38 @@ class Recipe:
         if arm.startswith("own"):
             return self.model(arm, seed, self.own(arm, seed), traces)
         pivots = self.pivots(arm, seed, traces)
-        return self.model(arm, seed, self.reinforced(pivots.result), pivots)
+        states = [pivots.result, *(["--strict"] if arm == "strict" else self.world.judged)]
+        return self.model(arm, seed, self.reinforced(*states), pivots)
 
     def model(self, arm: str, seed: int, command: tuple[str, ...], need: Stage) -> Stage:
         name = f"{arm}.{seed}"
-        command += words("--seed", seed, "--set", "checkpoints.extendable=false", "--out", name)
+        command += words(*self.world.started, "--seed", seed, "--set", "checkpoints.extendable=false", "--out", name)
         return self.ran(Stage(name, f"{name}/cost.json", command, (need,)))
 
     def traces(self, seed: int) -> Stage:
-        """Every seed has training games of its own."""
         name = f"traces.{seed}"
-        command = words("traces", "household", "--count", self.settings.games, "--slips", 0.2, "--seed", seed)
-        command += words("--set", f"games.offset={1000 * seed}", "--out", f"{name}.jsonl")
+        command = self.world.demonstrated(seed) + words("--out", f"{name}.jsonl")
         return self.ran(Stage(name, f"{name}.jsonl", command))
 
     def pivots(self, arm: str, seed: int, traces: Stage) -> Stage:
         options = self.settings
         command = words("profile", "--traces", traces.result, "--limit", options.candidates, "--seed", seed)
         command += words("--rollouts", options.rollouts, "--max-tokens", options.max_tokens)
+        command += self.world.started + self.world.judged
         source = self.file("profile", seed, command, traces)
         if arm == "expert-important":
-            command = words("importance", source.result, "--environment", "household", "--seed", seed)
+            command = words("importance", source.result, "--environment", self.world.environment, "--seed", seed)
             command += words("--limit", options.expert_measured, "--forks", options.forks)
             command += words("--max-turns", options.max_turns, "--max-tokens", options.max_tokens)
             source = self.file("weighed", seed, command, source)
-        command = words("select", source.result, "--threshold", 1.0, "--per-duplicate", 0, "--seed", seed)
+        below = 0.6 if arm == "filter" else 1.0
+        command = words("select", source.result, "--threshold", below, "--per-duplicate", 0, "--seed", seed)
         command += {
-            "capped": words("--max-per-kind", 0.4),
+            "capped": words("--max-per-kind", options.cap),
+            "strict": words("--max-per-kind", options.cap),
             "random": words("--rule", "random"),
-        }.get(arm) or words("--weight", WEIGHTS[arm])
+            "filter": (),
+        }.get(arm) or words("--weight", WEIGHTS.get(arm, "equal"))
         return self.file(f"pivots-{arm}", seed, command, source)
 
     def file(self, name: str, seed: int, command: tuple[str, ...], need: Stage) -> Stage:
@@ -139,17 +286,19 @@ class Recipe:
         return stage
 
     def own(self, arm: str, seed: int) -> tuple[str, ...]:
-        options = self.settings
-        command = self.reinforced(
-            "--states", "own", "--environment", "household", "--set", "environment.difficulty=easy"
-        )
-        command += words("--set", f"environment.offset={1000 * seed}", "--set", f"own.count={options.games * 4 // 5}")
-        command += words("--teacher", "household", "--verifier", "household", "--refresh", options.refresh)
+        options, world = self.settings, self.world
+        command = self.reinforced("--states", "own", *world.played) + world.own(seed)
+        if arm == "own-outcome":
+            limits = {"forks": options.forks, "max_turns": options.max_turns, "max_tokens": options.max_tokens}
+            command += words("--verifier", "outcome", *_set("verifier", limits))
+        else:
+            command += words("--teacher", world.teacher, "--verifier", world.verifier)
+        command += words("--refresh", options.refresh)
         chosen = {"tasks": options.tasks, "greedy": options.greedy, "rollouts": options.own_rollouts}
         chosen |= {"max_turns": options.max_turns, "select.weight": WEIGHTS[arm]}
         if arm == "own-important":
             chosen |= {"forks": options.forks, "measured": options.measured}
-        return command + words(*(word for key, value in chosen.items() for word in ("--set", f"own.{key}={value}")))
+        return command + _set("own", chosen)
 
     def reinforced(self, *states: str) -> tuple[str, ...]:
         options = self.settings
@@ -157,29 +306,36 @@ class Recipe:
         command += words("--kl", options.kl, "--max-tokens", options.max_tokens, "--keep-trees", "none")
         return command + words("--set", "train.optimizer.warmup_steps=3")
 
-    def play(self, arm: str, seed: int, model: Stage | None, start: int) -> Stage:
+    def play(self, arm: str, seed: int, model: Stage | None, part: str) -> Stage:
         options, needs = self.settings, () if model is None else (model,)
-        command = words("evaluate", "--model", model.model if model else "default", "--environment", "household")
-        command += ("--difficulty", "easy")
-        command += words("--count", options.part, "--offset", options.first_game + start, "--seed", seed)
-        command += words("--max-turns", options.max_turns, "--max-tokens", options.max_tokens)
-        out = f"play.{arm}.{seed}.{start}.json"
+        command = words("evaluate", "--model", model.model if model else self.world.model, *self.world.tested(part))
+        command += words("--seed", seed, "--max-turns", options.max_turns, "--max-tokens", options.max_tokens)
+        out = f"play.{arm}.{seed}.{part}.json"
         return Stage(out.removesuffix(".json"), out, (*command, "--out", out), needs)
+
+
+def _set(section: str, values: Mapping[str, Any]) -> tuple[str, ...]:
+    return words(*(word for key, value in values.items() for word in ("--set", f"{section}.{key}={value}")))
 
 
 # the tables
 
 KEYS = ("sampled", "greedy")
-Played = Mapping[int, Mapping[int, Path]]  # the evaluations of an arm by seed and first game
-NEEDED = {"expert": ("profile",), "capped": ("profile",), "expert-important": ("profile", "weighed")}
+Played = Mapping[int, Mapping[str, Path]]  # the evaluations of an arm by seed and part
+NEEDED = {
+    **dict.fromkeys(("expert", "capped", "strict", "filter"), ("profile",)),
+    "expert-important": ("profile", "weighed"),
+}
 
 
-def played(folder: Path) -> dict[str, Played]:
-    found: dict[str, dict[int, dict[int, Path]]] = {}
+def played(folder: Path, parts: Sequence[str] = ()) -> dict[str, Played]:
+    """All evaluations, or those of some parts."""
+    found: dict[str, dict[int, dict[str, Path]]] = {}
     for path in folder.glob("play.*.json"):
-        _, arm, seed, start, _ = path.name.split(".")
-        found.setdefault(arm, {}).setdefault(int(seed), {})[int(start)] = path
-    return {arm: found[arm] for arm in ARMS if arm in found}
+        _, arm, seed, part, _ = path.name.split(".")
+        if not parts or part in parts:
+            found.setdefault(arm, {}).setdefault(int(seed), {})[part] = path
+    return {arm: found[arm] for arm in (*ARMS, *MORE) if arm in found}
 
 
 def outcomes(key: str, *arms: Played) -> list[list[Outcomes]]:
@@ -253,26 +409,44 @@ def _bill(folder: Path, arm: str, seed: int) -> tuple[float, ...]:
     return (*counts, sum(record["cpu_seconds"] for record in records))
 
 
+def world_of(given: argparse.Namespace) -> World:
+    if given.world == "alfworld":
+        if given.source is None or given.base is None:
+            raise SystemExit("--world alfworld needs --source, its games, and --base, a policy for them")
+        world: World = Alfworld(model=str(given.base.resolve()), source=given.source.resolve())
+    else:
+        world = Questions() if given.world == "questions" else World()
+    return replace(world, settings=replace(world.settings, **SMOKE)) if given.smoke else world
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Own states and importance against SFT, random turns and PivotRL.")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where everything goes")
-    parser.add_argument("--arms", default=",".join(ARMS), help="(default: %(default)s)")
+    parser.add_argument("--world", choices=("household", "alfworld", "questions"), default="household")
+    parser.add_argument("--source", type=Path, help="ALFWorld's games")
+    parser.add_argument("--base", type=Path, help="the policy that plays them")
+    parser.add_argument("--arms", default=",".join(ARMS), help=f"(default: %(default)s; also {', '.join(MORE)})")
     parser.add_argument("--seeds", default="0,1,2,3,4", help="(default: %(default)s)")
-    parser.add_argument("--games", type=int, default=1000, help="test games of every policy (default: %(default)s)")
+    parser.add_argument("--games", type=int, default=1000, help="generated test games (default: %(default)s)")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="run only the stages that match")
     parser.add_argument("--plan", action="store_true", help="list the stages, and run none")
     parser.add_argument("--table", action="store_true", help="print the tables of what is there, and run none")
     parser.add_argument("--smoke", action="store_true", help="a handful of everything, to see that it runs")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    settings = SMOKE if given.smoke else Settings()
+    world, arms = world_of(given), given.arms.split(",")
+    if unknown := set(arms) - {*ARMS, *MORE}:
+        parser.error(f"{min(unknown)!r} is not an arm: {', '.join((*ARMS, *MORE))}")
     if not given.table:
-        recipe = Recipe(Book(given.folder, HERE, given.only, given.plan), settings)
-        recipe.run(given.arms.split(","), [int(seed) for seed in given.seeds.split(",")], given.games)
-    arms = played(given.folder)
-    if arms:
-        for table in (success(arms), differences(arms), costs(given.folder, arms)):
-            print("\n".join(table), end="\n\n")
+        recipe = Recipe(Book(given.folder, HERE, given.only, given.plan), world)
+        recipe.run(arms, [int(seed) for seed in given.seeds.split(",")], given.games)
+    for name, parts in world.sets(given.games).items():
+        if found := played(given.folder, parts):
+            print(f"\n## {name}\n")
+            for table in (success(found), differences(found)):
+                print("\n".join(table), end="\n\n")
+    if found := played(given.folder):
+        print("\n".join(costs(given.folder, found)))
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def ran(monkeypatch: pytest.MonkeyPatch):
 
 
 def run(recipe, folder: Path, seeds=(0,), games=2) -> None:
-    recipe.Recipe(Book(folder, FOLDER), recipe.SMOKE).run(recipe.ARMS, seeds, games)
+    recipe.Recipe(Book(folder, FOLDER), recipe.World(recipe.Settings(**recipe.SMOKE))).run(recipe.ARMS, seeds, games)
 
 
 def test_the_key_of_a_stage_is_that_of_records_on_disk() -> None:
