@@ -81,9 +81,9 @@ class Settings:
     part: int = 250
 
 
-SMOKE: dict[str, int] = {
-    "games": 8, "candidates": 20, "rollouts": 4, "steps": 2, "refresh": 1, "tasks": 2, "own_rollouts": 4, "measured": 2,
-    "expert_measured": 2, "max_turns": 4, "part": 2,
+SMOKE: dict[str, float] = {
+    "cap": 1.0, "games": 8, "candidates": 20, "rollouts": 4, "steps": 2, "refresh": 1, "tasks": 2, "own_rollouts": 4,
+    "measured": 2, "expert_measured": 2, "max_turns": 4, "part": 2,
 }  # fmt: skip
 FIRST_GAME = 3000  # of the test split: no other experiment has used these
 
@@ -365,8 +365,8 @@ def success(arms: Mapping[str, Played]) -> list[str]:
     for arm, runs in arms.items():
         matrices = [task_matrix(outcomes(key, runs)[0])[0][0] for key in KEYS]
         cells = [told(over_seeds_and_tasks(matrix), "{:.1f}") for matrix in matrices]
-        paths = [path for parts in runs.values() for path in parts.values()]
-        invalid = " / ".join(f"{fmean(read_json(path)[key]['invalid_share'] for path in paths):.0%}" for key in KEYS)
+        found = [read_json(path) for parts in runs.values() for path in parts.values()]
+        invalid = " / ".join(f"{fmean(one[key].get('invalid_share', 0.0) for one in found):.0%}" for key in KEYS)
         rows.append(f"| {arm} | {_names(runs)} | {matrices[0].shape[1]} | " + " | ".join(cells) + f" | {invalid} |")
     return rows
 

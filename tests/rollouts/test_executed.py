@@ -14,9 +14,9 @@ from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
+from turntree.environments.tasks import environment_record
 from turntree.rollouts import executed as module
 from turntree.rollouts.executed import Executed
-from turntree.rollouts.rebuild import environment_record
 
 sys.path.append(str(Path(__file__).parent))  # as the current folder is, for a user
 import line_game

@@ -7,8 +7,8 @@ import pytest
 from turntree.core.config import Part
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
+from turntree.environments.tasks import environment_record
 from turntree.rollouts.executed import Executed
-from turntree.rollouts.rebuild import environment_record
 from turntree.stages.gold import Gold
 from turntree.verifiers.recommended import Recommended
 

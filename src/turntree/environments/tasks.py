@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from turntree.core import parts
-from turntree.core.config import Part
+from turntree.core.config import Part, to_value
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation
@@ -181,3 +181,12 @@ class Replayed:
         twin = Replayed(self._fresh)
         deque(replay(twin, self._episode), maxlen=0)
         return twin
+
+
+def environment_record(
+    environment: Part, split: str, count: int, seed: int, task_id: str, model: str = ""
+) -> dict[str, Any]:
+    """A trace's record of its environment (`Trace.environment`), from which its task can be rebuilt: the arguments of
+    `open_tasks` and the index of the task."""
+    place = {"split": split, "count": count, "seed": seed, "model": model, "task_id": task_id}
+    return {"name": environment.name, **to_value(environment.options), **place}

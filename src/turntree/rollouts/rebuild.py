@@ -6,10 +6,10 @@ import contextlib
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from turntree.core import parts
-from turntree.core.config import Part, to_value
+from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation, TurnState
@@ -27,15 +27,6 @@ _PLACE: tuple[tuple[str, type], ...] = (("split", str), ("count", int), ("seed",
 
 class Misfit(InputError):
     """A trace and its environment tell different things."""
-
-
-def environment_record(
-    environment: Part, split: str, count: int, seed: int, task_id: str, model: str = ""
-) -> dict[str, Any]:
-    """A trace's record of its environment (`Trace.environment`), from which its task can be rebuilt: the arguments of
-    `open_tasks` and the index of the task."""
-    place = {"split": split, "count": count, "seed": seed, "model": model, "task_id": task_id}
-    return {"name": environment.name, **to_value(environment.options), **place}
 
 
 def said(messages: Sequence[Message]) -> Said:

@@ -10,8 +10,7 @@ from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
 from turntree.environments.pool import reason_of
-from turntree.environments.tasks import TRAIN, open_tasks
-from turntree.rollouts.rebuild import environment_record
+from turntree.environments.tasks import TRAIN, environment_record, open_tasks
 from turntree.traces.schema import Trace
 from turntree.traces.splits import assign_split
 

@@ -1,7 +1,7 @@
 """`turntree traces record`: tasks of any environment and a policy in, traces of its episodes out.
 
 Tasks are played in waves of fixed membership, each of which is logged when it is done: a killed recording resumes with
-its unfinished wave. Every trace records how its task is rebuilt (`rollouts.rebuild.environment_record`).
+its unfinished wave. Every trace records how its task is rebuilt (`environments.tasks.environment_record`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from turntree.core.protocols import Environment, Teacher
 from turntree.core.tree import RolloutTree
 from turntree.core.verdict import Verdict
 from turntree.engines.endpoint import connection_free
-from turntree.environments.tasks import TaskSet, identity, open_tasks
+from turntree.environments.tasks import TaskSet, environment_record, identity, open_tasks
 from turntree.observe.wave_log import WaveLog, open_log
 from turntree.rollouts.groups import GrownGroup
-from turntree.rollouts.rebuild import environment_record
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 from turntree.rollouts.teachers import FAILED, NO_LABEL, labelled
 from turntree.stages.config import RecordConfig

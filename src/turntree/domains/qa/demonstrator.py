@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from turntree.core import seeds
+from turntree.core.config import Part, to_mapping
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment
@@ -14,7 +15,7 @@ from turntree.domains.qa.door import Questions
 from turntree.domains.qa.environment import QaEnvironment
 from turntree.domains.qa.experts import Mistake, NotFound, Played, next_turn, play
 from turntree.domains.qa.generate import Posed
-from turntree.environments.tasks import TRAIN
+from turntree.environments.tasks import TRAIN, environment_record
 from turntree.traces.schema import Trace
 from turntree.traces.splits import assign_split
 
@@ -90,5 +91,14 @@ def _trace(posed: Posed, played: Played, tools: tuple[dict[str, Any], ...], conf
         domain="qa",
         split=assign_split(posed.question.id, config.seed, {"train": 1 - config.dev, "dev": config.dev}),
         success=True,
+        environment=environment_record(
+            _environment(config.questions), TRAIN, config.count, 0, posed.question.id, config.questions.model
+        ),
         meta={"task_type": posed.question.kind, **marks},
     )
+
+
+def _environment(questions: Questions) -> Part:
+    """With the options that differ from the usual ones."""
+    usual = to_mapping(Questions())
+    return Part("qa", {key: value for key, value in to_mapping(questions).items() if value != usual[key]})
