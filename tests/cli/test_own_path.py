@@ -44,6 +44,16 @@ def test_the_policy_is_played_labelled_and_measured_again_every_so_many_steps(tr
     assert {row["trace_id"].rpartition("@")[2] for row in rates} == {"1", "3"}  # the step of the search
 
 
+def test_pivots_of_earlier_searches_may_keep_a_share_of_the_draws(trained, turntree, tmp_path) -> None:
+    turntree(*OWN, *IMPORTANT, "--set", "own.keep=0.5", "--out", tmp_path / "run")
+    rows, replaced = metrics(tmp_path / "run"), metrics(trained)
+    assert rows[:2] == replaced[:2]  # up to the second search
+    first, second = (row["own_path"]["pivots"] for row in rows if "own_path" in row)
+    assert rows[2]["live_pivots"] == first + second > replaced[2]["live_pivots"]
+    refused = turntree.error(*OWN, "--set", "own.keep=1", "--out", tmp_path / "other")
+    assert "keep" in refused and "below 1" in refused
+
+
 def test_greedy_play_reaches_the_same_states_whatever_the_seed_and_sampled_play_does_not(turntree, tmp_path) -> None:
     def reached(greedy: float, seed: int) -> list[list[str]]:
         run = tmp_path / f"{greedy}-{seed}"

@@ -167,3 +167,12 @@ def test_removed_pivots_are_not_drawn_again_nor_counted_as_retired_and_added_one
     pivots.add(["pivot"], [1.0])
     assert pivots.metrics()["live_pivots"] == 2 and pivots.metrics()["retired_pivots"] == 0
     assert {index for step in range(3, 9) for index in pivots.draw(2, step)} == {2, 3}
+
+
+def test_earlier_pivots_keep_their_share_of_the_draws_and_their_proportions() -> None:
+    pivots = Curriculum(["pivot"] * 3, CurriculumConfig(), 0, [1.0, 2.0, 0.0])
+    pivots.scale(range(3), total=4.0)
+    pivots.add(["pivot"] * 2, [1.0, 3.0])  # half of the weight is theirs
+    drawn = [index for step in range(3000) for index in pivots.draw(1, step)]
+    shares = [drawn.count(index) / len(drawn) for index in range(5)]
+    assert shares == pytest.approx([1 / 6, 1 / 3, 0, 1 / 8, 3 / 8], abs=0.03)

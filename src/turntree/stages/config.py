@@ -225,7 +225,10 @@ class OwnPathConfig:
     and these are profiled and selected like those of traces."""
 
     refresh: int = 20
-    """Steps between two searches (0: only before the first step). New pivots replace the earlier ones."""
+    """Steps between two searches (0: only before the first step)."""
+    keep: float = 0.0
+    """Share of the draws that pivots of earlier searches keep (0: new pivots replace them). What was mastered is no
+    pivot of the next search, and may be forgotten."""
     tasks: int = 32
     """Tasks that a search plays, each once."""
     count: int = 400
@@ -263,6 +266,8 @@ class OwnPathConfig:
                 raise ConfigError(f"must be at least {least}", field=name)
         if not 0 <= self.greedy <= 1:
             raise ConfigError("is a share: from 0 to 1", field="greedy")
+        if not 0 <= self.keep < 1:
+            raise ConfigError("is a share: from 0, and below 1", field="keep")
         if self.adaptive is not None and self.adaptive.threshold != self.select.threshold:
             hint = f"use {self.select.threshold:g} in both"
             raise ConfigError(

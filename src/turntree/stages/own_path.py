@@ -94,6 +94,10 @@ class OwnStates:
         """What is played, for the identity of the run."""
         return {"own_path": identity(self.recorded.environment, self.opened)}
 
+    @property
+    def keep(self) -> float:
+        return self.config.own.keep
+
     def due(self, step: int) -> bool:
         every = self.config.own.refresh
         return step == 1 or (every > 0 and (step - 1) % every == 0)

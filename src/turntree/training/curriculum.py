@@ -70,6 +70,13 @@ class Curriculum:
             self._weights[index] = 0.0
         self._queue = [index for index in self._queue if self._weights[index]]
 
+    def scale(self, indices: Iterable[int], total: float) -> None:
+        """Give these pivots the weight `total` together, in the proportions that they have."""
+        chosen = list(indices)
+        if now := sum(self._weights[index] for index in chosen):
+            for index in chosen:
+                self._weights[index] *= total / now
+
     def exhausted(self, step: int) -> bool:
         """Whether every pivot is retired, and none comes back by `step`."""
         return not any(self._may_be_drawn(index, step) for index in range(len(self.records)))

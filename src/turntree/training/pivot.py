@@ -53,8 +53,13 @@ class Drawn:
 class OwnPath(Protocol):
     """Where pivots on the policy's own path come from."""
 
+    @property
+    def keep(self) -> float:
+        """Share of the draws that those of before keep when new ones come (0: they are replaced)."""
+        ...
+
     def due(self, step: int) -> bool:
-        """Whether a step begins with new ones, which replace those of before."""
+        """Whether a step begins with new ones."""
         ...
 
     def draw(self, step: int, number: int) -> Drawn:
@@ -250,11 +255,17 @@ class _Run:
         return {"own_path": {**found.figures, "cost": found.cost.counts()}}
 
     def _enter(self, pivots: Sequence[Pivot], step: int) -> None:
-        """Put new pivots of the policy's own path in place of the earlier ones; where there are none, these stay."""
+        """Put new pivots of the policy's own path in place of the earlier ones, or beside them (`OwnPath.keep`); where
+        there are none, these stay."""
         self.refreshed.append(step)
         if not pivots:
             return
-        self.curriculum.remove(i for i, pivot in enumerate(self.pivots) if pivot.own)
+        assert self.own is not None
+        keep, earlier = self.own.keep, [i for i, pivot in enumerate(self.pivots) if pivot.own]
+        if keep:
+            self.curriculum.scale(earlier, keep / (1 - keep) * sum(pivot.weight for pivot in pivots))
+        else:
+            self.curriculum.remove(earlier)
         self.curriculum.add([pivot.role for pivot in pivots], [pivot.weight for pivot in pivots])
         self.pivots += pivots
 
