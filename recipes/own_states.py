@@ -76,6 +76,7 @@ class Settings:
     forks: int = 2
     measured: int = 96  # states of a search
     expert_measured: int = 192
+    outcome_forks: int = 8  # without a teacher: fewer are mostly noise
     max_turns: int = 16
     max_tokens: int = 24
     part: int = 250
@@ -83,7 +84,7 @@ class Settings:
 
 SMOKE: dict[str, float] = {
     "cap": 1.0, "games": 8, "candidates": 20, "rollouts": 4, "steps": 2, "refresh": 1, "tasks": 2, "own_rollouts": 4,
-    "measured": 2, "expert_measured": 2, "max_turns": 4, "part": 2,
+    "measured": 2, "expert_measured": 2, "outcome_forks": 2, "max_turns": 4, "part": 2,
 }  # fmt: skip
 FIRST_GAME = 3000  # of the test split: no other experiment has used these
 
@@ -289,8 +290,7 @@ class Recipe:
         options, world = self.settings, self.world
         command = self.reinforced("--states", "own", *world.played) + world.own(seed)
         if arm == "own-outcome":
-            limits = {"forks": options.forks, "max_turns": options.max_turns, "max_tokens": options.max_tokens}
-            command += words("--verifier", "outcome", *_set("verifier", limits))
+            command += words("--verifier", "outcome", "--set", f"verifier.forks={options.outcome_forks}")
         else:
             command += words("--teacher", world.teacher, "--verifier", world.verifier)
         command += words("--refresh", options.refresh)

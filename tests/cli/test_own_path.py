@@ -108,8 +108,8 @@ def test_states_that_nobody_labels_are_judged_by_how_episodes_go_on(turntree, tm
     alone = (*OWN[:place], *OWN[place + 2 :], "--steps", 2)
     refused = turntree.error(*alone, "--out", tmp_path / "run")
     assert "teacher" in refused and "--verifier outcome" in refused
-    verifier = ("--verifier", "outcome", "--set", "verifier.forks=2", "--set", "verifier.max_turns=6")
-    options = ("--set", "verifier.max_tokens=24", "--set", "environment.difficulty=easy", "--set", "own.tasks=6")
+    verifier = ("--verifier", "outcome", "--set", "verifier.forks=2")
+    options = ("--set", "environment.difficulty=easy", "--set", "own.tasks=6")
     turntree(*alone, *verifier, *options, "--out", tmp_path / "run")
     first, *_ = metrics(tmp_path / "run")
     found = first["own_path"]

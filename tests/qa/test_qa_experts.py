@@ -7,15 +7,20 @@ from pathlib import Path
 import pytest
 
 from turntree.core import seeds
+from turntree.core.config import Part
 from turntree.domains.qa.build import QaWorld, QaWorldConfig, SearchConfig, open_tools
+from turntree.domains.qa.demonstrator import QaDemonstrator
+from turntree.domains.qa.door import Questions
 from turntree.domains.qa.environment import QaConfig, QaEnvironment
 from turntree.domains.qa.experts import NotFound, Played, next_turn, play, play_evidence
 from turntree.domains.qa.questions import Question
+from turntree.rollouts.rebuild import Rebuilder
 from turntree.sandboxes.limits import SandboxConfig
 from turntree.tools.builtin import SearchTool
 from turntree.tools.documents import Document
 from turntree.tools.runtime import ToolRuntime
 from turntree.tools.search import SearchIndex, build_index
+from turntree.traces.candidates import states_of
 
 
 def called(played: Played) -> list[str]:
@@ -133,3 +138,17 @@ def test_the_teacher_leads_to_the_answer_from_wherever_mistakes_have_led(world: 
             if observation.done:
                 break
         assert observation.success, posed.question.text
+
+
+def test_every_state_of_a_demonstration_is_rebuilt_also_of_another_world() -> None:
+    small = Questions(world=QaWorldConfig(seed=5), search=SearchConfig(count=2))
+    for demonstrator in (QaDemonstrator(count=2, slips=0.5), QaDemonstrator(count=2, questions=small)):
+        rebuilder = Rebuilder(Part("qa"))
+        traces = [trace for trace in demonstrator if not isinstance(trace, str)]
+        states = [state for trace in traces for state in states_of(trace)]
+        try:
+            found = [rebuilder.at(state)[1].messages for state in states]
+        finally:
+            rebuilder.close()
+        assert len(states) > 4
+        assert all(told[-1].content == state.history[-1].content for told, state in zip(found, states, strict=True))

@@ -4,17 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from turntree.core.completion import Completion
+from turntree.core.completion import Completion, Sampling
 from turntree.core.config import Part
 from turntree.core.cost import NO_COST
 from turntree.core.errors import ConfigError
+from turntree.core.labels import Rewards
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
+from turntree.core.verdict import Verdict
 from turntree.domains.household.door import GamesConfig, games
 from turntree.domains.household.experts import shortest_plan
+from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.local import judge_demonstrated, judge_turns, score_local
-from turntree.rollouts.outcome import Outcome
+from turntree.rollouts.outcome import Continuation, Outcome
 from turntree.stages.config import Device
 from turntree.stages.policy import load_policy
 from turntree.stages.verifier import open_verifier
@@ -61,20 +64,21 @@ def test_other_actions_are_worth_the_share_of_continuations_that_succeed_whateve
     assert judge_demonstrated(verifier, state).reward is None  # nobody said that it is right
 
 
-def test_draws_are_of_the_weights_and_of_the_action_and_not_of_what_is_judged_beside_it(policy) -> None:
+def test_draws_are_of_the_seed_and_of_the_action_and_not_of_what_is_judged_beside_it(policy) -> None:
+    """So a search and the update that follows it do not share the noise of their forks."""
     state, right = near_the_end(3)
+    thought = Message("assistant", right.content, reasoning="It is the last one.")
     actions = [(state, Message("assistant", command)) for command in (right.content, "look", "inventory", "help")]
+    actions.append((state, thought))
 
-    def rewards(pairs):
-        return [verdict.reward for verdict in outcome(policy, forks=16, max_turns=state.turn + 5).judge_all(pairs)]
+    def rewards(pairs, seed=7):
+        verifier = outcome(policy, forks=16, max_turns=state.turn + 5)
+        return [verdict.reward for verdict in verifier.judge_all(pairs, seed)]
 
     first = rewards(actions)
     assert [rewards([pair])[0] for pair in actions] == first
-    version = policy.engine.policy_version
-    policy.engine.weights_changed(version + 1)
-    again = rewards(actions)
-    policy.engine.weights_changed(version)
-    assert again != first and rewards(actions) == first
+    assert rewards(actions, seed=8) != first and rewards(actions) == first
+    assert first[0] != first[-1]  # what goes on has read the thought
 
 
 def test_equal_actions_are_judged_once_and_billed_once_and_a_cut_turn_is_not_played(policy) -> None:
@@ -107,6 +111,22 @@ def test_a_state_that_cannot_be_rebuilt_gives_no_reward(policy) -> None:
     other = replace(state, history=(*state.history[:-1], Message("user", "Something else happened.")))
     (verdict,) = outcome(policy).judge_all([(other, right)])
     assert verdict.reward is None and "does not fit its environment" in verdict.reason
+
+
+def test_a_state_beyond_the_last_turn_and_an_environment_that_tells_no_success_give_no_reward(policy) -> None:
+    state, right = near_the_end(1)
+    (late,) = outcome(policy, max_turns=state.turn).judge_all([(state, right)])
+    assert late.reward is None and "max_turns" in late.reason
+    one = Continuation(state, right, "x")
+    one.end(Rewards({0: Verdict(0.7, "graded")}))
+    assert one.outcomes == [] and "does not say" in one.reason
+
+
+def test_the_episodes_are_those_of_the_run_unless_options_say_otherwise(policy) -> None:
+    run = EpisodeConfig(max_turns=9, max_context=700, cut_turns="judge", sampling=Sampling(max_tokens=11))
+    told = Outcome(HOUSEHOLD, policy.engine, policy.renderer, run).name
+    assert "max_turns=9" in told and "max_tokens=11" in told and "max_context=700" in told
+    assert "max_turns=5" in Outcome(HOUSEHOLD, policy.engine, policy.renderer, run, max_turns=5).name
 
 
 def test_it_says_what_it_needs() -> None:

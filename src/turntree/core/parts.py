@@ -60,7 +60,7 @@ KINDS: dict[str, Kind] = {
     "policies": Kind("policy"),
     "demonstrators": Kind("demonstrator"),
     "teachers": Kind("teacher", plain=True),
-    "verifiers": Kind("verifier", ("environment", "engine", "renderer"), plain=True),
+    "verifiers": Kind("verifier", ("environment", "engine", "renderer", "episodes"), plain=True),
     "rewards": Kind("reward", plain=True),
     "gates": Kind("gate", ("seed",)),
     "filters": Kind("filter", ("seed",)),

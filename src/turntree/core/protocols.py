@@ -169,8 +169,8 @@ class TurnVerifier(Protocol):
 
     `name` identifies the rule and its version: profiles record it, and re-scoring depends on it.
 
-    What it need not have: `judge_all(pairs)`, where many verdicts are cheaper together; `concurrency`, how many to ask
-    for at the same time; `compares`, false where it does not look at the demonstration; `close()`.
+    Optional: `judge_all(pairs, seed)`, where many verdicts are cheaper together; `concurrency`, how many to ask for at
+    the same time; `compares`, false where it does not look at the demonstration; `close()`.
     """
 
     @property

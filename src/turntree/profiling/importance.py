@@ -90,7 +90,7 @@ def measure(
     """`forks` continuations to the end of each action of each choice, played together. A state that cannot be rebuilt,
     and one whose continuations all failed, has no importance, with the reason. Raises `InputError` for traces that do
     not say how to build their environment."""
-    sides = [Continuation(choice.state, name, getattr(choice, name)) for choice in choices for name in _SIDES]
+    sides = [Continuation(choice.state, getattr(choice, name), name) for choice in choices for name in _SIDES]
     play_on(sides, rebuilder, engine, renderer, episodes, forks=forks, seed=seeds.derive(seed, "importance"))
     pairs = zip(sides[::2], sides[1::2], strict=True)
     cost = sum((side.cost for side in sides), NO_COST)

@@ -16,7 +16,7 @@ from turntree.observe.artifacts import MOST_ROLLOUTS
 from turntree.profiling.rows import SCHEMA, CandidateProfile, Judgement, Stop, StoredProfile
 from turntree.profiling.samples import Sample, Sampler
 from turntree.profiling.stopping import AdaptiveConfig, Forecast, Prior, StoppingRule
-from turntree.rollouts.local import CutTurns, Prompted, judge_demonstrated, judge_turns, rule_name
+from turntree.rollouts.local import CutTurns, Prompted, compares, judge_demonstrated, judge_turns, rule_name
 
 __all__ = ["SCHEMA", "Draft", "Judge", "ProfileConfig", "profile_wave"]
 
@@ -62,22 +62,31 @@ class Judge:
         stored: StoredProfile | None = None,
         *,
         cut_turns: CutTurns = "fail",
+        seed: int = 0,
     ) -> None:
         self.verifier, self.strict, self._stored = verifier, strict, stored
         self._cut_turns: CutTurns = cut_turns
+        self._seed = seed  # of what the verifier draws
 
     @property
     def name(self) -> str:
         return rule_name(self.verifier, self._cut_turns)
 
     def known(self, state: TurnState) -> dict[str, Judgement]:
-        """Known verdicts on the actions at a state, by `Sample.key`."""
-        return {} if self._stored is None else self._stored.judgements(state, self.name)
+        """Known verdicts on the actions at a state, by `Sample.key`. Verdicts of a verifier that plays on hold for the
+        weights of then."""
+        if self._stored is None or not compares(self.verifier):
+            return {}
+        return self._stored.judgements(state, self.name)
 
     def __call__(self, pairs: Sequence[tuple[TurnState, Message]]) -> list[Judgement]:
-        """The verdicts of both on actions at states, in order; of a verifier that waits for a server many at once."""
-        said = [judge_turns(rule, pairs, cut_turns=self._cut_turns) for rule in (self.verifier, self.strict)]
-        return [Judgement(one.reward, other.reward, one.cost) for one, other in zip(*said, strict=True)]
+        """The verdicts of both on actions at states, in order; of a verifier that waits for a server many at once. The
+        exact rule has none where the verifier does not compare with the demonstration."""
+        said = judge_turns(self.verifier, pairs, cut_turns=self._cut_turns, seed=self._seed)
+        exact: list[float | None] = [None] * len(pairs)
+        if compares(self.verifier):
+            exact = [one.reward for one in judge_turns(self.strict, pairs, cut_turns=self._cut_turns)]
+        return [Judgement(one.reward, other, one.cost) for one, other in zip(said, exact, strict=True)]
 
 
 def judge_drafts(drafts: Sequence[Draft], judge: Judge) -> None:
@@ -136,6 +145,7 @@ class Draft:
             state=self.state,
             kind=demonstrated.kind,
             gold=demonstrated.reward,
+            compared=compares(self._judge.verifier),
             samples=tuple(self._samples),
             judgements=tuple(self._judgement(sample) for sample in self._samples),
             stop=stop,

@@ -99,6 +99,7 @@ class CandidateProfile:
     certainty: float  # predictive probability that all K rollouts would lead to the same selection
     audit: Mapping[str, Any] | None
     cost: Cost
+    compared: bool = True  # with the demonstration
 
     def to_json(self) -> dict[str, Any]:
         """The row of the candidate. `actions` are its distinct actions, frequent ones first; `samples` names the
@@ -121,7 +122,7 @@ class CandidateProfile:
             "unjudged": sum(reward is None for reward in rewards),
             "faults": dict(Counter(sample.fault for sample in self.samples if sample.action is None)),
             "truncated": sum(sample.truncated for sample in self.samples),
-            "gold": self.gold,
+            **({"gold": self.gold} if self.compared else {}),
             "reward_mean": mean,
             "reward_var": variance,
             "low": low,

@@ -35,7 +35,8 @@ class ProfileSummary:
         for reason, count in row["faults"].items():
             known = reason in self._faults or len(self._faults) < _REASONS
             self._faults[reason if known else "other"] += count
-        self._sums.update(candidates=1, gold_refused=row["gold"] == 0.0, gold_unjudged=row["gold"] is None)
+        self._sums.update(candidates=1, gold_refused=row.get("gold") == 0.0)
+        self._sums.update(gold_unjudged="gold" in row and row["gold"] is None)
         self._doubt += 1 - row["certainty"]
         for action in row["actions"]:
             if action["reward"] == 1.0 and action["strict"] is not None:

@@ -177,7 +177,7 @@ def grow_inside(
         state = place.prompted.state
         leaves = [_add(place.tree, place.node, next(completions), state, renderer) for _ in range(samples)]
         grown.append((place.tree, leaves, state))
-    judged = _judge_leaves(grown, verifier, cut_turns)
+    judged = _judge_leaves(grown, verifier, cut_turns, seed)
     for (tree, _, _), verdicts in zip(grown, judged, strict=True):
         for leaf, verdict in verdicts.items():
             numbers = {} if verdict.reward is None else {"reward": verdict.reward}
@@ -198,24 +198,29 @@ def judge_turn(verifier: TurnVerifier, state: TurnState, action: Message, *, cut
     return verifier.judge(state, action)
 
 
+def compares(verifier: TurnVerifier) -> bool:
+    """Whether it looks at the demonstration; one that does not says so (`compares` is false)."""
+    return getattr(verifier, "compares", True)
+
+
 def judge_demonstrated(verifier: TurnVerifier, state: TurnState) -> Verdict:
     """The verdict on the demonstrated action itself, which should be 1. No reward where the verifier does not compare
-    with it (`compares` is false)."""
-    if getattr(verifier, "compares", True):
+    with it."""
+    if compares(verifier):
         return verifier.judge(state, state.demonstration)
     return Verdict(None, "not compared with the demonstration", action_kind(state.demonstration))
 
 
 def judge_turns(
-    verifier: TurnVerifier, pairs: Sequence[tuple[TurnState, Message]], *, cut_turns: CutTurns = "fail"
+    verifier: TurnVerifier, pairs: Sequence[tuple[TurnState, Message]], *, cut_turns: CutTurns = "fail", seed: int = 0
 ) -> list[Verdict]:
-    """`judge_turn` on all pairs, in order. A verifier that judges many at once has a method `judge_all`; one that waits
-    for a server says in `concurrency` how many verdicts are worth asking for at the same time; others are asked one by
-    one."""
+    """`judge_turn` on all pairs, in order. A verifier that judges many at once has a method `judge_all`, whose draws
+    depend on `seed`; one that waits for a server says in `concurrency` how many verdicts are worth asking for at the
+    same time; others are asked one by one."""
     if hasattr(verifier, "judge_all"):
         failed = [cut_turns == "fail" and action.cut for _, action in pairs]
         open_ = [pair for pair, cut in zip(pairs, failed, strict=True) if not cut]
-        found = iter(cast(Any, verifier).judge_all(open_))
+        found = iter(cast(Any, verifier).judge_all(open_, seed))
         return [judge_turn(verifier, *pair) if cut else next(found) for pair, cut in zip(pairs, failed, strict=True)]
     threads = min(getattr(verifier, "concurrency", 1), len(pairs))
     if threads <= 1:
@@ -237,10 +242,14 @@ def score_local(
 
 
 def score_wave(
-    grown: Sequence[tuple[RolloutTree, TurnState]], verifier: TurnVerifier, *, cut_turns: CutTurns = "fail"
+    grown: Sequence[tuple[RolloutTree, TurnState]],
+    verifier: TurnVerifier,
+    *,
+    cut_turns: CutTurns = "fail",
+    seed: int = 0,
 ) -> list[Rewards]:
-    """`score_local` of every tree, all actions judged together."""
-    found = _judge_leaves([(tree, tree.leaves(), state) for tree, state in grown], verifier, cut_turns)
+    """`score_local` of every tree, all actions judged together. `seed`: of what a verifier draws."""
+    found = _judge_leaves([(tree, tree.leaves(), state) for tree, state in grown], verifier, cut_turns, seed)
     scored = [Rewards(verdicts) for verdicts in found]
     for (tree, _), rewards in zip(grown, scored, strict=True):
         rewards.check(tree)
@@ -248,7 +257,10 @@ def score_wave(
 
 
 def _judge_leaves(
-    grown: Sequence[tuple[RolloutTree, Sequence[int], TurnState]], verifier: TurnVerifier, cut_turns: CutTurns
+    grown: Sequence[tuple[RolloutTree, Sequence[int], TurnState]],
+    verifier: TurnVerifier,
+    cut_turns: CutTurns,
+    seed: int,
 ) -> list[Mapping[int, Verdict]]:
     """The verdicts on leaves of each tree, in their order. Equal actions at a state are judged once."""
     asked: dict[tuple[int, str], tuple[TurnState, Message]] = {}
@@ -261,10 +273,13 @@ def _judge_leaves(
             if tree.stop_reason(leaf) is StopReason.RENDERER_ERROR:
                 found[leaf] = Verdict(None, action.content)
                 continue
-            found[leaf] = key = repr((action.content, action.tool_calls, action.cut))  # calls are unhashable
+            thought = "" if compares(verifier) else action.reasoning  # what goes on from an action has read it
+            found[leaf] = key = repr((action.content, action.tool_calls, action.cut, thought))  # calls are unhashable
             asked.setdefault((number, key), (state, action))
         leaves.append(found)
-    verdicts = dict(zip(asked, judge_turns(verifier, list(asked.values()), cut_turns=cut_turns), strict=True))
+    verdicts = dict(
+        zip(asked, judge_turns(verifier, list(asked.values()), cut_turns=cut_turns, seed=seed), strict=True)
+    )
     judged: list[Mapping[int, Verdict]] = []
     for number, found in enumerate(leaves):
         of_tree: dict[int, Verdict] = {}

@@ -1,15 +1,15 @@
 """The verifier `outcome`: play an action, let the policy go on to the end a few times, and count the successes.
 
-It needs no demonstration, so it judges states that nobody labelled (`train pivot --states own` without a teacher). A
-state is mixed where outcomes part, so pivots are turns that matter. It is the Monte-Carlo value of VinePPO (Kazemnejad
-et al. 2024) as a turn-level reward; none of turntree's three papers has it. Importance (`profiling.importance`) plays
-on in the same way.
+It needs no demonstration, so it judges states that nobody labelled (`train pivot --states own` without a teacher). The
+reward is the Monte-Carlo value of VinePPO (Kazemnejad et al. 2024), of a turn; none of turntree's three papers has it.
+Importance (`profiling.importance`) plays on in the same way.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,10 +31,11 @@ from turntree.verifiers.strict import action_kind
 
 class Outcome:
     """The share of `forks` continuations that solve the task, for an action (protocol `TurnVerifier`). `environment` is
-    the one that the states were played in; its options replace those of the trace. `max_turns` counts from the task.
+    the one that the states were played in; its options replace those of the trace. Episodes have the limits of the run
+    where it plays itself (`episodes`), unless options say otherwise; `max_turns` counts from the task.
 
-    Verdicts hold for the policy that plays on: `name` does not say which. After an update of its weights the same
-    action is played again with new draws. What continuing cost is in the verdict (`Verdict.cost`).
+    The reward has the noise of few continuations: actions that make no difference differ. Verdicts hold for the weights
+    that play on, which `name` does not say. What continuing cost is in the verdict (`Verdict.cost`).
     """
 
     compares = False  # with the demonstration
@@ -44,12 +45,12 @@ class Outcome:
         environment: Part | None = None,
         engine: Engine | None = None,
         renderer: Renderer | None = None,
+        episodes: EpisodeConfig | None = None,
         *,
-        forks: int = 4,
-        max_turns: int = 30,
-        max_tokens: int = 256,
-        temperature: float = 1.0,
-        seed: int = 0,
+        forks: int = 8,
+        max_turns: int | None = None,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
     ) -> None:
         if environment is None:
             hint = "name the environment that the states were played in: --environment NAME"
@@ -59,14 +60,19 @@ class Outcome:
             raise ConfigError("`outcome` plays on with a policy, and here is none", field="verifier", hint=hint)
         if forks < 1:
             raise ConfigError("must be at least 1", field="verifier.forks")
-        self._engine, self._renderer, self._forks, self._seed = engine, renderer, forks, seed
-        self._episodes = EpisodeConfig(
-            max_turns=max_turns,
-            max_context=engine.max_context,
-            sampling=Sampling(temperature=temperature, max_tokens=max_tokens),
+        usual = episodes or EpisodeConfig(sampling=Sampling(temperature=1.0, max_tokens=256))
+        sampling = replace(
+            usual.sampling,
+            max_tokens=max_tokens or usual.sampling.max_tokens,
+            temperature=usual.sampling.temperature if temperature is None else temperature,
         )
+        context = min(usual.max_context, engine.max_context)
+        self._episodes = replace(usual, max_turns=max_turns or usual.max_turns, max_context=context, sampling=sampling)
+        self._engine, self._renderer, self._forks = engine, renderer, forks
         code = json.dumps([parts.identity("environments", environment), to_value(environment.options)], sort_keys=True)
-        options = f"forks={forks}+max_turns={max_turns}+max_tokens={max_tokens}+temperature={temperature:g}"
+        limits = {"forks": forks, "max_turns": self._episodes.max_turns, "max_tokens": sampling.max_tokens}
+        limits |= {"temperature": sampling.temperature, "max_context": context}
+        options = "+".join(f"{key}={value:g}" for key, value in limits.items())
         self.name = f"outcome/1+{options}+environment={environment.name}@{_digest(code)}"
         self._rebuilder = Rebuilder(environment)
 
@@ -77,24 +83,27 @@ class Outcome:
     def judge(self, state: TurnState, action: Message) -> Verdict:
         return self.judge_all([(state, action)])[0]
 
-    def judge_all(self, pairs: Sequence[tuple[TurnState, Message]]) -> list[Verdict]:
-        """The verdicts in order; all play on together. Raises `InputError` where a trace does not say how to build its
-        environment."""
-        begun = [Continuation(state, _digest(repr((said.content, said.tool_calls))), said) for state, said in pairs]
-        seed = seeds.derive(self._seed, "outcome", self._engine.policy_version)
-        play_on(begun, self._rebuilder, self._engine, self._renderer, self._episodes, forks=self._forks, seed=seed)
-        return [self._verdict(one) for one in begun]
+    def judge_all(self, pairs: Sequence[tuple[TurnState, Message]], seed: int = 0) -> list[Verdict]:
+        """The verdicts in order; all play on together. The draws depend on `seed`, the state's id and the action only.
+        Raises `InputError` where a trace does not say how to build its environment."""
+        named = [json.dumps(action.to_chat(), sort_keys=True) for _, action in pairs]
+        begun = [Continuation(*pair, _digest(name)) for pair, name in zip(pairs, named, strict=True)]
+        key = seeds.derive(seed, "outcome")
+        play_on(begun, self._rebuilder, self._engine, self._renderer, self._episodes, forks=self._forks, seed=key)
+        return [_verdict(one) for one in begun]
 
-    def _verdict(self, one: Continuation) -> Verdict:
-        kind, count = action_kind(one.action), len(one.outcomes)
-        if not count:
-            return Verdict(None, one.reason, kind, cost=one.cost)
-        won = sum(one.outcomes)
-        return Verdict(won / count, f"{won:g} of {count} continuations solve the task", kind, cost=one.cost)
+
+def _verdict(one: Continuation) -> Verdict:
+    kind, count = action_kind(one.action), len(one.outcomes)
+    if not count:
+        return Verdict(None, one.reason, kind, cost=one.cost)
+    won = sum(one.outcomes)
+    told = "the action ends the episode" if one.exact else f"{won:g} of {count} continuations solve the task"
+    return Verdict(won / count, told, kind, cost=one.cost)
 
 
 def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 # continuations
@@ -106,8 +115,8 @@ class Continuation:
     the draws depend on it. Without outcomes, `reason` says why. `exact`: nothing was sampled after the action."""
 
     state: TurnState
-    name: str
     action: Message
+    name: str
     outcomes: list[float] = field(default_factory=list[float])
     exact: bool = True
     reason: str = ""
@@ -118,6 +127,10 @@ class Continuation:
         if episodes.fails(self.action):
             self.outcomes = [0.0]  # a cut turn ends the episode as a failure
             return None
+        left = episodes.max_turns - self.state.turn - 1
+        if left < 0:
+            self.reason = f"the state is beyond the {episodes.max_turns} turns of an episode (max_turns)"
+            return None
         action = replace(self.action, tool_calls=()) if self.action.cut else self.action  # its calls are never executed
         try:
             environment = asked(at.fork)
@@ -125,19 +138,24 @@ class Continuation:
         except EnvironmentFault as fault:
             self.reason = reason_of(fault)
             return None
-        self.cost += Cost(tool_calls=1)
-        left = episodes.max_turns - self.state.turn - 1
-        if answer.done or left < 1:
-            self.outcomes = [float(bool(answer.success))]
+        if answer.done or not left:
+            self._end([bool(answer.success) if not answer.done else answer.success])
             return None
         self.exact = False
         said = (*self.state.history, action, *answer.messages)
         return Rest(f"{self.state.id}/{self.name}", environment, said, left)
 
     def end(self, rewards: Rewards) -> None:
-        self.outcomes = [float(bool(v.success)) for v in rewards.verdicts.values() if v.reward is not None]
-        if not self.outcomes:
+        judged = [verdict for verdict in rewards.verdicts.values() if verdict.reward is not None]
+        if not judged:
             self.reason = next((verdict.reason for verdict in rewards.verdicts.values()), "no continuation")
+        else:
+            self._end([verdict.success for verdict in judged])
+
+    def _end(self, successes: Sequence[bool | None]) -> None:
+        self.outcomes = [float(success) for success in successes if success is not None]
+        if not self.outcomes:
+            self.reason = "the environment does not say whether the task is solved (success)"
 
 
 def play_on(
@@ -155,8 +173,9 @@ def play_on(
     states: dict[int, Walked | str] = {}
     rests: list[tuple[Continuation, Rest]] = []
     for one in begun:
+        started, played = time.perf_counter(), 1
         if id(one.state) not in states:
-            one.cost += Cost(tool_calls=one.state.turn)  # its history is played again, once
+            played += one.state.turn  # the state's history is played again, once
             try:
                 states[id(one.state)] = rebuilder.at(one.state)
             except (EnvironmentFault, Misfit) as fault:
@@ -166,8 +185,8 @@ def play_on(
             one.reason = found
         elif (rest := one.begin(found[0], episodes)) is not None:
             rests.append((one, rest))
-    played = [rest for _, rest in rests]
-    grown = grow(played, engine, renderer, episodes, group_size=forks, seed=seed, part=True)
+        one.cost += Cost(tool_calls=played, environment_seconds=time.perf_counter() - started)
+    grown = grow([rest for _, rest in rests], engine, renderer, episodes, group_size=forks, seed=seed, part=True)
     for (one, _), (tree, rewards) in zip(rests, grown, strict=True):
         one.end(rewards)
         one.cost += tree.cost

@@ -51,7 +51,7 @@ def labelled(tree: RolloutTree, rewards: Rewards) -> dict[str, Any]:
 def unlabelled(value: Mapping[str, Any]) -> tuple[RolloutTree, Rewards]:
     verdicts: dict[int, Verdict] = {}
     for leaf, verdict in value["verdicts"].items():
-        verdicts[int(leaf)] = Verdict(**{**verdict, "cost": Cost(**verdict["cost"])})
+        verdicts[int(leaf)] = Verdict(**{**verdict, "cost": Cost(**verdict.get("cost", {}))})
     return RolloutTree.from_json(value["tree"]), Rewards(verdicts)
 
 

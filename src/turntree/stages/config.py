@@ -227,8 +227,8 @@ class OwnPathConfig:
     refresh: int = 20
     """Steps between two searches (0: only before the first step)."""
     keep: float = 0.0
-    """Share of the draws that pivots of earlier searches keep (0: new pivots replace them). What was mastered is no
-    pivot of the next search, and may be forgotten."""
+    """Share of the draws that pivots of earlier searches keep (0: new pivots replace them). A mastered state is not
+    selected again, and may be forgotten."""
     tasks: int = 32
     """Tasks that a search plays, each once."""
     count: int = 400

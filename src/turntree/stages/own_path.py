@@ -27,20 +27,28 @@ from turntree.profiling.samples import Sampler, together
 from turntree.profiling.select import is_mixed, is_pivot, select
 from turntree.profiling.stopping import Prior
 from turntree.rollouts.live import EpisodeConfig
-from turntree.rollouts.local import Limits, Prompted, that_fit
+from turntree.rollouts.local import Limits, Prompted, compares, that_fit
 from turntree.rollouts.rebuild import Rebuilder
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 from turntree.rollouts.teachers import NO_LABEL
 from turntree.stages.config import RecordConfig, TrainPivotConfig
 from turntree.stages.policy import Policy
 from turntree.stages.record import kept_episodes, require_labels
-from turntree.traces.candidates import candidates, skipped_turns
+from turntree.traces.candidates import candidates, skipped_turns, states_of
 from turntree.traces.schema import Trace, read_traces, write_traces
 from turntree.training.pivot import Drawn, Pivot
 from turntree.verifiers.strict import StrictMatch
 
 _WAVE = 32  # states that are sampled together
 Row = dict[str, Any]
+
+
+def episodes_of(config: TrainPivotConfig) -> EpisodeConfig:
+    """How own states are played, or how a verifier plays on at an expert's."""
+    usual = EpisodeConfig(cut_turns=config.train.cut_turns, sampling=config.train.sampling)
+    if config.states == "expert":
+        return usual
+    return replace(usual, max_turns=config.own.max_turns, max_context=config.own.max_context)
 
 
 @contextlib.contextmanager
@@ -52,19 +60,19 @@ def open_own_path(
         yield None
         return
     assert config.environment is not None  # the configuration refuses it
-    if config.teacher is None and getattr(verifier, "compares", True):
+    if config.teacher is None and compares(verifier):
         hint = "pass --teacher NAME, or a verifier that needs no label (--verifier outcome)"
         problem = f"is missing: {verifier.name!r} compares own states with what a teacher says there"
         raise ConfigError(problem, field="teacher", hint=hint)
+    if config.own.adaptive is not None and not compares(verifier):
+        hint = "leave own.adaptive out"
+        raise ConfigError(
+            f"forecasts rewards of 0 and 1, and {verifier.name!r} gives shares", field="adaptive", hint=hint
+        )
     environment = parts.resolve("environments", config.environment)
     rebuilder = Rebuilder(environment)
     own = config.own
-    episodes = EpisodeConfig(
-        max_turns=own.max_turns,
-        max_context=own.max_context,
-        cut_turns=config.train.cut_turns,
-        sampling=config.train.sampling,
-    )
+    episodes = episodes_of(config)
     recorded = RecordConfig(
         environment=environment, split=TRAIN, count=own.count, task_seed=own.task_seed, episodes=episodes
     )
@@ -107,8 +115,7 @@ class OwnStates:
         seed = seeds.derive(self.config.train.seed, "own path", step)
         self.policy.engine.weights_changed(self.policy.engine.policy_version)  # a resumed run has kept nothing
         traces, counts, played = self._play(step, number, seed)
-        states = [state for trace in traces for state in candidates(trace)]
-        prompted, skipped = self._rendered(states)
+        prompted, skipped = self._rendered(self._states(traces))
         rows, profiled = self._profile(prompted, seed)
         measured, forked = self._measure(prompted, rows, seed)
         chosen = self._select(step, rows)
@@ -118,7 +125,7 @@ class OwnStates:
         figures = {
             "tasks": counts["tasks"],
             "successes": counts["successes"],
-            "states": len(states),
+            "states": len(prompted) + skipped.total(),
             "mixed": sum(map(is_mixed, rows)),
             "measured": measured.pop("", 0),
             "not_measured": dict(measured),
@@ -126,11 +133,11 @@ class OwnStates:
             "dropped": {reason: n for reason, n in {**counts, **skipped}.items() if reason.startswith("dropped")},
         }
         if not chosen:
-            notice(f"step {step}: none of {len(states)} states of the policy's own path is a pivot")
+            notice(f"step {step}: none of {figures['states']} states of the policy's own path is a pivot")
         return Drawn(self._pivots_of(prompted, chosen), played + profiled + forked, figures)
 
     def again(self, step: int) -> Sequence[Pivot]:
-        states = [state for trace in read_traces(self._traces(step)) for state in candidates(trace)]
+        states = self._states(list(read_traces(self._traces(step))))
         path = self._pivots(step)
         rows = [parse_json(text, path, number) for number, text in read_lines(path)]
         return self._pivots_of(self._rendered(states)[0], rows)
@@ -153,7 +160,8 @@ class OwnStates:
                 traces += [replace(trace, id=f"{trace.id}@{step}") for trace in found]
                 cost += group.tree.cost + labels
                 require_labels(counts)
-        skipped = (why for trace in traces for why in skipped_turns(trace).values())
+        unusable = traces if compares(self.verifier) else ()
+        skipped = (why for trace in unusable for why in skipped_turns(trace).values())
         counts.update(f"dropped turn: {why}" for why in skipped if not why.startswith(NO_LABEL))  # these are counted
         return traces, counts, cost
 
@@ -165,11 +173,17 @@ class OwnStates:
         seeds.generator(self.config.train.seed, "own tasks", epoch).shuffle(order)
         return [tasks[index] for index in order[place * wanted : (place + 1) * wanted]]
 
+    def _states(self, traces: Sequence[Trace]) -> list[TurnState]:
+        """The candidates. Without labels every turn is one, whatever the policy said there."""
+        if compares(self.verifier):
+            return [state for trace in traces for state in candidates(trace)]
+        return [state for trace in traces for state in states_of(trace)]
+
     def _rendered(self, states: Sequence[TurnState]) -> tuple[list[Prompted], Counter[str]]:
         """The states that can be sampled and trained on; the others are counted by reason."""
         train = self.config.train
         context = min(self.policy.engine.max_context, self.config.own.max_context)
-        limits = Limits(train.sampling.max_tokens, context, train.max_tokens)
+        limits = Limits(train.sampling.max_tokens, context, train.max_tokens, demonstrations=compares(self.verifier))
         fitting, skipped = that_fit(states, self.policy.renderer, limits)
         return [item for _, item in fitting], Counter({f"dropped state: {why}": n for why, n in skipped.items()})
 
@@ -183,7 +197,7 @@ class OwnStates:
             cut_turns=train.cut_turns,
         )
         sampler = Sampler(together(self.policy.engine), self.policy.renderer, train.sampling, seed)
-        judge = Judge(self.verifier, StrictMatch(), cut_turns=train.cut_turns)
+        judge = Judge(self.verifier, StrictMatch(), cut_turns=train.cut_turns, seed=seed)
         rows: list[Row] = []
         cost, prior = NO_COST, Prior(profile.rollouts)
         for start in range(0, len(prompted), _WAVE):

@@ -31,6 +31,7 @@ from turntree.profiling.rows import StoredProfile
 from turntree.profiling.samples import Sampler, one_by_one, together
 from turntree.profiling.stopping import Prior
 from turntree.profiling.summary import ProfileSummary
+from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.local import PATH_TOO_LONG, Limits, that_fit
 from turntree.stages.candidates import stream_candidates, survey
 from turntree.stages.cluster import ClusterConfig
@@ -99,13 +100,14 @@ class Profiler:
 
 @contextlib.contextmanager
 def open_profiler(config: ProfileStageConfig) -> Iterator[Profiler]:
+    episodes = EpisodeConfig(cut_turns=config.profile.cut_turns, sampling=config.profile.sampling)
     with (
         open_speaker(config.model, config.endpoint, config.device) as policy,
-        open_verifier(config.verifier, config.environment, policy) as verifier,
+        open_verifier(config.verifier, config.environment, policy, episodes) as verifier,
     ):
         answer = together(policy.engine) if config.endpoint is None else one_by_one(policy.engine)
         stored = _stored(config, policy)
-        judge = Judge(verifier, StrictMatch(), stored, cut_turns=config.profile.cut_turns)
+        judge = Judge(verifier, StrictMatch(), stored, cut_turns=config.profile.cut_turns, seed=config.profile.seed)
         sampler = Sampler(answer, policy.renderer, config.profile.sampling, config.profile.seed, stored)
         yield Profiler(config, policy, sampler, judge, {**policy.identity, "verifier": judge.name})
 

@@ -43,7 +43,7 @@ from turntree.stages.candidates import SelectedState, read_candidates, read_sele
 from turntree.stages.cluster import on_ranks
 from turntree.stages.config import CheckConfig, TrainPivotConfig
 from turntree.stages.evaluate import EvaluateConfig, play
-from turntree.stages.own_path import open_own_path
+from turntree.stages.own_path import episodes_of, open_own_path
 from turntree.stages.policy import Policy, load_policy, load_trained
 from turntree.stages.train_online import HELD_OUT, keep_held_out
 from turntree.stages.unrewarded import none_rewarded, reasons, require_rewards
@@ -87,7 +87,7 @@ def run_train_pivot(
     assert source is not None  # the configuration refuses own states without one
     check_path_isolation(policy.model)
     with contextlib.ExitStack() as stack:
-        verifier = stack.enter_context(open_verifier(source, config.environment, policy))
+        verifier = stack.enter_context(open_verifier(source, config.environment, policy, episodes_of(config)))
         if selected is not None:
             _require_verifier(config, selected[0], verifier)
         own = stack.enter_context(open_own_path(config, policy, verifier, out / "own"))
@@ -191,7 +191,8 @@ def worker(settings: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Any]
     policy = load_policy(config.model, config.device)
     require_policy(settings, policy.identity)
     follower = Follower(policy)
-    with open_verifier(Part.from_value(settings["verifier"], "verifier"), config.environment, policy) as verifier:
+    source = Part.from_value(settings["verifier"], "verifier")
+    with open_verifier(source, config.environment, policy, episodes_of(config)) as verifier:
 
         def play(unit: dict[str, Any]) -> list[dict[str, Any]]:
             follower.take_on(unit)
@@ -348,7 +349,8 @@ def _checks(
             )
             cost = sum((tree.cost for tree in trees), cost)
             grown = list(zip(trees, states, strict=True))
-            rewards = score_wave(grown, verifier, cut_turns=config.train.cut_turns)
+            rewards = score_wave(grown, verifier, cut_turns=config.train.cut_turns, seed=1)
+            cost = sum((each.cost for each in rewards), cost)
             figures["held_out_acceptance"], acceptance = _acceptance(kinds, rewards)
         if environments:
             played = EvaluateConfig(

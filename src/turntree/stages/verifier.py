@@ -10,6 +10,7 @@ from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.protocols import TurnVerifier
+from turntree.rollouts.live import EpisodeConfig
 from turntree.verifiers.user import UserVerifier
 
 if TYPE_CHECKING:  # torch comes with it, and verifiers are opened where there is none
@@ -37,15 +38,18 @@ def chosen_verifier(given: Part | None, header: dict[str, Any], path: str) -> Pa
 
 @contextlib.contextmanager
 def open_verifier(
-    verifier: Part, environment: Part | None = None, policy: Speaker | Policy | None = None
+    verifier: Part,
+    environment: Part | None = None,
+    policy: Speaker | Policy | None = None,
+    episodes: EpisodeConfig | None = None,
 ) -> Iterator[TurnVerifier]:
     """The verifier, closed after the block where it can be. `environment` is the one that a verifier may play actions
-    in, and `policy` what it may play on with. A user's function is wrapped (`UserVerifier`), and so is the `judge` of
-    an object: an exception is counted and gives no reward. Raises `InputError` for an object that is not a verifier
-    and `ConfigError` for an unknown option."""
+    in, `policy` what it may play on with, and `episodes` how the run plays. A user's function is wrapped
+    (`UserVerifier`), and so is the `judge` of an object: an exception is counted and gives no reward. Raises
+    `InputError` for an object that is not a verifier and `ConfigError` for an unknown option."""
     loaded = parts.load("verifiers", verifier.name)
     speaking = {} if policy is None else {"engine": policy.engine, "renderer": policy.renderer}
-    built = loaded.build(verifier.options, {"environment": environment, **speaking})
+    built = loaded.build(verifier.options, {"environment": environment, "episodes": episodes, **speaking})
     with contextlib.closing(built) if hasattr(built, "close") else contextlib.nullcontext():
         if is_registered(verifier) and hasattr(built, "judge"):
             yield built
@@ -55,4 +59,5 @@ def open_verifier(
             problem = f"{verifier.name!r} is {type(built).__name__}, not a function"
             raise InputError(problem, field="verifier", hint="a verifier is a function of (state, action)")
         options = [f"+{key}={value}" for key, value in sorted(loaded.resolved(verifier.options).items())]
-        yield UserVerifier("".join([loaded.identity, *options]), function)
+        told = {key: getattr(built, key) for key in ("compares", "concurrency") if hasattr(built, key)}
+        yield UserVerifier("".join([loaded.identity, *options]), function, **told)

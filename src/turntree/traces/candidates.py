@@ -40,6 +40,11 @@ class SkipReason(StrEnum):
 def candidates(trace: Trace) -> list[TurnState]:
     """The candidate turns of `trace`, in order. Raises `InputError` for a malformed `meta["skip_turns"]`."""
     skipped = skipped_turns(trace)
+    return [state for state in states_of(trace) if state.turn not in skipped]
+
+
+def states_of(trace: Trace) -> list[TurnState]:
+    """The states of all turns, in order, also of turns that nothing can be learned from."""
     return [
         TurnState(
             trace_id=trace.id,
@@ -50,7 +55,6 @@ def candidates(trace: Trace) -> list[TurnState]:
             environment=trace.environment,
         )
         for turn, position in enumerate(trace.turn_positions)
-        if turn not in skipped
     ]
 
 

@@ -32,7 +32,7 @@ from turntree.training.trainer import open_trainers
 @dataclass(frozen=True)
 class Pivot:
     """A training state, why it is in the mix ("pivot", "anchor" or "random"), and how often it is drawn, relative to
-    the others. `own`: it is of the policy's own path, and a later search replaces it."""
+    the others. `own`: it is of the policy's own path, and a later search replaces it or shares the draws with it."""
 
     prompted: Prompted
     kind: str
@@ -55,7 +55,7 @@ class OwnPath(Protocol):
 
     @property
     def keep(self) -> float:
-        """Share of the draws that those of before keep when new ones come (0: they are replaced)."""
+        """Share of the own draws that earlier ones keep when new ones come (0: they are replaced)."""
         ...
 
     def due(self, step: int) -> bool:
@@ -185,7 +185,7 @@ def draw_local(
     size = config.group_size
     trees = sample_local(prompted, engine, renderer, config.sampling, size, seed, occurrences=occurrences)
     grown = [(tree, item.state) for tree, item in zip(trees, prompted, strict=True)]
-    return list(zip(trees, score_wave(grown, verifier, cut_turns=config.cut_turns), strict=True))
+    return list(zip(trees, score_wave(grown, verifier, cut_turns=config.cut_turns, seed=seed), strict=True))
 
 
 @dataclass
@@ -241,7 +241,7 @@ class _Run:
         return state["step"]
 
     def refresh(self, step: int) -> dict[str, Any]:
-        """Where it is due, or no pivot is left, new pivots of the policy's own path in place of the earlier ones."""
+        """Where it is due, or no pivot is left, new pivots of the policy's own path."""
         if self.own is None or not (self.own.due(step) or self.curriculum.exhausted(step)):
             return {}
         found = self.own.draw(step, len(self.refreshed))
@@ -249,7 +249,7 @@ class _Run:
         self.cost += found.cost
         if not self.pivots and not found.pivots:
             problem = f"no state of the policy's own path is a pivot ({dict(found.figures)})"
-            hint = "play more tasks (own.tasks), or look at the teacher and the verifier"
+            hint = "play more tasks (own.tasks), or look at the verifier and, where there is one, the teacher"
             raise InputError(problem, field="own", hint=hint)
         self._enter(found.pivots, step)
         return {"own_path": {**found.figures, "cost": found.cost.counts()}}
@@ -261,12 +261,13 @@ class _Run:
         if not pivots:
             return
         assert self.own is not None
-        keep, earlier = self.own.keep, [i for i, pivot in enumerate(self.pivots) if pivot.own]
-        if keep:
-            self.curriculum.scale(earlier, keep / (1 - keep) * sum(pivot.weight for pivot in pivots))
+        earlier, weights = [i for i, pivot in enumerate(self.pivots) if pivot.own], [pivot.weight for pivot in pivots]
+        if earlier and (keep := self.own.keep):  # together they weigh what the new ones would alone
+            self.curriculum.scale(earlier, keep * sum(weights))
+            weights = [(1 - keep) * weight for weight in weights]
         else:
             self.curriculum.remove(earlier)
-        self.curriculum.add([pivot.role for pivot in pivots], [pivot.weight for pivot in pivots])
+        self.curriculum.add([pivot.role for pivot in pivots], weights)
         self.pivots += pivots
 
     def sample(self, step: int) -> tuple[list[PivotGroup], list[PivotGroup]]:

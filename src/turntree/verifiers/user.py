@@ -29,6 +29,8 @@ class UserVerifier:
 
     name: str
     function: Callable[[TurnState, Message], Any]
+    compares: bool = True  # with the demonstration
+    concurrency: int = 1
 
     def judge(self, state: TurnState, action: Message) -> Verdict:
         kind = action_kind(action)
@@ -38,7 +40,7 @@ class UserVerifier:
             return Verdict(None, _one_line(f"the verifier raised {type(error).__name__}: {error}"), kind)
         if isinstance(answer, Verdict):
             reward = None if answer.reward is None else self._reward(answer.reward)
-            return Verdict(reward, str(answer.reason), answer.kind or kind)
+            return Verdict(reward, str(answer.reason), answer.kind or kind, cost=answer.cost)
         if answer is None:
             return Verdict(None, "the verifier could not tell", kind)
         return Verdict(self._reward(answer), self.name.partition("@")[0], kind)
