@@ -14,6 +14,7 @@ every policy. The tables of what is there come at the end, and with `--table` no
   expert-important  ... by variance times importance
   own               the same at states of the policy's own path, which are searched again while training
   own-important     ... by variance times importance
+  own-kept          ... half of the draws from pivots of earlier searches
   own-outcome       own states without a teacher, judged by how episodes go on from there
 
   --world household   generated games and the embedded policy (the usual one)
@@ -44,17 +45,17 @@ from turntree.observe.files import read_json
 HERE = Path(__file__).resolve().parent
 BASE = "base"
 ARMS = (BASE, "sft", "random", "capped", "expert", "expert-important", "own", "own-important")
-MORE = ("filter", "strict", "own-outcome")  # where they are asked for
+MORE = ("filter", "strict", "own-kept", "own-outcome")  # where they are asked for
 COMPARED = (
     ("own-important", BASE), ("own-important", "sft"), ("own-important", "random"), ("own-important", "capped"),
     ("own-important", "expert"), ("own", "sft"), ("expert-important", "sft"), ("own", "expert"),
     ("expert-important", "expert"), ("own-important", "own"), ("own-important", "expert-important"), ("capped", "sft"),
     ("expert", "sft"), ("filter", "sft"), ("strict", "capped"), ("own-outcome", BASE), ("own-outcome", "sft"),
-    ("own-outcome", "own-important"),
+    ("own-outcome", "own-important"), ("own-kept", "own-important"), ("own-kept", "sft"),
 )  # fmt: skip
 WEIGHTS = {
     "expert": "variance", "expert-important": "both", "own": "variance", "own-important": "both",
-    "own-outcome": "variance",
+    "own-kept": "both", "own-outcome": "variance",
 }  # fmt: skip
 
 
@@ -296,8 +297,10 @@ class Recipe:
         command += words("--refresh", options.refresh)
         chosen = {"tasks": options.tasks, "greedy": options.greedy, "rollouts": options.own_rollouts}
         chosen |= {"max_turns": options.max_turns, "select.weight": WEIGHTS[arm]}
-        if arm == "own-important":
+        if arm in ("own-important", "own-kept"):
             chosen |= {"forks": options.forks, "measured": options.measured}
+        if arm == "own-kept":
+            chosen |= {"keep": 0.5}
         return command + _set("own", chosen)
 
     def reinforced(self, *states: str) -> tuple[str, ...]:

@@ -124,7 +124,7 @@ def household_selection() -> SelectConfig:
 def household_own() -> OwnPathConfig:
     """The vetted search for own states of the embedded household policy (docs/results/own-states.md)."""
     chosen = SelectConfig(threshold=1.0, weight="both")
-    return OwnPathConfig(refresh=15, tasks=192, greedy=0.5, max_turns=16, forks=2, measured=96, select=chosen)
+    return OwnPathConfig(refresh=15, keep=0.5, tasks=192, greedy=0.5, max_turns=16, forks=2, measured=96, select=chosen)
 
 
 def household_pivots(*, check_every: int, steps: int = 60) -> PivotConfig:
