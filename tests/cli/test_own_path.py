@@ -54,6 +54,14 @@ def test_pivots_of_earlier_searches_may_keep_a_share_of_the_draws(trained, turnt
     assert "keep" in refused and "below 1" in refused
 
 
+def test_a_search_may_profile_a_part_of_the_states(trained, turntree, tmp_path) -> None:
+    turntree(*OWN, *IMPORTANT, "--set", "own.candidates=7", "--steps", 1, "--out", tmp_path / "run")
+    (found,), whole = [row["own_path"] for row in metrics(tmp_path / "run") if row["step"]], metrics(trained)[0]
+    assert found["profiled"] == 7 < found["states"] == whole["own_path"]["states"] == whole["own_path"]["profiled"]
+    assert 0 < found["pivots"] <= found["mixed"] <= 7
+    assert "candidates" in turntree.error(*OWN, "--set", "own.candidates=0", "--out", tmp_path / "other")
+
+
 def test_greedy_play_reaches_the_same_states_whatever_the_seed_and_sampled_play_does_not(turntree, tmp_path) -> None:
     def reached(greedy: float, seed: int) -> list[list[str]]:
         run = tmp_path / f"{greedy}-{seed}"

@@ -242,6 +242,8 @@ class OwnPathConfig:
     """Longest episode."""
     max_context: int = 4096
     """Longest prompt plus completion, in tokens, beside the engine's own limit."""
+    candidates: int | None = None
+    """Most states of a search that are profiled, drawn from all that can be sampled (default: all)."""
     rollouts: int = 8
     """Rollouts of the profile at every state; with adaptive profiling the maximum."""
     adaptive: AdaptiveConfig | None = None
@@ -264,6 +266,8 @@ class OwnPathConfig:
         ):
             if getattr(self, name) < least:
                 raise ConfigError(f"must be at least {least}", field=name)
+        if self.candidates is not None and self.candidates < 1:
+            raise ConfigError("must be at least 1", field="candidates")
         if not 0 <= self.greedy <= 1:
             raise ConfigError("is a share: from 0 to 1", field="greedy")
         if not 0 <= self.keep < 1:

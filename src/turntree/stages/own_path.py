@@ -115,7 +115,8 @@ class OwnStates:
         seed = seeds.derive(self.config.train.seed, "own path", step)
         self.policy.engine.weights_changed(self.policy.engine.policy_version)  # a resumed run has kept nothing
         traces, counts, played = self._play(step, number, seed)
-        prompted, skipped = self._rendered(self._states(traces))
+        visited, skipped = self._rendered(self._states(traces))
+        prompted = self._drawn(visited, seed)
         rows, profiled = self._profile(prompted, seed)
         measured, forked = self._measure(prompted, rows, seed)
         chosen = self._select(step, rows)
@@ -125,7 +126,8 @@ class OwnStates:
         figures = {
             "tasks": counts["tasks"],
             "successes": counts["successes"],
-            "states": len(prompted) + skipped.total(),
+            "states": len(visited) + skipped.total(),
+            "profiled": len(rows),
             "mixed": sum(map(is_mixed, rows)),
             "measured": measured.pop("", 0),
             "not_measured": dict(measured),
@@ -186,6 +188,12 @@ class OwnStates:
         limits = Limits(train.sampling.max_tokens, context, train.max_tokens, demonstrations=compares(self.verifier))
         fitting, skipped = that_fit(states, self.policy.renderer, limits)
         return [item for _, item in fitting], Counter({f"dropped state: {why}": n for why, n in skipped.items()})
+
+    def _drawn(self, prompted: Sequence[Prompted], seed: int) -> list[Prompted]:
+        """At most `own.candidates` of them, in their order."""
+        most = self.config.own.candidates or len(prompted)
+        rng = seeds.generator(seed, "candidates")
+        return [prompted[place] for place in sorted(rng.sample(range(len(prompted)), min(most, len(prompted))))]
 
     def _profile(self, prompted: Sequence[Prompted], seed: int) -> tuple[list[Row], Cost]:
         train = self.config.train
