@@ -140,6 +140,7 @@ class Draft:
         elif self._first is not None and self._first[0] < rollouts:
             stop, audit = Stop.AUDITED, {"rollouts": self._first[0], "forecast": self._first[1].kind.value}
         demonstrated = judge_demonstrated(self._judge.verifier, self.state)
+        judgements = tuple(self._judgement(sample) for sample in self._samples)
         judging = (one.cost for one in self._known.values())
         return CandidateProfile(
             state=self.state,
@@ -147,7 +148,7 @@ class Draft:
             gold=demonstrated.reward,
             compared=compares(self._judge.verifier),
             samples=tuple(self._samples),
-            judgements=tuple(self._judgement(sample) for sample in self._samples),
+            judgements=judgements,
             stop=stop,
             certainty=certainty,
             audit=audit,
