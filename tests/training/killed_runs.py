@@ -45,8 +45,10 @@ def killed_at(operation: int, stage: Stage, out: Path) -> bool:
 
 
 def artifacts(out: Path) -> dict[str, Any]:
-    """Everything that a run left, without the fields under `timing`."""
-    return {str(path.relative_to(out)): _contents(path) for path in sorted(out.rglob("*")) if path.is_file()}
+    """Everything that a run left, without the fields under `timing`, and without what a kill left half-written under a
+    temporary name (`observe.files`): nothing reads it."""
+    found = [path for path in sorted(out.rglob("*")) if path.is_file()]
+    return {str(path.relative_to(out)): _contents(path) for path in found if path.suffix != ".tmp"}
 
 
 def _start(stage: Stage, out: Path, operation: int = 0) -> Any:
