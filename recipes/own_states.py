@@ -99,6 +99,7 @@ class World:
     environment: str = "household"
     teacher: str = "household"
     verifier: str = "household"
+    fresh: bool = True  # every seed has training tasks of its own
 
     def demonstrated(self, seed: int) -> tuple[str, ...]:
         """Every seed has training games of its own."""
@@ -107,7 +108,8 @@ class World:
 
     def own(self, seed: int) -> tuple[str, ...]:
         """The tasks of own states."""
-        return words("--set", f"environment.offset={1000 * seed}", "--set", f"own.count={self.settings.games * 4 // 5}")
+        moved = ("--set", f"environment.offset={1000 * seed}") if self.fresh else ()
+        return (*moved, "--set", f"own.count={self.settings.games * 4 // 5}")
 
     @property
     def played(self) -> tuple[str, ...]:
@@ -116,8 +118,8 @@ class World:
 
     @property
     def started(self) -> tuple[str, ...]:
-        """The policy that all arms start from."""
-        return ()
+        """The policy that all arms start from, where it is not what commands take without a word."""
+        return () if self.model == "default" else ("--model", self.model)
 
     @property
     def judged(self) -> tuple[str, ...]:
@@ -144,6 +146,7 @@ class Alfworld(World):
             games=1200, candidates=6000, cap=0.25, steps=40, kl=0.1, refresh=20, max_turns=30
         )
     )
+    fresh: bool = False
     source: Path = Path()
 
     def demonstrated(self, seed: int) -> tuple[str, ...]:
@@ -151,16 +154,9 @@ class Alfworld(World):
         shown = words("traces", "household", "--games", self._file("train"), "--count", self.settings.games)
         return shown + words("--slips", 0.2, "--seed", seed, "--set", f"max_turns={self.settings.max_turns}")
 
-    def own(self, seed: int) -> tuple[str, ...]:
-        return words("--set", f"own.count={self.settings.games * 4 // 5}")
-
     @property
     def played(self) -> tuple[str, ...]:
         return words("--environment", "household", "--set", f"environment.games={self._file('train')}")
-
-    @property
-    def started(self) -> tuple[str, ...]:
-        return ("--model", self.model)
 
     def sets(self, games: int) -> dict[str, list[str]]:
         return {"seen rooms": ["seen"], "unseen rooms": ["unseen"]}
@@ -188,21 +184,15 @@ class Questions(World):
     environment: str = "qa"
     teacher: str = "qa"
     verifier: str = "executed"
+    fresh: bool = False
 
     def demonstrated(self, seed: int) -> tuple[str, ...]:
         """All seeds have the same questions."""
         return words("traces", "qa", "--count", self.settings.games, "--slips", 0.2, "--seed", seed)
 
-    def own(self, seed: int) -> tuple[str, ...]:
-        return words("--set", f"own.count={self.settings.games * 4 // 5}")
-
     @property
     def played(self) -> tuple[str, ...]:
         return ("--environment", "qa")
-
-    @property
-    def started(self) -> tuple[str, ...]:
-        return ("--model", self.model)
 
     @property
     def judged(self) -> tuple[str, ...]:

@@ -139,7 +139,7 @@ class Continuation:
             self.reason = reason_of(fault)
             return None
         if answer.done or not left:
-            self._end([bool(answer.success) if not answer.done else answer.success])
+            self._end([answer.success if answer.done else bool(answer.success)])
             return None
         self.exact = False
         said = (*self.state.history, action, *answer.messages)
