@@ -32,7 +32,7 @@ from turntree.core.messages import Message
 from turntree.experiments.book import Book, Stage, words
 from turntree.observe.artifacts import PROFILE
 from turntree.observe.files import read_json
-from turntree.observe.statistics import wilson
+from turntree.observe.statistics import clustered_wilson, t_interval
 from turntree.profiling.select import is_pivot
 from turntree.stages.policy import resolve
 from turntree.traces.candidates import skipped_turns
@@ -40,6 +40,7 @@ from turntree.traces.schema import Trace, read_traces, write_traces
 
 HERE = Path(__file__).resolve().parent
 ARMS = ("sft", "random", "strict", "pivot")
+Accepted = dict[str, dict[int, float]]  # the share of accepted rollouts, by trace and turn
 
 
 @dataclass(frozen=True)
@@ -273,10 +274,10 @@ def _some(trace: Trace, count: int) -> Trace:
 
 
 def table(folder: Path, domains: Sequence[str]) -> Iterator[str]:
-    """Markdown: what was profiled, acceptance by arm with intervals over turns, and processor seconds."""
+    """Markdown: what was profiled with processor hours; acceptance by arm, and minus the warm start."""
     yield "| domain | candidates profiled | classes | left out | CPU hours so far |"
     yield "|---|---|---|---|---|"
-    found: dict[str, dict[str, str]] = {}
+    found: dict[str, dict[str, Accepted]] = {}
     for name in domains:
         told = _summary(folder / name / "profile.jsonl")
         classes, skipped = (", ".join(f"{n} {k}" for k, n in told[key].items()) for key in ("classes", "skipped_turns"))
@@ -284,13 +285,15 @@ def table(folder: Path, domains: Sequence[str]) -> Iterator[str]:
         hours = math.fsum(record.get("cpu_seconds", 0.0) for record in records) / 3600
         yield f"| {name} | {told['candidates']} | {classes} | {skipped} | {hours:.2f} |"
         files = sorted((folder / name).glob("accept.*.jsonl"))
-        found[name] = {path.name.removeprefix("accept.").removesuffix(".jsonl"): _acceptance(path) for path in files}
+        found[name] = {path.name.removeprefix("accept.").removesuffix(".jsonl"): _accepted(path) for path in files}
     arms = sorted({arm for cells in found.values() for arm in cells}, key=_order)
-    yield ""
-    yield f"| acceptance at held-out turns | {' | '.join(arms)} |"
-    yield "|---" * (len(arms) + 1) + "|"
-    for name, cells in found.items():
-        yield f"| {name} | {' | '.join(cells.get(arm, 'none') for arm in arms)} |"
+    for title, cell in (("acceptance at held-out turns", _share), ("minus the warm start, points", _difference)):
+        yield ""
+        yield f"| {title} | {' | '.join(arms)} |"
+        yield "|---" * (len(arms) + 1) + "|"
+        for name, cells in found.items():
+            warm = cells.get("warm", {})
+            yield f"| {name} | {' | '.join(cell(cells[arm], warm) if arm in cells else 'none' for arm in arms)} |"
 
 
 def _order(arm: str) -> tuple[int, str]:
@@ -305,13 +308,38 @@ def _summary(path: Path) -> dict[str, Any]:
     return PROFILE.read(path)[0]["summary"]
 
 
-def _acceptance(path: Path) -> str:
-    """Accepted rollouts, with an interval over turns (samples at one turn are not independent)."""
-    means = [row["reward_mean"] for row in PROFILE.read(path)[1] if row["reward_mean"] is not None]
-    if not means:
+def _accepted(path: Path) -> Accepted:
+    found: Accepted = {}
+    for row in PROFILE.read(path)[1]:
+        if row["reward_mean"] is not None:
+            found.setdefault(row["trace_id"], {})[row["turn"]] = row["reward_mean"]
+    return found
+
+
+def _share(arm: Accepted, warm: Accepted) -> str:
+    """Accepted rollouts, with an interval over traces: turns of one trace, and samples at one turn, are not
+    independent."""
+    sums = [math.fsum(turns.values()) for turns in arm.values()]
+    counts = [len(turns) for turns in arm.values()]
+    if not sums:
         return "none judged"
-    low, high = wilson(math.fsum(means), len(means))
-    return f"{math.fsum(means) / len(means):.1%} [{low:.1%}, {high:.1%}] of {len(means)}"
+    low, high = clustered_wilson(sums, counts)
+    return f"{sum(sums) / sum(counts):.1%} [{low:.1%}, {high:.1%}] of {sum(counts)} ({len(sums)} traces)"
+
+
+def _difference(arm: Accepted, warm: Accepted) -> str:
+    """At the turns that both were judged at: the mean over traces of a trace's mean, with Student's interval."""
+    paired = [
+        [mean - warm[trace][turn] for turn, mean in turns.items() if turn in warm[trace]]
+        for trace, turns in arm.items()
+        if trace in warm
+    ]
+    values = [math.fsum(each) / len(each) for each in paired if each]
+    if not values or arm is warm:
+        return ""
+    found = t_interval(values)
+    interval = "" if found.low is None else f" [{100 * found.low:+.1f}, {100 * (found.high or 0):+.1f}]"
+    return f"{100 * found.mean:+.1f}{interval}"
 
 
 def tiny(folder: Path) -> None:

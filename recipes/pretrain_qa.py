@@ -39,7 +39,8 @@ from turntree.domains.qa.environment import QaEnvironment
 from turntree.domains.qa.experts import NotFound, Played, play
 from turntree.domains.qa.generate import QuestionMix
 from turntree.renderers.template import ChatRenderer
-from turntree.rollouts.episodes import EpisodeConfig, grow
+from turntree.rollouts.live import EpisodeConfig
+from turntree.rollouts.players import grow
 from turntree.stages.policy import Device, load_policy
 
 SCAFFOLD = (  # one token each: what a call and an answer are written with

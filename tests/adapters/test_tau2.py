@@ -17,7 +17,7 @@ from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.environments.check import check_environment
-from turntree.rollouts.episodes import EpisodeConfig
+from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import SchedulerConfig
 from turntree.stages.config import TrainOnlineConfig
 from turntree.stages.train_online import run_train_online

@@ -14,8 +14,8 @@ from turntree.core.protocols import TurnState
 from turntree.domains.household.door import GamesConfig, games
 from turntree.domains.household.experts import shortest_plan
 from turntree.profiling.importance import Choice, choose, measure, shrunk
-from turntree.rollouts.episodes import EpisodeConfig
-from turntree.rollouts.outcome import Rest
+from turntree.rollouts.live import EpisodeConfig
+from turntree.rollouts.outcome import PlayOn, Rest
 from turntree.rollouts.rebuild import Rebuilder
 from turntree.stages.config import Device
 from turntree.stages.policy import load_policy
@@ -108,10 +108,10 @@ def test_the_action_that_wins_is_worth_a_success_where_no_turn_is_left_to_repair
         messages += [Message("assistant", command), Message("user", world.step(command).observation)]
     state = TurnState("t", len(before), tuple(messages), Message("assistant", last), environment=source)
     policy = load_policy("household", Device())
-    rebuilder = Rebuilder(Part("household"))
     episodes = EpisodeConfig(max_turns=len(before) + 1, sampling=Sampling(max_tokens=8))
+    play_on = PlayOn(Rebuilder(Part("household")), policy.engine, policy.renderer, episodes, forks=2)
     choice = Choice(state, Message("assistant", last), Message("assistant", "look"))
-    (found,), _ = measure([choice], rebuilder, policy.engine, policy.renderer, episodes, forks=2, seed=0)
+    (found,), _ = measure([choice], play_on, seed=0)
     assert (found.accepted, found.refused, found.difference) == (1.0, 0.0, 1.0) and found.error == 0
 
 

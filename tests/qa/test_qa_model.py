@@ -10,7 +10,8 @@ from turntree.core.messages import Message
 from turntree.core.tree import NodeKind
 from turntree.domains.qa.build import QaWorld, environments
 from turntree.domains.qa.experts import answer, compute, search
-from turntree.rollouts.episodes import EpisodeConfig, grow
+from turntree.rollouts.live import EpisodeConfig
+from turntree.rollouts.players import grow
 from turntree.stages.policy import Device, Policy, load_policy
 from turntree.tools.runtime import ToolRuntime
 

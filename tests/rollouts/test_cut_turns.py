@@ -1,8 +1,6 @@
 """A turn that the token limit cut is worth nothing wherever turns are judged, and every record says so."""
 
 import json
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -21,10 +19,10 @@ from turntree.profiling.rows import judgements_of, samples_of
 from turntree.profiling.samples import Sampler, together
 from turntree.profiling.stopping import Prior
 from turntree.renderers.template import ChatRenderer
-from turntree.rollouts.episodes import EpisodeConfig, grow
+from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.local import judge_turn, render, rule_name, sample_local, score_local
+from turntree.rollouts.players import grow
 from turntree.rollouts.rewards import Episode, RewardSum, WeightedReward
-from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 from turntree.tools.runtime import ToolRuntime
 from turntree.verifiers.strict import StrictMatch
 from turntree.verifiers.tool_call import ToolCallMatch
@@ -133,21 +131,11 @@ class Once:
         return twin
 
 
-Play = Callable[..., tuple[RolloutTree, Rewards]]
+def play(task: Once, episodes: EpisodeConfig, functions: RewardSum | None = None) -> tuple[RolloutTree, Rewards]:
+    return grow([task], engine(), RENDERER, episodes, group_size=8, seed=0, functions=functions)[0]
 
 
-def in_waves(task: Once, episodes: EpisodeConfig) -> tuple[RolloutTree, Rewards]:
-    return grow([task], engine(), RENDERER, episodes, group_size=8, seed=0)[0]
-
-
-def in_flight(task: Once, episodes: EpisodeConfig, **more: Any) -> tuple[RolloutTree, Rewards]:
-    config = SchedulerConfig(episodes=episodes, group_size=8)
-    (group,) = Scheduler(engine(), RENDERER, config, **more).run([task], seed=0)
-    return group.tree, group.rewards
-
-
-@pytest.mark.parametrize("play", [in_waves, in_flight])
-def test_no_environment_sees_a_cut_turn_and_its_rollout_fails(play: Play) -> None:
+def test_no_environment_sees_a_cut_turn_and_its_rollout_fails() -> None:
     """The policy did not finish the turn, so its call is no call: it used to be executed, and paid for."""
     task = Once()
     tree, rewards = play(task, EpisodeConfig(sampling=SAMPLING))
@@ -161,8 +149,7 @@ def test_no_environment_sees_a_cut_turn_and_its_rollout_fails(play: Play) -> Non
         assert tree[leaf].message.tool_calls == CALL.tool_calls and tree[leaf].message.cut
 
 
-@pytest.mark.parametrize("play", [in_waves, in_flight])
-def test_an_environment_that_judges_cut_turns_is_told_their_text_without_the_call(play: Play) -> None:
+def test_an_environment_that_judges_cut_turns_is_told_their_text_without_the_call() -> None:
     task = Once()
     tree, rewards = play(task, EpisodeConfig(sampling=SAMPLING, cut_turns="judge"))
     assert {action.cut for action in task.told} == {True, False}
@@ -170,9 +157,8 @@ def test_an_environment_that_judges_cut_turns_is_told_their_text_without_the_cal
     assert {rewards.of(leaf) for leaf in tree.leaves()} == {1.0}
 
 
-@pytest.mark.parametrize("play", [in_waves, in_flight])
 @pytest.mark.parametrize(("paid", "first", "worth"), [(1.0, 0.0, {0.0}), (-0.5, -0.5, {-0.5}), (-2.0, -1.0, {-1, -2})])
-def test_endless_text_is_never_worth_more_than_failing(play: Play, paid: float, first: float, worth: set) -> None:
+def test_endless_text_is_never_worth_more_than_failing(paid: float, first: float, worth: set) -> None:
     """Where an ending costs something, being cut costs as much: before the first answer `failure_reward` says it."""
     tree, rewards = play(Once(first, paid, patience=5), EpisodeConfig(max_turns=4, sampling=SAMPLING))
     assert {rewards.of(leaf) for leaf in leaves(tree, cut=True)} == worth
@@ -187,7 +173,7 @@ def test_reward_functions_of_your_own_judge_a_cut_episode_as_any_other() -> None
         return 0.25 * episode.cut_turns
 
     rewards = RewardSum([WeightedReward("judge", 2.0, judge)])
-    tree, found = in_flight(Once(), EpisodeConfig(sampling=SAMPLING), rewards=rewards)
+    tree, found = play(Once(), EpisodeConfig(sampling=SAMPLING), rewards)
     assert {found.of(leaf) for leaf in leaves(tree, cut=True)} == {0.5}
     assert set(seen) == {(StopReason.MAX_TOKENS, 1, 0.0), (StopReason.COMPLETED, 0, 1.0)}
 
@@ -195,5 +181,5 @@ def test_reward_functions_of_your_own_judge_a_cut_episode_as_any_other() -> None
 def test_a_question_that_is_cut_before_its_first_call_has_no_answer() -> None:
     question = Question(id="q", text="?", answers=("4",), answer_type="number")
     task = QaEnvironment(question, ToolRuntime([]))
-    tree, rewards = in_flight(task, EpisodeConfig(sampling=SAMPLING))
+    tree, rewards = play(task, EpisodeConfig(sampling=SAMPLING))
     assert {rewards.of(leaf) for leaf in leaves(tree, cut=True)} == {-1.0}

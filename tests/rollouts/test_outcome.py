@@ -15,6 +15,7 @@ from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.domains.household.door import GamesConfig, games
 from turntree.domains.household.experts import shortest_plan
+from turntree.engines.scripted import ScriptedEngine
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.local import judge_demonstrated, judge_turns, score_local
 from turntree.rollouts.outcome import Continuation, Outcome
@@ -133,3 +134,23 @@ def test_it_says_what_it_needs() -> None:
     for given in (None, HOUSEHOLD):
         with pytest.raises(ConfigError, match="plays on"), open_verifier(Part("outcome"), given):
             pass
+
+
+@pytest.mark.parametrize(("failing", "rewards"), [(0.0, {0.0}), (0.5, {0.0}), (1.0, {None})])
+def test_a_request_that_fails_costs_its_continuation_and_not_the_run(policy, failing: float, rewards: set) -> None:
+    """On a server a request may fail for good; what is left of the continuations says what the action is worth."""
+    state, _ = near_the_end(3)
+    look = policy.renderer.completion(Message("assistant", "look"))
+    engine = ScriptedEngine(
+        lambda prompt, seed: look,
+        policy.renderer.stop_ids,
+        vocab_size=1 << 17,
+        fault=lambda request: "no answer" if request.seed % 100 < 100 * failing else None,
+    )
+    limited = Outcome(HOUSEHOLD, engine, policy.renderer, forks=16, max_tokens=24, max_turns=state.turn + 2)
+    (verdict,) = limited.judge_all([(state, Message("assistant", "look"))])
+    assert {verdict.reward} == rewards
+    assert ("no answer" in verdict.reason) == (verdict.reward is None)
+    if 0 < failing < 1:
+        count = int(verdict.reason.split(" of ")[1].split()[0])
+        assert 0 < count < 16

@@ -14,15 +14,17 @@ from fault_drill import Corridor, Even
 from tiny_models import tiny_model, tiny_tokenizer
 from turntree.core.completion import Sampling
 from turntree.core.errors import InputError
+from turntree.core.labels import Rewards
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.engines.hf import HFEngine
 from turntree.engines.scripted import ScriptedEngine
 from turntree.renderers.template import ChatRenderer
-from turntree.rollouts.episodes import EpisodeConfig, grow
+from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.local import Limits, Prompted, sample_local, score_local, that_fit
-from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
+from turntree.rollouts.players import grow
+from turntree.rollouts.scheduler import SchedulerConfig
 from turntree.stages.train_pivot import _held_out
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
 from turntree.training.config import LossConfig
@@ -77,22 +79,14 @@ def lost(tree: RolloutTree) -> int:
     return stops(tree)["renderer_error"]
 
 
-GROWERS: dict[str, Callable[[Failing], list[Any]]] = {
-    "waves": lambda renderer: grow(TASKS, engine(), renderer, EPISODES, group_size=4, seed=0),
-    "scheduler": lambda renderer: [
-        (group.tree, group.rewards)
-        for group in Scheduler(engine(), renderer, SchedulerConfig(episodes=EPISODES, group_size=4)).run(TASKS, seed=0)
-    ],
-}
+def grown(renderer: Failing) -> list[tuple[RolloutTree, Rewards]]:
+    return grow(TASKS, engine(), renderer, EPISODES, group_size=4, seed=0)
 
 
-@pytest.mark.parametrize("grower", GROWERS.values(), ids=GROWERS.keys())
 @pytest.mark.parametrize("verb", ["parse", "extend"])
-def test_the_rollout_is_censored_with_its_reason_and_its_siblings_are_not(
-    grower: Callable[[Failing], list[Any]], verb: str
-) -> None:
-    (tree, rewards), *_ = sorted(grower(Failing(verb, lambda call: call == 2)), key=lambda grown: -lost(grown[0]))
-    calm = next(calm for calm, _ in grower(Failing(verb, lambda call: False)) if calm.task_id == tree.task_id)
+def test_the_rollout_is_censored_with_its_reason_and_its_siblings_are_not(verb: str) -> None:
+    (tree, rewards), *_ = sorted(grown(Failing(verb, lambda call: call == 2)), key=lambda one: -lost(one[0]))
+    calm = next(calm for calm, _ in grown(Failing(verb, lambda call: False)) if calm.task_id == tree.task_id)
     assert stops(tree)["renderer_error"] == 1 and len(tree.leaves()) == 4
     (leaf,) = [leaf for leaf in tree.leaves() if tree.stop_reason(leaf) is StopReason.RENDERER_ERROR]
     assert rewards.of(leaf) is None
@@ -102,18 +96,16 @@ def test_the_rollout_is_censored_with_its_reason_and_its_siblings_are_not(
     assert sampled == [n.token_ids for n in calm if n.kind is NodeKind.COMPLETION and n.turn == 1], "paid for, and kept"
 
 
-@pytest.mark.parametrize("grower", GROWERS.values(), ids=GROWERS.keys())
-def test_a_task_that_cannot_be_rendered_is_a_censored_group(grower: Callable[[Failing], list[Any]]) -> None:
-    (_, _), (tree, rewards) = grower(Failing("prompt", lambda call: call > 1, NO_ROLE))
+def test_a_task_that_cannot_be_rendered_is_a_censored_group() -> None:
+    (_, _), (tree, rewards) = grown(Failing("prompt", lambda call: call > 1, NO_ROLE))
     assert set(stops(tree)) == {"renderer_error"}
     assert not rewards.scored()
     assert {verdict.reason for verdict in rewards.verdicts.values()} == {"field 'messages': no such role"}
 
 
-@pytest.mark.parametrize("grower", GROWERS.values(), ids=GROWERS.keys())
-def test_a_run_whose_first_task_cannot_be_rendered_ends_in_one_line(grower: Callable[[Failing], list[Any]]) -> None:
+def test_a_run_whose_first_task_cannot_be_rendered_ends_in_one_line() -> None:
     with pytest.raises(InputError, match=r"no such role; see turntree check model"):
-        grower(Failing("prompt", lambda call: True, NO_ROLE))
+        grown(Failing("prompt", lambda call: True, NO_ROLE))
 
 
 def test_a_local_rollout_that_cannot_be_read_has_no_reward() -> None:

@@ -26,8 +26,8 @@ from turntree.core.verdict import Verdict
 from turntree.engines.scripted import ScriptedEngine
 from turntree.logs.trees import KeptTree
 from turntree.renderers.template import ChatRenderer
-from turntree.rollouts.episodes import EpisodeConfig
 from turntree.rollouts.groups import GrownGroup
+from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.rewards import (
     Episode,
     RewardFunction,

@@ -7,7 +7,6 @@ import copy
 import json
 import math
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -41,8 +40,8 @@ from turntree.report.browser import group_view
 from turntree.report.rollout_tree import tree_of
 from turntree.report.tree_figures import rollout_tree
 from turntree.rollouts.accounting import account
-from turntree.rollouts.episodes import EpisodeConfig, grow
 from turntree.rollouts.groups import GrownGroup
+from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 from turntree.stages.config import RecordConfig
 from turntree.stages.record import trace_of
@@ -103,9 +102,6 @@ class Asked:
 
         return ScriptedEngine(answer, RENDERER.stop_ids, vocab_size=len(TOKENIZER), **how)
 
-    def waves(self, size: int = 5) -> list[tuple[RolloutTree, Rewards]]:
-        return grow(TASKS, self.engine(), RENDERERS[self.thoughts], EPISODES, group_size=size, seed=3)
-
     def groups(self, size: int = 5, gate: Any = None, **how: Any) -> list[GrownGroup]:
         config = SchedulerConfig(episodes=EPISODES, group_size=size, max_live_rollouts=how.pop("places", 64))
         scheduler = Scheduler(self.engine(**how), RENDERERS[self.thoughts], config, gate=gate)
@@ -113,12 +109,6 @@ class Asked:
 
     def scheduled(self, size: int = 5) -> list[tuple[RolloutTree, Rewards]]:
         return [(group.tree, group.rewards) for group in self.groups(size)]
-
-
-GROWERS: dict[str, Callable[[Asked], list[tuple[RolloutTree, Rewards]]]] = {
-    "waves": Asked.waves,
-    "scheduler": Asked.scheduled,
-}
 
 
 def calls_of(tree: RolloutTree, end: int) -> list[tuple[tuple[int, ...], int, list[Message]]]:
@@ -133,10 +123,9 @@ def calls_of(tree: RolloutTree, end: int) -> list[tuple[tuple[int, ...], int, li
     return found
 
 
-@pytest.mark.parametrize("grower", GROWERS.values(), ids=GROWERS.keys())
-def test_every_prompt_is_the_models_own_rendering_and_every_call_lies_in_the_tree(grower: Any) -> None:
+def test_every_prompt_is_the_models_own_rendering_and_every_call_lies_in_the_tree() -> None:
     asked = Asked()
-    trees = grower(asked)
+    trees = asked.scheduled()
     seen = Counter[tuple[tuple[int, ...], tuple[int, ...]]]()
     for tree, _ in trees:
         for end in tree.ends():
@@ -147,9 +136,8 @@ def test_every_prompt_is_the_models_own_rendering_and_every_call_lies_in_the_tre
     assert any(tree.parts() for tree, _ in trees)
 
 
-@pytest.mark.parametrize("grower", GROWERS.values(), ids=GROWERS.keys())
-def test_the_rollout_counts_once_and_its_branches_are_its_parts(grower: Any) -> None:
-    trees = grower(Asked())
+def test_the_rollout_counts_once_and_its_branches_are_its_parts() -> None:
+    trees = Asked().scheduled()
     for tree, rewards in trees:
         rewards.check(tree)
         assert len(tree.ends()) == len(rewards.scored()) == 5

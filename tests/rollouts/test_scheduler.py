@@ -14,7 +14,9 @@ import pytest
 from fault_drill import Corridor, FaultPlan, Faulty
 from tiny_models import tiny_tokenizer
 from turntree.branching.rules import FixedBrancher
+from turntree.core import seeds
 from turntree.core.completion import Finished, GenerationRequest, Sampling
+from turntree.core.config import Part
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message
 from turntree.core.protocols import GateDecision, GroupProgress, Observation
@@ -24,8 +26,10 @@ from turntree.environments.inline import InlinePool
 from turntree.environments.pool import Session
 from turntree.gates.compose import RandomGate
 from turntree.renderers.template import ChatRenderer
-from turntree.rollouts.episodes import EpisodeConfig, grow
 from turntree.rollouts.groups import GrownGroup
+from turntree.rollouts.live import EpisodeConfig
+from turntree.rollouts.players import grow
+from turntree.rollouts.rewards import RewardSum, build_rewards
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 from turntree.tools.pool import ThreadPool
 
@@ -81,14 +85,52 @@ def turns_asked(request: GenerationRequest) -> int:
     return sum(token in RENDERER.stop_ids for token in request.prompt_ids) // 2
 
 
-def test_the_trees_are_those_of_lockstep_waves() -> None:
+def played_alone(task: Corridor, sample: int, seed: int) -> tuple[tuple[int, ...], str, float]:
+    """An episode in its plainest form: one request, one answer, one step after the other. The tokens, how it ended, and
+    its reward."""
+    sampling, messages = EPISODES.sampling, [*task.reset()]
+    tokens = RENDERER.prompt(messages)
+    for turn in range(EPISODES.max_turns):
+        key = seeds.of_turn(seed, task.task_id, (sample,), turn)
+        (said,) = engine().generate([GenerationRequest(prompt_ids=tokens, sampling=sampling, seed=key)])
+        messages.append(RENDERER.parse(said.token_ids))
+        answer = task.step(messages[-1])
+        tokens += said.token_ids + RENDERER.extend(messages, answer.messages, stopped=said.finish == "stop")
+        messages += answer.messages
+        if answer.done:
+            return tokens, "completed", float(answer.success or False)
+    return tokens, "max_turns", 0.0
+
+
+def test_a_rollout_is_what_it_would_be_alone() -> None:
     tasks = corridors(1, 2, 3, 9)
-    waves = grow(tasks, engine(), RENDERER, EPISODES, group_size=3, seed=5)
     latency: Callable[[GenerationRequest], int] = lambda request: 1 + request.seed % 5  # noqa: E731
     scheduler = Scheduler(engine(latency), RENDERER, config(group_size=3, max_live_rollouts=4))
-    for (tree, rewards), group in zip(waves, scheduler.run(tasks, seed=5), strict=True):
-        assert plain(group.tree) == plain(tree)
-        assert group.rewards == rewards
+    groups = [(group.tree, group.rewards) for group in scheduler.run(tasks, seed=5)]
+    for found in (groups, grow(tasks, engine(), RENDERER, EPISODES, group_size=3, seed=5)):
+        for task, (tree, rewards) in zip(tasks, found, strict=True):
+            leaves = tree.leaves()
+            rollouts = [(tree.rollout(leaf).token_ids, tree.stop_reason(leaf), rewards.of(leaf)) for leaf in leaves]
+            assert sorted(rollouts) == sorted(played_alone(task, sample, 5) for sample in range(3))
+
+
+def test_what_is_played_at_once_is_the_same_and_is_judged_together() -> None:
+    """`grow` has no places to wait for and asks the reward functions once, which may ask a server."""
+    tasks, asked = corridors(1, 2, 3), []
+
+    class Counting(RewardSum):
+        def judge_all(self, episodes: Any, verdicts: Any) -> Any:
+            asked.append(len(episodes))
+            return super().judge_all(episodes, verdicts)
+
+    functions = Counting(build_rewards([Part("success")]).functions)
+    told: list[int] = []
+    found = grow(tasks, engine(), RENDERER, EPISODES, group_size=3, seed=5, functions=functions, finished=told.append)
+    scheduler = Scheduler(engine(), RENDERER, config(group_size=3), rewards=build_rewards([Part("success")]))
+    groups = list(scheduler.run(tasks, seed=5))
+    assert [plain(tree) for tree, _ in found] == [plain(group.tree) for group in groups]
+    assert [rewards for _, rewards in found] == [group.rewards for group in groups]
+    assert asked == [9] and told == [3, 3, 3]
 
 
 def plain(tree: RolloutTree) -> dict[str, Any]:

@@ -18,7 +18,7 @@ LIGHT = (
     "verifiers.tool_call",
     "advantages.credit",
 )
-LIGHT += ("traces.chat", "rollouts.local", "rollouts.episodes", "profiling.profile", "report.html", "engines.scripted")
+LIGHT += ("traces.chat", "rollouts.local", "rollouts.live", "profiling.profile", "report.html", "engines.scripted")
 LIGHT += ("rollouts.scheduler", "environments.processes", "gates.calibrate", "filters.allocation", "logs.read")
 LIGHT += ("auditing.audit", "cli.main", "core.keys", "training.config", "stages.config", "experiments.config")
 

@@ -19,11 +19,9 @@ from typing import Any
 from turntree.core import seeds
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.messages import Message
-from turntree.core.protocols import Engine, Renderer, TurnState
+from turntree.core.protocols import TurnState
 from turntree.profiling.rows import Row, samples_of
-from turntree.rollouts.episodes import EpisodeConfig
-from turntree.rollouts.outcome import Continuation, play_on
-from turntree.rollouts.rebuild import Rebuilder
+from turntree.rollouts.outcome import Continuation, PlayOn
 
 _SIDES = ("accepted", "refused")
 _LEAST_VARIANCE = 1e-3  # of a difference between two outcomes that are exact
@@ -77,43 +75,26 @@ def _on_side(name: str, reward: float | None, mean: float | None) -> bool:
     return reward > mean if name == "accepted" else reward < mean
 
 
-def measure(
-    choices: Sequence[Choice],
-    rebuilder: Rebuilder,
-    engine: Engine,
-    renderer: Renderer,
-    episodes: EpisodeConfig,
-    *,
-    forks: int,
-    seed: int,
-) -> tuple[list[Importance], Cost]:
-    """`forks` continuations to the end of each action of each choice, played together. A state that cannot be rebuilt,
-    and one whose continuations all failed, has no importance, with the reason. Raises `InputError` for traces that do
-    not say how to build their environment."""
+def measure(choices: Sequence[Choice], play_on: PlayOn, *, seed: int) -> tuple[list[Importance], Cost]:
+    """Continuations to the end from each action of each choice, played together. A state that cannot be rebuilt, and
+    one whose continuations all failed, has no importance, with the reason. Raises `InputError` for traces that do not
+    say how to build their environment."""
     sides = [Continuation(choice.state, getattr(choice, name), name) for choice in choices for name in _SIDES]
-    play_on(sides, rebuilder, engine, renderer, episodes, forks=forks, seed=seeds.derive(seed, "importance"))
+    play_on(sides, seeds.derive(seed, "importance"))
     pairs = zip(sides[::2], sides[1::2], strict=True)
     cost = sum((side.cost for side in sides), NO_COST)
     return [_difference(*pair) for pair in pairs], cost
 
 
 def weigh(
-    states: Sequence[TurnState],
-    rows: Sequence[Row | None],
-    rebuilder: Rebuilder,
-    engine: Engine,
-    renderer: Renderer,
-    episodes: EpisodeConfig,
-    *,
-    forks: int,
-    seed: int,
+    states: Sequence[TurnState], rows: Sequence[Row | None], play_on: PlayOn, *, seed: int
 ) -> tuple[list[Importance | None], Cost]:
     """The importance of every state, given its row of a profile. None where the state has no row or is not mixed: there
     are no two actions to compare. Raises as `measure` does."""
     pairs = zip(states, rows, strict=True)
     chosen = [None if row is None else choose(state, row, seed) for state, row in pairs]
     choices = [choice for choice in chosen if choice is not None]
-    measured, cost = measure(choices, rebuilder, engine, renderer, episodes, forks=forks, seed=seed)
+    measured, cost = measure(choices, play_on, seed=seed)
     found = iter(measured)
     return [None if choice is None else next(found) for choice in chosen], cost
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from turntree.core.completion import Completion
@@ -54,6 +54,9 @@ class GrownGroup:
     cut: int | None = None
     decision: GateDecision | None = None  # the gate's last (cut, audited or passed); the tree holds all of them
     unfilled: int = 0  # leaves that neither a branch nor a fresh rollout was made for
+    endings: Mapping[int, Ending] = field(
+        default_factory=dict[int, Ending], repr=False
+    )  # where the scheduler played it
 
 
 @dataclass(eq=False)
@@ -247,6 +250,7 @@ class Group:
             cut=self.cut,
             decision=self.decision,
             unfilled=self.unfilled,
+            endings=layout.endings,
         )
 
 

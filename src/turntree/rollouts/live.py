@@ -1,7 +1,6 @@
 """An unfinished rollout: its place in the tree, its conversation, and the tokens that the engine has seen.
 
-The code that `episodes.grow` (waves) and `scheduler.Scheduler` (many groups in flight) share, so that both grow the
-same tree: requests, appended nodes, and endings.
+The requests, appended nodes and endings of a rollout that the scheduler plays.
 """
 
 from __future__ import annotations

@@ -21,10 +21,11 @@ from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message
-from turntree.core.protocols import Engine, Environment, Observation, Renderer, TurnState
+from turntree.core.protocols import Environment, Observation, Renderer, StreamingEngine, TurnState
 from turntree.core.verdict import Verdict
 from turntree.environments.pool import EnvironmentFault, checked, reason_of
-from turntree.rollouts.episodes import EpisodeConfig, grow
+from turntree.rollouts.live import EpisodeConfig
+from turntree.rollouts.players import grow
 from turntree.rollouts.rebuild import Misfit, Rebuilder, Walked, asked
 from turntree.verifiers.strict import action_kind
 
@@ -43,7 +44,7 @@ class Outcome:
     def __init__(
         self,
         environment: Part | None = None,
-        engine: Engine | None = None,
+        engine: StreamingEngine | None = None,
         renderer: Renderer | None = None,
         episodes: EpisodeConfig | None = None,
         *,
@@ -67,18 +68,17 @@ class Outcome:
             temperature=usual.sampling.temperature if temperature is None else temperature,
         )
         context = min(usual.max_context, engine.max_context)
-        self._episodes = replace(usual, max_turns=max_turns or usual.max_turns, max_context=context, sampling=sampling)
-        self._engine, self._renderer, self._forks = engine, renderer, forks
+        limited = replace(usual, max_turns=max_turns or usual.max_turns, max_context=context, sampling=sampling)
         code = json.dumps([parts.identity("environments", environment), to_value(environment.options)], sort_keys=True)
-        limits = {"forks": forks, "max_turns": self._episodes.max_turns, "max_tokens": sampling.max_tokens}
+        limits = {"forks": forks, "max_turns": limited.max_turns, "max_tokens": sampling.max_tokens}
         limits |= {"temperature": sampling.temperature, "max_context": context}
         options = "+".join(f"{key}={value:g}" for key, value in limits.items())
         self.name = f"outcome/1+{options}+environment={environment.name}@{_digest(code)}"
-        self._rebuilder = Rebuilder(environment)
+        self._play_on = PlayOn(Rebuilder(environment), engine, renderer, limited, forks)
 
     def close(self) -> None:
         """Close the environments' tasks."""
-        self._rebuilder.close()
+        self._play_on.rebuilder.close()
 
     def judge(self, state: TurnState, action: Message) -> Verdict:
         return self.judge_all([(state, action)])[0]
@@ -88,8 +88,7 @@ class Outcome:
         Raises `InputError` where a trace does not say how to build its environment."""
         named = [json.dumps(action.to_chat(), sort_keys=True) for _, action in pairs]
         begun = [Continuation(*pair, _digest(name)) for pair, name in zip(pairs, named, strict=True)]
-        key = seeds.derive(seed, "outcome")
-        play_on(begun, self._rebuilder, self._engine, self._renderer, self._episodes, forks=self._forks, seed=key)
+        self._play_on(begun, seeds.derive(seed, "outcome"))
         return [_verdict(one) for one in begun]
 
 
@@ -158,38 +157,40 @@ class Continuation:
             self.reason = "the environment does not say whether the task is solved (success)"
 
 
-def play_on(
-    begun: Sequence[Continuation],
-    rebuilder: Rebuilder,
-    engine: Engine,
-    renderer: Renderer,
-    episodes: EpisodeConfig,
-    *,
-    forks: int,
-    seed: int,
-) -> None:
-    """Enter the outcomes of `forks` continuations to the end of each, all played together. A state that cannot be
-    rebuilt gives a reason. Raises `InputError` for traces that do not say how to build their environment."""
-    states: dict[int, Walked | str] = {}
-    rests: list[tuple[Continuation, Rest]] = []
-    for one in begun:
-        started, played = time.perf_counter(), 1
-        if id(one.state) not in states:
-            played += one.state.turn  # the state's history is played again, once
-            try:
-                states[id(one.state)] = rebuilder.at(one.state)
-            except (EnvironmentFault, Misfit) as fault:
-                states[id(one.state)] = reason_of(fault)
-        found = states[id(one.state)]
-        if isinstance(found, str):
-            one.reason = found
-        elif (rest := one.begin(found[0], episodes)) is not None:
-            rests.append((one, rest))
-        one.cost += Cost(tool_calls=played, environment_seconds=time.perf_counter() - started)
-    grown = grow([rest for _, rest in rests], engine, renderer, episodes, group_size=forks, seed=seed, part=True)
-    for (one, _), (tree, rewards) in zip(rests, grown, strict=True):
-        one.end(rewards)
-        one.cost += tree.cost
+@dataclass(frozen=True)
+class PlayOn:
+    """Lets the policy go on from actions at states to the end of their episodes, `forks` times each."""
+
+    rebuilder: Rebuilder
+    engine: StreamingEngine
+    renderer: Renderer
+    episodes: EpisodeConfig
+    forks: int
+
+    def __call__(self, begun: Sequence[Continuation], seed: int) -> None:
+        """Enter the outcomes of all; they are played together. A state that cannot be rebuilt gives a reason. Raises
+        `InputError` for traces that do not say how to build their environment."""
+        states: dict[int, Walked | str] = {}
+        rests: list[tuple[Continuation, Rest]] = []
+        for one in begun:
+            started, played = time.perf_counter(), 1
+            if id(one.state) not in states:
+                played += one.state.turn  # the state's history is played again, once
+                try:
+                    states[id(one.state)] = self.rebuilder.at(one.state)
+                except (EnvironmentFault, Misfit) as fault:
+                    states[id(one.state)] = reason_of(fault)
+            found = states[id(one.state)]
+            if isinstance(found, str):
+                one.reason = found
+            elif (rest := one.begin(found[0], self.episodes)) is not None:
+                rests.append((one, rest))
+            one.cost += Cost(tool_calls=played, environment_seconds=time.perf_counter() - started)
+        tasks = [rest for _, rest in rests]
+        grown = grow(tasks, self.engine, self.renderer, self.episodes, group_size=self.forks, seed=seed, part=True)
+        for (one, _), (tree, rewards) in zip(rests, grown, strict=True):
+            one.end(rewards)
+            one.cost += tree.cost
 
 
 class Rest:

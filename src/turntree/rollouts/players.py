@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from turntree.core.errors import ConfigError
@@ -11,12 +13,13 @@ from turntree.core.labels import Rewards
 from turntree.core.protocols import Brancher, Environment, Gate, Renderer, StreamingEngine
 from turntree.core.tree import RolloutTree
 from turntree.environments.pool import EnvironmentPool
-from turntree.rollouts import episodes
 from turntree.rollouts.accounting import Usage
-from turntree.rollouts.episodes import EpisodeConfig
 from turntree.rollouts.groups import GrownGroup
+from turntree.rollouts.live import EpisodeConfig, judged
 from turntree.rollouts.rewards import RewardSum
 from turntree.rollouts.scheduler import Order, Scheduler, SchedulerConfig
+
+Finished = Callable[[int], object]  # told how many rollouts ended
 
 
 class Player(Protocol):
@@ -82,27 +85,33 @@ def grow(
     *,
     group_size: int = 1,
     seed: int,
-    finished: episodes.Finished | None = None,
+    pool: EnvironmentPool | None = None,
+    finished: Finished | None = None,
     part: bool = False,
     functions: RewardSum | None = None,
 ) -> list[tuple[RolloutTree, Rewards]]:
-    """`episodes.grow`, or the same by the tasks' own player."""
-    if not tasks or getattr(tasks[0], "player", None) is None:
-        return episodes.grow(
-            tasks,
-            engine,
-            renderer,
-            config,
-            group_size=group_size,
-            seed=seed,
-            finished=finished,
-            part=part,
-            functions=functions,
-        )
+    """Play `group_size` episodes of every task to the end, all at once: a tree and its rewards for each, in order.
+
+    The reward of a leaf is the one that its environment gave, or else 1.0 for success and 0.0 for an episode that ended
+    without it (turn and context limits included); None where the episode failed. With `functions` it is theirs; they
+    judge when all episodes have ended. `finished` is told how many rollouts ended, task by task. The draws of (task,
+    sample, turn) depend on `seed` only. Raises `InputError` where the first task cannot be rendered, unless these are a
+    `part` of the tasks.
+    """
     settings = SchedulerConfig(episodes=config, group_size=group_size)
-    found: list[tuple[RolloutTree, Rewards]] = []
-    for group in player_of(tasks, engine, renderer, settings, rewards=functions).run(tasks, seed=seed):
-        found.append((group.tree, group.rewards))
+    alone = bool(tasks) and getattr(tasks[0], "player", None) is not None
+    if not alone:  # nothing in this process could be stopped by a limit of time
+        everything = max(1, group_size * len(tasks))
+        settings = replace(settings, max_live_rollouts=everything, rollout_seconds=math.inf, group_seconds=math.inf)
+    player = player_of(tasks, engine, renderer, settings, pool=pool, rewards=functions if alone else None)
+    player.rendered = part
+    groups: list[GrownGroup] = []
+    for group in player.run(tasks, seed=seed, order="completion"):
+        groups.append(group)
         if finished is not None:
             finished(group_size)
-    return found
+    groups.sort(key=lambda group: group.index)
+    if alone or functions is None:
+        return [(group.tree, group.rewards) for group in groups]
+    rewards = judged([group.endings for group in groups], functions)
+    return [(group.tree, given) for group, given in zip(groups, rewards, strict=True)]

@@ -18,13 +18,14 @@ from turntree.core.labels import Rewards
 from turntree.core.protocols import Environment
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import censored
+from turntree.environments.pool import EnvironmentPool
 from turntree.environments.tasks import identity, open_tasks
 from turntree.logs.trees import KeptTree
 from turntree.observe.files import write_json
 from turntree.observe.jsonl import write_lines
 from turntree.observe.run import progress
 from turntree.observe.statistics import wilson
-from turntree.rollouts.episodes import EpisodeConfig
+from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.players import grow, require_steppable
 from turntree.rollouts.rewards import RewardSum, build_rewards, figures
 from turntree.rollouts.rewards import identity as reward_identity
@@ -67,7 +68,7 @@ def evaluate_policy(
         tasks = opened.of(config.split)
         if crew is not None:
             require_steppable(tasks, "cluster.workers")
-        told: dict[str, Any] = {"kept": kept, "crew": crew, "functions": functions}
+        told: dict[str, Any] = {"kept": kept, "crew": crew, "pool": opened.pool, "functions": functions}
         sampled, cost = play(policy, tasks, config, config.temperature, config.samples, **told)
         result: dict[str, Any] = {
             "schema": SCHEMA,
@@ -103,6 +104,7 @@ def play(
     quiet: bool = False,
     kept: list[KeptTree] | None = None,
     crew: Crew | None = None,
+    pool: EnvironmentPool | None = None,
     functions: RewardSum | None = None,
 ) -> tuple[dict[str, Any], Cost]:
     """Success over all episodes with Wilson intervals, overall and per task type, what `functions` give, and every
@@ -124,6 +126,7 @@ def play(
                 episodes,
                 group_size=samples,
                 seed=config.seed,
+                pool=pool,
                 finished=bar.update,
                 functions=functions,
             )
@@ -178,7 +181,7 @@ def worker(settings: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Any]
             tasks = numbered(opened.of(config.split), unit["tasks"])
             episodes = from_mapping(EpisodeConfig, unit["episodes"])
             told: dict[str, Any] = {"group_size": unit["samples"], "seed": unit["seed"], "functions": functions}
-            grown = grow(tasks, policy.engine, policy.renderer, episodes, part=True, **told)
+            grown = grow(tasks, policy.engine, policy.renderer, episodes, pool=opened.pool, part=True, **told)
             return [labelled(*each) for each in grown]
 
         yield play

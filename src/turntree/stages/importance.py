@@ -19,6 +19,7 @@ from turntree.observe.wave_log import WaveLog, open_log
 from turntree.profiling.importance import weigh
 from turntree.profiling.rows import StoredProfile
 from turntree.profiling.select import is_mixed
+from turntree.rollouts.outcome import PlayOn
 from turntree.rollouts.rebuild import Rebuilder
 from turntree.stages.candidates import stream_candidates
 from turntree.stages.config import ImportanceConfig
@@ -51,20 +52,12 @@ def run_importance(config: ImportanceConfig, out: Path, *, overwrite: bool = Fal
         **policy.identity,
     }
     rebuilder = Rebuilder(config.environment)
+    play_on = PlayOn(rebuilder, policy.engine, policy.renderer, config.episodes, config.forks)
     states = (s for s in stream_candidates(traces, made["split"]) if (s.trace_id, s.turn) in chosen)
 
     def measured(members: Sequence[TurnState]) -> Wave:
         policy.engine.weights_changed(policy.engine.policy_version)  # a resumed run has not computed earlier waves
-        found, cost = weigh(
-            members,
-            [stored.row(state) for state in members],
-            rebuilder,
-            policy.engine,
-            policy.renderer,
-            config.episodes,
-            forks=config.forks,
-            seed=config.seed,
-        )
+        found, cost = weigh(members, [stored.row(state) for state in members], play_on, seed=config.seed)
         pairs = zip(members, found, strict=True)
         told = [[state.trace_id, state.turn, one.to_json()] for state, one in pairs if one is not None]
         return {"importance": told, "cost": cost.counts(), "timing": cost.timing()}

@@ -28,6 +28,7 @@ from turntree.profiling.select import is_mixed, is_pivot, select
 from turntree.profiling.stopping import Prior
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.local import Limits, Prompted, compares, that_fit
+from turntree.rollouts.outcome import PlayOn
 from turntree.rollouts.rebuild import Rebuilder
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 from turntree.rollouts.teachers import NO_LABEL
@@ -224,14 +225,11 @@ class OwnStates:
             return Counter(), NO_COST
         wanted = [place for place, row in enumerate(rows) if is_pivot(row, own.select.threshold)]
         drawn = sorted(seeds.generator(seed, "importance").sample(wanted, min(own.measured, len(wanted))))
+        engine, renderer = self.policy.engine, self.policy.renderer
         measured, cost = weigh(
             [prompted[place].state for place in drawn],
             [rows[place] for place in drawn],
-            self.rebuilder,
-            self.policy.engine,
-            self.policy.renderer,
-            self.recorded.episodes,
-            forks=own.forks,
+            PlayOn(self.rebuilder, engine, renderer, self.recorded.episodes, own.forks),
             seed=seed,
         )
         counts: Counter[str] = Counter()

@@ -160,7 +160,7 @@ def _train(
             config.train,
             log=log,
             keep=lambda *played: _keep(run, config, *played),
-            check=_check(run, policy, opened.of(config.held_out_split), config),
+            check=_check(run, policy, opened, config),
             checkpoints=checkpoints,
             group=group,
         )
@@ -260,9 +260,10 @@ def _kept_tree(name: str, iteration: int, group: GrownGroup, credit: Credit | No
     )
 
 
-def _check(run: RunDirectory, policy: Policy, tasks: Sequence[Environment], config: TrainOnlineConfig):
+def _check(run: RunDirectory, policy: Policy, opened: TaskSet, config: TrainOnlineConfig):
     """Play of the held-out tasks, their outcomes kept task by task."""
-    episodes = config.train.rollouts.episodes
+    episodes, tasks = config.train.rollouts.episodes, opened.of(config.held_out_split)
+    temperature, samples = config.held_out_temperature, config.held_out_samples
     settings = EvaluateConfig(
         max_turns=episodes.max_turns,
         max_tokens=episodes.sampling.max_tokens,
@@ -271,7 +272,7 @@ def _check(run: RunDirectory, policy: Policy, tasks: Sequence[Environment], conf
     )
 
     def check(iteration: int) -> tuple[dict[str, Any], Cost]:
-        summary, cost = play(policy, tasks, settings, config.held_out_temperature, config.held_out_samples, quiet=True)
+        summary, cost = play(policy, tasks, settings, temperature, samples, quiet=True, pool=opened.pool)
         keep_held_out(run, iteration, summary)
         held_out = {name: value for name, value in summary.items() if name in SAID or name.endswith("_share")}
         return {f"held_out_{name}": value for name, value in held_out.items()}, cost

@@ -16,10 +16,10 @@ from turntree.core.config import Part, from_mapping, to_mapping, to_value
 from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
 from turntree.core.labels import Credit, Rewards
-from turntree.core.protocols import Environment, Renderer, TurnState, TurnVerifier
+from turntree.core.protocols import Renderer, TurnState, TurnVerifier
 from turntree.core.tree import RolloutTree
 from turntree.engines.checkpoint import save_model
-from turntree.environments.tasks import DEV, open_tasks
+from turntree.environments.tasks import DEV, TaskSet, open_tasks
 from turntree.logs import trees
 from turntree.logs.groups import action_text
 from turntree.logs.trees import KeptTree
@@ -324,13 +324,13 @@ def _checks(
     policy: Policy,
     verifier: TurnVerifier,
     traces: str,
-    environments: Sequence[Environment],
+    opened: TaskSet | None,
     run: RunDirectory,
 ) -> Check | None:
     """What is measured on held-out states and tasks during training; None when nothing is asked for. Outcomes of tasks
     are kept in `held_out.jsonl`."""
     settings = config.check
-    if not settings.states and not environments:
+    if not settings.states and opened is None:
         return None
     states = read_candidates(traces, "dev", settings.states)[0] if settings.states else []
     context = policy.engine.max_context
@@ -352,11 +352,12 @@ def _checks(
             rewards = score_wave(grown, verifier, cut_turns=config.train.cut_turns, seed=1)
             cost = sum((each.cost for each in rewards), cost)
             figures["held_out_acceptance"], acceptance = _acceptance(kinds, rewards)
-        if environments:
+        if opened is not None:
             played = EvaluateConfig(
                 max_turns=settings.max_turns, max_tokens=settings.max_tokens, cut_turns=config.train.cut_turns
             )
-            summary, spent = play(policy, environments, played, config.train.sampling.temperature, 1, quiet=True)
+            temperature = config.train.sampling.temperature
+            summary, spent = play(policy, opened.of(DEV), played, temperature, 1, quiet=True, pool=opened.pool)
             cost += spent
             keep_held_out(run, step, summary)
             figures["held_out_success"] = summary["success"]
@@ -379,13 +380,13 @@ def _held_out(states: Sequence[TurnState], renderer: Renderer, limits: Limits) -
 
 
 @contextlib.contextmanager
-def _development_tasks(settings: CheckConfig, policy: Policy) -> Iterator[Sequence[Environment]]:
+def _development_tasks(settings: CheckConfig, policy: Policy) -> Iterator[TaskSet | None]:
     if not settings.tasks:
-        yield ()
+        yield None
         return
     splits = {DEV: settings.tasks}
     with open_tasks(settings.environment, splits, seed=settings.task_seed, model=policy.source) as opened:
-        yield opened.of(DEV)
+        yield opened
 
 
 def _acceptance(
