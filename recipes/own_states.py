@@ -51,7 +51,9 @@ COMPARED = (
     ("own-important", "expert"), ("own", "sft"), ("expert-important", "sft"), ("own", "expert"),
     ("expert-important", "expert"), ("own-important", "own"), ("own-important", "expert-important"), ("capped", "sft"),
     ("expert", "sft"), ("filter", "sft"), ("strict", "capped"), ("own-outcome", BASE), ("own-outcome", "sft"),
-    ("own-outcome", "own-important"), ("own-kept", "own-important"), ("own-kept", "sft"),
+    ("own-outcome", "own-important"), ("own-kept", BASE), ("own-kept", "sft"), ("own-kept", "random"),
+    ("own-kept", "capped"), ("own-kept", "expert"), ("own-kept", "expert-important"), ("own-kept", "own"),
+    ("own-kept", "own-important"), ("sft", BASE),
 )  # fmt: skip
 WEIGHTS = {
     "expert": "variance", "expert-important": "both", "own": "variance", "own-important": "both",
