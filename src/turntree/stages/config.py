@@ -244,6 +244,9 @@ class OwnPathConfig:
     """Longest prompt plus completion, in tokens, beside the engine's own limit."""
     candidates: int | None = None
     """Most states of a search that are profiled, drawn from all that can be sampled (default: all)."""
+    others: Literal["drop", "kind"] = "drop"
+    """States that were not profiled are left out, or are pivots with the mean weight of the profiled states of their
+    kind of action (in which those that were not selected weigh 0)."""
     rollouts: int = 8
     """Rollouts of the profile at every state; with adaptive profiling the maximum."""
     adaptive: AdaptiveConfig | None = None
@@ -268,6 +271,8 @@ class OwnPathConfig:
                 raise ConfigError(f"must be at least {least}", field=name)
         if self.candidates is not None and self.candidates < 1:
             raise ConfigError("must be at least 1", field="candidates")
+        if self.others == "kind" and self.select.weight == "equal":
+            raise ConfigError("needs a weight", field="others", hint="set own.select.weight=both, or variance")
         if not 0 <= self.greedy <= 1:
             raise ConfigError("is a share: from 0 to 1", field="greedy")
         if not 0 <= self.keep < 1:

@@ -27,7 +27,7 @@ from turntree.profiling.samples import Sampler, together
 from turntree.profiling.select import is_mixed, is_pivot, select
 from turntree.profiling.stopping import Prior
 from turntree.rollouts.live import EpisodeConfig
-from turntree.rollouts.local import Limits, Prompted, compares, that_fit
+from turntree.rollouts.local import Limits, Prompted, compares, judge_demonstrated, that_fit
 from turntree.rollouts.outcome import PlayOn
 from turntree.rollouts.rebuild import Rebuilder
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
@@ -41,6 +41,7 @@ from turntree.training.pivot import Drawn, Pivot
 from turntree.verifiers.strict import StrictMatch
 
 _WAVE = 32  # states that are sampled together
+_SHRINKAGE = 2.0  # profiled states that what is known of all kinds is worth, beside those of one kind
 Row = dict[str, Any]
 
 
@@ -117,17 +118,20 @@ class OwnStates:
         self.policy.engine.weights_changed(self.policy.engine.policy_version)  # a resumed run has kept nothing
         traces, counts, played = self._play(step, number, seed)
         visited, skipped = self._rendered(self._states(traces))
+        states = len(visited) + skipped.total()
         prompted = self._drawn(visited, seed)
         rows, profiled = self._profile(prompted, seed)
         measured, forked = self._measure(prompted, rows, seed)
         chosen = self._select(step, rows)
+        if self.config.own.others == "kind":
+            chosen = [*chosen, *self._by_kind(visited, rows, chosen, skipped)]
         self.folder.mkdir(exist_ok=True)
         write_traces(self._traces(step), traces, {"made_by": "own path", "step": step})
         write_lines(self._pivots(step), chosen)
         figures = {
             "tasks": counts["tasks"],
             "successes": counts["successes"],
-            "states": len(visited) + skipped.total(),
+            "states": states,
             "profiled": len(rows),
             "mixed": sum(map(is_mixed, rows)),
             "measured": measured.pop("", 0),
@@ -137,7 +141,7 @@ class OwnStates:
         }
         if not chosen:
             notice(f"step {step}: none of {figures['states']} states of the policy's own path is a pivot")
-        return Drawn(self._pivots_of(prompted, chosen), played + profiled + forked, figures)
+        return Drawn(self._pivots_of(visited, chosen), played + profiled + forked, figures)
 
     def again(self, step: int) -> Sequence[Pivot]:
         states = self._states(list(read_traces(self._traces(step))))
@@ -248,6 +252,29 @@ class OwnStates:
         except ConfigError as error:
             notice(f"step {step}: {error}; the states of this search are drawn alike")
             return select(rows, replace(config, weight="equal", max_per_kind=1.0)).rows
+
+    def _by_kind(
+        self, visited: Sequence[Prompted], rows: Sequence[Row], chosen: Sequence[Row], skipped: Counter[str]
+    ) -> list[Row]:
+        """Rows of the states that were not profiled. What was learned of their kind from few states is shrunk towards
+        all kinds."""
+        profiled, weights = Counter(row["kind"] for row in rows), Counter[str]()
+        for row in chosen:
+            weights[row["kind"]] += row.get("weight", 1.0)
+        overall = weights.total() / max(1, len(rows))
+        known = {(row["trace_id"], row["turn"]) for row in rows}
+        found: list[Row] = []
+        for state in (item.state for item in visited):
+            if (state.trace_id, state.turn) in known:
+                continue
+            said = judge_demonstrated(self.verifier, state)
+            if compares(self.verifier) and not said.reward:
+                skipped[f"dropped state: the verifier refuses the label ({said.reason})"] += 1
+                continue
+            weight = (weights[said.kind] + _SHRINKAGE * overall) / (profiled[said.kind] + _SHRINKAGE)
+            row = {"trace_id": state.trace_id, "turn": state.turn, "kind": said.kind, "role": "pivot"}
+            found += [{**row, "weight": weight}] if weight else []
+        return found
 
     def _pivots_of(self, prompted: Sequence[Prompted], rows: Sequence[Row]) -> list[Pivot]:
         by_place = {(item.state.trace_id, item.state.turn): item for item in prompted}
