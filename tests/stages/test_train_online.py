@@ -14,6 +14,7 @@ from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
 from turntree.domains.household.environment import HouseholdEnvironment
 from turntree.logs import rollouts, trees
+from turntree.rollouts.acceptance import Acceptance
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import SchedulerConfig
 from turntree.stages.train_online import GATE_LOG, HELD_OUT, TrainOnlineConfig, run_train_online
@@ -98,10 +99,37 @@ def test_turns_are_sampled_again_inside_the_trees_of_the_episodes(tmp_path: Path
     assert trained
 
 
+def test_the_turns_that_episodes_took_are_judged_and_nothing_is_sampled_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same episodes, tokens and trees as without; another update from the first iteration on."""
+    monkeypatch.setattr(Acceptance, "slopes", lambda self: dict.fromkeys(self._kinds, 0.5))  # no episode here is won
+    rows: dict[float, list[dict[str, Any]]] = {}
+    for weight in (0.0, 2.0):
+        train = replace(CONFIG.train, local=LocalConfig(verdicts=weight), rollouts=WHOLE)
+        config = replace(CONFIG, gate=None, brancher=None, train=train)
+        if not weight:
+            config = replace(config, teacher=None, verifier=None)
+        run_train_online(config, tmp_path / f"{weight}")
+        logged = (tmp_path / f"{weight}/metrics.jsonl").read_text().splitlines()[1:]
+        rows[weight] = [json.loads(line) for line in logged]
+    without, judged = rows[0.0][0], rows[2.0][0]
+    for key in ("decoded_tokens", "turns"):
+        assert judged["spent"][key] == without["spent"][key]
+    assert judged["spent"]["tool_calls"] > without["spent"]["tool_calls"], "the labels"
+    assert judged["reward_mean"] == without["reward_mean"] and judged["stops"] == without["stops"]
+    told = judged["local"]
+    assert told["turns_judged"] + sum(told["not_judged"].values()) == judged["spent"]["turns"]
+    assert told["rollouts"] == 0 and min(told["accepted_by_kind"].values()) >= 0
+    assert judged["loss"] != without["loss"]
+    assert not any(tree.tree.local_rollouts() for tree in trees.read(tmp_path / "2.0" / trees.FILE_NAME))
+
+
 @pytest.mark.parametrize("missing", ["teacher", "verifier"])
-def test_local_rollouts_need_a_teacher_and_a_verifier(missing: str) -> None:
-    with pytest.raises(ConfigError, match=f"'{missing}': is missing, and local rollouts need it"):
-        replace(CONFIG, **{missing: None})
+@pytest.mark.parametrize("local", [LocalConfig(states=2), LocalConfig(verdicts=1.0)])
+def test_judged_turns_need_a_teacher_and_a_verifier(missing: str, local: LocalConfig) -> None:
+    with pytest.raises(ConfigError, match=f"'{missing}': is missing, and judged turns need it"):
+        replace(CONFIG, train=replace(CONFIG.train, local=local), **{missing: None})
 
 
 def test_a_run_in_which_no_rollout_has_a_reward_says_so_at_once_and_is_no_success(

@@ -20,7 +20,7 @@ from packed_gradient import gradient, library_gradient, relative_error
 from tiny_models import tiny_model
 from turntree.advantages.comparisons import across_siblings, across_starts, grpo_advantages, mean_centred
 from turntree.advantages.credit import CreditRule
-from turntree.advantages.local import local_credit
+from turntree.advantages.local import local_credit, with_turns
 from turntree.advantages.scored import path_weighted
 from turntree.core.completion import Completion
 from turntree.core.cost import Cost
@@ -34,6 +34,7 @@ from turntree.rollouts.acceptance import Acceptance
 from turntree.rollouts.accounting import account
 from turntree.rollouts.groups import GrownGroup
 from turntree.training.config import LocalConfig, OnlineConfig
+from turntree.training.gradients import gradient as policy_gradient
 from turntree.training.inside import GrownInside, LocalCredits
 from turntree.training.online import train_online
 from turntree.training.packing import flat_batches, pack
@@ -156,6 +157,48 @@ def test_a_node_has_one_credit() -> None:
         credit + credit
 
 
+@given(seed=st.integers(0, 2**32), weight=st.sampled_from([-2.0, 0.5, 1.0]))
+@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("rule", [CreditRule(), CreditRule(per_rollout=True)])
+def test_a_judged_turn_counts_once_for_every_rollout_through_it_and_nothing_else_changes(
+    rule: Any, seed: int, weight: float
+):
+    draw = random.Random(seed)
+    tree = scored_trees(draw)[0][1]
+    ends = {leaf: tree.stop_reason(leaf) for leaf in tree.ends()}
+    alike = rule(
+        tree, Rewards({leaf: Verdict(None if stop and stop.censors else 1.0, "") for leaf, stop in ends.items()})
+    )
+    if not alike.nodes:
+        return
+    (chosen, *_) = sorted(alike.nodes)
+    found = with_turns(alike, {chosen: weight, -1: 3.0})
+    assert found.nodes[chosen].positive + found.nodes[chosen].negative == pytest.approx(
+        weight * alike.nodes[chosen].multiplicity
+    )
+    assert {node: c for node, c in found.nodes.items() if node != chosen} == {
+        node: c for node, c in alike.nodes.items() if node != chosen
+    }
+    assert alike.zero_variance and not found.zero_variance
+    assert (found.rollout_tokens, found.rollouts) == (alike.rollout_tokens, alike.rollouts)
+    assert with_turns(alike, dict.fromkeys(alike.nodes, 0.0)) == alike
+
+
+def test_the_packed_gradient_of_judged_turns_is_the_sum_of_both_advantages() -> None:
+    """One-turn groups: a verdict on the turn that has the episode's advantage doubles the gradient."""
+    draw = random.Random(5)
+    trees = [one_turn(draw) for _ in range(4)]
+    rewards = [score(draw, tree, censor=False) for tree in trees]
+    credits = [CreditRule()(tree, verdicts) for tree, verdicts in zip(trees, rewards, strict=True)]
+    again = [{node: one.positive + one.negative for node, one in credit.nodes.items()} for credit in credits]
+    model = tiny_model("qwen3", VOCABULARY, hidden_size=32, seed=3)
+    loss = OnlineConfig().loss
+    alone, _ = policy_gradient(model, trees, credits, loss, max_tokens=400)
+    both, _ = policy_gradient(model, trees, list(map(with_turns, credits, again)), loss, max_tokens=400)
+    assert float(alone.norm()) > 0
+    assert float((both - 2 * alone).norm()) < 1e-5 * float(alone.norm())
+
+
 class Mirrored:
     """Local rollouts that repeat the rollouts of one-turn groups at their state, with the same rewards (kind "with")
     and with opposite ones (kind "against")."""
@@ -186,13 +229,16 @@ def test_kinds_that_point_against_the_episodes_are_measured_and_not_trained_on()
     local = LocalCredits(Mirrored(rewards), config, tiny_model("qwen3", VOCABULARY, hidden_size=32, seed=3))
     episodes = [CreditRule()(tree, verdicts) for tree, verdicts in zip(trees, rewards, strict=True)]
     credits, cost, figures = local.credits(groups, episodes, 1)
-    assert credits == [None] * 4 and figures["trained_kinds"] == []  # nothing is known before the first iteration
+    assert [one.local for one in credits] == [None] * 4 and figures[
+        "trained_kinds"
+    ] == []  # nothing is known before the first iteration
     assert figures["gains"]["with"] > 0 > figures["gains"]["against"]
     assert cost.training_seconds > 0 and cost.trained_tokens > 0  # a backward pass for the episodes, and one a kind
     fresh = [SimpleNamespace(tree=without_local(tree)) for tree in trees]
     credits, _, figures = local.credits(fresh, episodes, 2)
     assert figures["trained_kinds"] == ["with"]
-    assert [credit is not None for credit in credits] == [True, False, True, False]
+    assert [one.local is not None for one in credits] == [True, False, True, False]
+    assert [one.beside(None) for one in credits] == [one.local for one in credits]
 
 
 class Again:

@@ -120,12 +120,15 @@ def _pivots(config: ComposeConfig, seed: int, folder: Path) -> str:
 
 def _online(config: ComposeConfig, seed: int, model: str, added: Sequence[str]) -> TrainOnlineConfig:
     """The GRPO stage with its parts."""
+    local = config.local if "local" in added else LocalConfig()
+    if "verdicts" in added:
+        local = replace(local, verdicts=config.verdicts)
     train = replace(
         config.online.train,
         seed=seed,
         dapo=DapoFilter() if "dapo" in added else None,
         greso=GresoConfig() if "greso" in added else None,
-        local=config.local if "local" in added else LocalConfig(),
+        local=local,
         allocation=AllocationConfig() if "allocation" in added else None,
     )
     if "branching" in added:
@@ -140,8 +143,8 @@ def _online(config: ComposeConfig, seed: int, model: str, added: Sequence[str]) 
         train=train,
         gate=config.gate if "gate" in added else None,
         brancher=config.brancher if "branching" in added else None,
-        teacher=config.teacher if "local" in added else None,
-        verifier=config.verifier if "local" in added else None,
+        teacher=config.teacher if local.judges else None,
+        verifier=config.verifier if local.judges else None,
     )
 
 

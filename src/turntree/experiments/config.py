@@ -154,7 +154,7 @@ def playing(demonstrator: Part, environment: Part, count: int, **options: Any) -
 
 
 STAGES = ("grpo", "pivot", "own")
-ADDED = ("dapo", "greso", "allocation", "gate", "branching", "local")  # what a GRPO stage can have
+ADDED = ("dapo", "greso", "allocation", "gate", "branching", "local", "verdicts")  # what a GRPO stage can have
 
 
 def chain(arm: str) -> list[tuple[str, tuple[str, ...]]]:
@@ -192,6 +192,7 @@ class ComposeConfig(SeededExperiment):
         "own/grpo",
         "own/grpo+dapo+greso",
         "grpo+local",
+        "grpo+verdicts",
     )
     """Chains of stages: grpo (whole episodes), pivot (PivotRL on an expert's states), own (on the policy's own). The
     others are compared with the first."""
@@ -203,6 +204,8 @@ class ComposeConfig(SeededExperiment):
     """The brancher of `+branching`, which forks half of the rollouts."""
     local: LocalConfig = field(default_factory=lambda: LocalConfig(states=32))
     """The local rollouts of `+local`."""
+    verdicts: float = 2.0
+    """Weight of the verdicts on the episodes' own turns in `+verdicts`."""
     demonstrator: Part = field(default_factory=lambda: Part("household", {"slips": 0.2}))
     """The demonstrator whose traces the stage pivot learns from."""
     profile: ProfileConfig = field(default_factory=lambda: ProfileConfig(sampling=COMMAND))
@@ -212,7 +215,7 @@ class ComposeConfig(SeededExperiment):
     pivot: PivotConfig = field(default_factory=lambda: household_pivots(steps=30, check_every=5))
     """The stages pivot and own. PivotRL rises in 15 to 25 steps (docs/results/cost.md), own states search twice."""
     teacher: Part = field(default_factory=lambda: Part("household"))
-    """Labels the states of the stage own, and of `+local`."""
+    """Labels the states of the stage own, of `+local` and of `+verdicts`."""
     verifier: Part = field(default_factory=lambda: Part("household"))
     """Judges them."""
     own: OwnPathConfig = field(default_factory=household_own)
@@ -224,6 +227,8 @@ class ComposeConfig(SeededExperiment):
         super().__post_init__()
         if not self.arms or len(set(self.arms)) < len(self.arms):
             raise ConfigError("must be there, and each once", field="arms")
+        if not self.verdicts > 0:
+            raise ConfigError("must be above 0", field="verdicts")
         stages = [stage for arm in self.arms for stage in chain(arm)]
         if not self.pivot.check_every or not self.online.train.check_every:
             raise ConfigError("must be above 0 in every stage: a curve needs points", field="pivot.check_every")

@@ -374,13 +374,13 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         if self.train.max_off_policy_steps and self.device.engine.name == "vllm":
             hint = "servers hold one set of weights, and iterations ahead need earlier ones: leave it at 0"
             raise ConfigError("does not go with --engine vllm", field="train.max_off_policy_steps", hint=hint)
-        for name in ("teacher", "verifier") if self.train.local.states else ():
+        for name in ("teacher", "verifier") if self.train.local.judges else ():
             if getattr(self, name) is None:
                 hint = f"pass --{name} NAME: a teacher labels, and a verifier judges"
-                raise ConfigError("is missing, and local rollouts need it (train.local)", field=name, hint=hint)
-        if self.train.local.states and self.cluster.workers:
-            hint = "the command samples them itself: leave one of the two at 0"
-            raise ConfigError("do not go with rollout workers", field="train.local.states", hint=hint)
+                raise ConfigError("is missing, and judged turns need it (train.local)", field=name, hint=hint)
+        if self.train.local.judges and self.cluster.workers:
+            hint = "the command judges turns itself: leave one of the two at 0"
+            raise ConfigError("does not go with rollout workers", field="train.local", hint=hint)
         if self.train.local.states and self.train.local.choose == "alignment" and self.cluster.trainers > 1:
             hint = "gradients are compared in one process: use 'importance'"
             raise ConfigError("does not go with several trainers", field="train.local.choose", hint=hint)

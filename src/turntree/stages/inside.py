@@ -1,18 +1,19 @@
-"""Local rollouts inside the trees of `turntree train online`: turns that teach, in the update of whole episodes.
+"""Judged turns inside the trees of `turntree train online`: turns that teach, in the update of whole episodes.
 
 An iteration's rollouts have visited states; that is the policy's own path. At some of them the turn is sampled again, a
 few times, and judged against what a teacher says there, as PivotRL judges turns of traces. The samples are leaves of
-the same tree: their prompts are paid for by the episode that went through, in the engine and in the update.
+the same tree: their prompts are paid for by the episode that went through, in the engine and in the update. The turns
+that the episodes took can be judged as well, for nothing but the labels.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from turntree.core import parts, seeds
 from turntree.core.cost import NO_COST, Cost
@@ -38,14 +39,14 @@ from turntree.training.inside import GrownInside
 
 @contextlib.contextmanager
 def open_inside(config: TrainOnlineConfig, policy: Policy) -> Iterator[InsideTurns | None]:
-    """What grows local rollouts; None without any (`train.local.states` 0)."""
-    if not config.train.local.states:
+    """What grows local rollouts and judges turns; None without either (`train.local`)."""
+    if not config.train.local.judges:
         yield None
         return
     assert config.teacher is not None and config.verifier is not None  # the configuration refuses it
     if rewrites(policy.renderer):
         hint = "leave it at 0, or keep thoughts (renderer.thoughts=keep)"
-        raise ConfigError("need rollouts that are one path", field="train.local.states", hint=hint)
+        raise ConfigError("needs rollouts that are one path", field="train.local", hint=hint)
     with open_verifier(config.verifier, config.environment) as verifier:
         yield InsideTurns(config, policy, verifier, parts.build("teachers", config.teacher))
 
@@ -59,6 +60,11 @@ class _Place:
     turn: int
     nodes: tuple[Node, ...] = field(compare=False)
 
+    @property
+    def state(self) -> tuple[int, int | None]:
+        """The same for turns that were taken at one state."""
+        return self.group, self.nodes[0].parent
+
 
 @dataclass(frozen=True)
 class Labelled:
@@ -69,6 +75,10 @@ class Labelled:
     kind: str
     taken: float | None
     inside: Inside
+
+    @property
+    def state(self) -> tuple[int, int | None]:
+        return self.place.state
 
 
 @dataclass
@@ -83,14 +93,14 @@ class InsideTurns:
     seen: Acceptance = field(default_factory=Acceptance)
 
     def grow(self, groups: Sequence[GrownGroup], iteration: int) -> GrownInside:
-        """Append local rollouts to the trees."""
-        seed = self._seed(iteration)
+        """Append local rollouts to the trees, and judge what the episodes did."""
+        seed, local = self._seed(iteration), self.config.train.local
         found, visited, counts, spent = self.labelled(groups, iteration)
-        chosen = self._choose(found, seed)
-        verdicts, cost = self.sample(chosen, seed)
+        chosen = self._choose(_distinct(found), seed) if local.states else []
+        verdicts, cost = self.sample(chosen, seed) if chosen else ([], NO_COST)
         kinds = [one.kind for one in chosen]
         figures = {"visited": visited, **_figures(kinds, verdicts), "not_judged": dict(counts)}
-        if self.config.train.local.choose != "uniform":
+        if self._asks_taken:
             told_by_episodes(self.seen, groups, found)
             for kind, told in zip(kinds, verdicts, strict=True):
                 self.seen.group(kind, [verdict.reward for verdict in told if verdict.reward is not None])
@@ -98,7 +108,13 @@ class InsideTurns:
         places: list[dict[int, str]] = [{} for _ in groups]
         for one in chosen:
             places[one.place.group][one.inside.node] = one.kind
-        return GrownInside(spent + cost, figures, places, self.seen)
+        taken: list[dict[int, float]] = []
+        if local.verdicts:
+            accepted = _accepted(found)
+            figures["accepted_by_kind"] = {kind: sum(of) / len(of) for kind, of in sorted(accepted.items())}
+            figures["turns_judged"] = sum(map(len, accepted.values()))
+            taken = _advantages(found, accepted, self.seen.slopes(), len(groups))
+        return GrownInside(spent + cost, figures, places, self.seen, taken)
 
     def sample(self, chosen: Sequence[Labelled], seed: int) -> tuple[list[list[Verdict]], Cost]:
         """Local rollouts at these states, in their trees: the verdicts, and what they cost."""
@@ -115,11 +131,15 @@ class InsideTurns:
         )
 
     def labelled(self, groups: Sequence[GrownGroup], iteration: int) -> tuple[list[Labelled], int, Counter[str], Cost]:
-        """A draw of the visited states at which the verifier accepts the teacher's label; how many were visited; the
-        reasons of those that were drawn and left out; and what the labels cost."""
-        visited, counts = self._visited(groups), Counter[str]()
-        draw = seeds.generator(self._seed(iteration), "places")
-        pool = sorted(draw.sample(visited, min(self.config.train.local.pool, len(visited))))
+        """The turns of the episodes at whose states the verifier accepts the teacher's label (of a draw of the visited
+        states, where the turns that were taken are not judged); how many states were visited; the reasons of those that
+        were left out; and what the labels cost."""
+        turns, counts = self._turns(groups), Counter[str]()
+        visited = _distinct(turns)
+        pool = turns
+        if not self.config.train.local.verdicts:
+            draw = seeds.generator(self._seed(iteration), "places")
+            pool = sorted(draw.sample(visited, min(self.config.train.local.pool, len(visited))))
         found, cost = list[Labelled](), NO_COST
         for part in _by_episode(pool):
             told, spent = self._labelled(groups, part, iteration, counts)
@@ -160,13 +180,18 @@ class InsideTurns:
             episodes=config.train.rollouts.episodes,
         )
 
-    def _visited(self, groups: Sequence[GrownGroup]) -> list[_Place]:
-        """Every state that whole episodes were in and that leaves room for a turn, once."""
+    @property
+    def _asks_taken(self) -> bool:
+        """Whether what the episodes did is judged."""
+        return self.config.train.local.verdicts > 0 or self.config.train.local.choose != "uniform"
+
+    def _turns(self, groups: Sequence[GrownGroup]) -> list[_Place]:
+        """Every turn of whole episodes whose state leaves room for another one, group by group."""
         episodes, train = self.config.train.rollouts.episodes, self.config.train
         room = (
             min(episodes.max_context, self.policy.engine.max_context, train.max_tokens) - episodes.sampling.max_tokens
         )
-        found: dict[tuple[int, int | None], _Place] = {}
+        found: list[_Place] = []
         for number, group in enumerate(groups):
             for sample, end in enumerate(group.tree.ends() if group.cut is None else ()):
                 if group.rewards.of(end) is None:
@@ -176,9 +201,9 @@ class InsideTurns:
                 for node in path:
                     if node.id in starts and length <= room:
                         turn, nodes = starts[node.id]
-                        found.setdefault((number, node.parent), _Place(number, sample, turn, tuple(nodes)))
+                        found.append(_Place(number, sample, turn, tuple(nodes)))
                     length += len(node.token_ids)
-        return list(found.values())
+        return found
 
     def _labelled(
         self, groups: Sequence[GrownGroup], places: Sequence[_Place], iteration: int, counts: Counter[str]
@@ -216,10 +241,50 @@ class InsideTurns:
     def _taken(self, place: _Place, state: TurnState) -> float | None:
         """The verdict on what the episode did there."""
         action = place.nodes[-1].message
-        if self.config.train.local.choose == "uniform" or action is None:
+        if not self._asks_taken or action is None:
             return None
         cut_turns = self.config.train.rollouts.episodes.cut_turns
         return judge_turn(self.verifier, state, action, cut_turns=cut_turns).reward
+
+
+class _At(Protocol):
+    @property
+    def state(self) -> tuple[int, int | None]: ...
+
+
+_Turn = TypeVar("_Turn", bound=_At)
+
+
+def _distinct(turns: Iterable[_Turn]) -> list[_Turn]:
+    """The first turn at each state."""
+    found: dict[tuple[int, int | None], _Turn] = {}
+    for one in turns:
+        found.setdefault(one.state, one)
+    return list(found.values())
+
+
+def _accepted(found: Iterable[Labelled]) -> dict[str, list[float]]:
+    """The verdicts on the turns that were taken, by kind."""
+    by_kind: dict[str, list[float]] = {}
+    for one in found:
+        if one.taken is not None:
+            by_kind.setdefault(one.kind, []).append(one.taken)
+    return by_kind
+
+
+def _advantages(
+    found: Iterable[Labelled], accepted: Mapping[str, Sequence[float]], slopes: Mapping[str, float], groups: int
+) -> list[dict[int, float]]:
+    """For each group, by node: what an action's verdict promises for the episode's reward, beyond what is usual for the
+    kind. A node that several actions share (a fork inside a turn) has the mean of theirs."""
+    usual = {kind: sum(of) / len(of) for kind, of in accepted.items()}
+    told: list[dict[int, list[float]]] = [{} for _ in range(groups)]
+    for one in found:
+        if one.taken is not None:
+            advantage = slopes[one.kind] * (one.taken - usual[one.kind])
+            for node in one.place.nodes:
+                told[one.place.group].setdefault(node.id, []).append(advantage)
+    return [{node: sum(of) / len(of) for node, of in nodes.items()} for nodes in told]
 
 
 def told_by_episodes(seen: Acceptance, groups: Sequence[GrownGroup], found: Iterable[Labelled]) -> None:

@@ -84,7 +84,7 @@ def run_train_online(
         run = stack.enter_context(
             open_run(out, "train online", to_mapping(config), inputs, overwrite=overwrite, logs=logs, extent=length)
         )
-        for key, used in (("cluster.workers", config.cluster.workers), ("train.local.states", inside is not None)):
+        for key, used in (("cluster.workers", config.cluster.workers), ("train.local", inside is not None)):
             if used:
                 require_steppable(opened.of(TRAIN), key)
         crew = stack.enter_context(open_crew(__name__, config, policy.identity))

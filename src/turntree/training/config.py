@@ -286,10 +286,11 @@ class PivotConfig(ReinforcedConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalConfig:
-    """Local rollouts at states of an iteration's episodes (PivotRL on the policy's own path, in the same update)."""
+    """Judged turns in an iteration's episodes (PivotRL's reward on the policy's own path, in the same update): local
+    rollouts at some states, verdicts on the turns that were taken, or both. They need a teacher and a verifier."""
 
     states: int = 0
-    """States of an iteration whose turn is sampled again and judged as a turn (0: none). Needs teacher and verifier."""
+    """States of an iteration whose turn is sampled again and judged as a turn (0: none)."""
     samples: int = 8
     """Local rollouts at each."""
     weight: float = 1.0
@@ -300,6 +301,16 @@ class LocalConfig:
     product of its gradient with that of the episodes, and does not train on kinds that point against success."""
     labels: int = 4
     """Unless choose is "uniform": states that the teacher labels for each that is chosen."""
+    verdicts: float = 0.0
+    """Weight of the verdicts on the turns that the episodes took, beside the rewards of the episodes (0: no verdicts).
+    Nothing is sampled; the teacher labels every state. The advantage of a turn is its verdict minus the mean of its
+    kind of action in the iteration, times what the run shows to hang on the kind (`rollouts.acceptance`); at 1 it has
+    the unit of the episodes' advantages."""
+
+    @property
+    def judges(self) -> bool:
+        """Whether there is anything to judge."""
+        return self.states > 0 or self.verdicts > 0
 
     @property
     def pool(self) -> int:
@@ -311,6 +322,8 @@ class LocalConfig:
             raise ConfigError("must be at least 1", field="local.labels")
         if self.states < 0 or self.samples < 2 or not self.weight > 0:
             raise ConfigError("states is at least 0, samples at least 2, weight above 0", field="local.states")
+        if not (math.isfinite(self.verdicts) and self.verdicts >= 0):
+            raise ConfigError("must be 0 or above", field="local.verdicts")
 
 
 @dataclass(frozen=True, kw_only=True)

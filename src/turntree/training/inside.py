@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from turntree.advantages.credit import CreditRule
-from turntree.advantages.local import local_credit
+from turntree.advantages.local import local_credit, with_turns
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.labels import Credit
 from turntree.core.tree import RolloutTree
@@ -25,13 +25,15 @@ from turntree.training.gradients import gradient
 
 @dataclass(frozen=True)
 class GrownInside:
-    """The local rollouts of an iteration: what they cost, figures for the row, for each group the nodes that they were
-    sampled at with the kinds of their turns, and what is known of the kinds."""
+    """The judged turns of an iteration: what they cost, figures for the row, for each group the nodes that local
+    rollouts were sampled at with the kinds of their turns, what is known of the kinds, and for each group the
+    advantages of turns that its episodes took, by node, in the unit of an episode's reward."""
 
     cost: Cost
     figures: dict[str, Any]
     places: Sequence[Mapping[int, str]]
     seen: Acceptance
+    taken: Sequence[Mapping[int, float]] = ()
 
 
 class Inside(Protocol):
@@ -47,8 +49,23 @@ class Inside(Protocol):
 
 
 @dataclass(frozen=True)
+class JudgedCredits:
+    """What judged turns add to the credit of a group: that of its local rollouts, and advantages of turns that its
+    episodes took, by node."""
+
+    local: Credit | None
+    taken: Mapping[int, float]
+
+    def beside(self, episodes: Credit | None) -> Credit | None:
+        """Together with the credit of the whole rollouts; None where nothing is trained on."""
+        if episodes is not None and self.taken:
+            episodes = with_turns(episodes, self.taken)
+        return episodes + self.local if episodes and self.local else episodes or self.local
+
+
+@dataclass(frozen=True)
 class LocalCredits:
-    """Grows local rollouts and gives them credit."""
+    """Grows local rollouts, has turns judged, and gives them credit."""
 
     inside: Inside
     config: OnlineConfig
@@ -56,9 +73,9 @@ class LocalCredits:
 
     def credits(
         self, groups: Sequence[GrownGroup], episodes: Sequence[Credit | None], iteration: int
-    ) -> tuple[list[Credit | None], Cost, dict[str, Any]]:
-        """The credit of each group's local rollouts (None: none is trained on), the cost, and figures for the row.
-        `episodes` is the credit of the groups' whole rollouts."""
+    ) -> tuple[list[JudgedCredits], Cost, dict[str, Any]]:
+        """The credit of each group's judged turns, the cost, and figures for the row. `episodes` is the credit of the
+        groups' whole rollouts."""
         grown = self.inside.grow(groups, iteration)
         cost, figures, trained = grown.cost, grown.figures, set(_kinds(grown))
         if self.config.local.choose == "alignment":
@@ -66,7 +83,14 @@ class LocalCredits:
             cost += self._align(groups, episodes, grown)
             figures = {**figures, "gains": grown.seen.gains(), "trained_kinds": sorted(trained)}
         found = [self._credit(group.tree, places, trained) for group, places in zip(groups, grown.places, strict=True)]
-        return [credit if credit.nodes else None for credit in found], cost, figures
+        taken = [self._scaled(advantages) for advantages in grown.taken or [{}] * len(groups)]
+        local = [credit if credit.nodes else None for credit in found]
+        return [JudgedCredits(*each) for each in zip(local, taken, strict=True)], cost, figures
+
+    def _scaled(self, advantages: Mapping[int, float]) -> dict[int, float]:
+        """In the unit of the estimator's advantages, by what it makes of a group with as many successes as failures."""
+        unit = self.config.local.verdicts * 2 * self._rule.advantages([1.0, 0.0] * 4)[0]
+        return {node: unit * advantage for node, advantage in advantages.items()}
 
     @cached_property
     def _rule(self) -> CreditRule:

@@ -23,12 +23,14 @@ from turntree.training.head import vocabulary_size
 from turntree.training.packing import PackedBatch, pack
 
 # (log-probability in nats, relative gradient): rounding of the type with room to spare, far below a broken mask, which
-# is off by nats. In half precision rounding grows with the logits: up to _ROUNDING of the largest log-probability
+# is off by nats. In half precision rounding grows with the logits: up to _ROUNDING of the largest log-probability.
+# SmolLM2-135M, fine-tuned, in bfloat16 on paths of 48 to 2,048 tokens: at most 0.48 nats and 0.28 of the gradient. A
+# window of nine tenths of the path is off by 6.8 and 3.5 there
 TOLERANCES = {
     torch.float64: (1e-6, 1e-5),  # stock decoders normalise in float32 whatever their type
     torch.float32: (1e-4, 1e-3),
     torch.float16: (0.05, 0.05),
-    torch.bfloat16: (0.2, 0.2),
+    torch.bfloat16: (0.2, 0.5),
 }
 _ROUNDING = {torch.float16: 0.004, torch.bfloat16: 0.03}
 

@@ -48,7 +48,7 @@ from turntree.rollouts.scheduler import SchedulerConfig
 from turntree.rollouts.spread import Begun, Spread
 from turntree.training.checkpoints import Checkpoints
 from turntree.training.config import OnlineConfig
-from turntree.training.inside import Inside, LocalCredits
+from turntree.training.inside import Inside, JudgedCredits, LocalCredits
 from turntree.training.learner import Learner
 from turntree.training.lora import Reference
 from turntree.training.packing import packed_slots
@@ -222,7 +222,7 @@ class _Run:
             raise ConfigError("needs rollout workers", field="max_off_policy_steps", hint="set cluster.workers")
         self.row: dict[str, Any] = {}  # of an iteration that was trained and is not logged yet
         self._labels: dict[int, Credit | None] = {}  # the credit of this iteration's groups, by id
-        self._local: Sequence[Credit | None] = ()  # that of their local rollouts
+        self._judged_turns: Sequence[JudgedCredits] = ()  # that of their judged turns
         self._dropped = Counter[str]()  # reasons, in this iteration
 
     def _allocating(self, config: OnlineConfig, parts: Parts) -> Allocation | None:
@@ -362,20 +362,26 @@ class _Run:
         return [group for group in groups if self._labels[id(group)] is not None]
 
     def grow_inside(self, groups: Sequence[GrownGroup], iteration: int) -> dict[str, Any]:
-        """Local rollouts in the trees, and their credit beside that of the episodes. A group that a filter dropped, or
-        that has no variance, may still hold turns that teach."""
+        """Local rollouts in the trees and judged turns, whose credit lies beside that of the episodes. A group that a
+        filter dropped, or that has no variance, may still hold turns that teach."""
         if self._inside is None:
             return {}
         episodes = [self._labels[id(group)] for group in groups]
-        self._local, cost, figures = self._inside.credits(groups, episodes, iteration)
+        self._judged_turns, cost, figures = self._inside.credits(groups, episodes, iteration)
         self.cost += cost
         return {"local": figures}
 
     def credits(self, groups: Sequence[GrownGroup]) -> list[Credit | None]:
         """The credit of every group that the update learns from; None for the others."""
-        local = self._local or [None] * len(groups)
-        found = zip((self._labels[id(group)] for group in groups), local, strict=True)
-        return [one + other if one and other else one or other for one, other in found]
+        episodes = [self._labels[id(group)] for group in groups]
+        if self._inside is None:
+            return episodes
+        found: list[Credit | None] = []
+        for group, credit, judged in zip(groups, episodes, self._judged_turns, strict=True):
+            if credit is None and judged.taken and _is_scored(group):  # a filter dropped its rewards, not its turns
+                credit = self.credit(group.tree, group.rewards)
+            found.append(judged.beside(credit))
+        return found
 
     def update(self, groups: Sequence[GrownGroup], labels: Sequence[Credit | None]) -> dict[str, Any]:
         """One update on the groups that have credit; no step where none has."""
