@@ -22,7 +22,7 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -287,13 +287,22 @@ def table(folder: Path, domains: Sequence[str]) -> Iterator[str]:
         files = sorted((folder / name).glob("accept.*.jsonl"))
         found[name] = {path.name.removeprefix("accept.").removesuffix(".jsonl"): _accepted(path) for path in files}
     arms = sorted({arm for cells in found.values() for arm in cells}, key=_order)
-    for title, cell in (("acceptance at held-out turns", _share), ("minus the warm start, points", _difference)):
+    together: dict[str, Accepted] = {arm: {} for arm in arms}
+    for name, cells in found.items():
+        for arm, traces in cells.items():
+            together[arm] |= {f"{name}/{trace}": turns for trace, turns in traces.items()}
+    pivot = next((arm for arm in arms if arm.startswith("pivot")), "")
+    tables: list[tuple[str, Callable[[Accepted, dict[str, Accepted]], str]]] = [
+        ("acceptance at held-out turns", lambda arm, cells: _share(arm)),
+        ("minus the warm start, points", lambda arm, cells: _difference(arm, cells.get("warm", {}))),
+        (f"{pivot} minus, points", lambda arm, cells: _difference(cells.get(pivot, {}), arm)),
+    ]
+    for title, cell in tables:
         yield ""
         yield f"| {title} | {' | '.join(arms)} |"
         yield "|---" * (len(arms) + 1) + "|"
-        for name, cells in found.items():
-            warm = cells.get("warm", {})
-            yield f"| {name} | {' | '.join(cell(cells[arm], warm) if arm in cells else 'none' for arm in arms)} |"
+        for name, cells in (found | {"together": together}).items():
+            yield f"| {name} | {' | '.join(cell(cells[arm], cells) if arm in cells else 'none' for arm in arms)} |"
 
 
 def _order(arm: str) -> tuple[int, str]:
@@ -316,7 +325,7 @@ def _accepted(path: Path) -> Accepted:
     return found
 
 
-def _share(arm: Accepted, warm: Accepted) -> str:
+def _share(arm: Accepted) -> str:
     """Accepted rollouts, with an interval over traces: turns of one trace, and samples at one turn, are not
     independent."""
     sums = [math.fsum(turns.values()) for turns in arm.values()]
@@ -327,15 +336,15 @@ def _share(arm: Accepted, warm: Accepted) -> str:
     return f"{sum(sums) / sum(counts):.1%} [{low:.1%}, {high:.1%}] of {sum(counts)} ({len(sums)} traces)"
 
 
-def _difference(arm: Accepted, warm: Accepted) -> str:
+def _difference(arm: Accepted, other: Accepted) -> str:
     """At the turns that both were judged at: the mean over traces of a trace's mean, with Student's interval."""
     paired = [
-        [mean - warm[trace][turn] for turn, mean in turns.items() if turn in warm[trace]]
+        [mean - other[trace][turn] for turn, mean in turns.items() if turn in other[trace]]
         for trace, turns in arm.items()
-        if trace in warm
+        if trace in other
     ]
     values = [math.fsum(each) / len(each) for each in paired if each]
-    if not values or arm is warm:
+    if not values or arm is other:
         return ""
     found = t_interval(values)
     interval = "" if found.low is None else f" [{100 * found.low:+.1f}, {100 * (found.high or 0):+.1f}]"
