@@ -159,10 +159,9 @@ class InsideTurns:
     def _choose(self, found: Sequence[Labelled], seed: int) -> list[Labelled]:
         """The states to sample at: without replacement, weighed by what earlier iterations say of their kinds: the
         first arrivals at rates w (Efraimidis and Spirakis 2006, whose keys u^(1/w) are all 0 where w is small)."""
-        wanted = self.config.train.local.states
+        wanted, draw = self.config.train.local.states, seeds.generator(seed, "chosen")
         if self.config.train.local.choose == "uniform":
-            return list(found[:wanted])
-        draw = seeds.generator(seed, "chosen")
+            return [found[i] for i in sorted(draw.sample(range(len(found)), min(wanted, len(found))))]
         by_gain = self.config.train.local.choose == "alignment"
         weights = self.seen.weights([one.kind for one in found], by_gain=by_gain)
         arrivals = list(map(draw.expovariate, weights))
