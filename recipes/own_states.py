@@ -16,6 +16,8 @@ every policy. The tables of what is there come at the end, and with `--table` no
   own-important     ... by variance times importance
   own-kept          ... half of the draws from pivots of earlier searches
   own-outcome       own states without a teacher, judged by how episodes go on from there
+  grpo              GRPO on whole episodes of the same tasks
+  judged            ... with verdicts on the turns that the episodes took
 
   --world household   generated games and the embedded policy (the usual one)
   --world alfworld    ALFWorld's own games: --source json_2.1.1 (or packed files), --base a policy for them
@@ -45,7 +47,7 @@ from turntree.observe.files import read_json
 HERE = Path(__file__).resolve().parent
 BASE = "base"
 ARMS = (BASE, "sft", "random", "capped", "expert", "expert-important", "own", "own-important")
-MORE = ("filter", "strict", "own-kept", "own-outcome")  # where they are asked for
+MORE = ("filter", "strict", "own-kept", "own-outcome", "grpo", "judged")  # where they are asked for
 COMPARED = (
     ("own-important", BASE), ("own-important", "sft"), ("own-important", "random"), ("own-important", "capped"),
     ("own-important", "expert"), ("own", "sft"), ("expert-important", "sft"), ("own", "expert"),
@@ -53,7 +55,8 @@ COMPARED = (
     ("expert", "sft"), ("filter", "sft"), ("strict", "capped"), ("own-outcome", BASE), ("own-outcome", "sft"),
     ("own-outcome", "own-important"), ("own-kept", BASE), ("own-kept", "sft"), ("own-kept", "random"),
     ("own-kept", "capped"), ("own-kept", "expert"), ("own-kept", "expert-important"), ("own-kept", "own"),
-    ("own-kept", "own-important"), ("sft", BASE),
+    ("own-kept", "own-important"), ("sft", BASE), ("grpo", "sft"), ("own-kept", "grpo"), ("judged", "sft"),
+    ("judged", "grpo"), ("judged", "own-kept"),
 )  # fmt: skip
 WEIGHTS = {
     "expert": "variance", "expert-important": "both", "own": "variance", "own-important": "both",
@@ -83,11 +86,16 @@ class Settings:
     max_turns: int = 16
     max_tokens: int = 24
     part: int = 250
+    iterations: int = 20  # of whole episodes
+    groups: int = 8
+    group_size: int = 8
+    constant: float = 5000.0  # that the loss of whole episodes is divided by: some 64 episodes of 80 tokens
 
 
 SMOKE: dict[str, float] = {
     "cap": 1.0, "games": 8, "candidates": 20, "rollouts": 4, "steps": 2, "refresh": 1, "tasks": 2, "own_rollouts": 4,
-    "measured": 2, "expert_measured": 2, "outcome_forks": 2, "max_turns": 4, "part": 2,
+    "measured": 2, "expert_measured": 2, "outcome_forks": 2, "max_turns": 4, "part": 2, "iterations": 2, "groups": 2,
+    "group_size": 2,
 }  # fmt: skip
 FIRST_GAME = 3000  # of the test split: no other experiment has used these
 
@@ -108,10 +116,15 @@ class World:
         shown = words("traces", "household", "--count", self.settings.games, "--slips", 0.2, "--seed", seed)
         return shown + words("--set", f"games.offset={1000 * seed}")
 
+    @property
+    def tasks(self) -> int:
+        """That own states and whole episodes come from: as many as train SFT."""
+        return self.settings.games * 4 // 5
+
     def own(self, seed: int) -> tuple[str, ...]:
         """The tasks of own states."""
         moved = ("--set", f"environment.offset={1000 * seed}") if self.fresh else ()
-        return (*moved, "--set", f"own.count={self.settings.games * 4 // 5}")
+        return (*moved, "--set", f"own.count={self.tasks}")
 
     @property
     def played(self) -> tuple[str, ...]:
@@ -230,6 +243,8 @@ class Recipe:
         """None for the policy that all arms start from."""
         if arm == BASE:
             return None
+        if arm in ("grpo", "judged"):
+            return self.model(arm, seed, self.whole(arm, seed))
         traces = self.traces(seed)
         if arm == "sft":
             command = words("sft", "--traces", traces.result, "--epochs", 3, "--learning-rate", 3e-4)
@@ -240,10 +255,10 @@ class Recipe:
         states = [pivots.result, *(["--strict"] if arm == "strict" else self.world.judged)]
         return self.model(arm, seed, self.reinforced(*states), pivots)
 
-    def model(self, arm: str, seed: int, command: tuple[str, ...], need: Stage) -> Stage:
+    def model(self, arm: str, seed: int, command: tuple[str, ...], *needs: Stage) -> Stage:
         name = f"{arm}.{seed}"
         command += words(*self.world.started, "--seed", seed, "--set", "checkpoints.extendable=false", "--out", name)
-        return self.ran(Stage(name, f"{name}/cost.json", command, (need,)))
+        return self.ran(Stage(name, f"{name}/cost.json", command, needs))
 
     def traces(self, seed: int) -> Stage:
         name = f"traces.{seed}"
@@ -294,6 +309,20 @@ class Recipe:
         if arm == "own-kept":
             chosen |= {"keep": 0.5}
         return command + _set("own", chosen)
+
+    def whole(self, arm: str, seed: int) -> tuple[str, ...]:
+        options, world = self.settings, self.world
+        moved = {"offset": 1000 * seed} if world.fresh else {}
+        command = words("train", "online", *world.played, *_set("environment", moved), "--count", world.tasks)
+        command += words("--iterations", options.iterations, "--groups", options.groups)
+        command += words("--group-size", options.group_size, "--learning-rate", options.rate, "--kl", options.kl)
+        command += words("--max-turns", options.max_turns, "--max-tokens", options.max_tokens, "--keep-trees", "none")
+        command += _set("train", {"check_every": 0, "loss.normalizer": "constant", "loss.constant": options.constant})
+        command += words("--set", "train.optimizer.warmup_steps=3", "--set", "held_out_count=1")
+        if arm == "grpo":
+            return command
+        judged = words("--teacher", world.teacher, "--verifier", world.verifier)
+        return command + judged + _set("train.local", {"verdicts": 2})
 
     def reinforced(self, *states: str) -> tuple[str, ...]:
         options = self.settings

@@ -41,8 +41,9 @@ def ran(monkeypatch: pytest.MonkeyPatch):
     return found
 
 
-def run(recipe, folder: Path, seeds=(0,), games=2) -> None:
-    recipe.Recipe(Book(folder, FOLDER), recipe.World(recipe.Settings(**recipe.SMOKE))).run(recipe.ARMS, seeds, games)
+def run(recipe, folder: Path, seeds=(0,), games=2, arms=None) -> None:
+    world = recipe.World(recipe.Settings(**recipe.SMOKE))
+    recipe.Recipe(Book(folder, FOLDER), world).run(arms or recipe.ARMS, seeds, games)
 
 
 def test_the_key_of_a_stage_is_that_of_records_on_disk() -> None:
@@ -62,7 +63,7 @@ def test_a_seed_is_finished_before_the_next_and_more_games_are_all_that_is_playe
 
 
 def test_two_arms_differ_by_what_they_are_named_for(recipe, ran, tmp_path) -> None:
-    run(recipe, tmp_path)
+    run(recipe, tmp_path, arms=(*recipe.ARMS, "grpo", "judged"))
 
     def command(name: str) -> set[str]:
         words = read_json(tmp_path / "stages" / f"{name}.0.json")["command"]
@@ -71,6 +72,8 @@ def test_two_arms_differ_by_what_they_are_named_for(recipe, ran, tmp_path) -> No
     assert command("own-important") ^ command("own") == {
         "own.select.weight=variance", "own.select.weight=both", "own.forks=2", "own.measured=2"
     }  # fmt: skip
+    labels = {"--teacher", "--verifier", "household", "train.local.verdicts=2"}
+    assert command("judged") - command("grpo") == labels - {"household"} and not command("grpo") - command("judged")
     trained = {arm: command(arm) for arm in ("random", "capped", "expert", "expert-important")}
     assert all(words == trained["random"] for words in trained.values())
     assert {"--steps", "2", "--learning-rate", "0.0005", "--kl", "0.02"} <= trained["random"] & command("own")
