@@ -289,7 +289,7 @@ def table(folder: Path, domains: Sequence[str]) -> Iterator[str]:
     arms = sorted({arm for cells in found.values() for arm in cells}, key=_order)
     together: dict[str, Accepted] = {arm: {} for arm in arms}
     for name, cells in found.items():
-        for arm, traces in cells.items():
+        for arm, traces in cells.items() if len(cells) == len(arms) else ():  # of domains that have every arm
             together[arm] |= {f"{name}/{trace}": turns for trace, turns in traces.items()}
     pivot = next((arm for arm in arms if arm.startswith("pivot")), "")
     tables: list[tuple[str, Callable[[Accepted, dict[str, Accepted]], str]]] = [

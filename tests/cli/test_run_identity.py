@@ -179,7 +179,7 @@ def test_games_are_stepped_in_worker_processes_on_demand_with_the_same_result(
     turntree(*command, "--out", run)  # where they are stepped may differ when a run goes on
     assert not opened, "nothing was left to play"
     turntree(*command, "--out", tmp_path / "whole")
-    assert len(opened) == 2 * 2 * 2
+    assert len(opened) == 2 * 2 * 2 + 6, "the groups of two iterations, and the held-out tasks of the checks"
     for name in ("model/model.safetensors", "rollouts.jsonl", "held_out.jsonl"):
         assert (run / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
     message = turntree.error("train", "online", "--environment", "qa", *command[2:], "--out", tmp_path / "qa")

@@ -84,8 +84,9 @@ class Outcome:
         return self.judge_all([(state, action)])[0]
 
     def judge_all(self, pairs: Sequence[tuple[TurnState, Message]], seed: int = 0) -> list[Verdict]:
-        """The verdicts in order; all play on together. The draws depend on `seed`, the state's id and the action only.
-        Raises `InputError` where a trace does not say how to build its environment."""
+        """The verdicts in order; all play on together. The draws depend on `seed`, the state's id and the action; those
+        of an equal pair on how often it came before. Raises `InputError` where a trace does not say how to build its
+        environment."""
         named = [json.dumps(action.to_chat(), sort_keys=True) for _, action in pairs]
         begun = [Continuation(*pair, _digest(name)) for pair, name in zip(pairs, named, strict=True)]
         self._play_on(begun, seeds.derive(seed, "outcome"))

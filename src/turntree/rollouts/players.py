@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from turntree.core.errors import ConfigError
+from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Rewards
 from turntree.core.protocols import Brancher, Environment, Gate, Renderer, StreamingEngine
-from turntree.core.tree import RolloutTree
+from turntree.core.tree import RolloutTree, StopReason
 from turntree.environments.pool import EnvironmentPool
 from turntree.rollouts.accounting import Usage
 from turntree.rollouts.groups import GrownGroup
@@ -55,6 +55,15 @@ def require_steppable(tasks: Sequence[Environment], needed: str) -> None:
         raise ConfigError("steps environments, and these tasks are agents", field=needed, hint=hint)
 
 
+def require_rendered(grown: Sequence[tuple[RolloutTree, Rewards]]) -> None:
+    """Raise `InputError` where every rollout ended because its messages could not be rendered: the model and the tasks
+    do not fit."""
+    ends = [(tree, end, rewards) for tree, rewards in grown for end in tree.ends()]
+    if ends and all(tree.stop_reason(end) is StopReason.RENDERER_ERROR for tree, end, _ in ends):
+        _, end, rewards = ends[0]
+        raise InputError(rewards.verdicts[end].reason, hint="see turntree check model")
+
+
 def player_of(
     tasks: Sequence[Environment],
     engine: StreamingEngine,
@@ -95,8 +104,8 @@ def grow(
     The reward of a leaf is the one that its environment gave, or else 1.0 for success and 0.0 for an episode that ended
     without it (turn and context limits included); None where the episode failed. With `functions` it is theirs; they
     judge when all episodes have ended. `finished` is told how many rollouts ended, task by task. The draws of (task,
-    sample, turn) depend on `seed` only. Raises `InputError` where the first task cannot be rendered, unless these are a
-    `part` of the tasks.
+    sample, turn) depend on `seed` only, and of a task that comes again on how often it came before. Raises `InputError`
+    where no task can be rendered, unless these are a `part` of the tasks.
     """
     settings = SchedulerConfig(episodes=config, group_size=group_size)
     alone = bool(tasks) and getattr(tasks[0], "player", None) is not None
@@ -104,13 +113,15 @@ def grow(
         everything = max(1, group_size * len(tasks))
         settings = replace(settings, max_live_rollouts=everything, rollout_seconds=math.inf, group_seconds=math.inf)
     player = player_of(tasks, engine, renderer, settings, pool=pool, rewards=functions if alone else None)
-    player.rendered = part
+    player.rendered = part or not alone  # one task that cannot be rendered is censored
     groups: list[GrownGroup] = []
     for group in player.run(tasks, seed=seed, order="completion"):
         groups.append(group)
         if finished is not None:
             finished(group_size)
     groups.sort(key=lambda group: group.index)
+    if not part:
+        require_rendered([(group.tree, group.rewards) for group in groups])
     if alone or functions is None:
         return [(group.tree, group.rewards) for group in groups]
     rewards = judged([group.endings for group in groups], functions)

@@ -273,6 +273,11 @@ class OwnPathConfig:
             raise ConfigError("must be at least 1", field="candidates")
         if self.others == "kind" and self.select.weight == "equal":
             raise ConfigError("needs a weight", field="others", hint="set own.select.weight=both, or variance")
+        chosen = self.select
+        limits = (chosen.per_trajectory, chosen.per_action, chosen.quota, chosen.anchor_share, chosen.max_per_kind < 1)
+        if self.others == "kind" and any(limits):
+            problem = "draws states that were not profiled by their kind, without limits and anchors"
+            raise ConfigError(problem, field="others", hint="leave the limits of own.select out")
         if not 0 <= self.greedy <= 1:
             raise ConfigError("is a share: from 0 to 1", field="greedy")
         if not 0 <= self.keep < 1:

@@ -13,10 +13,10 @@ from turntree.core import parts, seeds
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.config import from_mapping, to_mapping
 from turntree.core.cost import NO_COST, Cost
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.errors import ConfigError
 from turntree.core.labels import Rewards
 from turntree.core.protocols import Environment
-from turntree.core.tree import NodeKind, RolloutTree, StopReason
+from turntree.core.tree import NodeKind, RolloutTree
 from turntree.core.verdict import censored
 from turntree.environments.pool import EnvironmentPool
 from turntree.environments.tasks import identity, open_tasks
@@ -26,7 +26,7 @@ from turntree.observe.jsonl import write_lines
 from turntree.observe.run import progress
 from turntree.observe.statistics import wilson
 from turntree.rollouts.live import EpisodeConfig
-from turntree.rollouts.players import grow, require_steppable
+from turntree.rollouts.players import grow, require_rendered, require_steppable
 from turntree.rollouts.rewards import RewardSum, build_rewards, figures
 from turntree.rollouts.rewards import identity as reward_identity
 from turntree.rollouts.spread import labelled, lost, numbered, unlabelled
@@ -208,8 +208,7 @@ def _spread(
         except UnitLost as error:
             grown += [unlabelled(lost(task_id, str(error))) for _, task_id in part]
         finished(samples * len(part))
-    if all(tree.stop_reason(0) is StopReason.RENDERER_ERROR for tree, _ in grown):  # `grow` sees its part only
-        raise InputError(grown[0][1].verdicts[0].reason, hint="see turntree check model")
+    require_rendered(grown)  # `grow` sees its part only
     return grown
 
 
@@ -243,7 +242,8 @@ def _outcome(environment: Environment, tree: RolloutTree, rewards: Rewards) -> d
 def _metrics(trees: Sequence[RolloutTree]) -> dict[str, float]:
     """The environment's own numbers as `NAME_share`: the mean over all of its answers, 0 where one does not tell."""
     answers, told = 0, defaultdict[str, float](float)
-    for node in (node for tree in trees for node in tree if node.kind is NodeKind.OBSERVATION):
+    heard = (node for tree in trees for node in tree if node.kind is NodeKind.OBSERVATION)
+    for node in (node for node in heard if node.messages or node.metrics):  # a failed call leaves an empty one
         answers += 1
         for name, value in node.metrics.items():
             told[name] += value

@@ -227,6 +227,7 @@ class InsideTurns:
                     counts[f"dropped turn: {skipped[place.turn]}"] += 1
                 continue
             said = self.verifier.judge(state, state.demonstration)
+            cost += said.cost
             if not said.reward:
                 counts[f"dropped turn: the verifier refuses the label ({said.reason})"] += 1
                 continue
@@ -234,16 +235,18 @@ class InsideTurns:
             assert above is not None  # a task comes before the first turn
             prompt = tuple(token for node in group.tree.path(above) for token in node.token_ids)
             inside = Inside(group.tree, above, Prompted(state, prompt))
-            found.append(Labelled(place, said.kind, self._taken(place, state), inside))
+            taken = self._taken(place, state)
+            cost += NO_COST if taken is None else taken.cost
+            found.append(Labelled(place, said.kind, None if taken is None else taken.reward, inside))
         return found, cost
 
-    def _taken(self, place: _Place, state: TurnState) -> float | None:
+    def _taken(self, place: _Place, state: TurnState) -> Verdict | None:
         """The verdict on what the episode did there."""
         action = place.nodes[-1].message
         if not self._asks_taken or action is None:
             return None
         cut_turns = self.config.train.rollouts.episodes.cut_turns
-        return judge_turn(self.verifier, state, action, cut_turns=cut_turns).reward
+        return judge_turn(self.verifier, state, action, cut_turns=cut_turns)
 
 
 class _At(Protocol):

@@ -260,7 +260,7 @@ class OwnStates:
         all kinds."""
         profiled, weights = Counter(row["kind"] for row in rows), Counter[str]()
         for row in chosen:
-            weights[row["kind"]] += row.get("weight", 1.0)
+            weights[row["kind"]] += row.get("weight", 1.0)  # no anchors: the configuration refuses them
         overall = weights.total() / max(1, len(rows))
         known = {(row["trace_id"], row["turn"]) for row in rows}
         found: list[Row] = []

@@ -304,8 +304,9 @@ class LocalConfig:
     verdicts: float = 0.0
     """Weight of the verdicts on the turns that the episodes took, beside the rewards of the episodes (0: no verdicts).
     Nothing is sampled; the teacher labels every state. The advantage of a turn is its verdict minus the mean of its
-    kind of action in the iteration, times what the run shows to hang on the kind (`rollouts.acceptance`); at 1 it has
-    the unit of the episodes' advantages."""
+    kind of action in the iteration, times what the run shows to hang on the kind (`rollouts.acceptance`, this iteration
+    included); where rewards are 0 and 1, weight 1 has the unit of the episodes' advantages. Groups that a filter drops
+    are not trained on."""
 
     @property
     def judges(self) -> bool:

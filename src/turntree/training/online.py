@@ -362,8 +362,8 @@ class _Run:
         return [group for group in groups if self._labels[id(group)] is not None]
 
     def grow_inside(self, groups: Sequence[GrownGroup], iteration: int) -> dict[str, Any]:
-        """Local rollouts in the trees and judged turns, whose credit lies beside that of the episodes. A group that a
-        filter dropped, or that has no variance, may still hold turns that teach."""
+        """Local rollouts in the trees and judged turns, whose credit lies beside that of the episodes. A group without
+        variance may still hold turns that teach; of one that a filter dropped, only local rollouts are trained on."""
         if self._inside is None:
             return {}
         episodes = [self._labels[id(group)] for group in groups]
@@ -376,12 +376,7 @@ class _Run:
         episodes = [self._labels[id(group)] for group in groups]
         if self._inside is None:
             return episodes
-        found: list[Credit | None] = []
-        for group, credit, judged in zip(groups, episodes, self._judged_turns, strict=True):
-            if credit is None and judged.taken and _is_scored(group):  # a filter dropped its rewards, not its turns
-                credit = self.credit(group.tree, group.rewards)
-            found.append(judged.beside(credit))
-        return found
+        return [judged.beside(credit) for credit, judged in zip(episodes, self._judged_turns, strict=True)]
 
     def update(self, groups: Sequence[GrownGroup], labels: Sequence[Credit | None]) -> dict[str, Any]:
         """One update on the groups that have credit; no step where none has."""
