@@ -121,10 +121,13 @@ class World:
         """That own states and whole episodes come from: as many as train SFT."""
         return self.settings.games * 4 // 5
 
+    def moved(self, seed: int) -> tuple[str, ...]:
+        """The tasks of a seed, among those of the environment."""
+        return ("--set", f"environment.offset={1000 * seed}") if self.fresh else ()
+
     def own(self, seed: int) -> tuple[str, ...]:
         """The tasks of own states."""
-        moved = ("--set", f"environment.offset={1000 * seed}") if self.fresh else ()
-        return (*moved, "--set", f"own.count={self.tasks}")
+        return (*self.moved(seed), "--set", f"own.count={self.tasks}")
 
     @property
     def played(self) -> tuple[str, ...]:
@@ -312,8 +315,7 @@ class Recipe:
 
     def whole(self, arm: str, seed: int) -> tuple[str, ...]:
         options, world = self.settings, self.world
-        moved = {"offset": 1000 * seed} if world.fresh else {}
-        command = words("train", "online", *world.played, *_set("environment", moved), "--count", world.tasks)
+        command = words("train", "online", *world.played, *world.moved(seed), "--count", world.tasks)
         command += words("--iterations", options.iterations, "--groups", options.groups)
         command += words("--group-size", options.group_size, "--learning-rate", options.rate, "--kl", options.kl)
         command += words("--max-turns", options.max_turns, "--max-tokens", options.max_tokens, "--keep-trees", "none")

@@ -229,9 +229,8 @@ def test_kinds_that_point_against_the_episodes_are_measured_and_not_trained_on()
     local = LocalCredits(Mirrored(rewards), config, tiny_model("qwen3", VOCABULARY, hidden_size=32, seed=3))
     episodes = [CreditRule()(tree, verdicts) for tree, verdicts in zip(trees, rewards, strict=True)]
     credits, cost, figures = local.credits(groups, episodes, 1)
-    assert [one.local for one in credits] == [None] * 4 and figures[
-        "trained_kinds"
-    ] == []  # nothing is known before the first iteration
+    assert [one.local for one in credits] == [None] * 4
+    assert figures["trained_kinds"] == []  # nothing is known before the first iteration
     assert figures["gains"]["with"] > 0 > figures["gains"]["against"]
     assert cost.training_seconds > 0 and cost.trained_tokens > 0  # a backward pass for the episodes, and one a kind
     fresh = [SimpleNamespace(tree=without_local(tree)) for tree in trees]

@@ -54,9 +54,7 @@ class GrownGroup:
     cut: int | None = None
     decision: GateDecision | None = None  # the gate's last (cut, audited or passed); the tree holds all of them
     unfilled: int = 0  # leaves that neither a branch nor a fresh rollout was made for
-    endings: Mapping[int, Ending] = field(
-        default_factory=dict[int, Ending], repr=False
-    )  # where the scheduler played it
+    endings: Mapping[int, Ending] = field(default_factory=dict[int, Ending], repr=False)  # of what the scheduler played
 
 
 @dataclass(eq=False)

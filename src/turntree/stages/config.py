@@ -271,13 +271,8 @@ class OwnPathConfig:
                 raise ConfigError(f"must be at least {least}", field=name)
         if self.candidates is not None and self.candidates < 1:
             raise ConfigError("must be at least 1", field="candidates")
-        if self.others == "kind" and self.select.weight == "equal":
-            raise ConfigError("needs a weight", field="others", hint="set own.select.weight=both, or variance")
-        chosen = self.select
-        limits = (chosen.per_trajectory, chosen.per_action, chosen.quota, chosen.anchor_share, chosen.max_per_kind < 1)
-        if self.others == "kind" and any(limits):
-            problem = "draws states that were not profiled by their kind, without limits and anchors"
-            raise ConfigError(problem, field="others", hint="leave the limits of own.select out")
+        if self.others == "kind":
+            self._check_others(self.select)
         if not 0 <= self.greedy <= 1:
             raise ConfigError("is a share: from 0 to 1", field="greedy")
         if not 0 <= self.keep < 1:
@@ -291,6 +286,15 @@ class OwnPathConfig:
             raise ConfigError("must be 0, or at least 2", field="forks")
         if not self.forks and self.select.weight in ("importance", "both"):
             raise ConfigError("needs the importance of the states", field="select.weight", hint="set own.forks=4")
+
+    @staticmethod
+    def _check_others(chosen: SelectConfig) -> None:
+        if chosen.weight == "equal":
+            raise ConfigError("needs a weight", field="others", hint="set own.select.weight=both, or variance")
+        limits = (chosen.per_trajectory, chosen.per_action, chosen.quota, chosen.anchor_share, chosen.max_per_kind < 1)
+        if any(limits):
+            problem = "draws states that were not profiled by their kind, without limits and anchors"
+            raise ConfigError(problem, field="others", hint="leave the limits of own.select out")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from turntree.core import parts, seeds
 from turntree.core.cost import NO_COST, Cost
@@ -76,10 +76,6 @@ class Labelled:
     taken: float | None
     inside: Inside
 
-    @property
-    def state(self) -> tuple[int, int | None]:
-        return self.place.state
-
 
 @dataclass
 class InsideTurns:
@@ -96,7 +92,7 @@ class InsideTurns:
         """Append local rollouts to the trees, and judge what the episodes did."""
         seed, local = self._seed(iteration), self.config.train.local
         found, visited, counts, spent = self.labelled(groups, iteration)
-        chosen = self._choose(_distinct(found), seed) if local.states else []
+        chosen = self._choose(_distinct(found, lambda one: one.place), seed) if local.states else []
         verdicts, cost = self.sample(chosen, seed) if chosen else ([], NO_COST)
         kinds = [one.kind for one in chosen]
         figures = {"visited": visited, **_figures(kinds, verdicts), "not_judged": dict(counts)}
@@ -110,10 +106,9 @@ class InsideTurns:
             places[one.place.group][one.inside.node] = one.kind
         taken: list[dict[int, float]] = []
         if local.verdicts:
-            accepted = _accepted(found)
-            figures["accepted_by_kind"] = {kind: sum(of) / len(of) for kind, of in sorted(accepted.items())}
-            figures["turns_judged"] = sum(map(len, accepted.values()))
-            taken = _advantages(found, accepted, self.seen.slopes(), len(groups))
+            figures["accepted_by_kind"] = accepted = _accepted(found)
+            figures["turns_judged"] = sum(one.taken is not None for one in found)
+            taken = _advantages(found, accepted, figures["importance"], len(groups))
         return GrownInside(spent + cost, figures, places, self.seen, taken)
 
     def sample(self, chosen: Sequence[Labelled], seed: int) -> tuple[list[list[Verdict]], Cost]:
@@ -135,7 +130,7 @@ class InsideTurns:
         states, where the turns that were taken are not judged); how many states were visited; the reasons of those that
         were left out; and what the labels cost."""
         turns, counts = self._turns(groups), Counter[str]()
-        visited = _distinct(turns)
+        visited = _distinct(turns, lambda place: place)
         pool = turns
         if not self.config.train.local.verdicts:
             draw = seeds.generator(self._seed(iteration), "places")
@@ -249,37 +244,31 @@ class InsideTurns:
         return judge_turn(self.verifier, state, action, cut_turns=cut_turns)
 
 
-class _At(Protocol):
-    @property
-    def state(self) -> tuple[int, int | None]: ...
+_Turn = TypeVar("_Turn")
 
 
-_Turn = TypeVar("_Turn", bound=_At)
-
-
-def _distinct(turns: Iterable[_Turn]) -> list[_Turn]:
+def _distinct(turns: Iterable[_Turn], place: Callable[[_Turn], _Place]) -> list[_Turn]:
     """The first turn at each state."""
     found: dict[tuple[int, int | None], _Turn] = {}
     for one in turns:
-        found.setdefault(one.state, one)
+        found.setdefault(place(one).state, one)
     return list(found.values())
 
 
-def _accepted(found: Iterable[Labelled]) -> dict[str, list[float]]:
-    """The verdicts on the turns that were taken, by kind."""
+def _accepted(found: Iterable[Labelled]) -> dict[str, float]:
+    """The share of accepted turns among those that were taken and judged, by kind."""
     by_kind: dict[str, list[float]] = {}
     for one in found:
         if one.taken is not None:
             by_kind.setdefault(one.kind, []).append(one.taken)
-    return by_kind
+    return {kind: sum(of) / len(of) for kind, of in sorted(by_kind.items())}
 
 
 def _advantages(
-    found: Iterable[Labelled], accepted: Mapping[str, Sequence[float]], slopes: Mapping[str, float], groups: int
+    found: Iterable[Labelled], usual: Mapping[str, float], slopes: Mapping[str, float], groups: int
 ) -> list[dict[int, float]]:
-    """For each group, by node: what an action's verdict promises for the episode's reward, beyond what is usual for the
-    kind. A node that several actions share (a fork inside a turn) has the mean of theirs."""
-    usual = {kind: sum(of) / len(of) for kind, of in accepted.items()}
+    """For each group, by node: what an action's verdict promises for the episode's reward, beyond what is `usual` for
+    the kind. A node that several actions share (a fork inside a turn) has the mean of theirs."""
     told: list[dict[int, list[float]]] = [{} for _ in range(groups)]
     for one in found:
         if one.taken is not None:
