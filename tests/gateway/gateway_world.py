@@ -59,7 +59,7 @@ def spelled(text: str) -> tuple[int, ...]:
 
 def words(prompt: tuple[int, ...], seed: int) -> tuple[int, ...]:
     """What the policy says: a number that depends on the request."""
-    return spelled(f"the answer is {seed % 997}")
+    return spelled(f"the answer is {seed}")
 
 
 class Timed(ScriptedEngine):
