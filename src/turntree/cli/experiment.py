@@ -98,6 +98,8 @@ def _compose_lines(summary: dict[str, Any]) -> Iterator[str]:
                 if found["share_of_first"] is None
                 else f", {_edges(found['share_of_first'], '{:.2f}')} of the {unit}"
             )
+            mean = found["share_of_mean"]
+            share += "" if mean is None else f", {mean:.2f} on the mean curves"
             yield f"  reaches the target in {found['reached']} of {count} seeds{share}"
         if arm != first:
             yield f"  minus {first}: {_points(row['minus_first']['by_seed'])} at the end"

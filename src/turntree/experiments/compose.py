@@ -11,7 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
+
+import numpy as np
 
 from turntree.core.config import Part, to_mapping
 from turntree.experiments.config import ComposeConfig, chain, playing
@@ -181,7 +184,7 @@ def _spent(row: dict[str, Any], unit: str) -> float:
 
 
 def summarise(config: ComposeConfig, out: Path) -> dict[str, Any]:
-    """Each arm's curve in every seed; its last check; and against the first arm: the last checks, the checks at equal
+    """Each arm's curve in every seed; its last check; and against the first arm: the last checks, success at equal
     cost, and what either spent to reach the first arm's last success.
 
     Intervals are for other seeds and, where tasks are paired, other tasks. An arm that never reaches the target in a
@@ -207,33 +210,48 @@ def summarise(config: ComposeConfig, out: Path) -> dict[str, Any]:
 
 
 def to_target(mine: Sequence[list[Point]], first: Sequence[list[Point]], target: float, unit: str) -> dict[str, Any]:
-    """What was spent at the first check with the target's success, as shares of what the first arm spent for it.
+    """What was spent to reach the target's success, as shares of what the first arm spent for it: `share_of_first` seed
+    by seed, `share_of_mean` on the mean curves. Success between two checks is interpolated.
 
-    The first of noisy checks that is high enough comes a little too early, in both arms alike."""
+    A single curve of noisy checks crosses the target a little too early, in both arms alike."""
     reached = [
-        (_at(points, target, unit), _at(theirs, target, unit)) for points, theirs in zip(mine, first, strict=True)
+        (_cost(points, target, unit), _cost(theirs, target, unit)) for points, theirs in zip(mine, first, strict=True)
     ]
     shares = [one / other for one, other in reached if one and other]
+    one, other = (_cost(_mean_curve(curves, unit), target, unit) for curves in (mine, first))
     return {
         "reached": sum(one is not None for one, _ in reached),
         "share_of_first": ratio_over_seeds(shares) if shares else None,
+        "share_of_mean": one / other if one and other else None,
     }
 
 
-def _at(points: Sequence[Point], target: float, unit: str) -> float | None:
-    return next((point[unit] for point in points if point["success"] >= target), None)
+def _cost(points: Sequence[Point], target: float, unit: str) -> float | None:
+    """Where the curve first reaches the target; None where it does not."""
+    for before, after in zip([points[0], *points], points, strict=False):
+        if after["success"] >= target:
+            rise = after["success"] - before["success"]
+            part = (target - before["success"]) / rise if rise else 1.0
+            return before[unit] + part * (after[unit] - before[unit])
+    return None
+
+
+def _mean_curve(curves: Sequence[Sequence[Point]], unit: str) -> list[Point]:
+    """The seeds' mean cost and success at every check."""
+    checks = zip(*curves, strict=True)
+    return [{key: fmean(point[key] for point in check) for key in (unit, "success")} for check in checks]
+
+
+def _success(points: Sequence[Point], cost: float, unit: str) -> float:
+    """Success at this cost, interpolated. Before the first check (a profile comes before it) the policy is the one at
+    the start."""
+    return float(np.interp(cost, [point[unit] for point in points], [point["success"] for point in points]))
 
 
 def at_equal_cost(mine: Sequence[list[Point]], first: Sequence[list[Point]], unit: str) -> dict[str, Any]:
-    """The difference in success at the last check of either arm that the cheaper of the two could pay, over seeds."""
+    """The difference in success where the arm that spent less ended, over seeds."""
     differences = []
     for points, theirs in zip(mine, first, strict=True):
         budget = min(points[-1][unit], theirs[-1][unit])
-        one, other = (_affordable(each, unit, budget) for each in (points, theirs))
-        differences.append(one - other)
+        differences.append(_success(points, budget, unit) - _success(theirs, budget, unit))
     return over_seeds(differences)
-
-
-def _affordable(points: Sequence[Point], unit: str, budget: float) -> float:
-    """Where not even the first check can be paid (a profile comes before it), the policy is the one at the start."""
-    return [points[0], *(point for point in points if point[unit] <= budget)][-1]["success"]
