@@ -1,6 +1,7 @@
 """A policy's own states, labelled: what was played stays, and the teacher leads to the goal from anywhere."""
 
 import random
+import threading
 from collections import Counter
 from dataclasses import replace
 
@@ -68,6 +69,21 @@ def test_a_player_who_follows_the_teacher_from_any_own_state_wins(seed: int, tur
         if task.step(said).done:
             return
     pytest.fail("sixty turns of the teacher did not win")
+
+
+def test_a_teacher_behind_a_server_is_asked_about_several_states_at_once_and_says_the_same() -> None:
+    task, trace = clumsy(1, 6)
+    together = threading.Barrier(3, timeout=60)
+
+    class Waits:
+        concurrency = 3
+
+        def __call__(self, environment: HouseholdEnvironment, history: object) -> Message | str:
+            together.wait()
+            return teacher(environment, ())
+
+    assert len(trace.turn_positions) == 6
+    assert labelled(trace, task, Waits())[:2] == labelled(trace, task, teacher)[:2]
 
 
 def test_a_teacher_that_fails_is_counted_and_labels_nothing() -> None:

@@ -13,6 +13,7 @@ from test_train_online import CONFIG, WHOLE
 
 from turntree.domains.household.environment import HouseholdEnvironment
 from turntree.rollouts import local
+from turntree.stages import inside
 from turntree.stages.inside import InsideTurns
 from turntree.stages.train_online import TrainOnlineConfig, run_train_online
 from turntree.training.config import LocalConfig
@@ -57,6 +58,27 @@ def test_what_labels_cost_is_on_the_bill(tmp_path: Path, monkeypatch: pytest.Mon
     run_train_online(replace(config, held_out_count=1), tmp_path / "run")
     bill = json.loads((tmp_path / "run" / "cost.json").read_text(encoding="utf-8"))
     assert bill["tool_calls"] + bill["checks"]["tool_calls"] == steps > 27
+
+
+def test_a_state_that_several_episodes_share_is_labelled_once_and_all_its_turns_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All episodes of a group begin at one state. Here the teacher says nothing there."""
+    asked: list[int] = []
+
+    def silent(trace: Any, task: Any, teacher: Any, turns: set[int]) -> Any:
+        asked.extend(turns)
+        return labelled(trace, task, lambda _, history: "no idea" if len(history) < 3 else teacher(_, history), turns)
+
+    labelled = inside.labelled
+    monkeypatch.setattr(inside, "labelled", silent)
+    run_train_online(one_task(local=LocalConfig(verdicts=1.0)), tmp_path / "run")
+    row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    told, episodes = row["local"], row["trees"]["leaves"]
+    assert asked.count(0) == 3 < episodes and len(asked) == told["visited"]
+    assert told["not_judged"]["dropped turn: no_label: no idea"] == 3
+    assert told["not_judged"]["dropped turn: at a state that was dropped"] == episodes - 3
+    assert told["turns_judged"] + sum(told["not_judged"].values()) == row["spent"]["turns"]
 
 
 def test_states_are_chosen_by_their_weights_relative_to_each_other() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, cast
 
@@ -28,35 +30,51 @@ def labelled(
     others, and what that cost: the steps of the environment, and the time for them and the teacher.
 
     The episode is played again on a copy of `task`. Where the environment fails or answers differently, the states from
-    there on have no label. A teacher that fails at a state gives it none."""
+    there on have no label. A teacher that fails at a state gives it none. One that waits for a server says in
+    `concurrency` how many states are worth asking for at the same time."""
     spoken = trace.turn_positions
-    labels: dict[int, Message] = {}
-    missing: dict[int, str] = {}
+    said: dict[int, Future[Message | str]] = {}
+    unsaid: dict[int, str] = {}
     wanted = range(len(spoken)) if turns is None else turns
     started, played = time.perf_counter(), 0
     steps = walk(task, trace.messages[: spoken[max(wanted)]], f"trace {trace.id!r}")
-    try:
-        for turn, (place, (environment, _)) in enumerate(zip(spoken, steps, strict=False)):
-            played = turn
-            if turn not in wanted:
-                continue
-            said = _said(teacher, environment, trace.messages[:place])
-            if isinstance(said, Message):
-                labels[turn] = said
-            else:
-                missing[turn] = f"{NO_LABEL}: {said}"
-    except (EnvironmentFault, InputError) as fault:
-        left = (turn for turn in wanted if turn not in labels and turn not in missing)
-        missing |= {turn: f"{NO_LABEL}: {reason_of(fault)}" for turn in left}
+    with _asking(teacher) as submit:
+        try:
+            for turn, (place, (environment, _)) in enumerate(zip(spoken, steps, strict=False)):
+                played = turn
+                if turn in wanted:
+                    said[turn] = submit(_said, teacher, environment.fork(), trace.messages[:place])
+        except (EnvironmentFault, InputError) as fault:
+            unsaid = {turn: reason_of(fault) for turn in wanted if turn not in said}
+    answers = {turn: future.result() for turn, future in said.items()} | unsaid
+    labels = {turn: answer for turn, answer in answers.items() if isinstance(answer, Message)}
+    missing = {turn: f"{NO_LABEL}: {answer}" for turn, answer in answers.items() if isinstance(answer, str)}
     marks = {"skip_turns": {str(turn): reason for turn, reason in missing.items()}} if missing else {}
     meta = {key: value for key, value in trace.meta.items() if key != "skip_turns"}  # a cut turn is a state like others
     cost = Cost(tool_calls=played, environment_seconds=time.perf_counter() - started)
     return replace(trace, labels=labels, meta={**meta, **marks}), Counter(missing.values()), cost
 
 
+@contextlib.contextmanager
+def _asking(teacher: Teacher) -> Iterator[Callable[..., Future[Message | str]]]:
+    """How to ask it: at once, or in threads."""
+    threads = getattr(teacher, "concurrency", 1)
+    if threads > 1:
+        with ThreadPoolExecutor(threads, thread_name_prefix="turntree-teacher") as pool:
+            yield pool.submit
+        return
+
+    def at_once(ask: Callable[..., Message | str], *told: Any) -> Future[Message | str]:
+        answer = Future[Message | str]()
+        answer.set_result(ask(*told))
+        return answer
+
+    yield at_once
+
+
 def _said(teacher: Teacher, environment: Environment, history: Sequence[Message]) -> Message | str:
     try:
-        said = teacher(environment.fork(), history)
+        said = teacher(environment, history)
     except Exception as error:  # the boundary to foreign code
         return f"{FAILED} ({reason_of(error)})"
     if isinstance(said, Message) and said.role != "assistant":
@@ -68,8 +86,17 @@ class ModelTeacher:
     """A model behind a server that speaks OpenAI's chat completions (a key, where one is needed, is OPENAI_API_KEY)."""
 
     def __init__(
-        self, *, url: str, model: str, max_tokens: int = 1024, temperature: float = 0.0, timeout: float = 120.0
+        self,
+        *,
+        url: str,
+        model: str,
+        max_tokens: int = 1024,
+        temperature: float = 0.0,
+        timeout: float = 120.0,
+        concurrency: int = 8,
     ) -> None:
+        if concurrency < 1:
+            raise ConfigError("must be at least 1", field="teacher.concurrency")
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"{url!r} is not a URL", field="teacher.url", hint="write http://host:port/v1")
         import openai
@@ -77,6 +104,7 @@ class ModelTeacher:
         key = os.environ.get("OPENAI_API_KEY", "none")
         self._client = openai.OpenAI(base_url=url, api_key=key, timeout=timeout, max_retries=4)
         self._model, self._max_tokens, self._temperature = model, max_tokens, temperature
+        self.concurrency = concurrency
 
     def __call__(self, environment: Environment, history: Sequence[Message]) -> Message | str:
         asked: dict[str, Any] = {"tools": list(environment.tools)} if environment.tools else {}

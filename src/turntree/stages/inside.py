@@ -27,7 +27,7 @@ from turntree.logs.rollouts import turns_of
 from turntree.renderers.thoughts import rewrites
 from turntree.rollouts.acceptance import Acceptance
 from turntree.rollouts.groups import GrownGroup
-from turntree.rollouts.local import Inside, Prompted, grow_inside, judge_turn
+from turntree.rollouts.local import Inside, Prompted, grow_inside, judge_turns
 from turntree.rollouts.teachers import labelled
 from turntree.stages.config import RecordConfig, TrainOnlineConfig
 from turntree.stages.policy import Policy
@@ -51,6 +51,9 @@ def open_inside(config: TrainOnlineConfig, policy: Policy) -> Iterator[InsideTur
         yield InsideTurns(config, policy, verifier, parts.build("teachers", config.teacher))
 
 
+_State = tuple[int, int | None]  # the number of a group, and the node above a turn
+
+
 @dataclass(frozen=True, order=True)
 class _Place:
     """A turn of an episode: the number of its group, of the episode in it, of the turn, and the nodes of the turn."""
@@ -61,20 +64,20 @@ class _Place:
     nodes: tuple[Node, ...] = field(compare=False)
 
     @property
-    def state(self) -> tuple[int, int | None]:
+    def state(self) -> _State:
         """The same for turns that were taken at one state."""
         return self.group, self.nodes[0].parent
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """A place with a right label: the kind of the labelled action, and the verdict on the one that the episode took
-    (None: not asked, or censored)."""
+    """A place with a right label: the kind of the labelled action, where its state is in the tree, and the verdict on
+    the action that the episode took (None: not asked, or censored)."""
 
     place: _Place
     kind: str
-    taken: float | None
     inside: Inside
+    taken: float | None
 
 
 @dataclass
@@ -135,12 +138,18 @@ class InsideTurns:
         if not self.config.train.local.verdicts:
             draw = seeds.generator(self._seed(iteration), "places")
             pool = sorted(draw.sample(visited, min(self.config.train.local.pool, len(visited))))
-        found, cost = list[Labelled](), NO_COST
-        for part in _by_episode(pool):
+        distinct = _distinct(pool, lambda place: place)
+        states, cost = list[tuple[_Place, TurnState]](), NO_COST
+        for part in _by_episode(distinct):
             told, spent = self._labelled(groups, part, iteration, counts)
-            found += told
+            states += told
             cost += spent
-        return found, len(visited), counts, cost
+        accepted, spent = self._accepted(groups, states, counts)
+        usable = [place for place in pool if place.state in accepted]
+        if again := len(pool) - len(usable) - (len(distinct) - len(accepted)):
+            counts["dropped turn: at a state that was dropped"] += again
+        found, judged = self._taken(usable, accepted)
+        return found, len(visited), counts, cost + spent + judged
 
     def _seed(self, iteration: int) -> int:
         return seeds.derive(self.config.train.seed, "inside", iteration)
@@ -201,9 +210,9 @@ class InsideTurns:
 
     def _labelled(
         self, groups: Sequence[GrownGroup], places: Sequence[_Place], iteration: int, counts: Counter[str]
-    ) -> tuple[list[Labelled], Cost]:
-        """The places of one episode at which the verifier accepts the teacher's label, and what the labels cost; the
-        others are counted by reason."""
+    ) -> tuple[list[tuple[_Place, TurnState]], Cost]:
+        """The places of one episode that the teacher labels, with their states, and what the labels cost; the others
+        are counted by reason."""
         group, sample = groups[places[0].group], places[0].sample
         end = group.tree.ends()[sample]
         trace = trace_of(group, sample, end, group.rewards.verdicts[end], self._recorded, self.policy.source)
@@ -214,34 +223,41 @@ class InsideTurns:
         self.told.update(dropped, turns=len(places), tasks=1)
         require_labels(self.told)
         states: dict[int, TurnState] = {state.turn: state for state in candidates(trace)}
-        skipped, found = skipped_turns(trace), list[Labelled]()
-        for place in places:
-            state = states.get(place.turn)
-            if state is None:
-                if place.turn in trace.labels:
-                    counts[f"dropped turn: {skipped[place.turn]}"] += 1
-                continue
-            said = self.verifier.judge(state, state.demonstration)
-            cost += said.cost
-            if not said.reward:
-                counts[f"dropped turn: the verifier refuses the label ({said.reason})"] += 1
-                continue
-            above = place.nodes[0].parent
-            assert above is not None  # a task comes before the first turn
-            prompt = tuple(token for node in group.tree.path(above) for token in node.token_ids)
-            inside = Inside(group.tree, above, Prompted(state, prompt))
-            taken = self._taken(place, state)
-            cost += NO_COST if taken is None else taken.cost
-            found.append(Labelled(place, said.kind, None if taken is None else taken.reward, inside))
-        return found, cost
+        skipped = skipped_turns(trace)
+        unusable = [place.turn for place in places if place.turn in trace.labels and place.turn not in states]
+        counts.update(f"dropped turn: {skipped[turn]}" for turn in unusable)
+        return [(place, states[place.turn]) for place in places if place.turn in states], cost
 
-    def _taken(self, place: _Place, state: TurnState) -> Verdict | None:
-        """The verdict on what the episode did there."""
-        action = place.nodes[-1].message
-        if not self._asks_taken or action is None:
-            return None
-        cut_turns = self.config.train.rollouts.episodes.cut_turns
-        return judge_turn(self.verifier, state, action, cut_turns=cut_turns)
+    def _accepted(
+        self, groups: Sequence[GrownGroup], states: Sequence[tuple[_Place, TurnState]], counts: Counter[str]
+    ) -> tuple[dict[_State, tuple[str, Inside]], Cost]:
+        """The kind and the place of every state whose label the verifier accepts; the others are counted by reason."""
+        said = judge_turns(self.verifier, [(state, state.demonstration) for _, state in states])
+        accepted: dict[_State, tuple[str, Inside]] = {}
+        for (place, state), verdict in zip(states, said, strict=True):
+            if not verdict.reward:
+                counts[f"dropped turn: the verifier refuses the label ({verdict.reason})"] += 1
+                continue
+            tree, above = groups[place.group].tree, place.nodes[0].parent
+            assert above is not None  # a task comes before the first turn
+            prompt = tuple(token for node in tree.path(above) for token in node.token_ids)
+            accepted[place.state] = verdict.kind, Inside(tree, above, Prompted(state, prompt))
+        return accepted, sum((verdict.cost for verdict in said), NO_COST)
+
+    def _taken(
+        self, places: Sequence[_Place], accepted: Mapping[_State, tuple[str, Inside]]
+    ) -> tuple[list[Labelled], Cost]:
+        """The turns at these states, judged where that is asked for."""
+        actions = [(place, place.nodes[-1].message) for place in places if self._asks_taken]
+        asked = [(place, action) for place, action in actions if action is not None]
+        verdicts = judge_turns(
+            self.verifier,
+            [(accepted[place.state][1].prompted.state, action) for place, action in asked],
+            cut_turns=self.config.train.rollouts.episodes.cut_turns,
+        )
+        rewards = {place: verdict.reward for (place, _), verdict in zip(asked, verdicts, strict=True)}
+        found = [Labelled(place, *accepted[place.state], rewards.get(place)) for place in places]
+        return found, sum((verdict.cost for verdict in verdicts), NO_COST)
 
 
 _Turn = TypeVar("_Turn")
@@ -249,7 +265,7 @@ _Turn = TypeVar("_Turn")
 
 def _distinct(turns: Iterable[_Turn], place: Callable[[_Turn], _Place]) -> list[_Turn]:
     """The first turn at each state."""
-    found: dict[tuple[int, int | None], _Turn] = {}
+    found: dict[_State, _Turn] = {}
     for one in turns:
         found.setdefault(place(one).state, one)
     return list(found.values())
