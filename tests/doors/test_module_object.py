@@ -364,8 +364,8 @@ def test_a_number_that_only_some_answers_tell_is_a_share_of_all_of_them(turntree
 def test_rollouts_that_all_fail_are_said_with_their_reason(turntree, folder) -> None:
     (folder / "halves.py").write_text(HALVES)
     halves = ("--environment", "halves:tasks", "--set", "environment.fails=true")
-    said = turntree("evaluate", *halves, "--count", 2, "--max-turns", 2, *SHORT).stdout
-    assert "2 of 2 episodes have no reward: 2 x TypeError: no such room" in said
+    said = turntree.error("evaluate", *halves, "--count", 2, "--max-turns", 2, *SHORT)
+    assert "no episode has an outcome (2 x TypeError: no such room)" in said
     said = turntree.error("train", "online", *halves, *TINY, "--out", "halves")
     assert "no rollout of the run has a reward" in said and "(16 x TypeError: no such room)" in said
 

@@ -56,7 +56,7 @@ def labelled(
 
 
 @contextlib.contextmanager
-def _asking(teacher: Teacher) -> Iterator[Callable[..., Future[Message | str]]]:
+def _asking(teacher: Teacher) -> Iterator[Callable[..., Future[Any]]]:
     """How to ask it: at once, or in threads."""
     threads = getattr(teacher, "concurrency", 1)
     if threads > 1:
@@ -64,8 +64,8 @@ def _asking(teacher: Teacher) -> Iterator[Callable[..., Future[Message | str]]]:
             yield pool.submit
         return
 
-    def at_once(ask: Callable[..., Message | str], *told: Any) -> Future[Message | str]:
-        answer = Future[Message | str]()
+    def at_once(ask: Callable[..., Any], *told: Any) -> Future[Any]:
+        answer = Future[Any]()
         answer.set_result(ask(*told))
         return answer
 

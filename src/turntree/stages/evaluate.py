@@ -13,11 +13,11 @@ from turntree.core import parts, seeds
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.config import from_mapping, to_mapping
 from turntree.core.cost import NO_COST, Cost
-from turntree.core.errors import ConfigError
+from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Rewards
 from turntree.core.protocols import Environment
 from turntree.core.tree import NodeKind, RolloutTree
-from turntree.core.verdict import censored
+from turntree.core.verdict import censored, most_frequent
 from turntree.environments.pool import EnvironmentPool
 from turntree.environments.tasks import identity, open_tasks
 from turntree.logs.trees import KeptTree
@@ -33,6 +33,7 @@ from turntree.rollouts.spread import labelled, lost, numbered, unlabelled
 from turntree.stages import skills
 from turntree.stages.config import EvaluateConfig
 from turntree.stages.policy import Policy, load_policy, policy_name
+from turntree.stages.unrewarded import HINT
 from turntree.stages.workers import open_crew, require_policy
 
 _TASKS = 8  # that a worker plays in one batch
@@ -70,6 +71,8 @@ def evaluate_policy(
             require_steppable(tasks, "cluster.workers")
         told: dict[str, Any] = {"kept": kept, "crew": crew, "pool": opened.pool, "functions": functions}
         sampled, cost = play(policy, tasks, config, config.temperature, config.samples, **told)
+        if sampled["success"] is None and "rewards" not in sampled:
+            raise InputError(f"no episode has an outcome ({most_frequent(sampled['censored_reasons'])})", hint=HINT)
         result: dict[str, Any] = {
             "schema": SCHEMA,
             "config": to_mapping(config),

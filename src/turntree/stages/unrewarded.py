@@ -11,6 +11,8 @@ from turntree.core.verdict import most_frequent
 
 Row = Mapping[str, Any]  # of metrics.jsonl
 
+HINT = "see turntree check model and turntree check environment"
+
 
 def reasons(rows: Sequence[Row]) -> dict[str, int]:
     """Why rollouts of these steps have no reward, with their numbers."""
@@ -34,5 +36,5 @@ def require_rewards(rows: Sequence[Row]) -> None:
         return
     raise InputError(
         f"no rollout of the run has a reward, so the policy is that of the start ({most_frequent(why)})",
-        hint="see turntree check model and turntree check environment",
+        hint=HINT,
     )
