@@ -58,7 +58,10 @@ FEW = ("--dev", "0.35")  # of some thirty traces a tenth is none
 DOMAINS = {
     "tau2": Domain("tau2/trajectories", (*KNOWN, "--candidates", "tool_calls")),
     "swe": Domain(
-        "swe_agent/demonstrations.tar.xz", ("--dev", "0.2"), sizes={"turns": 8, "held_out": (16, 6), "epochs": 4}
+        "swe_agent/demonstrations.tar.xz",
+        ("--dev", "0.2"),
+        judging=("--set", "verifier.domain=swe"),
+        sizes={"turns": 8, "held_out": (16, 6), "epochs": 4},
     ),
     "terminal": Domain(
         "intercode/trajectories",

@@ -18,7 +18,7 @@ from turntree.core.protocols import TurnState
 from turntree.stages.score import read_actions
 from turntree.verifiers.paper import Paper
 from turntree.verifiers.recommended import Recommended
-from turntree.verifiers.texts import shell_fences
+from turntree.verifiers.texts import calls_in, last_block, plain, shell_fences
 
 
 def act(*calls: ToolCall, text: str = "") -> Message:
@@ -390,6 +390,61 @@ def test_where_the_shell_is_counts_as_unknown_once_it_may_have_moved() -> None:
         )  # `.` reads a script, as source does
     assert reward(bash("cd /repo && make"), bash("make"), history=moved) == 0.0
     assert reward(bash("rm a"), bash("rm /tmp/a"), history=(*moved, *done(bash("pwd"), "<cwd>/tmp</cwd>"))) == 1.0
+
+
+def block(*lines: str, thought: str = "so") -> Message:
+    return act(text="\n".join([thought, "```", *lines, "```"]))
+
+
+EDIT = ("edit 6:7", "    x = 1", "end_of_edit")
+BLOCKS = {
+    "another thought": (block("ls -la"), block("ls -al", thought="or"), 1.0),
+    "another command": (block("open a.py"), block("open b.py"), 0.0),
+    "an earlier block": (block("ls"), block("pwd", "```", "then", "```", "ls"), 1.0),
+    "the last block counts": (block("ls"), block("ls", "```", "then", "```", "pwd"), 0.0),
+    "no block": (block("ls"), act(text="ls"), 0.0),
+    "a block that is not closed": (block("ls"), act(text="```\nls"), 0.0),
+    "the same edit": (block(*EDIT), block(*EDIT, thought="or"), 1.0),
+    "an edit that is indented otherwise": (block(*EDIT), block("edit 6:7", "  x = 1", "end_of_edit"), 0.0),
+    "an edit of other lines": (block(*EDIT), block("edit 6:8", *EDIT[1:]), 0.0),
+    "done too early": (block("python a.py"), block("submit"), 0.0),
+}
+
+
+@pytest.mark.parametrize("case", BLOCKS)
+def test_the_last_block_of_a_swe_agent_is_its_command(case: str) -> None:
+    shown, tried, worth = BLOCKS[case]
+    assert reward(shown, tried, domain="swe") == worth
+    message = float(plain(shown.content) == plain(tried.content))
+    assert reward(shown, tried) == message, "elsewhere a block is something that a message shows"
+    declared = {"type": "function", "function": {"name": "ls"}}
+    assert reward(shown, tried, declared, domain="swe") == message, "tools are declared"
+
+
+def tagged(name: str, thought: str = "", **told: str) -> Message:
+    body = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in told.items())
+    return act(text=f"{thought}\n<function={name}>\n{body}</function>")
+
+
+def test_a_call_in_tags_is_a_call() -> None:
+    shown = tagged("execute_bash", "Let me look.", command="ls -la")
+    assert reward(shown, tagged("execute_bash", command="ls -al", security_risk="LOW")) == 1.0
+    assert reward(shown, tagged("execute_bash", command="rm -la")) == 0.0
+    assert reward(shown, tagged("finish", command="ls -la")) == 0.0
+    twice = act(text=shown.content + shown.content)
+    broken = act(text="<function=execute_bash>ls -la</function>")
+    again = act(text=shown.content.replace("</function>", "<parameter=command>rm b</parameter></function>"))
+    for other in (twice, broken, again, bash("ls -la"), act(text="ls -la")):
+        assert reward(shown, other) == 0.0
+    edits = [tagged("edit_file", path="a.py", text=text) for text in ("    x", "  x")]
+    assert reward(*edits) == 0.0, "spaces of a value count"
+
+
+def test_tags_are_found_in_one_pass() -> None:
+    for text in ("<function=a>" * 200_000, "</function>" + "<function=a>" * 200_000):
+        assert calls_in(act(text=text)) is None
+    assert calls_in(act(text=f"<function=a>{'<parameter=b>' * 200_000}</function>")) is None
+    assert last_block("```\n" * 300_001) is not None
 
 
 def test_fences_are_found_in_one_pass() -> None:

@@ -55,11 +55,12 @@ class Paper(Chained):
         options = [f"domain={domain}"] if domain != "auto" else []
         options += [f"similarity={similarity:g}"] if similarity is not None else []
         options += [f"messages={messages}"] if messages != "any" else []
-        super().__init__(then, environment, ["paper/1", *options])
+        super().__init__(then, environment, ["paper/2", *options])
 
     def judge(self, state: TurnState, action: Message) -> Verdict:
         kind = action_kind(action)
-        shown, tried = (calls_in(one, written=not state.tools) for one in (state.demonstration, action))
+        told = {"written": not state.tools, "blocks": self._domain == "swe"}
+        shown, tried = (calls_in(one, **told) for one in (state.demonstration, action))
         if shown is None:
             verdict = self._calls.judge(state, action)
             is_open = self._messages == "judge" and verdict.reward == 0 and said(action) and not action.tool_calls

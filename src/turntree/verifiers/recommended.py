@@ -92,9 +92,9 @@ class Recommended(Chained):
     `kinds` says of what kind a tool is, by its name (shell, edit, read, search, open, finish, think, other), `idle`
     which of its arguments do not act. `folder` is where shell commands start, where the history does not say it.
     A reading call may ask for up to `wider_view` times the demonstrated lines. `domain`: with "conversation" every tool
-    is of kind "other"; with "terminal" a text without a call is a shell command, where no tools are declared; the
-    others differ in nothing. `effects`: with "auto" and an environment, calls that the rules leave open are played in
-    copies; `then` is asked about the rest.
+    is of kind "other"; where no tools are declared, with "terminal" a text without a call is a shell command, and with
+    "swe" the last block of a text is one, as a SWE-agent has it; the others differ in nothing. `effects`: with "auto"
+    and an environment, calls that the rules leave open are played in copies; `then` is asked about the rest.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Recommended(Chained):
             self._played = build_verifier(Part("executed"), environment)
             options.append(f"effects={self._played.name}")
         self._one = threading.Lock()  # an environment is played by one thread
-        super().__init__(then, environment, ["recommended/2", *options])
+        super().__init__(then, environment, ["recommended/3", *options])
 
     def close(self) -> None:
         super().close()
@@ -248,7 +248,7 @@ class Recommended(Chained):
     def _calls(self, message: Message, state: TurnState) -> tuple[ToolCall, ...] | None:
         if self._domain == "conversation":
             return message.tool_calls or None
-        calls, text = calls_in(message, written=not state.tools), said(message)
+        calls, text = calls_in(message, written=not state.tools, blocks=self._domain == "swe"), said(message)
         if calls is None and self._domain == "terminal" and text and not state.tools:
             return (ToolCall("bash", {"command": text}),)
         return calls

@@ -1,4 +1,5 @@
-"""Actions that are written as text: the JSON of a Terminus agent, one fenced command, one ReAct action."""
+"""Actions that are written as text: the JSON of a Terminus agent, one fenced command, one ReAct action, one call in
+tags (OpenHands, SWE-agent), the last block of a SWE-agent."""
 
 from __future__ import annotations
 
@@ -13,6 +14,12 @@ from turntree.core.messages import Message, ToolCall
 THOUGHT = "</think>"
 _FENCE = re.compile(r"^```(bash|sh|shell|mswea_bash_command)?[ \t]*(?:\n|\Z)", re.MULTILINE)
 _OTHER_VALUE = ("<super>", "<sub>", "<fraction>")  # of compatibility: ten squared is not 102
+_BLOCK = re.compile(r"^```(\S*)[ \t]*(?:\n|\Z)", re.MULTILINE)
+_LINES = re.compile(
+    r"(\w+)\b(.*)\n *end_of_\w+\s*", re.DOTALL
+)  # of SWE-agent's editors: text up to a word that ends it
+_TAGGED = re.compile(r"<function=([\w.-]+)>(.*?)</function>", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([\w.-]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _REACT = re.compile(r"^Action(?: \d+)?:[ \t]*([A-Za-z_]\w*)\[(.*)\][ \t]*$", re.MULTILINE)
 TERMINUS = "terminus"
 # of Terminus 1 and 2: the texts that do not act, the claim to be done, what a command needs and what it may have
@@ -53,10 +60,23 @@ def shell_fences(text: str) -> list[str]:
     return found
 
 
-def calls_in(message: Message, *, written: bool = True) -> tuple[ToolCall, ...] | None:
+def last_block(text: str) -> str | None:
+    """What a SWE-agent runs: the last closed block that is in no other, whatever language it names. None without it."""
+    opened, found = list[int](), None
+    for fence in _BLOCK.finditer(text):
+        if opened and not fence[1]:
+            start = opened.pop()
+            found = found if opened else text[start : fence.start()]
+        else:
+            opened.append(fence.end())
+    return found
+
+
+def calls_in(message: Message, *, written: bool = True, blocks: bool = False) -> tuple[ToolCall, ...] | None:
     """The calls of a message: declared ones, or those that its text writes in one of the known forms. None where it
     acts in none of them. A Terminus answer is one call `terminus`, without the texts that do not act. `written`:
-    text may act; where tools are declared, a fenced command is something that a message shows."""
+    text may act; where tools are declared, a fenced command is something that a message shows. `blocks`: the last
+    block is a command, as for a SWE-agent, and not only one that is said to be a shell's."""
     if message.tool_calls:
         return message.tool_calls
     text = said(message)
@@ -65,12 +85,37 @@ def calls_in(message: Message, *, written: bool = True) -> tuple[ToolCall, ...] 
         return (ToolCall(TERMINUS, terminus),)
     if not written:
         return None
+    tagged = _tagged(text)
+    if tagged is not None:
+        return (tagged,)
+    if blocks:
+        block = last_block(text)
+        return None if block is None else (_command(block),)
     fenced, react = shell_fences(text), _REACT.findall(text)
     if len(fenced) == 1:
         return (ToolCall("bash", {"command": fenced[0]}),)
     if len(react) == 1:
         return (ToolCall(react[0][0].lower(), {"query": react[0][1]}),)
     return None
+
+
+def _tagged(text: str) -> ToolCall | None:
+    """`<function=NAME><parameter=KEY>VALUE</parameter></function>`, where it is the only one. Values stay text."""
+    found = _TAGGED.findall(text[: text.rfind("</function>") + len("</function>")])  # every opening one has its end
+    if len(found) != 1:
+        return None
+    name, body = found[0]
+    head, end, tail = body.rpartition("</parameter>")
+    told = _PARAMETER.findall(head + end)
+    if _PARAMETER.sub("", head + end).strip() or tail.strip() or len(dict(told)) < len(told):
+        return None
+    return ToolCall(name, dict(told))
+
+
+def _command(block: str) -> ToolCall:
+    """A block as a command. The text of an editor is no shell's: in it every space counts."""
+    lines = _LINES.fullmatch(block.strip())
+    return ToolCall("bash", {"command": block}) if lines is None else ToolCall(lines[1], {"lines": lines[2]})
 
 
 def terminus_in(text: str) -> dict[str, Any] | None:
