@@ -408,6 +408,9 @@ BLOCKS = {
     "an edit that is indented otherwise": (block(*EDIT), block("edit 6:7", "  x = 1", "end_of_edit"), 0.0),
     "an edit of other lines": (block(*EDIT), block("edit 6:8", *EDIT[1:]), 0.0),
     "done too early": (block("python a.py"), block("submit"), 0.0),
+    "in tags": (act(text="so\n<command>\nls -la\n</command>"), act(text="<command>ls -al</command>"), 1.0),
+    "in tags, not in a block": (act(text="<command>ls</command>"), block("ls"), 0.0),
+    "tags that are not the end": (act(text="<command>ls</command>"), act(text="<command>ls</command> or not"), 0.0),
 }
 
 

@@ -1,5 +1,5 @@
 """Actions that are written as text: the JSON of a Terminus agent, one fenced command, one ReAct action, one call in
-tags (OpenHands, SWE-agent), the last block of a SWE-agent."""
+tags (OpenHands, SWE-agent), the block that a SWE-agent runs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def shell_fences(text: str) -> list[str]:
 
 
 def last_block(text: str) -> str | None:
-    """What a SWE-agent runs: the last closed block that is in no other, whatever language it names. None without it."""
+    """The last closed block that is in no other, whatever language it names; None without one."""
     opened, found = list[int](), None
     for fence in _BLOCK.finditer(text):
         if opened and not fence[1]:
@@ -72,11 +72,24 @@ def last_block(text: str) -> str | None:
     return found
 
 
+def _run_by_swe_agent(text: str) -> ToolCall | None:
+    """What a SWE-agent runs: what stands in `<command>` at the end, else the last block; None without either. Agents
+    that are told of one form do not read the other, so these are two tools. The text of an editor is no shell's: in it
+    every space counts."""
+    at_end = text.endswith("</command>") and "<command>" in text
+    name = "run_command" if at_end else "bash"
+    command = text.rpartition("<command>")[2].removesuffix("</command>") if at_end else last_block(text)
+    if command is None:
+        return None
+    lines = _LINES.fullmatch(command.strip())
+    return ToolCall(name, {"command": command} if lines is None else {"editor": lines[1], "lines": lines[2]})
+
+
 def calls_in(message: Message, *, written: bool = True, blocks: bool = False) -> tuple[ToolCall, ...] | None:
     """The calls of a message: declared ones, or those that its text writes in one of the known forms. None where it
     acts in none of them. A Terminus answer is one call `terminus`, without the texts that do not act. `written`:
     text may act; where tools are declared, a fenced command is something that a message shows. `blocks`: the last
-    block is a command, as for a SWE-agent, and not only one that is said to be a shell's."""
+    block is a command, or what stands in `<command>`, as for a SWE-agent, and not only a block that says it is one."""
     if message.tool_calls:
         return message.tool_calls
     text = said(message)
@@ -89,8 +102,8 @@ def calls_in(message: Message, *, written: bool = True, blocks: bool = False) ->
     if tagged is not None:
         return (tagged,)
     if blocks:
-        block = last_block(text)
-        return None if block is None else (_command(block),)
+        command = _run_by_swe_agent(text)
+        return None if command is None else (command,)
     fenced, react = shell_fences(text), _REACT.findall(text)
     if len(fenced) == 1:
         return (ToolCall("bash", {"command": fenced[0]}),)
@@ -110,12 +123,6 @@ def _tagged(text: str) -> ToolCall | None:
     if _PARAMETER.sub("", head + end).strip() or tail.strip() or len(dict(told)) < len(told):
         return None
     return ToolCall(name, dict(told))
-
-
-def _command(block: str) -> ToolCall:
-    """A block as a command. The text of an editor is no shell's: in it every space counts."""
-    lines = _LINES.fullmatch(block.strip())
-    return ToolCall("bash", {"command": block}) if lines is None else ToolCall(lines[1], {"lines": lines[2]})
 
 
 def terminus_in(text: str) -> dict[str, Any] | None:
