@@ -237,8 +237,8 @@ def _cost(points: Sequence[Point], target: float, unit: str) -> float | None:
 
 
 def _mean_curve(curves: Sequence[Sequence[Point]], unit: str) -> list[Point]:
-    """The seeds' mean cost and success at every check."""
-    checks = zip(*curves, strict=True)
+    """The seeds' mean cost and success at every check that all of them came to."""
+    checks = zip(*curves, strict=False)
     return [{key: fmean(point[key] for point in check) for key in (unit, "success")} for check in checks]
 
 
