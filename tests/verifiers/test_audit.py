@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
 from turntree.core.verdict import Verdict
+from turntree.verifiers import rewrites
 from turntree.verifiers.audit import MUTATIONS, audit_verifier
+from turntree.verifiers.recommended import Recommended
+from turntree.verifiers.strict import StrictMatch
 from turntree.verifiers.tool_call import ToolCallMatch
 from turntree.verifiers.user import UserVerifier
 
@@ -38,6 +45,44 @@ def test_a_sound_verifier_accepts_gold_and_nothing_broken() -> None:
     assert {name: (tally.refused, tally.judged) for name, tally in audit.mutations.items()} == {
         name: ((2, 2) if name == "empty_message" else (1, 1)) for name in MUTATIONS
     }
+
+
+WRITTEN = {
+    "swe": "Let me run a.py.\n```\ncd b && python a.py -v\n```",
+    "terminal": "grep TODO src/a.py | sort",
+    "search": "Thought: Milhouse it is.\nAction: Search[Milhouse]",
+    "auto": "<function=bash>\n<parameter=command>\nls b && cat a.py\n</parameter>\n</function>",
+}
+
+
+class PaysForAnything(Recommended):
+    def judge(self, state: TurnState, action: Message) -> Verdict:
+        return Verdict(1.0, "paid")
+
+
+@pytest.mark.parametrize("domain", WRITTEN)
+def test_an_action_that_is_text_is_rewritten_where_it_acts(domain: Any) -> None:
+    """Words around it are no part of it: more of them break nothing, and they stay as they are."""
+    state = TurnState("t", 0, (), Message("assistant", WRITTEN[domain]))
+    told = [state], MUTATIONS | rewrites.MUTATIONS, rewrites.EQUIVALENT
+    audit = audit_verifier(Recommended(domain=domain), *told)
+    assert audit.holds
+    broken = {one.copy: one.action.content for one in audit_verifier(PaysForAnything(domain=domain), *told).paid}
+    assert broken.keys() == {name for name, tally in audit.mutations.items() if tally.judged}
+    ways = {"mutated_value"} if domain == "search" else {"mutated_value", "wrong_path", "wrong_order", "destroyed"}
+    assert broken.keys() == {"empty_message", "premature_message", *ways}
+    words, line, _ = WRITTEN[domain].partition("\n")
+    for way in ways:
+        assert broken[way] != WRITTEN[domain] and broken[way].startswith(words if line else "")
+    exact = audit_verifier(StrictMatch(), *told)
+    assert {name for name, tally in exact.mutations.items() if tally.judged} == {"empty_message", "other_message"}
+
+
+def test_a_command_that_is_text_is_accepted_in_other_spellings() -> None:
+    state = TurnState("t", 0, (), Message("assistant", "Let me see.\n```\nsort -nr src/a.py\n```"))
+    audit = audit_verifier(Recommended(domain="swe"), [state], {}, rewrites.EQUIVALENT)
+    assert {name for name, tally in audit.rewrites.items() if tally.accepted} == {"spaced", "flag_order"}
+    assert audit.holds and audit.strict_refused == 2
 
 
 def test_a_verifier_that_pays_for_anything_is_seen() -> None:

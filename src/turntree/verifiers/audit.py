@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
 from turntree.verifiers.kinds import idle_of, kind_of
 from turntree.verifiers.strict import StrictMatch
+from turntree.verifiers.texts import TERMINUS
 
 Mutation = Callable[[TurnState], Message | None]
 """A broken copy of the demonstration, or None where it does not apply."""
@@ -129,11 +130,13 @@ def audit_verifier(
     worst: int = 5,
 ) -> VerifierAudit:
     """Judge every demonstration, its mutations (default: `MUTATIONS`) and its equivalent `rewrites` (default: none).
-    Keeps up to `worst` wrong verdicts of every kind. Deterministic, no sampling."""
+    Keeps up to `worst` wrong verdicts of every kind. Deterministic, no sampling. An action that is text is rewritten as
+    the call that the verifier takes it for, where the verifier says so (`reads`)."""
     mutations, rewrites = MUTATIONS if mutations is None else mutations, rewrites or {}
     gold, broken = Tally(), {name: Tally() for name in mutations}
     same, strict, strict_refused, count = {name: Tally() for name in rewrites}, StrictMatch(), 0, 0
     kept: dict[str, list[Offender]] = {}
+    reads: Reader | None = getattr(verifier, "reads", None)
 
     def judged(state: TurnState, name: str, action: Message, tally: Tally, right: float) -> float | None:
         verdict = verifier.judge(state, action)
@@ -148,16 +151,51 @@ def audit_verifier(
         if judged(state, "gold", state.demonstration, gold, 1.0) is None:
             continue  # its copies cannot be judged either
         for name, mutate in mutations.items():
-            action = mutate(state)
+            action = _rewritten(state, mutate, reads)
             if action is not None:
                 judged(state, name, action, broken[name], 0.0)
         for name, rewrite in rewrites.items():
-            action = rewrite(state)
+            action = _rewritten(state, rewrite, reads)
             if action is not None and judged(state, name, action, same[name], 1.0) == 1.0:
                 strict_refused += strict.judge(state, action).reward == 0.0
     paid = tuple(one for name in mutations for one in kept.get(name, ()))
     refused = tuple(one for name in ("gold", *rewrites) for one in kept.get(name, ()))
     return VerifierAudit(verifier.name, count, gold, broken, same, strict_refused, paid, refused)
+
+
+Reader = Callable[[Message, TurnState], Sequence[ToolCall] | None]
+
+
+def _written(reads: Reader | None, state: TurnState) -> ToolCall | None:
+    """The call that the text of the demonstration is taken for. (A Terminus answer is rewritten as JSON.)"""
+    if reads is None or state.demonstration.tool_calls:
+        return None
+    calls = reads(state.demonstration, state)
+    return calls[0] if calls and len(calls) == 1 and calls[0].name != TERMINUS else None
+
+
+def _rewritten(state: TurnState, rewrite: Mutation, reads: Reader | None) -> Message | None:
+    """The copy. Of a call that is written, the text with another argument in its place; None where that does not say
+    the changed call."""
+    call = _written(reads, state)
+    if reads is None or call is None:
+        return rewrite(state)
+    shown = state.demonstration
+    copy = rewrite(dataclasses.replace(state, demonstration=dataclasses.replace(shown, tool_calls=(call,))))
+    if copy is None or not copy.tool_calls:
+        return copy
+    wanted = list(map(_plain, copy.tool_calls))
+    changed = [name for name, value in _plain(call)[1].items() if wanted[0][1].get(name) != value]
+    if len(changed) != 1 or changed[0] not in wanted[0][1]:
+        return None
+    head, found, tail = shown.content.rpartition(call.arguments[changed[0]].strip())  # the action comes last
+    text = dataclasses.replace(shown, content=head + wanted[0][1][changed[0]] + tail) if found else shown
+    return text if list(map(_plain, reads(text, state) or ())) == wanted else None
+
+
+def _plain(call: ToolCall) -> tuple[str, dict[str, Any]]:
+    """Its name and arguments without space around them: where a text has line ends, a call may have none."""
+    return call.name, {k: v.strip() if isinstance(v, str) else v for k, v in call.arguments.items()}
 
 
 def empty_message(_: TurnState) -> Message | None:

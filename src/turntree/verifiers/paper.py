@@ -59,8 +59,7 @@ class Paper(Chained):
 
     def judge(self, state: TurnState, action: Message) -> Verdict:
         kind = action_kind(action)
-        told = {"written": not state.tools, "blocks": self._domain == "swe"}
-        shown, tried = (calls_in(one, **told) for one in (state.demonstration, action))
+        shown, tried = (self.reads(one, state) for one in (state.demonstration, action))
         if shown is None:
             verdict = self._calls.judge(state, action)
             is_open = self._messages == "judge" and verdict.reward == 0 and said(action) and not action.tool_calls
@@ -76,6 +75,10 @@ class Paper(Chained):
         if domain == "swe":
             return Verdict(1.0, "the same tool", kind)
         return self._alike(state, action, shown, tried, domain)
+
+    def reads(self, message: Message, state: TurnState) -> tuple[ToolCall, ...] | None:
+        """The calls that it takes a message for; None for words."""
+        return calls_in(message, written=not state.tools, blocks=self._domain == "swe")
 
     def _alike(
         self, state: TurnState, action: Message, shown: tuple[ToolCall, ...], tried: tuple[ToolCall, ...], domain: str

@@ -162,7 +162,7 @@ class Recommended(Chained):
         """Reward, reason, and what may decide where rules leave it open."""
         if gold.calls is None:
             return self._message(state.demonstration, action)
-        calls = self._calls(action, state)
+        calls = self.reads(action, state)
         if calls is None or bool(action.tool_calls) != bool(state.demonstration.tool_calls):  # a call that is only text
             return 0.0, "a message instead of a call" if action.content.strip() else "an empty message", ""
         if len(calls) != len(gold.calls):
@@ -232,7 +232,7 @@ class Recommended(Chained):
 
     def _read_gold(self, state: TurnState) -> _Gold:
         shown = state.demonstration
-        calls = self._calls(shown, state)
+        calls = self.reads(shown, state)
         if calls is None:
             if not said(shown):
                 raise Unjudgeable("it is empty")
@@ -245,7 +245,8 @@ class Recommended(Chained):
         files = Files.of(state.history, self._kinds) if any(one.kind == "edit" for one in read) else None
         return _Gold(read, Counter(one.key for one in read), Counter(call.name for call in calls), files, folder)
 
-    def _calls(self, message: Message, state: TurnState) -> tuple[ToolCall, ...] | None:
+    def reads(self, message: Message, state: TurnState) -> tuple[ToolCall, ...] | None:
+        """The calls that it takes a message for; None for words."""
         if self._domain == "conversation":
             return message.tool_calls or None
         calls, text = calls_in(message, written=not state.tools, blocks=self._domain == "swe"), said(message)
