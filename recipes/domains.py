@@ -86,6 +86,7 @@ class Settings:
     message: int = 400  # characters that are kept of a message of the user or a tool, and twice as many of the system's
     warm: int = 24  # traces of the warm start; the arms learn from others
     rest: int = 24
+    known: bool = False  # the arms learn from the traces of the warm start
     turns: int = 4  # of each of those that are profiled
     held_out: tuple[int, int] = (16, 2)  # traces, and turns of each, for acceptance
     rollouts: int = 16
@@ -102,9 +103,9 @@ class Settings:
     threshold: float = 1.0  # lambda: keep reward means below this
 
 
-TINY = Settings(  # it memorises a few traces at most
-    model="../tiny", device=(), warm=8, rest=8, turns=2, held_out=(6, 2), rollouts=8, samples=4, path=8192,
-    chars=16_000, epochs=20, warm_rate=2e-3, rate=2e-3, steps=10, states=8,
+TINY = Settings(  # it memorises a few traces at most, so the arms have those of the warm start
+    model="../tiny", device=(), warm=6, known=True, turns=4, held_out=(6, 2), rollouts=8, samples=4, path=8192,
+    chars=6000, epochs=60, warm_rate=2e-3, rate=2e-3, steps=10, states=8,
 )  # fmt: skip
 SMOKE = {
     "warm": 2, "rest": 2, "turns": 2, "held_out": (1, 2), "rollouts": 4, "samples": 2, "tokens": 64, "epochs": 1,
@@ -127,7 +128,7 @@ class Recipe:
         imported = Stage("imported", "imported.jsonl", made)
         lengths = [(key, getattr(options, key)) for key in ("chars", "message", "warm", "rest", "turns")]
         lengths += [("held-out", ",".join(map(str, options.held_out)))]
-        told = [word for key, value in lengths for word in (f"--{key}", value)]
+        told = [word for key, value in lengths for word in (f"--{key}", value)] + ["--known"] * options.known
         cut = Stage("cut", "held_out.jsonl", words("domains.py", "cut", imported.result, *told), (imported,))
         for stage in (imported, cut):
             self.book.run(stage)
@@ -217,6 +218,7 @@ def cut_main(arguments: Sequence[str]) -> None:
     for name in ("chars", "message", "warm", "rest", "turns"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--held-out", required=True)
+    parser.add_argument("--known", action="store_true")
     given = parser.parse_args(arguments)
     held_out, turns = map(int, given.held_out.split(","))
     folder, traces = (
@@ -227,7 +229,7 @@ def cut_main(arguments: Sequence[str]) -> None:
     whole = sorted(kept, key=lambda trace: trace.id[::-1])  # mixes the sources
     train, dev = ([one for one in whole if one.split == split] for split in ("train", "dev"))
     warm = min(given.warm, len(train) // 2)  # of few traces both parts have some
-    rest = train[warm : warm + given.rest]
+    rest = train[:warm] if given.known else train[warm : warm + given.rest]
     parts = {
         "warm.traces": train[:warm],
         "rest": rest,

@@ -50,10 +50,11 @@ def test_composed_arms_share_their_first_stages_and_pay_for_all_of_them(turntree
     curves = {arm: points for arm, (points,) in summary["curves"].items()}
     first, *rest = curves["pivot"]
     assert first["turns"] == 12 * 4, "the profile is paid before the first step"
-    assert [point["turns"] - first["turns"] for point in rest] == [4, 8]
+    assert [point["turns"] - first["turns"] for point in rest] == [4, 4, 8, 8], "paid, then learned"
+    assert [point["success"] for point in rest[::2]] == [first["success"], rest[1]["success"]]
     assert curves["grpo"][0]["turns"] == 0 and [point["step"] for point in curves["grpo"]] == [0, 1, 2]
     both = curves["pivot/grpo+greso+gate+branching"]
-    assert both[:3] == curves["pivot"] and both[3]["turns"] > first["turns"] + 8, "one more stage on the same bill"
+    assert both[:5] == curves["pivot"] and both[5]["turns"] > first["turns"] + 8, "one more stage on the same bill"
     own = curves["own/grpo+dapo+allocation+local"]
     assert own[1]["turns"] > 4, "the search for own states is paid"
     for points in curves.values():

@@ -107,7 +107,8 @@ def cost_curve(draw: np.random.Generator, chance: np.ndarray, pace: float, paid:
     gained = 0.18 * (1 - np.exp(-pace * np.arange(checks) / 4))
     played = draw.random((checks, len(chance))) < np.clip(chance + gained[:, None], 0, 1)
     return [
-        {"success": float(row.mean()), **dict.fromkeys(UNITS, paid * (check + 1))} for check, row in enumerate(played)
+        {"step": check, "success": float(row.mean()), **dict.fromkeys(UNITS, paid * (check + 1))}
+        for check, row in enumerate(played)
     ]
 
 

@@ -86,6 +86,29 @@ def test_a_teacher_behind_a_server_is_asked_about_several_states_at_once_and_say
     assert labelled(trace, task, Waits())[:2] == labelled(trace, task, teacher)[:2]
 
 
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_what_is_no_label_is_counted_and_an_environment_without_copies_gives_none(
+    concurrency: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, trace = clumsy(1, 4)
+
+    def silent(environment: HouseholdEnvironment, history: object) -> None:
+        return None
+
+    silent.concurrency = concurrency
+    own, missing, _ = labelled(trace, task, silent)  # pyright: ignore[reportArgumentType]
+    assert own.labels == {} and missing == Counter({"no_label: None": 4}) and not candidates(own)
+
+    def full(environment: HouseholdEnvironment) -> HouseholdEnvironment:
+        raise RuntimeError("no room")
+
+    walked = HouseholdEnvironment.fork
+    forks = iter([walked, *[full] * 4])  # the first copy is the one that is played again
+    monkeypatch.setattr(HouseholdEnvironment, "fork", lambda self: next(forks)(self))
+    own, missing, _ = labelled(trace, task, silent)  # pyright: ignore[reportArgumentType]
+    assert missing == Counter({"no_label: the teacher failed (RuntimeError: no room)": 4})
+
+
 def test_a_teacher_that_fails_is_counted_and_labels_nothing() -> None:
     task, trace = clumsy(1, 4)
 

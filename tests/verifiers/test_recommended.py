@@ -377,6 +377,13 @@ class TestFilesOfAHistory:
         assert reward(self.GOLD, self.LONGER, history=history) == 0.0  # what a failed edit left is not known
 
 
+def test_where_the_shell_is_counts_as_unknown_once_a_written_command_may_have_moved_it() -> None:
+    here = Message("user", "(Current directory: /a)")
+    for moved, paid in (("ls /b", 1.0), ("cd /b", 0.0)):
+        history = (here, block(moved), Message("user", "ok"))
+        assert reward(block("cat /a/x"), block("cat x"), history=history, domain="swe") == paid
+
+
 def test_where_the_shell_is_counts_as_unknown_once_it_may_have_moved() -> None:
     """The harness said /repo, then an unanswered `cd`: `rm a` is no longer `rm /repo/a`."""
     told = (Message("user", "go"), *done(bash("ls"), "a\n[Current working directory: /repo]"))
@@ -410,8 +417,21 @@ BLOCKS = {
     "done too early": (block("python a.py"), block("submit"), 0.0),
     "in tags": (act(text="so\n<command>\nls -la\n</command>"), act(text="<command>ls -al</command>"), 1.0),
     "in tags, not in a block": (act(text="<command>ls</command>"), block("ls"), 0.0),
-    "tags that are not the end": (act(text="<command>ls</command>"), act(text="<command>ls</command> or not"), 0.0),
-}
+    "words behind the tags": (act(text="<command>rm A</command> done"), act(text="<command>rm A</command>"), 1.0),
+    "tags whose case counts": (act(text="<command>rm A</command> done"), act(text="<command>rm a</command>"), 0.0),
+    "a call in tags inside a command": (
+        block("grep '<function=f></function>' src"), block("rm -rf src # <function=f></function>"), 0.0,
+    ),
+    "a call in tags, not in a block": (
+        block("ls"), act(text="<function=bash><parameter=command>ls</parameter></function>"), 0.0,
+    ),
+    "an edit and more": (block(*EDIT, "python a.py"), block("edit 6:7", "  x = 1", "end_of_edit", "python a.py"), 0.0),
+    "a comment in an edit": (block("edit 1:1", "# a", "end_of_edit"), block("edit 1:1", "# b", "end_of_edit"), 0.0),
+    "another end": (block(*EDIT), block(*EDIT[:2], "end_of_insert"), 0.0),
+    "an end that is indented": (block(*EDIT), block(*EDIT[:2], "  end_of_edit"), 0.0),
+    "an edit without its end": (block("edit 1:1", "return a"), block("edit 1:1", "return  a"), 0.0),
+    "line ends of Windows": (act(text="```\r\nrm A\r\n```"), act(text="```\r\nrm a\r\n```"), 0.0),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BLOCKS)
@@ -419,7 +439,8 @@ def test_the_last_block_of_a_swe_agent_is_its_command(case: str) -> None:
     shown, tried, worth = BLOCKS[case]
     assert reward(shown, tried, domain="swe") == worth
     message = float(plain(shown.content) == plain(tried.content))
-    assert reward(shown, tried) == message, "elsewhere a block is something that a message shows"
+    elsewhere = None if "<function=" in shown.content else message  # a mark without its end
+    assert reward(shown, tried) == elsewhere, "elsewhere a block is something that a message shows"
     declared = {"type": "function", "function": {"name": "ls"}}
     assert reward(shown, tried, declared, domain="swe") == message, "tools are declared"
 
@@ -441,12 +462,37 @@ def test_a_call_in_tags_is_a_call() -> None:
         assert reward(shown, other) == 0.0
     edits = [tagged("edit_file", path="a.py", text=text) for text in ("    x", "  x")]
     assert reward(*edits) == 0.0, "spaces of a value count"
+    flags = [tagged("edit", path="a.py", old_str="a", new_str="b", replace_all=flag) for flag in ("true", "false")]
+    assert reward(*flags) == 0.0 and reward(flags[0], flags[0]) == 1.0
+    views = [
+        tagged("str_replace_editor", command="view", path="a.py", view_range=lines) for lines in ("[8, 20]", "[7,24]")
+    ]
+    assert reward(*views) == 1.0
+    fence = act(text="```bash\nls -la\n```")
+    assert reward(fence, tagged("bash", command="ls -la")) == 0.0, "its harness knows fences only"
+    lost = act(text="```bash\nrm -rf ~; echo '<function=a></function>'\n```")
+    assert reward(act(text="```bash\necho '<function=a></function>' > a\n```"), lost) == 0.0
+
+
+@pytest.mark.parametrize("rule", [Recommended(), Paper()])
+def test_a_written_call_that_cannot_be_read_is_not_judged(rule: Any) -> None:
+    """It is no message whose words could be said in another case."""
+    shown = tagged("bash", command="rm /A")
+    for text in (shown.content.replace("</function>", ""), shown.content * 2, "I use <function=x> for it"):
+        state = TurnState("t", 0, (), act(text=text))
+        assert rule.judge(state, act(text=text.lower())).reward is None
+    assert rule.judge(TurnState("t", 0, (), shown), act(text="rubbish")).reward == 0.0
+    for name in ("terminus", "bash"):  # no text says what a harness reads as JSON
+        for body in ("<parameter=keys>ls</parameter>", ""):
+            tried = act(text=f"<function={name}>{body}</function>")
+            assert rule.judge(TurnState("t", 0, (), terminus("ls\n")), tried).reward == 0.0
 
 
 def test_tags_are_found_in_one_pass() -> None:
     for text in ("<function=a>" * 200_000, "</function>" + "<function=a>" * 200_000):
-        assert calls_in(act(text=text)) is None
-    assert calls_in(act(text=f"<function=a>{'<parameter=b>' * 200_000}</function>")) is None
+        assert calls_in(act(text=text), act(text="</function>")) is None
+    endless = act(text=f"<function=a>{'<parameter=b>' * 200_000}</function>")
+    assert calls_in(endless, endless) is None and calls_in(act(text="```" + "\n" * 200_000 + "x"), endless) is None
     assert last_block("```\n" * 300_001) is not None
 
 

@@ -93,14 +93,10 @@ def _compose_lines(summary: dict[str, Any]) -> Iterator[str]:
         yield "  spent " + ", ".join(f"{unit} {found['mean']:,.0f}" for unit, found in row["spent"].items())
         for unit in ("decoded_tokens", "seconds"):
             found = row["to_target"][unit]
-            share = (
-                ""
-                if found["share_of_first"] is None
-                else f", {_edges(found['share_of_first'], '{:.2f}')} of the {unit}"
-            )
-            mean = found["share_of_mean"]
-            share += "" if mean is None else f", {mean:.2f} on the mean curves"
-            yield f"  reaches the target in {found['reached']} of {count} seeds{share}"
+            share, mean = found["share_of_first"], found["share_of_mean"]
+            told = [] if share is None else [f"{_edges(share, '{:.2f}')} of the {unit}"]
+            told += [] if mean is None else [f"{mean:.2f} of the {unit} on the mean curves"]
+            yield ", ".join([f"  reaches the target in {found['reached']} of {count} seeds", *told])
         if arm != first:
             yield f"  minus {first}: {_points(row['minus_first']['by_seed'])} at the end"
             for unit, found in row["at_equal_cost"].items():

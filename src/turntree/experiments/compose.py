@@ -156,11 +156,15 @@ def _online(config: ComposeConfig, seed: int, model: str, added: Sequence[str]) 
 
 def curve(out: Path, seed: int, arm: str) -> list[Point]:
     """Success on the held-out tasks at every check of an arm, and what had been spent by then in all of its stages.
-    Seconds are those of engine, environments and updates."""
+    Seconds are those of engine, environments and updates.
+
+    GRPO pays as it learns. A profile or a search is paid for before anything is learned, so in the stages pivot and own
+    a point with the success of the check before stands at the cost of every check: whoever interpolates gets steps."""
     points: list[Point] = []
     spent = dict.fromkeys(UNITS, 0.0)
     for name in _prefixes(arm):
-        if chain(name)[-1][0] == "pivot":
+        stage = chain(name)[-1][0]
+        if stage == "pivot":
             header, _ = read_table(out / f"seed{seed}" / "profile.jsonl", profiling.SCHEMA)
             bill, seconds = header["summary"]["cost"], sum(header["timing"].values())
             spent = {unit: spent[unit] + (seconds if unit == "seconds" else bill.get(unit, 0)) for unit in UNITS}
@@ -168,6 +172,8 @@ def curve(out: Path, seed: int, arm: str) -> list[Point]:
         for row in rows:
             if "held_out_success" in row and (row["step"] or not points):
                 paid = {unit: spent[unit] + _spent(row, unit) for unit in UNITS}
+                if stage != "grpo" and points:
+                    points.append({"step": row["step"], "success": points[-1]["success"], **paid})
                 points.append({"step": row["step"], "success": row["held_out_success"], **paid})
         spent = {unit: spent[unit] + _spent(rows[-1], unit) for unit in UNITS}
     return points
@@ -217,18 +223,18 @@ def to_target(mine: Sequence[list[Point]], first: Sequence[list[Point]], target:
     reached = [
         (_cost(points, target, unit), _cost(theirs, target, unit)) for points, theirs in zip(mine, first, strict=True)
     ]
-    shares = [one / other for one, other in reached if one and other]
+    shares = [one / other for one, other in reached if one and other]  # a start above the target has no logarithm
     one, other = (_cost(_mean_curve(curves, unit), target, unit) for curves in (mine, first))
     return {
         "reached": sum(one is not None for one, _ in reached),
         "share_of_first": ratio_over_seeds(shares) if shares else None,
-        "share_of_mean": one / other if one and other else None,
+        "share_of_mean": one / other if one is not None and other else None,
     }
 
 
 def _cost(points: Sequence[Point], target: float, unit: str) -> float | None:
-    """Where the curve first reaches the target; None where it does not."""
-    for before, after in zip([points[0], *points], points, strict=False):
+    """Where the curve first reaches the target; None where it does not, or where there is no curve."""
+    for before, after in zip([*points[:1], *points], points, strict=False):
         if after["success"] >= target:
             rise = after["success"] - before["success"]
             part = (target - before["success"]) / rise if rise else 1.0
@@ -237,14 +243,15 @@ def _cost(points: Sequence[Point], target: float, unit: str) -> float | None:
 
 
 def _mean_curve(curves: Sequence[Sequence[Point]], unit: str) -> list[Point]:
-    """The seeds' mean cost and success at every check that all of them came to."""
-    checks = zip(*curves, strict=False)
+    """The seeds' mean cost and success at every check; empty where they were not checked at the same steps."""
+    if len({tuple(point["step"] for point in points) for points in curves}) > 1:
+        return []
+    checks = zip(*curves, strict=True)
     return [{key: fmean(point[key] for point in check) for key in (unit, "success")} for check in checks]
 
 
 def _success(points: Sequence[Point], cost: float, unit: str) -> float:
-    """Success at this cost, interpolated. Before the first check (a profile comes before it) the policy is the one at
-    the start."""
+    """Success at this cost, interpolated; before the first check it is that of the policy at the start."""
     return float(np.interp(cost, [point[unit] for point in points], [point["success"] for point in points]))
 
 

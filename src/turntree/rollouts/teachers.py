@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, cast
 
@@ -33,46 +34,69 @@ def labelled(
     there on have no label. A teacher that fails at a state gives it none. One that waits for a server says in
     `concurrency` how many states are worth asking for at the same time."""
     spoken = trace.turn_positions
-    said: dict[int, Future[Message | str]] = {}
+    said: dict[int, Callable[[], Message | str]] = {}
     unsaid: dict[int, str] = {}
     wanted = range(len(spoken)) if turns is None else turns
     started, played = time.perf_counter(), 0
     steps = walk(task, trace.messages[: spoken[max(wanted)]], f"trace {trace.id!r}")
-    with _asking(teacher) as submit:
+    with _asking(teacher) as ask:
         try:
             for turn, (place, (environment, _)) in enumerate(zip(spoken, steps, strict=False)):
                 played = turn
                 if turn in wanted:
-                    said[turn] = submit(_said, teacher, environment.fork(), trace.messages[:place])
+                    said[turn] = ask(environment, trace.messages[:place])
         except (EnvironmentFault, InputError) as fault:
             unsaid = {turn: reason_of(fault) for turn in wanted if turn not in said}
-    answers = {turn: future.result() for turn, future in said.items()} | unsaid
+        answers = {turn: answer() for turn, answer in said.items()} | unsaid
     labels = {turn: answer for turn, answer in answers.items() if isinstance(answer, Message)}
-    missing = {turn: f"{NO_LABEL}: {answer}" for turn, answer in answers.items() if isinstance(answer, str)}
+    missing = {turn: f"{NO_LABEL}: {answer}" for turn, answer in answers.items() if turn not in labels}
     marks = {"skip_turns": {str(turn): reason for turn, reason in missing.items()}} if missing else {}
     meta = {key: value for key, value in trace.meta.items() if key != "skip_turns"}  # a cut turn is a state like others
     cost = Cost(tool_calls=played, environment_seconds=time.perf_counter() - started)
     return replace(trace, labels=labels, meta={**meta, **marks}), Counter(missing.values()), cost
 
 
+Ask = Callable[[Environment, Sequence[Message]], Callable[[], Message | str]]
+
+
 @contextlib.contextmanager
-def _asking(teacher: Teacher) -> Iterator[Callable[..., Future[Any]]]:
-    """How to ask it: at once, or in threads."""
+def _asking(teacher: Teacher) -> Iterator[Ask]:
+    """How to ask it: at once, or in as many threads as it says, with as many copies of the environment waiting. What is
+    not answered when the block ends in an error is cancelled."""
     threads = getattr(teacher, "concurrency", 1)
-    if threads > 1:
-        with ThreadPoolExecutor(threads, thread_name_prefix="turntree-teacher") as pool:
-            yield pool.submit
+    if threads <= 1:
+
+        def at_once(environment: Environment, history: Sequence[Message]) -> Callable[[], Message | str]:
+            answer = _said(teacher, _copy(environment), history)
+            return lambda: answer
+
+        yield at_once
         return
+    pool, room = ThreadPoolExecutor(threads, thread_name_prefix="turntree-teacher"), threading.Semaphore(2 * threads)
 
-    def at_once(ask: Callable[..., Any], *told: Any) -> Future[Any]:
-        answer = Future[Any]()
-        answer.set_result(ask(*told))
-        return answer
+    def submit(environment: Environment, history: Sequence[Message]) -> Callable[[], Message | str]:
+        room.acquire()
+        future = pool.submit(_said, teacher, _copy(environment), history)
+        future.add_done_callback(lambda _: room.release())
+        return future.result
 
-    yield at_once
+    try:
+        yield submit
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-def _said(teacher: Teacher, environment: Environment, history: Sequence[Message]) -> Message | str:
+def _copy(environment: Environment) -> Environment | str:
+    """A copy for the teacher to look at, or why there is none."""
+    try:
+        return environment.fork()
+    except Exception as error:  # the boundary to foreign code
+        return f"{FAILED} ({reason_of(error)})"
+
+
+def _said(teacher: Teacher, environment: Environment | str, history: Sequence[Message]) -> Message | str:
+    if isinstance(environment, str):
+        return environment
     try:
         said = teacher(environment, history)
     except Exception as error:  # the boundary to foreign code

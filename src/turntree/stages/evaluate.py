@@ -42,7 +42,7 @@ SCHEMA = "turntree.evaluation/1"
 
 def evaluate(config: EvaluateConfig, out: Path | None = None) -> dict[str, Any]:
     """Play and write `out` (evaluation JSON); returns the same value. With `keep_trees` the trees of all episodes are
-    written beside it, as `NAME.trees.jsonl`."""
+    written beside it, as `NAME.trees.jsonl`. Raises `InputError`, after writing, where every episode was censored."""
     if config.keep_trees and out is None:
         raise ConfigError("needs an output file", field="keep_trees", hint="name one with --out")
     config = parts.resolved(config)
@@ -54,6 +54,9 @@ def evaluate(config: EvaluateConfig, out: Path | None = None) -> dict[str, Any]:
         write_json(out, result)
         if config.keep_trees:
             write_lines(out.with_suffix(".trees.jsonl"), (tree.to_json() for tree in kept))
+    sampled = result["sampled"]
+    if sampled["censored"] == len(sampled["outcomes"]) * config.samples > 0:
+        raise InputError(f"no episode has an outcome ({most_frequent(sampled['censored_reasons'])})", hint=HINT)
     return result
 
 
@@ -71,8 +74,6 @@ def evaluate_policy(
             require_steppable(tasks, "cluster.workers")
         told: dict[str, Any] = {"kept": kept, "crew": crew, "pool": opened.pool, "functions": functions}
         sampled, cost = play(policy, tasks, config, config.temperature, config.samples, **told)
-        if sampled["success"] is None and "rewards" not in sampled:
-            raise InputError(f"no episode has an outcome ({most_frequent(sampled['censored_reasons'])})", hint=HINT)
         result: dict[str, Any] = {
             "schema": SCHEMA,
             "config": to_mapping(config),

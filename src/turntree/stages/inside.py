@@ -144,11 +144,12 @@ class InsideTurns:
             told, spent = self._labelled(groups, part, iteration, counts)
             states += told
             cost += spent
-        accepted, spent = self._accepted(groups, states, counts)
+        seed = self._seed(iteration)
+        accepted, spent = self._accepted(groups, states, counts, seed)
         usable = [place for place in pool if place.state in accepted]
         if again := len(pool) - len(usable) - (len(distinct) - len(accepted)):
             counts["dropped turn: at a state that was dropped"] += again
-        found, judged = self._taken(usable, accepted)
+        found, judged = self._taken(usable, accepted, counts, seed)
         return found, len(visited), counts, cost + spent + judged
 
     def _seed(self, iteration: int) -> int:
@@ -222,17 +223,17 @@ class InsideTurns:
         counts.update(dropped)
         self.told.update(dropped, turns=len(places), tasks=1)
         require_labels(self.told)
-        states: dict[int, TurnState] = {state.turn: state for state in candidates(trace)}
+        states: dict[int, TurnState] = {state.turn: state for state in candidates(trace) if state.turn in trace.labels}
         skipped = skipped_turns(trace)
         unusable = [place.turn for place in places if place.turn in trace.labels and place.turn not in states]
         counts.update(f"dropped turn: {skipped[turn]}" for turn in unusable)
         return [(place, states[place.turn]) for place in places if place.turn in states], cost
 
     def _accepted(
-        self, groups: Sequence[GrownGroup], states: Sequence[tuple[_Place, TurnState]], counts: Counter[str]
+        self, groups: Sequence[GrownGroup], states: Sequence[tuple[_Place, TurnState]], counts: Counter[str], seed: int
     ) -> tuple[dict[_State, tuple[str, Inside]], Cost]:
         """The kind and the place of every state whose label the verifier accepts; the others are counted by reason."""
-        said = judge_turns(self.verifier, [(state, state.demonstration) for _, state in states])
+        said = judge_turns(self.verifier, [(state, state.demonstration) for _, state in states], seed=seed)
         accepted: dict[_State, tuple[str, Inside]] = {}
         for (place, state), verdict in zip(states, said, strict=True):
             if not verdict.reward:
@@ -245,7 +246,11 @@ class InsideTurns:
         return accepted, sum((verdict.cost for verdict in said), NO_COST)
 
     def _taken(
-        self, places: Sequence[_Place], accepted: Mapping[_State, tuple[str, Inside]]
+        self,
+        places: Sequence[_Place],
+        accepted: Mapping[_State, tuple[str, Inside]],
+        counts: Counter[str],
+        seed: int,
     ) -> tuple[list[Labelled], Cost]:
         """The turns at these states, judged where that is asked for."""
         actions = [(place, place.nodes[-1].message) for place in places if self._asks_taken]
@@ -254,7 +259,11 @@ class InsideTurns:
             self.verifier,
             [(accepted[place.state][1].prompted.state, action) for place, action in asked],
             cut_turns=self.config.train.rollouts.episodes.cut_turns,
+            seed=seeds.derive(seed, "taken"),
         )
+        counts.update(f"dropped turn: not judged ({one.reason})" for one in verdicts if one.reward is None)
+        if silent := len(actions) - len(asked):
+            counts["dropped turn: not judged (it says nothing)"] += silent
         rewards = {place: verdict.reward for (place, _), verdict in zip(asked, verdicts, strict=True)}
         found = [Labelled(place, *accepted[place.state], rewards.get(place)) for place in places]
         return found, sum((verdict.cost for verdict in verdicts), NO_COST)

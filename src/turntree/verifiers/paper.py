@@ -12,6 +12,7 @@ a terminal command that is not similar enough is worth 0, and so is a query.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Literal, get_args
 
 from rapidfuzz.distance import Indel
@@ -24,7 +25,7 @@ from turntree.core.verdict import Verdict
 from turntree.verifiers.kinds import COMMAND, QUERY, URL, command_text, kind_of, of_any
 from turntree.verifiers.recommended import invalid, query, url
 from turntree.verifiers.strict import action_kind
-from turntree.verifiers.texts import TERMINUS, calls_in, said
+from turntree.verifiers.texts import TERMINUS, calls_in, form_of, said
 from turntree.verifiers.tool_call import ToolCallMatch
 from turntree.verifiers.user import Chained
 
@@ -60,16 +61,20 @@ class Paper(Chained):
     def judge(self, state: TurnState, action: Message) -> Verdict:
         kind = action_kind(action)
         shown, tried = (self.reads(one, state) for one in (state.demonstration, action))
+        if shown is None and not state.tools and form_of(said(state.demonstration), self._domain) is not None:
+            return Verdict(None, "unjudgeable demonstration: its action cannot be read", kind)
         if shown is None:
             verdict = self._calls.judge(state, action)
             is_open = self._messages == "judge" and verdict.reward == 0 and said(action) and not action.tool_calls
             return self._then.judge(state, action) if is_open and self._then is not None else verdict
         domain = self._domain if self._domain != "auto" else _domain_of(shown)
-        if domain == "conversation":
-            return self._calls.judge(state, action)
         if tried is None or bool(action.tool_calls) != bool(state.demonstration.tool_calls):
             return Verdict(0.0, "a message instead of a call", kind)
-        names = [Counter(call.name for call in calls) for calls in (shown, tried)]
+        if domain == "conversation":
+            gold = replace(state, demonstration=replace(state.demonstration, tool_calls=shown))
+            return self._calls.judge(gold, replace(action, tool_calls=tried))
+        name = _first_word if domain == "swe" and not action.tool_calls else _name
+        names = [Counter(map(name, calls)) for calls in (shown, tried)]
         if names[0] != names[1]:
             return Verdict(0.0, "another tool", kind)
         if domain == "swe":
@@ -78,7 +83,7 @@ class Paper(Chained):
 
     def reads(self, message: Message, state: TurnState) -> tuple[ToolCall, ...] | None:
         """The calls that it takes a message for; None for words."""
-        return calls_in(message, written=not state.tools, blocks=self._domain == "swe")
+        return calls_in(message, state.demonstration, written=not state.tools, domain=self._domain)
 
     def _alike(
         self, state: TurnState, action: Message, shown: tuple[ToolCall, ...], tried: tuple[ToolCall, ...], domain: str
@@ -109,6 +114,16 @@ def _domain_of(calls: tuple[ToolCall, ...]) -> str:
     if kinds & {"edit", "read"}:
         return "swe"
     return "terminal" if "shell" in kinds else "conversation"
+
+
+def _name(call: ToolCall) -> str:
+    return call.name
+
+
+def _first_word(call: ToolCall) -> str:
+    """Of a SWE-agent that writes its commands each is a tool: `open`, `python`, `submit`."""
+    words = str(call.arguments.get("command", "")).split() if call.name == "bash" else []
+    return words[0] if words else call.name
 
 
 def _done(calls: tuple[ToolCall, ...]) -> bool:

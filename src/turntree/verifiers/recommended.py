@@ -44,7 +44,7 @@ from turntree.verifiers.kinds import (
 from turntree.verifiers.matching import perfect_matching
 from turntree.verifiers.shell import Script
 from turntree.verifiers.strict import action_kind, canonical_json
-from turntree.verifiers.texts import TERMINUS, calls_in, plain, said
+from turntree.verifiers.texts import TERMINUS, calls_in, form_of, plain, said
 from turntree.verifiers.tool_call import Remembered, Unjudgeable, declared
 from turntree.verifiers.user import Chained, build_verifier
 
@@ -59,6 +59,7 @@ _FOLDER = re.compile(
 _MOVES = re.compile(  # in a command: may lead elsewhere
     r"(?<![\w./-])(cd|pushd|popd|source|eval|exec)(?![\w./-])|(?:^|[;&|({\n])\s*\.\s+\S"
 )
+_WRITES = re.compile(r"```|<command>|<parameter=")
 _OPERATORS = frozenset({"OR", "AND", "NOT"})  # of search engines, in capitals only
 
 
@@ -236,6 +237,8 @@ class Recommended(Chained):
         if calls is None:
             if not said(shown):
                 raise Unjudgeable("it is empty")
+            if not state.tools and self._domain != "conversation" and form_of(said(shown), self._domain) is not None:
+                raise Unjudgeable("its action cannot be read")
             return _Gold(None, Counter(), Counter(), None, None)
         folder = self._folder_of(state)
         read = tuple(self._read(call, state.tools, folder) for call in calls)
@@ -249,10 +252,7 @@ class Recommended(Chained):
         """The calls that it takes a message for; None for words."""
         if self._domain == "conversation":
             return message.tool_calls or None
-        calls, text = calls_in(message, written=not state.tools, blocks=self._domain == "swe"), said(message)
-        if calls is None and self._domain == "terminal" and text and not state.tools:
-            return (ToolCall("bash", {"command": text}),)
-        return calls
+        return calls_in(message, state.demonstration, written=not state.tools, domain=self._domain)
 
     def _folder_of(self, state: TurnState) -> str | None:
         return folder_in(state.history) or self._folder
@@ -348,6 +348,8 @@ def folder_in(history: Sequence[Message]) -> str | None:
         commands = (of_any(call.arguments, COMMAND) for call in message.tool_calls)
         if any(command is not None and _MOVES.search(str(command[1])) for command in commands):
             return None
+        if message.role == "assistant" and _WRITES.search(message.content) and _MOVES.search(message.content):
+            return None  # a command that is text, in whatever form
     return None
 
 

@@ -6,20 +6,21 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Collection
-from typing import Any, cast
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple, cast
 
 from turntree.core.messages import Message, ToolCall
+from turntree.verifiers.kinds import COMMAND, NEW, OLD, PATH, QUERY, URL, WHOLE
 
 THOUGHT = "</think>"
 _FENCE = re.compile(r"^```(bash|sh|shell|mswea_bash_command)?[ \t]*(?:\n|\Z)", re.MULTILINE)
 _OTHER_VALUE = ("<super>", "<sub>", "<fraction>")  # of compatibility: ten squared is not 102
-_BLOCK = re.compile(r"^```(\S*)[ \t]*(?:\n|\Z)", re.MULTILINE)
-_LINES = re.compile(
-    r"(\w+)\b(.*)\n *end_of_\w+\s*", re.DOTALL
-)  # of SWE-agent's editors: text up to a word that ends it
+_BLOCK = re.compile(r"^```(\S*)[ \t]*\r?(?:\n|\Z)", re.MULTILINE)
+_EDITOR = re.compile(r"\A\s*(?:edit|insert|append)\b|^\s*end_of_\w+", re.MULTILINE)  # of SWE-agent's own commands
 _TAGGED = re.compile(r"<function=([\w.-]+)>(.*?)</function>", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([\w.-]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_VALUE = re.compile(r"true|false|-?\d{1,9}|\[\s*-?\d{1,9}\s*,\s*-?\d{1,9}\s*\]")  # a flag, a number, a range of lines
+_TEXTS = frozenset({*COMMAND, *OLD, *NEW, *WHOLE, *QUERY, *URL, *PATH})
 _REACT = re.compile(r"^Action(?: \d+)?:[ \t]*([A-Za-z_]\w*)\[(.*)\][ \t]*$", re.MULTILINE)
 TERMINUS = "terminus"
 # of Terminus 1 and 2: the texts that do not act, the claim to be done, what a command needs and what it may have
@@ -72,49 +73,54 @@ def last_block(text: str) -> str | None:
     return found
 
 
-def _run_by_swe_agent(text: str) -> ToolCall | None:
-    """What a SWE-agent runs: what stands in `<command>` at the end, else the last block; None without either. Agents
-    that are told of one form do not read the other, so these are two tools. The text of an editor is no shell's: in it
-    every space counts."""
-    at_end = text.endswith("</command>") and "<command>" in text
-    name = "run_command" if at_end else "bash"
-    command = text.rpartition("<command>")[2].removesuffix("</command>") if at_end else last_block(text)
-    if command is None:
-        return None
-    lines = _LINES.fullmatch(command.strip())
-    return ToolCall(name, {"command": command} if lines is None else {"editor": lines[1], "lines": lines[2]})
+class Form(NamedTuple):
+    """How an agent writes its actions. What is written in another form is no action of this agent."""
+
+    name: str
+    read: Callable[[str], ToolCall | None]  # None where the text is not in this form
 
 
-def calls_in(message: Message, *, written: bool = True, blocks: bool = False) -> tuple[ToolCall, ...] | None:
-    """The calls of a message: declared ones, or those that its text writes in one of the known forms. None where it
-    acts in none of them. A Terminus answer is one call `terminus`, without the texts that do not act. `written`:
-    text may act; where tools are declared, a fenced command is something that a message shows. `blocks`: the last
-    block is a command, or what stands in `<command>`, as for a SWE-agent, and not only a block that says it is one."""
+def form_of(text: str, domain: str) -> Form | None:
+    """The form of a demonstrated text, by its marks; None for words. A text that has the marks and cannot be read (its
+    end was cut, it calls twice) is no words either."""
+    if text.endswith("</function>"):
+        return _TAGS
+    if domain == "swe" and not text.endswith("```") and "<command>" in text:
+        return _COMMAND
+    if domain == "swe" and last_block(text) is not None:
+        return _LAST
+    if len(shell_fences(text)) == 1:
+        return _FENCE_FORM
+    if len(_REACT.findall(text)) == 1:
+        return _REACT_FORM
+    if "<function=" in text:
+        return _TAGS
+    return _ALL if domain == "terminal" and text else None
+
+
+def calls_in(
+    message: Message, shown: Message, *, written: bool = True, domain: str = "auto"
+) -> tuple[ToolCall, ...] | None:
+    """The calls of a message: declared ones, or what its text writes in the form of the demonstration, `shown`. None
+    where it acts in no such form. A Terminus answer is one call `terminus`, without the texts that do not act.
+    `written`: text may act; where tools are declared, a fenced command is something that a message shows. With the
+    `domain` "swe" the last block is a command, or what stands in `<command>`, as for a SWE-agent, and not only a block
+    that says it is one; with "terminal" a text in no other form is one, all of it."""
     if message.tool_calls:
         return message.tool_calls
     text = said(message)
     terminus = terminus_in(text)
     if terminus is not None:
         return (ToolCall(TERMINUS, terminus),)
-    if not written:
-        return None
-    tagged = _tagged(text)
-    if tagged is not None:
-        return (tagged,)
-    if blocks:
-        command = _run_by_swe_agent(text)
-        return None if command is None else (command,)
-    fenced, react = shell_fences(text), _REACT.findall(text)
-    if len(fenced) == 1:
-        return (ToolCall("bash", {"command": fenced[0]}),)
-    if len(react) == 1:
-        return (ToolCall(react[0][0].lower(), {"query": react[0][1]}),)
-    return None
+    form = form_of(said(shown), domain) if written and not shown.tool_calls else None
+    call = None if form is None else form.read(text)
+    return None if call is None or call.name == TERMINUS else (call,)
 
 
 def _tagged(text: str) -> ToolCall | None:
-    """`<function=NAME><parameter=KEY>VALUE</parameter></function>`, where it is the only one. Values stay text."""
-    found = _TAGGED.findall(text[: text.rfind("</function>") + len("</function>")])  # every opening one has its end
+    """`<function=NAME><parameter=KEY>VALUE</parameter></function>` at the end, where it is the only one. Values stay
+    text, but for flags, numbers and ranges of lines."""
+    found = _TAGGED.findall(text) if text.endswith("</function>") else []  # every opening one has its end
     if len(found) != 1:
         return None
     name, body = found[0]
@@ -122,13 +128,53 @@ def _tagged(text: str) -> ToolCall | None:
     told = _PARAMETER.findall(head + end)
     if _PARAMETER.sub("", head + end).strip() or tail.strip() or len(dict(told)) < len(told):
         return None
-    return ToolCall(name, dict(told))
+    return ToolCall(name, {key: _typed(key, value) for key, value in told})
+
+
+def _typed(key: str, value: str) -> Any:
+    return json.loads(value) if key not in _TEXTS and _VALUE.fullmatch(value) else value
+
+
+def _in_command(text: str) -> ToolCall | None:
+    """What stands between the last `<command>` and the last `</command>`."""
+    start, end = text.rfind("<command>"), text.rfind("</command>")
+    return _run(text[start + len("<command>") : end]) if 0 <= start < end else None
+
+
+def _in_last_block(text: str) -> ToolCall | None:
+    command = last_block(text)
+    return None if command is None else _run(command)
+
+
+def _run(command: str) -> ToolCall:
+    """What a SWE-agent runs. The text that its editor takes is no shell's: in it every letter counts."""
+    if _EDITOR.search(command):
+        return ToolCall("edit", {"lines": command.strip("\n")})
+    return ToolCall("bash", {"command": command})
+
+
+def _in_fence(text: str) -> ToolCall | None:
+    fenced = shell_fences(text)
+    return ToolCall("bash", {"command": fenced[0]}) if len(fenced) == 1 else None
+
+
+def _reacts(text: str) -> ToolCall | None:
+    found = _REACT.findall(text)
+    return ToolCall(found[0][0].lower(), {"query": found[0][1]}) if len(found) == 1 else None
+
+
+_TAGS = Form("tags", _tagged)
+_COMMAND = Form("command", _in_command)
+_LAST = Form("last block", _in_last_block)
+_FENCE_FORM = Form("fence", _in_fence)
+_REACT_FORM = Form("react", _reacts)
+_ALL = Form("all of it", lambda text: ToolCall("bash", {"command": text}) if text else None)
 
 
 def terminus_in(text: str) -> dict[str, Any] | None:
     """`{"keys": all keystrokes, "done": whether it claims to be done, "form": of Terminus 1 or 2}` of a valid answer;
     None for anything else. A fence around the JSON is taken off, as the agent does."""
-    fence = re.fullmatch(r"```(?:json)?\s*\n(.*)\n```", text, re.DOTALL)
+    fence = re.fullmatch(r"```(?:json)?[ \t]*\r?\n(.*)\n```", text, re.DOTALL)
     try:
         row = json.loads(fence[1] if fence else text)
     except (ValueError, RecursionError):
