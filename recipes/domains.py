@@ -105,7 +105,7 @@ class Settings:
 
 TINY = Settings(  # it memorises a few traces at most, so the arms have those of the warm start
     model="../tiny", device=(), warm=6, known=True, turns=4, held_out=(6, 2), rollouts=8, samples=4, path=8192,
-    chars=6000, epochs=60, warm_rate=2e-3, rate=2e-3, steps=10, states=8,
+    chars=6000, epochs=30, warm_rate=2e-3, rate=2e-3, steps=10, states=8,
 )  # fmt: skip
 SMOKE = {
     "warm": 2, "rest": 2, "turns": 2, "held_out": (1, 2), "rollouts": 4, "samples": 2, "tokens": 64, "epochs": 1,
