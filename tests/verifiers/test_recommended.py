@@ -468,6 +468,8 @@ def test_a_call_in_tags_is_a_call() -> None:
         tagged("str_replace_editor", command="view", path="a.py", view_range=lines) for lines in ("[8, 20]", "[7,24]")
     ]
     assert reward(*views) == 1.0
+    ids = [tagged("get_order", order=number) for number in ("007", "7")]
+    assert reward(*ids) == 0.0 and Paper().judge(TurnState("t", 0, (), ids[0]), ids[1]).reward == 0.0
     fence = act(text="```bash\nls -la\n```")
     assert reward(fence, tagged("bash", command="ls -la")) == 0.0, "its harness knows fences only"
     lost = act(text="```bash\nrm -rf ~; echo '<function=a></function>'\n```")

@@ -7,7 +7,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from turntree.core.messages import Message, ToolCall
 from turntree.verifiers.kinds import COMMAND, NEW, OLD, PATH, QUERY, URL, WHOLE
@@ -19,7 +19,8 @@ _BLOCK = re.compile(r"^```(\S*)[ \t]*\r?(?:\n|\Z)", re.MULTILINE)
 _EDITOR = re.compile(r"\A\s*(?:edit|insert|append)\b|^\s*end_of_\w+", re.MULTILINE)  # of SWE-agent's own commands
 _TAGGED = re.compile(r"<function=([\w.-]+)>(.*?)</function>", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([\w.-]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
-_VALUE = re.compile(r"true|false|-?\d{1,9}|\[\s*-?\d{1,9}\s*,\s*-?\d{1,9}\s*\]")  # a flag, a number, a range of lines
+_NUMBER = r"-?(?:0|[1-9]\d{0,8})"
+_VALUE = re.compile(rf"true|false|{_NUMBER}|\[\s*{_NUMBER}\s*,\s*{_NUMBER}\s*\]")  # a flag, a number, a range of lines
 _TEXTS = frozenset({*COMMAND, *OLD, *NEW, *WHOLE, *QUERY, *URL, *PATH})
 _REACT = re.compile(r"^Action(?: \d+)?:[ \t]*([A-Za-z_]\w*)\[(.*)\][ \t]*$", re.MULTILINE)
 TERMINUS = "terminus"
@@ -73,29 +74,26 @@ def last_block(text: str) -> str | None:
     return found
 
 
-class Form(NamedTuple):
-    """How an agent writes its actions. What is written in another form is no action of this agent."""
-
-    name: str
-    read: Callable[[str], ToolCall | None]  # None where the text is not in this form
+Form = Callable[[str], ToolCall | None]
+"""How an agent writes its actions: reads one, None for a text in another form, which is no action of this agent."""
 
 
 def form_of(text: str, domain: str) -> Form | None:
     """The form of a demonstrated text, by its marks; None for words. A text that has the marks and cannot be read (its
     end was cut, it calls twice) is no words either."""
     if text.endswith("</function>"):
-        return _TAGS
+        return _tagged
     if domain == "swe" and not text.endswith("```") and "<command>" in text:
-        return _COMMAND
+        return _in_command
     if domain == "swe" and last_block(text) is not None:
-        return _LAST
+        return _in_last_block
     if len(shell_fences(text)) == 1:
-        return _FENCE_FORM
+        return _in_fence
     if len(_REACT.findall(text)) == 1:
-        return _REACT_FORM
+        return _reacts
     if "<function=" in text:
-        return _TAGS
-    return _ALL if domain == "terminal" and text else None
+        return _tagged
+    return _all_of_it if domain == "terminal" and text else None
 
 
 def calls_in(
@@ -113,7 +111,7 @@ def calls_in(
     if terminus is not None:
         return (ToolCall(TERMINUS, terminus),)
     form = form_of(said(shown), domain) if written and not shown.tool_calls else None
-    call = None if form is None else form.read(text)
+    call = None if form is None else form(text)
     return None if call is None or call.name == TERMINUS else (call,)
 
 
@@ -163,12 +161,8 @@ def _reacts(text: str) -> ToolCall | None:
     return ToolCall(found[0][0].lower(), {"query": found[0][1]}) if len(found) == 1 else None
 
 
-_TAGS = Form("tags", _tagged)
-_COMMAND = Form("command", _in_command)
-_LAST = Form("last block", _in_last_block)
-_FENCE_FORM = Form("fence", _in_fence)
-_REACT_FORM = Form("react", _reacts)
-_ALL = Form("all of it", lambda text: ToolCall("bash", {"command": text}) if text else None)
+def _all_of_it(text: str) -> ToolCall | None:
+    return ToolCall("bash", {"command": text}) if text else None
 
 
 def terminus_in(text: str) -> dict[str, Any] | None:
