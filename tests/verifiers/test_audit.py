@@ -85,6 +85,13 @@ def test_a_command_that_is_text_is_accepted_in_other_spellings() -> None:
     assert audit.holds and audit.strict_refused == 2
 
 
+def test_a_number_in_tags_is_rewritten_too() -> None:
+    """It crashed the audit."""
+    shown = "<function=get_order>\n<parameter=order>7</parameter>\n</function>"
+    audit = audit_verifier(Recommended(), [TurnState("t", 0, (), Message("assistant", shown))], rewrites.MUTATIONS)
+    assert audit.holds and audit.mutations["mutated_value"].refused == 1
+
+
 def test_a_verifier_that_pays_for_anything_is_seen() -> None:
     audit = audit_verifier(user(True), [CALL])
     assert audit.gold_holds

@@ -18,7 +18,7 @@ from turntree.core.protocols import TurnState
 from turntree.stages.score import read_actions
 from turntree.verifiers.paper import Paper
 from turntree.verifiers.recommended import Recommended
-from turntree.verifiers.texts import calls_in, last_block, plain, shell_fences
+from turntree.verifiers.texts import calls_in, form_of, last_block, plain, shell_fences
 
 
 def act(*calls: ToolCall, text: str = "") -> Message:
@@ -492,9 +492,10 @@ def test_a_written_call_that_cannot_be_read_is_not_judged(rule: Any) -> None:
 
 def test_tags_are_found_in_one_pass() -> None:
     for text in ("<function=a>" * 200_000, "</function>" + "<function=a>" * 200_000):
-        assert calls_in(act(text=text), act(text="</function>")) is None
+        assert calls_in(act(text=text), form_of(TurnState("t", 0, (), act(text="</function>")), "auto")) is None
     endless = act(text=f"<function=a>{'<parameter=b>' * 200_000}</function>")
-    assert calls_in(endless, endless) is None and calls_in(act(text="```" + "\n" * 200_000 + "x"), endless) is None
+    form = form_of(TurnState("t", 0, (), endless), "auto")
+    assert calls_in(endless, form) is None and calls_in(act(text="```" + "\n" * 200_000 + "x"), form) is None
     assert last_block("```\n" * 300_001) is not None
 
 

@@ -132,11 +132,11 @@ class InsideTurns:
         """The turns of the episodes at whose states the verifier accepts the teacher's label (of a draw of the visited
         states, where the turns that were taken are not judged); how many states were visited; the reasons of those that
         were left out; and what the labels cost."""
-        turns, counts = self._turns(groups), Counter[str]()
+        turns, counts, seed = self._turns(groups), Counter[str](), self._seed(iteration)
         visited = _distinct(turns, lambda place: place)
         pool = turns
         if not self.config.train.local.verdicts:
-            draw = seeds.generator(self._seed(iteration), "places")
+            draw = seeds.generator(seed, "places")
             pool = sorted(draw.sample(visited, min(self.config.train.local.pool, len(visited))))
         distinct = _distinct(pool, lambda place: place)
         states, cost = list[tuple[_Place, TurnState]](), NO_COST
@@ -144,7 +144,6 @@ class InsideTurns:
             told, spent = self._labelled(groups, part, iteration, counts)
             states += told
             cost += spent
-        seed = self._seed(iteration)
         accepted, spent = self._accepted(groups, states, counts, seed)
         usable = [place for place in pool if place.state in accepted]
         if again := len(pool) - len(usable) - (len(distinct) - len(accepted)):

@@ -8,6 +8,7 @@ or repeated calls will be exploited by the policy (both happened in published se
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -150,12 +151,13 @@ def audit_verifier(
         count += 1
         if judged(state, "gold", state.demonstration, gold, 1.0) is None:
             continue  # its copies cannot be judged either
+        written = _written(state, reads)
         for name, mutate in mutations.items():
-            action = _rewritten(state, mutate, reads)
+            action = _rewritten(state, mutate, written, reads)
             if action is not None:
                 judged(state, name, action, broken[name], 0.0)
         for name, rewrite in rewrites.items():
-            action = _rewritten(state, rewrite, reads)
+            action = _rewritten(state, rewrite, written, reads)
             if action is not None and judged(state, name, action, same[name], 1.0) == 1.0:
                 strict_refused += strict.judge(state, action).reward == 0.0
     paid = tuple(one for name in mutations for one in kept.get(name, ()))
@@ -166,7 +168,7 @@ def audit_verifier(
 Reader = Callable[[Message, TurnState], Sequence[ToolCall] | None]
 
 
-def _written(reads: Reader | None, state: TurnState) -> ToolCall | None:
+def _written(state: TurnState, reads: Reader | None) -> ToolCall | None:
     """The call that the text of the demonstration is taken for. (A Terminus answer is rewritten as JSON.)"""
     if reads is None or state.demonstration.tool_calls:
         return None
@@ -174,10 +176,9 @@ def _written(reads: Reader | None, state: TurnState) -> ToolCall | None:
     return calls[0] if calls and len(calls) == 1 and calls[0].name != TERMINUS else None
 
 
-def _rewritten(state: TurnState, rewrite: Mutation, reads: Reader | None) -> Message | None:
-    """The copy. Of a call that is written, the text with another argument in its place; None where that does not say
+def _rewritten(state: TurnState, rewrite: Mutation, call: ToolCall | None, reads: Reader | None) -> Message | None:
+    """The copy. Of a `call` that is written, the text with another argument in its place; None where that does not say
     the changed call."""
-    call = _written(reads, state)
     if reads is None or call is None:
         return rewrite(state)
     shown = state.demonstration
@@ -188,9 +189,14 @@ def _rewritten(state: TurnState, rewrite: Mutation, reads: Reader | None) -> Mes
     changed = [name for name, value in _plain(call)[1].items() if wanted[0][1].get(name) != value]
     if len(changed) != 1 or changed[0] not in wanted[0][1]:
         return None
-    head, found, tail = shown.content.rpartition(call.arguments[changed[0]].strip())  # the action comes last
-    text = dataclasses.replace(shown, content=head + wanted[0][1][changed[0]] + tail) if found else shown
+    old, new = (_spelled(arguments[changed[0]]) for _, arguments in (_plain(call), wanted[0]))
+    head, found, tail = shown.content.rpartition(old) if old else ("", "", "")  # the action comes last
+    text = dataclasses.replace(shown, content=head + new + tail) if found else shown
     return text if list(map(_plain, reads(text, state) or ())) == wanted else None
+
+
+def _spelled(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _plain(call: ToolCall) -> tuple[str, dict[str, Any]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from operator import attrgetter
 from typing import Literal, get_args
 
 from rapidfuzz.distance import Indel
@@ -60,8 +61,9 @@ class Paper(Chained):
 
     def judge(self, state: TurnState, action: Message) -> Verdict:
         kind = action_kind(action)
-        shown, tried = (self.reads(one, state) for one in (state.demonstration, action))
-        if shown is None and not state.tools and form_of(said(state.demonstration), self._domain) is not None:
+        form = form_of(state, self._domain)
+        shown, tried = (calls_in(one, form) for one in (state.demonstration, action))
+        if shown is None and form is not None:
             return Verdict(None, "unjudgeable demonstration: its action cannot be read", kind)
         if shown is None:
             verdict = self._calls.judge(state, action)
@@ -73,7 +75,7 @@ class Paper(Chained):
         if domain == "conversation":
             gold = replace(state, demonstration=replace(state.demonstration, tool_calls=shown))
             return self._calls.judge(gold, replace(action, tool_calls=tried))
-        name = _first_word if domain == "swe" and not action.tool_calls else _name
+        name = _first_word if domain == "swe" and not action.tool_calls else attrgetter("name")
         names = [Counter(map(name, calls)) for calls in (shown, tried)]
         if names[0] != names[1]:
             return Verdict(0.0, "another tool", kind)
@@ -83,7 +85,7 @@ class Paper(Chained):
 
     def reads(self, message: Message, state: TurnState) -> tuple[ToolCall, ...] | None:
         """The calls that it takes a message for; None for words."""
-        return calls_in(message, state.demonstration, written=not state.tools, domain=self._domain)
+        return calls_in(message, form_of(state, self._domain))
 
     def _alike(
         self, state: TurnState, action: Message, shown: tuple[ToolCall, ...], tried: tuple[ToolCall, ...], domain: str
@@ -114,10 +116,6 @@ def _domain_of(calls: tuple[ToolCall, ...]) -> str:
     if kinds & {"edit", "read"}:
         return "swe"
     return "terminal" if "shell" in kinds else "conversation"
-
-
-def _name(call: ToolCall) -> str:
-    return call.name
 
 
 def _first_word(call: ToolCall) -> str:

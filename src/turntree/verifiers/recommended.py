@@ -44,7 +44,7 @@ from turntree.verifiers.kinds import (
 from turntree.verifiers.matching import perfect_matching
 from turntree.verifiers.shell import Script
 from turntree.verifiers.strict import action_kind, canonical_json
-from turntree.verifiers.texts import TERMINUS, calls_in, form_of, plain, said
+from turntree.verifiers.texts import TERMINUS, Form, calls_in, form_of, plain, said
 from turntree.verifiers.tool_call import Remembered, Unjudgeable, declared
 from turntree.verifiers.user import Chained, build_verifier
 
@@ -76,8 +76,10 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True)
 class _Gold:
-    """A prepared demonstration, for judging many actions. `calls` is None for a message."""
+    """A prepared demonstration, for judging many actions. `calls` is None for a message; `form` is that of a text that
+    acts."""
 
+    form: Form | None
     calls: tuple[Reading, ...] | None
     keys: Counter[Any]
     names: Counter[str]
@@ -163,7 +165,7 @@ class Recommended(Chained):
         """Reward, reason, and what may decide where rules leave it open."""
         if gold.calls is None:
             return self._message(state.demonstration, action)
-        calls = self.reads(action, state)
+        calls = self._calls(action, gold.form)
         if calls is None or bool(action.tool_calls) != bool(state.demonstration.tool_calls):  # a call that is only text
             return 0.0, "a message instead of a call" if action.content.strip() else "an empty message", ""
         if len(calls) != len(gold.calls):
@@ -233,26 +235,31 @@ class Recommended(Chained):
 
     def _read_gold(self, state: TurnState) -> _Gold:
         shown = state.demonstration
-        calls = self.reads(shown, state)
+        form = self._form(state)
+        calls = self._calls(shown, form)
         if calls is None:
             if not said(shown):
                 raise Unjudgeable("it is empty")
-            if not state.tools and self._domain != "conversation" and form_of(said(shown), self._domain) is not None:
+            if form is not None:
                 raise Unjudgeable("its action cannot be read")
-            return _Gold(None, Counter(), Counter(), None, None)
+            return _Gold(None, None, Counter(), Counter(), None, None)
         folder = self._folder_of(state)
         read = tuple(self._read(call, state.tools, folder) for call in calls)
         problem = invalid(calls, state.tools)
         if problem is not None:
             raise Unjudgeable(problem)
         files = Files.of(state.history, self._kinds) if any(one.kind == "edit" for one in read) else None
-        return _Gold(read, Counter(one.key for one in read), Counter(call.name for call in calls), files, folder)
+        return _Gold(form, read, Counter(one.key for one in read), Counter(call.name for call in calls), files, folder)
 
     def reads(self, message: Message, state: TurnState) -> tuple[ToolCall, ...] | None:
         """The calls that it takes a message for; None for words."""
-        if self._domain == "conversation":
-            return message.tool_calls or None
-        return calls_in(message, state.demonstration, written=not state.tools, domain=self._domain)
+        return self._calls(message, self._form(state))
+
+    def _form(self, state: TurnState) -> Form | None:
+        return None if self._domain == "conversation" else form_of(state, self._domain)
+
+    def _calls(self, message: Message, form: Form | None) -> tuple[ToolCall, ...] | None:
+        return (message.tool_calls or None) if self._domain == "conversation" else calls_in(message, form)
 
     def _folder_of(self, state: TurnState) -> str | None:
         return folder_in(state.history) or self._folder

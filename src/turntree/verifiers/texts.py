@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from typing import Any, cast
 
 from turntree.core.messages import Message, ToolCall
+from turntree.core.protocols import TurnState
 from turntree.verifiers.kinds import COMMAND, NEW, OLD, PATH, QUERY, URL, WHOLE
 
 THOUGHT = "</think>"
@@ -78,9 +79,17 @@ Form = Callable[[str], ToolCall | None]
 """How an agent writes its actions: reads one, None for a text in another form, which is no action of this agent."""
 
 
-def form_of(text: str, domain: str) -> Form | None:
-    """The form of a demonstrated text, by its marks; None for words. A text that has the marks and cannot be read (its
-    end was cut, it calls twice) is no words either."""
+def form_of(state: TurnState, domain: str) -> Form | None:
+    """The form of a demonstration that is text, by its marks. None for words, for declared calls, and where tools are
+    declared: there a fenced command is something that a message shows. A text that has the marks and cannot be read
+    (its end was cut, it calls twice) is no words either. With the `domain` "swe" the last block is a command, or what
+    stands in `<command>`, as for a SWE-agent, and not only a block that says it is one; with "terminal" a text in no
+    other form is one, all of it."""
+    shown = state.demonstration
+    return None if shown.tool_calls or state.tools else _marked(said(shown), domain)
+
+
+def _marked(text: str, domain: str) -> Form | None:
     if text.endswith("</function>"):
         return _tagged
     if domain == "swe" and not text.endswith("```") and "<command>" in text:
@@ -96,21 +105,15 @@ def form_of(text: str, domain: str) -> Form | None:
     return _all_of_it if domain == "terminal" and text else None
 
 
-def calls_in(
-    message: Message, shown: Message, *, written: bool = True, domain: str = "auto"
-) -> tuple[ToolCall, ...] | None:
-    """The calls of a message: declared ones, or what its text writes in the form of the demonstration, `shown`. None
-    where it acts in no such form. A Terminus answer is one call `terminus`, without the texts that do not act.
-    `written`: text may act; where tools are declared, a fenced command is something that a message shows. With the
-    `domain` "swe" the last block is a command, or what stands in `<command>`, as for a SWE-agent, and not only a block
-    that says it is one; with "terminal" a text in no other form is one, all of it."""
+def calls_in(message: Message, form: Form | None) -> tuple[ToolCall, ...] | None:
+    """The calls of a message: declared ones, or what its text writes in the form of the demonstration. None where it
+    acts in no such form. A Terminus answer is one call `terminus`, without the texts that do not act."""
     if message.tool_calls:
         return message.tool_calls
     text = said(message)
     terminus = terminus_in(text)
     if terminus is not None:
         return (ToolCall(TERMINUS, terminus),)
-    form = form_of(said(shown), domain) if written and not shown.tool_calls else None
     call = None if form is None else form(text)
     return None if call is None or call.name == TERMINUS else (call,)
 
