@@ -14,6 +14,7 @@ from test_rollout_workers import COMMAND, ONLINE, TWO, artifacts, differences, p
 from turntree.cluster.crew import UnitLost
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError
+from turntree.filters.allocation import AllocationConfig
 from turntree.profiling.profile import ProfileConfig
 from turntree.profiling.stopping import AdaptiveConfig
 from turntree.stages import workers
@@ -23,6 +24,8 @@ from turntree.stages.evaluate import EvaluateConfig, evaluate
 from turntree.stages.profile import run_profile
 from turntree.stages.train_online import run_train_online
 from turntree.training.checkpoints import Checkpoints
+from turntree.training.config import LocalConfig
+from turntree.training.losses import LossConfig
 
 
 @pytest.fixture(autouse=True)
@@ -98,6 +101,27 @@ def test_a_group_that_is_lost_with_its_workers_is_counted_with_its_reason_and_te
     assert row["groups"] == 4 and row["groups_censored"] >= 1
     tasks = [tree["tree"]["task_id"] for tree in artifacts(tmp_path / "run")["trees.jsonl"]]
     assert len(set(tasks)) == 4 and given[1]["tasks"][0][1] in tasks
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"local": LocalConfig(states=3, samples=2, verdicts=2.0)},
+        {"allocation": AllocationConfig(), "loss": LossConfig(normalizer="constant", constant=50.0)},
+    ],
+    ids=["judged turns", "allocated groups"],
+)
+def test_what_is_decided_between_rollouts_is_the_same_on_workers(tmp_path: Path, settings: dict[str, Any]) -> None:
+    rollouts = replace(ONLINE.train.rollouts, initial_rollouts=None)
+    judging = dict.fromkeys(("environment", "teacher", "verifier") if "local" in settings else (), Part("household"))
+    train = replace(ONLINE.train, rollouts=rollouts, **settings)
+    here = replace(ONLINE, brancher=None, gate=None, train=train, **judging)
+    run_train_online(here, tmp_path / "here")
+    run_train_online(replace(here, cluster=TWO), tmp_path / "there")
+    found = artifacts(tmp_path / "here")
+    assert list(differences(found, artifacts(tmp_path / "there"))) == []
+    last = found["metrics.jsonl"][-1]
+    assert last["local"]["turns_judged"] if "local" in settings else len(last["allocation"]["sizes"]) > 1
 
 
 def test_rollouts_ahead_need_workers_and_the_trainers_own_log_probabilities() -> None:

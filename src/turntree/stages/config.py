@@ -387,14 +387,11 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
             if getattr(self, name) is None:
                 hint = f"pass --{name} NAME: a teacher labels, and a verifier judges"
                 raise ConfigError("is missing, and judged turns need it (train.local)", field=name, hint=hint)
-        if self.train.local.judges and self.cluster.workers:
-            hint = "the command judges turns itself: leave one of the two at 0"
-            raise ConfigError("does not go with rollout workers", field="train.local", hint=hint)
         if self.train.local.states and self.train.local.choose == "alignment" and self.cluster.trainers > 1:
             hint = "gradients are compared in one process: use 'importance'"
             raise ConfigError("does not go with several trainers", field="train.local.choose", hint=hint)
-        if self.train.allocation is not None and (self.brancher is not None or self.cluster.workers):
-            other = "cluster.workers" if self.brancher is None else "a brancher"
+        if self.train.allocation is not None and (self.brancher is not None or self.train.max_off_policy_steps):
+            other = "train.max_off_policy_steps" if self.brancher is None else "a brancher"
             raise ConfigError(f"does not go with {other}", field="train.allocation", hint="leave one of the two out")
         rollouts = self.train.rollouts.of_training(self.train.groups, branching=self.brancher is not None)
         if (self.brancher is not None) != (rollouts.initial < rollouts.group_size):

@@ -229,8 +229,8 @@ class _Run:
         """Raises `ConfigError` for what does not play groups of different sizes."""
         if config.allocation is None:
             return None
-        for name, part in (("brancher", parts.brancher), ("cluster.workers", parts.spread)):
-            if part is not None:
+        for name, used in (("brancher", parts.brancher), ("max_off_policy_steps", config.max_off_policy_steps)):
+            if used:
                 raise ConfigError(f"does not go with {name}", field="allocation", hint="leave one of the two out")
         centred = getattr(self.credit, "advantages", None) is mean_centred
         return Allocation(config.allocation, config.rollouts.group_size, centred=centred)
@@ -306,7 +306,12 @@ class _Run:
             self._allot(begun, self._allocation, iteration)
         if isinstance(self.scheduler, Spread):
             begun.units = self.scheduler.begin(
-                begun.tasks, seed=self.config.seed, iteration=iteration, begun=counts, urgent=bool(counts)
+                begun.tasks,
+                seed=self.config.seed,
+                iteration=iteration,
+                begun=counts,
+                sizes=begun.sizes,
+                urgent=bool(counts),
             )
         return begun
 
