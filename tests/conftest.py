@@ -39,6 +39,18 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
+def bubblewrap() -> None:
+    """The test is skipped where this machine offers no sandbox under the usual settings."""
+    from turntree.core.errors import InputError
+    from turntree.sandboxes.sandbox import Sandbox
+
+    try:
+        Sandbox().close()
+    except InputError as error:
+        pytest.skip(f"no sandbox here: {error}")
+
+
+@pytest.fixture(scope="session")
 def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Any]]:
     """A real vLLM server of a tiny model, kept alive, and the model (`make test-vllm`)."""
     from tiny_models import tiny_model, tiny_tokenizer

@@ -182,7 +182,12 @@ def test_games_are_stepped_in_worker_processes_on_demand_with_the_same_result(
     assert len(opened) == 2 * 2 * 2 + 6, "the groups of two iterations, and the held-out tasks of the checks"
     for name in ("model/model.safetensors", "rollouts.jsonl", "held_out.jsonl"):
         assert (run / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
-    message = turntree.error("train", "online", "--environment", "qa", *command[2:], "--out", tmp_path / "qa")
+
+
+@pytest.mark.usefixtures("bubblewrap")
+def test_an_environment_with_a_pool_of_its_own_takes_no_worker_processes(turntree, tmp_path) -> None:
+    command = ("train", "online", "--environment", "qa", *ONLINE, *CHECKED, "--set", "workers.workers=1")
+    message = turntree.error(*command, "--out", tmp_path / "qa")
     assert "'workers.workers': is for environments without a pool of their own" in message
 
 

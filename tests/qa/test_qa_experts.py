@@ -140,6 +140,7 @@ def test_the_teacher_leads_to_the_answer_from_wherever_mistakes_have_led(world: 
         assert observation.success, posed.question.text
 
 
+@pytest.mark.usefixtures("bubblewrap")
 def test_every_state_of_a_demonstration_is_rebuilt_also_of_another_world() -> None:
     small = Questions(world=QaWorldConfig(seed=5), search=SearchConfig(count=2))
     for demonstrator in (QaDemonstrator(count=2, slips=0.5), QaDemonstrator(count=2, questions=small)):

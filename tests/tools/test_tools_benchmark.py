@@ -10,18 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from turntree.core.errors import InputError
-from turntree.sandboxes.sandbox import Sandbox
-
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "tools.py"
 
 
+@pytest.mark.usefixtures("bubblewrap")
 def test_every_mode_does_the_same_and_executes_no_call_twice():
     """The benchmark refuses to report when the modes grew different trees or anything was executed twice."""
-    try:
-        Sandbox().close()
-    except InputError as error:
-        pytest.skip(f"no sandbox here: {error}")
     command = [sys.executable, str(BENCHMARK), "--quick", "--repeats", "1", "--json", "-"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     finished = subprocess.run(command, capture_output=True, text=True, env=environment)
