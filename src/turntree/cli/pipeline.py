@@ -201,7 +201,7 @@ def select(config: Any, profile: Path, out: Path, json_path: str | None) -> None
     finish(result, json_path, lines)
 
 
-@click.group(short_help="Reinforcement learning at the pivots.")
+@click.group(short_help="GRPO at pivots, or on whole episodes.")
 def train() -> None:
     """Reinforcement learning."""
 

@@ -154,7 +154,8 @@ def report(run: Path, out: Path | None, json_path: str | None) -> None:
 @out_option("The folder to write.", required=False, default=Path("runs/quickstart"))
 @overwrite_option("Start over where other settings were run.")
 def quickstart(config: Any, out: Path, overwrite: bool, json_path: str | None) -> None:
-    """The main job end to end on the embedded policy: base, SFT, random pivots and PivotRL side by side.
+    """The main job end to end on the embedded policy: base, SFT, random turns, PivotRL and own states
+    side by side.
 
     \b
     Example: turntree quickstart --out runs/quickstart

@@ -79,7 +79,7 @@ class TracesPlayed:
 
     environment: Part | None = field(default=None, metadata=parts.AS_GIVEN)
     """The environment of the traces, under the name that they record, for a verifier that plays actions (executed).
-    Options given here replace those of the trace."""
+    Options given here replace those of the trace. With own states: what the policy plays."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -367,9 +367,9 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
     estimator: Part | None = None
     """Credit by your own module:object (default: `train.credit`)."""
     teacher: Part | None = None
-    """Labels the states of local rollouts (`train.local`): household, qa, model, or your own module:object."""
+    """Labels the states where turns are judged (`train.local`): household, qa, model, or your own module:object."""
     verifier: Part | None = None
-    """Judges local rollouts against these labels."""
+    """Judges local rollouts, and with verdicts the turns that were taken, against these labels."""
     workers: ProcessPoolConfig = field(default_factory=lambda: ProcessPoolConfig(workers=0))
 
     def __post_init__(self) -> None:
