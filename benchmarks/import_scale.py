@@ -50,17 +50,20 @@ def write(path: Path, size: int) -> int:
     return count * (TURNS + 1)
 
 
-def imported(source: Path, out: Path, told: Path, kill_after: float | None = None) -> dict[str, Any]:
-    """The import in a process of its own; peak memory in MB. With `kill_after` it is killed then, as Ctrl-C does."""
+def imported(source: Path, out: Path, told: Path, kill_at: int | None = None) -> dict[str, Any]:
+    """The import in a process of its own; peak memory in MB. With `kill_at` it is killed, as Ctrl-C does, once it has
+    put so many bytes aside."""
     began = time.perf_counter()
     process = subprocess.Popen(
         [*COMMAND, str(source), "--out", str(out), "--json", str(told)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    if kill_after is not None:
-        time.sleep(kill_after)
-        process.send_signal(signal.SIGINT)
+    while kill_at is not None and os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if sum(path.stat().st_size for path in out.parent.glob(f".{out.name}.import/*.jsonl")) >= kill_at:
+            process.send_signal(signal.SIGINT)
+            break
+        time.sleep(0.002)
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     cpu = used.ru_utime + used.ru_stime
@@ -73,7 +76,8 @@ def measured(megabytes: float, folder: Path) -> dict[str, Any]:
     turns = write(source, int(megabytes * 1e6))
     whole = imported(source, folder / "whole.jsonl", folder / "whole.json")
     report = json.loads((folder / "whole.json").read_text())
-    killed = imported(source, folder / "again.jsonl", folder / "again.json", kill_after=whole["seconds"] / 2)
+    half = (folder / "whole.jsonl").stat().st_size // 2
+    killed = imported(source, folder / "again.jsonl", folder / "again.json", kill_at=half)
     again = imported(source, folder / "again.jsonl", folder / "again.json")
     return {
         "megabytes": source.stat().st_size / 1e6,
