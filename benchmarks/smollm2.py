@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import importlib.util
 import os
 import statistics
 import tempfile
@@ -35,13 +34,12 @@ from typing import Any, Literal
 import torch
 from generate import Turns
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
-from update_step import BATCH_ROWS, LOSS, Shape, arguments_of, interleaved, ratio, sampled_tree
+from update_step import BATCH_ROWS, LOSS, Shape, arguments_of, fastest, interleaved, ratio, sampled_tree, trl_step
 
 from turntree.cli.common import finish
-from turntree.core.labels import Credit
-from turntree.core.tree import RolloutTree
 from turntree.engines.checkpoint import load_model
 from turntree.engines.hf import HFEngine
+from turntree.stages.models import smollm2_file
 from turntree.training.attention import set_tree_attention
 from turntree.training.head import head_logits, token_scores
 from turntree.training.optimizer import OptimizerConfig, build_optimizer
@@ -110,26 +108,14 @@ def siblings(
 
 
 def llama_sides(case: Turns, vocabulary: int) -> dict[str, Callable[[], object]]:
-    from llama_server import LlamaServer, in_float32, smollm2  # noqa: PLC0415
+    from llama_server import LlamaServer, in_float32  # noqa: PLC0415
 
     asked = case.given(vocabulary, 0)
     sizes = {"sequences": case.sequences, "prompt": case.prompt, "new": case.new, "threads": torch.get_num_threads()}
     with tempfile.TemporaryDirectory() as folder:
-        whole = LlamaServer(in_float32(smollm2(), Path(folder, "float32.gguf")), **sizes)
-    servers = {"llama": whole, "llama_q4": LlamaServer(smollm2(), **sizes)}
+        whole = LlamaServer(in_float32(smollm2_file(), Path(folder, "float32.gguf")), **sizes)
+    servers = {"llama": whole, "llama_q4": LlamaServer(smollm2_file(), **sizes)}
     return {name: partial(server.siblings, asked) for name, server in servers.items()}
-
-
-def trl_side(model: PreTrainedModel, tree: RolloutTree, credit: Credit, folder: str) -> Callable[[], object] | None:
-    """TRL's step on a copy of the model, at the fastest of its batch sizes; None where TRL is not installed."""
-    if importlib.util.find_spec("trl") is None:
-        return None
-    from trl_step import TRLStep  # noqa: PLC0415
-
-    trl = TRLStep(copy.deepcopy(model), LOSS, OptimizerConfig(), folder)
-    sides = [partial(trl.step, trl.prepare(tree, credit, rows)) for rows in BATCH_ROWS]
-    trials = interleaved(sides, 1, time.perf_counter)
-    return sides[trials.index(min(trials))]
 
 
 def update(
@@ -138,7 +124,9 @@ def update(
     drawn = [sampled_tree(shape, model.config.vocab_size, seed) for seed in range(states)]
     trees, credits = [tree for tree, _ in drawn], [credit for _, credit in drawn]
     with tempfile.TemporaryDirectory() as folder:
-        trl = trl_side(model, trees[0], credits[0], folder) if states == 1 else None
+        trl = trl_step(partial(copy.deepcopy, model), shape, folder) if states == 1 else None
+    theirs = [] if trl is None else [partial(trl.step, trl.prepare(trees[0], credits[0], n)) for n in BATCH_ROWS]
+    theirs = theirs and [theirs[fastest(theirs, clock)]]
     set_tree_attention(model)
     step = partial(update_step, model, None, build_optimizer(model, OptimizerConfig()), config=LOSS)
     packed = pack(trees, credits, max_tokens=shape.rollouts * shape.path)
@@ -146,9 +134,9 @@ def update(
         lambda: step(pack(trees, credits, max_tokens=shape.rollouts * shape.path)),
         lambda: step(flat_batches(trees, credits, max_tokens=FLAT_ROWS * shape.path)),
         lambda: head(model, states * shape.rollouts * shape.action),
-        *([] if trl is None else [trl]),
+        *theirs,
     ]
-    ours, flat, alone, *theirs = interleaved(sides, repeats, clock)
+    ours, flat, alone, *trl_seconds = interleaved(sides, repeats, clock)
     stats = [batch.stats for batch in packed]
     unique = sum(one.unique_tokens for one in stats)
     rho = states * shape.rollouts * shape.path / unique
@@ -157,7 +145,7 @@ def update(
         "name": f"update_{states}x{shape.rollouts}",
         "rho": rho,
         "speedup_flat": ratio(flat, ours),
-        "speedup_trl": ratio(theirs[0], ours) if theirs else None,
+        "speedup_trl": ratio(trl_seconds[0], ours) if trl_seconds else None,
         "share_of_rho": ratio(flat, ours, 1 / rho),
         "head_share": ratio(alone, ours),
         "seconds": taken,

