@@ -126,7 +126,8 @@ class Recipe:
         if not options.model:
             needs.append(Stage("base", "base", words("models", "get", "smollm2", "--out", "base")))
             self.book.run(needs[0])
-        made = words("traces", *self.flags("--count", options.games), "--out", "traces.jsonl")
+        asked = () if self.of_games else ("--model", options.model or "base")  # with the instructions that it will get
+        made = words("traces", *self.flags("--count", options.games, *asked), "--out", "traces.jsonl")
         needs.append(Stage("traces", "traces.jsonl", made))
         self.book.run(needs[-1])
         if self.book.done(needs[-1]):

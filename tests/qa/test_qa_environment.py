@@ -1,10 +1,16 @@
 """The question-answering environment: what it tells, what it counts, what it pays, and how it forks."""
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Environment
 from turntree.domains.qa.build import QaWorld, environments
+from turntree.domains.qa.demonstrator import QaDemonstrator
+from turntree.domains.qa.door import POLICY, Questions
 from turntree.domains.qa.environment import INSTRUCTIONS, QaConfig, QaEnvironment
 from turntree.domains.qa.experts import answer, compute, play, search
 from turntree.domains.qa.questions import Question
@@ -12,6 +18,7 @@ from turntree.environments.inline import InlinePool
 from turntree.tools.pool import ThreadPool
 from turntree.tools.runtime import ToolRuntime, ToolRuntimeConfig
 from turntree.tools.tool import ToolFailed, ToolOutput, ToolSpec
+from turntree.traces.schema import Trace
 from turntree.verifiers.hierarchical import ExecutedCall, HierarchicalConfig, HierarchicalReward
 
 QUESTION = Question(id="q", text="Who?", answers=("Ada",), kind="chain", hops=1)
@@ -26,6 +33,24 @@ def test_it_begins_with_the_question_and_its_instructions(searching: ToolRuntime
     assert QaEnvironment(QUESTION, searching).reset() == (Message("user", "Who?"),)
     told = QaEnvironment(QUESTION, searching, config=QaConfig(instructions=INSTRUCTIONS)).reset()
     assert [message.role for message in told] == ["system", "user"]
+
+
+def test_a_policy_that_was_trained_from_the_embedded_one_is_asked_as_it_was(tmp_path: Path) -> None:
+    """Asked with instructions that it has never seen, it would answer next to nothing."""
+    trained = tmp_path / "trained"
+    shutil.copytree(POLICY, trained)
+    tokenizer = json.loads((trained / "tokenizer.json").read_text())
+    (trained / "tokenizer.json").write_text(json.dumps(tokenizer | {"version": "of another release"}, indent=2))
+    other = tmp_path / "other"
+    shutil.copytree(POLICY, other)
+    tokenizer["model"]["vocab"].popitem()
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    for model, instructed in (("qa", False), (trained, False), (other, True), ("some-org/some-model", True)):
+        with Questions(model=str(model)).open({"train": 1}, seed=0) as opened:
+            first = opened.tasks["train"][0].reset()[0]
+        assert (first.role == "system") is instructed, model
+        shown = next(iter(QaDemonstrator(questions=Questions(model=str(model)), count=1)))
+        assert isinstance(shown, Trace) and shown.messages[0] == first, "its traces begin as its episodes do"
 
 
 def test_it_names_its_task_its_kind_and_its_tools(environment: Environment) -> None:

@@ -28,13 +28,19 @@ class QaDemonstrator:
 
     An expert looks up, computes and answers `count` questions of the split "train": an SFT start for your own policy.
     A slip is part of the history of later turns; it is marked in `meta["skip_turns"]`, so no stage learns from it.
+    `--model` names the policy that will be trained: its traces begin with the instructions that it will get.
 
     \b
     Example: turntree traces qa --count 500 --slips 0.2 --out runs/qa.jsonl
     """
 
     noun: ClassVar[str] = "questions"
-    short: ClassVar[dict[str, str]] = {"--count": "count", "--slips": "slips", "--seed": "seed"}
+    short: ClassVar[dict[str, str]] = {
+        "--model": "questions.model",
+        "--count": "count",
+        "--slips": "slips",
+        "--seed": "seed",
+    }
 
     questions: Questions = field(default_factory=Questions)
     count: int = 200

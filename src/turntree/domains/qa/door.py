@@ -19,6 +19,7 @@ from turntree.domains.qa.formats import read_questions
 from turntree.domains.qa.generate import Posed, Split
 from turntree.domains.qa.questions import Question
 from turntree.environments.tasks import TRAIN, TaskSet, contents
+from turntree.observe.files import read_json
 from turntree.sandboxes.limits import SandboxConfig
 from turntree.tools.pool import ThreadPool
 from turntree.tools.runtime import ToolRuntime, ToolRuntimeConfig
@@ -26,6 +27,7 @@ from turntree.tools.search import SearchIndex
 from turntree.verifiers.hierarchical import HierarchicalConfig, HierarchicalReward
 
 POLICY = Path(__file__).resolve().parents[2] / "models" / "qa_tiny"  # answers a third of the generated questions
+EMBEDDED = "qa"  # the name of that policy
 GENERATED = "generated"
 
 
@@ -35,7 +37,8 @@ class Questions:
 
     Generated questions have splits. Of a file (`domains.qa.formats`) the first are trained on and the next ones checked
     on, or the first of `held_out` (`Question.key`). Where nothing is trained, the first of the file are asked. A
-    `model` other than the embedded one is told how to answer, unless `episodes.instructions` say it in other words.
+    `model` is told how to answer, unless `episodes.instructions` say it in other words, or it is the embedded one or
+    was trained from it.
     """
 
     questions: str = GENERATED
@@ -52,8 +55,9 @@ class Questions:
     runtime: ToolRuntimeConfig = field(default_factory=lambda: ToolRuntimeConfig(seconds=300.0))  # waits for a box
     threads: int = 64
     """Concurrent tool calls."""
-    model: str = "qa"
-    """The policy that answers; any but the embedded one gets instructions about the answer format."""
+    model: str = EMBEDDED
+    """The policy that answers. It gets instructions about the answer format, unless it is the embedded one or was
+    trained from it (it has the same tokenizer): these have learned the format without them."""
 
     def __post_init__(self) -> None:
         if self.threads < 1:
@@ -122,10 +126,11 @@ class Questions:
         return {first: trained, checked: held_out}, read
 
     def _episodes(self) -> QaConfig:
-        """Instructions for policies other than the embedded one, which has learned the format."""
+        """As they are given; else instructions for policies that have not learned the format."""
         if self.episodes.instructions is not None:
             return self.episodes
-        return QaConfig(max_calls=self.episodes.max_calls, instructions="" if self.model == "qa" else INSTRUCTIONS)
+        learned = self.model == EMBEDDED or _has_tokenizer_of_embedded(Path(self.model))
+        return QaConfig(max_calls=self.episodes.max_calls, instructions="" if learned else INSTRUCTIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +156,16 @@ class Opened:
         """What the tools of this process were asked so far and what they executed, by name: hits of their cache and
         joined calls depend on when things happened, so this belongs to the timing of a run."""
         return {"tools": {name: asdict(count) for name, count in sorted(self.tools.ledger.counts().items())}}
+
+
+def _has_tokenizer_of_embedded(folder: Path) -> bool:
+    """By its vocabulary: another release of Transformers may write the rest of the file in other words."""
+    theirs, own = (place / "tokenizer.json" for place in (folder, POLICY))
+    return theirs.is_file() and _vocabulary(theirs) == _vocabulary(own)
+
+
+def _vocabulary(path: Path) -> Any:
+    return read_json(path).get("model", {}).get("vocab")
 
 
 def read_splits(
