@@ -196,7 +196,7 @@ class Questions(World):
     """Generated questions; a turn is accepted if it has the effect of the expert's."""
 
     settings: Settings = field(
-        default_factory=lambda: Settings(games=500, candidates=1500, max_turns=10, max_tokens=48, part=300)
+        default_factory=lambda: Settings(games=500, candidates=1500, max_turns=10, max_tokens=48, part=400)
     )
     model: str = "qa"
     environment: str = "qa"
