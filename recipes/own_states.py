@@ -83,6 +83,7 @@ class Settings:
     measured: int = 96  # states of a search
     expert_measured: int = 192
     outcome_forks: int = 8  # without a teacher: fewer are mostly noise
+    outcome_states: int = 192  # of a search, each judged by rollouts times forks episodes
     max_turns: int = 16
     max_tokens: int = 24
     part: int = 250
@@ -94,8 +95,8 @@ class Settings:
 
 SMOKE: dict[str, float] = {
     "cap": 1.0, "games": 8, "candidates": 20, "rollouts": 4, "steps": 2, "refresh": 1, "tasks": 2, "own_rollouts": 4,
-    "measured": 2, "expert_measured": 2, "outcome_forks": 2, "max_turns": 4, "part": 2, "iterations": 2, "groups": 2,
-    "group_size": 2,
+    "measured": 2, "expert_measured": 2, "outcome_forks": 2, "outcome_states": 4, "max_turns": 4, "part": 2,
+    "iterations": 2, "groups": 2, "group_size": 2,
 }  # fmt: skip
 FIRST_GAME = 3000  # of the test split: no other experiment has used these
 
@@ -307,6 +308,8 @@ class Recipe:
         command += words("--refresh", options.refresh)
         chosen = {"tasks": options.tasks, "greedy": options.greedy, "rollouts": options.own_rollouts}
         chosen |= {"max_turns": options.max_turns, "select.weight": WEIGHTS[arm]}
+        if arm == "own-outcome":
+            chosen |= {"candidates": options.outcome_states}
         if arm in ("own-important", "own-kept"):
             chosen |= {"forks": options.forks, "measured": options.measured}
         if arm == "own-kept":

@@ -207,8 +207,8 @@ class CheckConfig:
     """Development candidates for measuring acceptance by kind of action (0: none)."""
     samples: int = 4
     """Rollouts per development candidate."""
-    environment: Part = parts.DEFAULT
-    """The environment of the held-out tasks."""
+    environment: Part | None = None
+    """The environment of the held-out tasks. Default: that of --environment, or the embedded games."""
     tasks: int = 0
     """Number of tasks of the split "dev" to play (0: none)."""
     task_seed: int = 0
@@ -217,6 +217,8 @@ class CheckConfig:
     """Longest episode."""
     max_tokens: int = 24
     """Longest completion of one turn."""
+    max_context: int = 4096
+    """Longest prompt plus completion of an episode, in tokens, beside the engine's own limit."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from turntree.core.labels import Credit, Rewards
 from turntree.core.protocols import Renderer, TurnState, TurnVerifier
 from turntree.core.tree import RolloutTree
 from turntree.engines.checkpoint import save_model
-from turntree.environments.tasks import DEV, TaskSet, open_tasks
+from turntree.environments.tasks import DEV, TRAIN, TaskSet, open_tasks
 from turntree.logs import trees
 from turntree.logs.groups import action_text
 from turntree.logs.trees import KeptTree
@@ -41,7 +42,7 @@ from turntree.rollouts.local import (
 from turntree.rollouts.spread import labelled, lost, unlabelled
 from turntree.stages.candidates import SelectedState, read_candidates, read_selected
 from turntree.stages.cluster import on_ranks
-from turntree.stages.config import CheckConfig, TrainPivotConfig
+from turntree.stages.config import TrainPivotConfig
 from turntree.stages.evaluate import EvaluateConfig, play
 from turntree.stages.own_path import episodes_of, open_own_path
 from turntree.stages.policy import Policy, load_policy, load_trained
@@ -49,6 +50,7 @@ from turntree.stages.train_online import HELD_OUT, keep_held_out
 from turntree.stages.unrewarded import none_rewarded, reasons, require_rewards
 from turntree.stages.verifier import chosen_verifier, open_verifier
 from turntree.stages.workers import Follower, Published, open_crew, require_policy
+from turntree.traces.schema import read_traces
 from turntree.training.checkpoints import extent, resume
 from turntree.training.curriculum import PivotRecord
 from turntree.training.drift import too_still
@@ -98,7 +100,7 @@ def run_train_pivot(
             "verifier": verifier.name,
             **({} if own is None else own.identity),
         }
-        tasks = stack.enter_context(_development_tasks(config.check, policy))
+        tasks = stack.enter_context(_development_tasks(config, policy, traces))
         logs = (trees.FILE_NAME, HELD_OUT)
         length = extent("train.steps", config.train.steps, config.train.optimizer, keep_trees=config.keep_trees)
         run = stack.enter_context(
@@ -354,7 +356,10 @@ def _checks(
             figures["held_out_acceptance"], acceptance = _acceptance(kinds, rewards)
         if opened is not None:
             played = EvaluateConfig(
-                max_turns=settings.max_turns, max_tokens=settings.max_tokens, cut_turns=config.train.cut_turns
+                max_turns=settings.max_turns,
+                max_tokens=settings.max_tokens,
+                max_context=settings.max_context,
+                cut_turns=config.train.cut_turns,
             )
             temperature = config.train.sampling.temperature
             summary, spent = play(policy, opened.of(DEV), played, temperature, 1, quiet=True, pool=opened.pool)
@@ -380,13 +385,41 @@ def _held_out(states: Sequence[TurnState], renderer: Renderer, limits: Limits) -
 
 
 @contextlib.contextmanager
-def _development_tasks(settings: CheckConfig, policy: Policy) -> Iterator[TaskSet | None]:
+def _development_tasks(config: TrainPivotConfig, policy: Policy, traces: str) -> Iterator[TaskSet | None]:
+    """Tasks that are not trained on: an environment that divides a file is told how many of it were. Those that the
+    traces have seen all the same are left out, and counted."""
+    settings = config.check
     if not settings.tasks:
         yield None
         return
-    splits = {DEV: settings.tasks}
-    with open_tasks(settings.environment, splits, seed=settings.task_seed, model=policy.source) as opened:
-        yield opened
+    environment = parts.resolve("environments", settings.environment or config.environment or parts.DEFAULT)
+    seen, trained = _seen(traces, environment.name) if traces else (frozenset[str](), 0)
+    if config.states != "expert":
+        trained = max(trained, config.own.count)
+    splits = ({TRAIN: trained} if trained else {}) | {DEV: settings.tasks}
+    with open_tasks(environment, splits, seed=settings.task_seed, model=policy.source) as opened:
+        fresh = [task for task in opened.of(DEV) if task.task_id not in seen]
+        if known := len(opened.of(DEV)) - len(fresh):
+            told = f"{known} of {len(opened.of(DEV))} held-out tasks are among those of the traces"
+            if not fresh:
+                raise InputError(
+                    told, field="check.tasks", hint="set it to 0, or name other games as check.environment"
+                )
+            notice(f"{told}; they are left out of the checks")
+        yield replace(opened, tasks={DEV: fresh})
+
+
+def _seen(traces: str, environment: str) -> tuple[frozenset[str], int]:
+    """The ids of the tasks that the traces were made of, and of how many tasks they were drawn, but for traces that
+    were recorded in another environment."""
+    ids: set[str] = set()
+    drawn = count = 0
+    for trace in read_traces(traces):
+        record = trace.environment or {}
+        if record.get("name", environment) == environment:
+            ids |= {trace.id, str(record.get("task_id", trace.id))}
+            drawn, count = max(drawn, int(record.get("count", 0))), count + 1
+    return frozenset(ids), max(drawn, count)
 
 
 def _acceptance(

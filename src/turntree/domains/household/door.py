@@ -81,7 +81,8 @@ class Household:
     """Household games as an environment."""
 
     games: str = GENERATED
-    """Games to train on, or, where nothing is trained, to play: 'generated', a packed games file, or a folder."""
+    """Games to train on, or, where nothing is trained and `held_out` names none, to play: 'generated', a packed games
+    file, or a folder."""
     held_out: str = GENERATED
     """Games that training is checked on."""
     difficulty: str = "easy"
@@ -92,9 +93,8 @@ class Household:
     @contextlib.contextmanager
     def open(self, splits: Mapping[str, int], *, seed: int) -> Iterator[TaskSet]:
         """`seed` has no effect: a generated game is defined by its split and number."""
-        chosen = {
-            split: self._games(split, count, split == TRAIN or TRAIN not in splits) for split, count in splits.items()
-        }
+        alone = TRAIN not in splits and self.held_out == GENERATED
+        chosen = {split: self._games(split, count, alone or split == TRAIN) for split, count in splits.items()}
         tasks = {split: [HouseholdEnvironment(game) for game, _ in games(each)] for split, each in chosen.items()}
         files = {split: each.source for split, each in chosen.items() if each.source != GENERATED}
         yield TaskSet(tasks=tasks, contents=contents(files))

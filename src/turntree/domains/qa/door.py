@@ -36,9 +36,9 @@ class Questions:
     """Questions, and the tools to answer them.
 
     Generated questions have splits. Of a file (`domains.qa.formats`) the first are trained on and the next ones checked
-    on, or the first of `held_out` (`Question.key`). Where nothing is trained, the first of the file are asked. A
-    `model` is told how to answer, unless `episodes.instructions` say it in other words, or it is the embedded one or
-    was trained from it.
+    on, or the first of `held_out` (`Question.key`). Where nothing is trained, the first of `held_out`, or else of the
+    file, are asked. A `model` is told how to answer, unless `episodes.instructions` say it in other words, or it is the
+    embedded one or was trained from it.
     """
 
     questions: str = GENERATED
@@ -119,7 +119,8 @@ class Questions:
         """The questions of each split from files, of which none has one of another, and what reading them counted."""
         (first, count), *others = sorted(splits.items(), key=lambda item: item[0] != TRAIN)
         if not others:
-            found = read_questions([self.questions])
+            source = self.questions if first == TRAIN or self.held_out is None else self.held_out
+            found = read_questions([source])
             return {first: found.questions[:count]}, [found.report.to_json()]
         ((checked, wanted),) = others
         trained, held_out, read = read_splits(self.questions, count, self.held_out, wanted)
