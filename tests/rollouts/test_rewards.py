@@ -212,10 +212,10 @@ def test_a_judge_that_is_a_server_gets_the_episodes_of_a_group_at_the_same_time(
     assert [verdict.parts for verdict in group.rewards.verdicts.values()] == [{"judge": 0.75, "judge.turns": 3.0}] * 6
 
 
-def test_a_task_that_leaves_no_room_is_worth_what_the_functions_say() -> None:
+def test_a_task_that_leaves_no_room_is_not_judged() -> None:
     tight = EpisodeConfig(max_turns=3, max_context=4, sampling=Sampling(max_tokens=2))
     (group,) = played(summed(one=(0.25, gives(1))), Corridor("a", 2), episodes=tight)
-    assert [(verdict.reward, verdict.parts) for verdict in group.rewards.verdicts.values()] == [(0.25, {"one": 1.0})]
+    assert [(verdict.reward, verdict.parts) for verdict in group.rewards.verdicts.values()] == [(None, {})]
 
 
 def test_every_value_is_kept_with_its_leaf_on_disk() -> None:

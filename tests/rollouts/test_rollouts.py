@@ -101,7 +101,7 @@ def test_too_little_context_ends_a_rollout_by_name():
 
 
 @pytest.mark.parametrize("bound", ["engine", "config"])
-def test_a_task_that_leaves_no_room_is_an_outcome_without_a_turn_whoever_bounds_the_context(bound):
+def test_a_task_that_leaves_no_room_is_censored_whoever_bounds_the_context(bound):
     small = len(RENDERER.prompt(Counter().reset())) + SAMPLING.max_tokens - 1
     engine, config = scripted(lambda p, s: pytest.fail("was asked")), EpisodeConfig(sampling=SAMPLING)
     if bound == "engine":
@@ -110,7 +110,7 @@ def test_a_task_that_leaves_no_room_is_an_outcome_without_a_turn_whoever_bounds_
         config = EpisodeConfig(max_context=small, sampling=SAMPLING)
     ((tree, rewards),) = grow([Counter()], engine, RENDERER, config, group_size=2, seed=0)
     (leaf,) = tree.leaves()
-    assert (tree.stop_reason(leaf), rewards.of(leaf), tree.cost.turns) == (StopReason.MAX_TOKENS, 0.0, 0)
+    assert (tree.stop_reason(leaf), rewards.of(leaf), tree.cost.turns) == (StopReason.NO_ROOM, None, 0)
     assert f"in {small} tokens" in rewards.verdicts[leaf].reason
 
 

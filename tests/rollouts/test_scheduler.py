@@ -580,10 +580,10 @@ def test_rollouts_that_are_told_another_task_are_no_group() -> None:
     assert sorted(stop for stop, _, _ in endings(group)) == ["completed", "environment_error", "environment_error"]
 
 
-def test_a_task_that_leaves_no_room_is_one_scored_leaf() -> None:
+def test_a_task_that_leaves_no_room_is_one_leaf_without_a_reward() -> None:
     short = config(episodes=EpisodeConfig(max_context=20, sampling=Sampling(max_tokens=16)))
     group = only(list(Scheduler(engine(), RENDERER, short).run(corridors(2), seed=0)))
-    assert endings(group) == [("max_tokens", 0.0, "the task alone leaves no room in 20 tokens of context")]
+    assert endings(group) == [("no_room", None, "the task alone leaves no room in 20 tokens of context")]
 
 
 def test_no_gate_is_asked_about_a_group_that_ends_before_its_first_turn() -> None:
@@ -602,7 +602,7 @@ def test_no_gate_is_asked_about_a_group_that_ends_before_its_first_turn() -> Non
     )
     tasks = [Faulty(task, FaultPlan(seed=1, raising=0.5)) for task in corridors(*[2] * 12)]
     groups = list(Scheduler(engine(), RENDERER, short, gate=gate).run([*tasks, *corridors(2)], seed=0))
-    assert {stop for group in groups for stop, _, _ in endings(group)} == {"max_tokens", "environment_error"}
+    assert {stop for group in groups for stop, _, _ in endings(group)} == {"no_room", "environment_error"}
     assert gate.asked == 0
     assert all(group.cut is None and not group.tree.decisions for group in groups)
 

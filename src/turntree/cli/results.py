@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from turntree.stages.config import EvaluateConfig, RetentionConfig
 
 
+_UNKNOWN = "the environment does not say whether a task is solved"
+
+
 @click.command(
     cls=StageCommand,
     config="turntree.stages.config:EvaluateConfig",
@@ -78,11 +81,13 @@ def _told(row: dict[str, Any]) -> str:
     """Success, and what the domain counted for itself."""
     counted = [f"{value:.1%} {name.removesuffix('_share')}" for name, value in row.items() if name.endswith("_share")]
     judged = [f"{name} {value:.3f}" for name, value in row.get("rewards", {}).items() if value is not None]
-    return ", ".join([share(row), *counted, *judged])
+    reward = [] if not row["unknown"] else [f"mean reward {row['reward_mean']:.3f} ({_UNKNOWN} in {row['unknown']})"]
+    return ", ".join([*([] if reward and row["success"] is None else [share(row)]), *reward, *counted, *judged])
 
 
 def _unjudged(row: dict[str, Any]) -> list[str]:
-    return [f"  {line}" for line in censored("episodes", row["censored_reasons"], row["episodes"] + row["censored"])]
+    played = row["episodes"] + row["censored"] + row["unknown"]
+    return [f"  {line}" for line in censored("episodes", row["censored_reasons"], played)]
 
 
 def _shown(config: EvaluateConfig) -> str:

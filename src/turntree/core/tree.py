@@ -39,6 +39,7 @@ class StopReason(StrEnum):
     ENVIRONMENT_ERROR = "environment_error"
     ENGINE_ERROR = "engine_error"
     RENDERER_ERROR = "renderer_error"  # a chat template or a parser failed on this rollout's messages
+    NO_ROOM = "no_room"  # the task alone fills the context: the policy was never asked
     CONTINUED = "continued"  # the rollout went on in another branch and ended at another leaf (`RolloutTree.parts`)
 
     @property
@@ -48,7 +49,7 @@ class StopReason(StrEnum):
 
 
 _FAULTS = (StopReason.ENVIRONMENT_ERROR, StopReason.ENGINE_ERROR, StopReason.RENDERER_ERROR)
-_CENSORING = frozenset({StopReason.GATED, StopReason.CANCELLED, StopReason.CONTINUED, *_FAULTS})
+_CENSORING = frozenset({StopReason.GATED, StopReason.CANCELLED, StopReason.CONTINUED, StopReason.NO_ROOM, *_FAULTS})
 
 
 @dataclass(frozen=True, kw_only=True)

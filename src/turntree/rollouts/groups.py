@@ -40,10 +40,10 @@ class GrownGroup:
     its first rollout to the end of its last. `cut` is the turn at which a gate stopped it, None where none did.
 
     Every rollout of the group is a leaf of the tree with a named `StopReason` (a task that leaves no room for a
-    completion is one leaf, its root); forked rollouts share nodes. A rollout that was stopped (gated, cancelled, a
-    fault) ends in an empty observation, which carries the cost of its unfinished calls, so `tree.cost` is the whole
-    cost of the group. A group cut at turn t holds t turns; the cost of later turns, which faster rollouts had already
-    sampled, is charged there too.
+    completion is one leaf without a reward, its root); forked rollouts share nodes. A rollout that was stopped
+    (gated, cancelled, a fault) ends in an empty observation, which carries the cost of its unfinished calls, so
+    `tree.cost` is the whole cost of the group. A group cut at turn t holds t turns; the cost of later turns, which
+    faster rollouts had already sampled, is charged there too.
     """
 
     index: int

@@ -322,9 +322,11 @@ def ending_of(rollout: LiveRollout, task: Environment, config: EpisodeConfig) ->
         stop, why = StopReason.MAX_TOKENS, f"{config.max_context} tokens of context"
     else:
         return None
-    success = observation.done and observation.success is True
-    reward = float(success) if observation.reward is None else observation.reward
-    verdict = Verdict(reward, why, success=success)
+    success = observation.success if observation.done else False
+    if observation.reward is None:
+        verdict = Verdict(float(success is True), why, success=success is True)
+    else:
+        verdict = Verdict(observation.reward, why, success=success)  # which may be unknown
     return _ended(stop, verdict, task, rollout.messages, rollout.answers)
 
 
@@ -344,10 +346,11 @@ def has_room(token_ids: Sequence[int], config: EpisodeConfig) -> bool:
     return len(token_ids) + config.sampling.max_tokens <= config.max_context
 
 
-def no_room(config: EpisodeConfig, task: Environment, told: Observation) -> Ending:
-    """The ending of a whole group whose task leaves no room for a completion."""
+def no_room(config: EpisodeConfig) -> Ending:
+    """The ending of a whole group whose task leaves no room for a completion. It says nothing about the policy, which
+    was never asked."""
     why = f"the task alone leaves no room in {config.max_context} tokens of context"
-    return _ended(StopReason.MAX_TOKENS, Verdict(_failure_reward(task), why), task, told.messages, [told])
+    return Ending(StopReason.NO_ROOM, Verdict(None, why))
 
 
 def _failure_reward(task: Environment) -> float:

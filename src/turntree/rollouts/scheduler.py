@@ -450,7 +450,7 @@ class _Run:
             why = "reset told two rollouts of the group different tasks"
             self._end(place, Ending(StopReason.ENVIRONMENT_ERROR, Verdict(None, why)))
         elif not has_room(group.prompt_ids, episodes):
-            group.ending = no_room(episodes, group.task, told)
+            group.ending = no_room(episodes)
             self._stop_playing(group)
         else:
             place.rollout = group.plant(place.key, told)

@@ -17,7 +17,7 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Rewards
 from turntree.core.protocols import Environment
 from turntree.core.tree import NodeKind, RolloutTree
-from turntree.core.verdict import censored, most_frequent
+from turntree.core.verdict import Verdict, censored, most_frequent
 from turntree.environments.pool import EnvironmentPool
 from turntree.environments.tasks import identity, open_tasks
 from turntree.logs.trees import KeptTree
@@ -111,9 +111,9 @@ def play(
     pool: EnvironmentPool | None = None,
     functions: RewardSum | None = None,
 ) -> tuple[dict[str, Any], Cost]:
-    """Success over all episodes with Wilson intervals, overall and per task type, what `functions` give, and every
-    outcome; the trees are added to `kept`. With `crew` the episodes are played by its workers, with the weights that
-    they loaded."""
+    """Success over all episodes with Wilson intervals, overall and per task type, the mean reward, what `functions`
+    give, and every outcome; the trees are added to `kept`. `unknown` episodes have a reward and no word on success.
+    With `crew` the episodes are played by its workers, with the weights that they loaded."""
     sampling = Sampling(temperature=temperature, max_tokens=config.max_tokens)
     episodes = EpisodeConfig(
         max_turns=config.max_turns, max_context=config.max_context, cut_turns=config.cut_turns, sampling=sampling
@@ -137,8 +137,10 @@ def play(
     if kept is not None:
         kept += [_kept(temperature, *each) for each in zip(range(len(grown)), environments, grown, strict=True)]
     outcomes = [
-        _outcome(environment, tree, rewards) for environment, (tree, rewards) in zip(environments, grown, strict=True)
+        _outcome(environment, tree, rewards, samples)
+        for environment, (tree, rewards) in zip(environments, grown, strict=True)
     ]
+    verdicts = [verdict for _, rewards in grown for verdict in _of_rollouts(rewards, samples)]
     by_type: dict[str, list[list[float]]] = defaultdict(list)
     for outcome in outcomes:
         by_type[outcome["task_type"]].append(outcome["rewards"])
@@ -148,10 +150,12 @@ def play(
         **_share([outcome["rewards"] for outcome in outcomes]),
         "by_task_type": {kind: _share(rewards) for kind, rewards in sorted(by_type.items())},
         **_metrics([tree for tree, _ in grown]),
-        **figures(v for _, rewards in grown for v in rewards.verdicts.values()),
+        "reward_mean": _mean_or_none(verdict.reward for verdict in verdicts if verdict.reward is not None),
+        **figures(verdicts),
         "turns_per_episode": turns / (len(outcomes) * samples),
         "censored": sum(outcome["censored"] for outcome in outcomes),
-        "censored_reasons": censored(v for _, rewards in grown for v in rewards.verdicts.values()),
+        "unknown": sum(outcome["unknown"] for outcome in outcomes),
+        "censored_reasons": censored(verdicts),
         "outcomes": outcomes,
     }
     return summary, sum((tree.cost for tree, _ in grown), NO_COST)
@@ -229,16 +233,24 @@ def _kept(temperature: float, number: int, environment: Environment, grown: tupl
     )
 
 
-def _outcome(environment: Environment, tree: RolloutTree, rewards: Rewards) -> dict[str, Any]:
-    """An episode is scored where it came to an end, also where a reward function did not judge it. An agent that says
-    nothing about its success has none, whatever a reward function gives it."""
+def _of_rollouts(rewards: Rewards, samples: int) -> list[Verdict]:
+    """One verdict a rollout. A task without a turn, or whose workers were lost, has one leaf for all its rollouts."""
     told = [verdict for _, verdict in sorted(rewards.verdicts.items())]
+    return told * samples if len(told) == 1 else told
+
+
+def _outcome(environment: Environment, tree: RolloutTree, rewards: Rewards, samples: int) -> dict[str, Any]:
+    """An episode is scored where it came to an end, also where a reward function did not judge it. An environment or
+    agent that says nothing about success leaves it unknown, whatever a reward function gives."""
+    told = _of_rollouts(rewards, samples)
     scored = [verdict for verdict in told if verdict.success is not None]
+    unknown = sum(verdict.success is None and verdict.reward is not None for verdict in told)
     return {
         "task": tree.task_id,
         "task_type": getattr(environment, "task_type", None) or "",
         "rewards": [float(bool(verdict.success)) for verdict in scored],  # success, independent of the task's reward
-        "censored": len(rewards.verdicts) - len(scored),
+        "censored": len(told) - len(scored) - unknown,
+        "unknown": unknown,
         "turns": sum(node.kind is NodeKind.COMPLETION for node in tree),
     }
 
@@ -284,6 +296,11 @@ def retention(policy: Policy, per_skill: int, seed: int) -> tuple[dict[str, Any]
         "by_skill": by_skill,
     }
     return summary, sum((completion.cost for completion in completions), NO_COST)
+
+
+def _mean_or_none(values: Iterable[float]) -> float | None:
+    values = list(values)
+    return _mean(values) if values else None
 
 
 def _mean(values: Iterable[float]) -> float:

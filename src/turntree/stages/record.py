@@ -18,7 +18,6 @@ from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Teacher
-from turntree.core.tree import RolloutTree
 from turntree.core.verdict import Verdict
 from turntree.engines.endpoint import connection_free
 from turntree.environments.tasks import TaskSet, environment_record, identity, open_tasks
@@ -105,7 +104,7 @@ def kept_episodes(
     for sample, leaf in enumerate(group.tree.ends()):
         verdict = group.rewards.verdicts[leaf]
         counts["episodes"] += 1
-        reason = _dropped(group.tree, leaf, verdict, config)
+        reason = _dropped(verdict, config)
         if reason is not None:
             counts[f"dropped: {reason}"] += 1
             continue
@@ -124,12 +123,10 @@ def kept_episodes(
     return kept, cost
 
 
-def _dropped(tree: RolloutTree, leaf: int, verdict: Verdict, config: RecordConfig) -> str | None:
+def _dropped(verdict: Verdict, config: RecordConfig) -> str | None:
     """Why an episode is not written; None if it is."""
     if verdict.reward is None:
         return f"failed ({verdict.reason})"
-    if tree[leaf].parent is None:
-        return verdict.reason  # the task leaves no room for a turn
     if config.only == "successes" and not verdict.success:
         return "not a success"
     return None

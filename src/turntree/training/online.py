@@ -422,7 +422,8 @@ class _Run:
         stops = Counter(group.tree.stop_reason(leaf) for group in groups for leaf in group.tree.ends())
         unmoved = self.config.loss.normalizer == "constant" or any(isinstance(f, DapoFilter) for f in self._filters)
         reasons = censored(v for g in groups if g.cut is None for v in g.rewards.verdicts.values())
-        solved = [v.success for g in groups for v in g.rewards.verdicts.values() if v.reward is not None]
+        told = (v for g in groups for v in g.rewards.verdicts.values())
+        solved = [v.success for v in told if v.reward is not None and v.success is not None]
         return {
             "reward_mean": sum(scored) / len(scored) if scored else None,
             "success_share": sum(map(bool, solved)) / len(solved) if solved else None,

@@ -1,0 +1,85 @@
+"""What an evaluation says of tasks that do not fit and of environments that give a reward and no word on success."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from turntree.core.config import Part
+from turntree.core.errors import InputError
+from turntree.core.messages import Message
+from turntree.core.protocols import Observation
+from turntree.stages.config import Device
+from turntree.stages.evaluate import EvaluateConfig, evaluate, play
+from turntree.stages.policy import Policy, load_policy
+
+
+@dataclass
+class Graded:
+    """Two turns; a reward at the end."""
+
+    task_id: str
+    words: int = 1
+    success: bool | None = None
+    reward: float | None = 0.9
+    turns: int = 0
+    tools: tuple[()] = ()
+
+    def reset(self) -> tuple[Message, ...]:
+        self.turns = 0
+        return (Message("user", "look " * self.words),)
+
+    def step(self, action: Message) -> Observation:
+        self.turns += 1
+        if self.turns < 2:
+            return Observation((Message("user", "on"),), done=False)
+        return Observation((Message("user", "over"),), done=True, success=self.success, reward=self.reward)
+
+    def fork(self) -> Graded:
+        return replace(self)
+
+
+def tasks(*, split: str, count: int, **_: Any) -> list[Graded]:
+    """For the command line: all of them are too long."""
+    return [Graded(f"{split}/{number}", words=500) for number in range(count)]
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return load_policy("default", Device())
+
+
+def evaluated(policy: Policy, environments: Sequence[Graded], samples: int = 3, **limits: Any) -> dict[str, Any]:
+    config = EvaluateConfig(max_tokens=4, cut_turns="judge", **limits)
+    summary, _ = play(policy, environments, config, 1.0, samples, quiet=True)
+    return summary
+
+
+def test_success_that_nobody_told_is_unknown_and_not_failure(policy: Policy) -> None:
+    told = evaluated(policy, [Graded("a"), Graded("b")])
+    assert (told["success"], told["episodes"], told["unknown"], told["censored"]) == (None, 0, 6, 0)
+    assert told["reward_mean"] == pytest.approx(0.9)
+    mixed = evaluated(policy, [Graded("a"), Graded("b", success=True), Graded("c", success=False)])
+    assert (mixed["success"], mixed["episodes"], mixed["unknown"]) == (0.5, 6, 3)
+
+
+def test_an_episode_without_a_word_and_without_a_reward_has_failed_and_so_has_one_that_a_limit_ends(policy) -> None:
+    told = evaluated(policy, [Graded("a", reward=None)])
+    assert (told["success"], told["episodes"], told["unknown"], told["reward_mean"]) == (0.0, 3, 0, 0.0)
+    cut = evaluated(policy, [Graded("a")], max_turns=1)
+    assert (cut["success"], cut["episodes"], cut["unknown"]) == (0.0, 3, 0)
+
+
+def test_tasks_that_do_not_fit_are_counted_as_the_rollouts_that_they_were_to_have(policy: Policy) -> None:
+    told = evaluated(policy, [Graded("a", success=True), Graded("b", words=500)], max_context=100)
+    assert (told["success"], told["episodes"], told["censored"]) == (1.0, 3, 3)
+    assert told["censored_reasons"] == {"the task alone leaves no room in 100 tokens of context": 3}
+
+
+def test_an_evaluation_of_tasks_that_do_not_fit_ends_with_the_reason() -> None:
+    config = EvaluateConfig(environment=Part(f"{__name__}:tasks"), count=2, samples=2, max_context=100, max_tokens=4)
+    with pytest.raises(InputError, match="4 x the task alone leaves no room in 100 tokens"):
+        evaluate(config)
