@@ -616,3 +616,15 @@ def test_the_time_of_a_run_is_accounted_for() -> None:
     assert 0 < usage.engine_seconds < usage.seconds
     assert 0 < usage.gate_seconds < usage.seconds
     assert 0 < usage.busy_share < 1
+
+
+def test_the_time_that_the_caller_takes_for_a_group_is_not_that_of_the_rollouts_in_flight() -> None:
+    """It may label a group with a slow teacher before it takes the next one."""
+    now = [0.0]
+    limits = config(group_size=2, max_live_rollouts=8, rollout_seconds=1.0, group_seconds=1.0)
+    scheduler = Scheduler(engine(), RENDERER, limits, clock=lambda: now[0])
+    stops: list[str] = []
+    for group in scheduler.run(corridors(1, 2, 3, 4), seed=0, order="completion"):
+        stops += [stop for stop, _, _ in endings(group)]
+        now[0] += 10.0
+    assert len(stops) == 8 and "cancelled" not in stops

@@ -83,3 +83,26 @@ def test_an_evaluation_of_tasks_that_do_not_fit_ends_with_the_reason() -> None:
     config = EvaluateConfig(environment=Part(f"{__name__}:tasks"), count=2, samples=2, max_context=100, max_tokens=4)
     with pytest.raises(InputError, match="4 x the task alone leaves no room in 100 tokens"):
         evaluate(config)
+
+
+def test_no_more_episodes_are_open_than_asked_for(policy: Policy) -> None:
+    """A copy of an environment may be a server, or a process of its own."""
+    playing: set[str] = set()
+    most = 0
+
+    class Counted(Graded):
+        def reset(self) -> tuple[Message, ...]:
+            nonlocal most
+            playing.add(self.task_id)
+            most = max(most, len(playing))
+            return super().reset()
+
+        def step(self, action: Message) -> Observation:
+            told = super().step(action)
+            playing.difference_update({self.task_id} if told.done else ())
+            return told
+
+    tasks = [Counted(str(number)) for number in range(12)]
+    few = evaluated(policy, tasks, samples=1, max_live_rollouts=3)
+    assert most == 3
+    assert few == evaluated(policy, tasks, samples=1), "what is played does not depend on it"

@@ -98,8 +98,9 @@ def grow(
     finished: Finished | None = None,
     part: bool = False,
     functions: RewardSum | None = None,
+    places: int = 256,
 ) -> list[tuple[RolloutTree, Rewards]]:
-    """Play `group_size` episodes of every task to the end, all at once: a tree and its rewards for each, in order.
+    """Play `group_size` episodes of every task to the end, `places` at once: a tree and its rewards for each, in order.
 
     The reward of a leaf is the one that its environment gave, or else 1.0 for success and 0.0 for an episode that ended
     without it (turn and context limits included); None where the episode failed. With `functions` it is theirs; they
@@ -110,8 +111,7 @@ def grow(
     settings = SchedulerConfig(episodes=config, group_size=group_size)
     alone = bool(tasks) and getattr(tasks[0], "player", None) is not None
     if not alone:  # nothing in this process could be stopped by a limit of time
-        everything = max(1, group_size * len(tasks))
-        settings = replace(settings, max_live_rollouts=everything, rollout_seconds=math.inf, group_seconds=math.inf)
+        settings = replace(settings, max_live_rollouts=places, rollout_seconds=math.inf, group_seconds=math.inf)
     player = player_of(tasks, engine, renderer, settings, pool=pool, rewards=functions if alone else None)
     player.rendered = part or not alone  # one task that cannot be rendered is censored
     groups: list[GrownGroup] = []

@@ -30,7 +30,7 @@ from turntree.core.tree import REFILL, StopReason
 from turntree.core.verdict import Verdict
 from turntree.environments.inline import InlinePool
 from turntree.environments.pool import Answer, EnvironmentPool, Session
-from turntree.rollouts.accounting import Usage
+from turntree.rollouts.accounting import Clock, Usage
 from turntree.rollouts.groups import Group, GrownGroup, Key, Sized, with_sizes
 from turntree.rollouts.live import (
     Ending,
@@ -229,6 +229,7 @@ class _Run:
         self._by_session: dict[Session, _Place] = {}
         self._touched: dict[Group, None] = {}  # groups with news since they were last settled
         self._done: deque[GrownGroup] = deque()
+        self._clock = Clock(scheduler.clock)
 
     def groups(self) -> Iterator[GrownGroup]:
         """Every group, as soon as it is over."""
@@ -240,7 +241,8 @@ class _Run:
                 self._advance()
             self._usage.seconds += self._scheduler.clock() - started
             while self._done:
-                yield self._done.popleft()
+                with self._clock.stopped():  # the caller may label what it is given, which is no rollout's time
+                    yield self._done.popleft()
             if not working:
                 return
 
@@ -275,7 +277,7 @@ class _Run:
             self._reset(place)
 
     def _assign(self, place: _Place) -> None:
-        place.started = self._scheduler.clock()
+        place.started = self._clock()
         self._places[place] = None
         self._by_session[place.session] = place
         self._usage.rollouts += 1
@@ -293,7 +295,7 @@ class _Run:
             iteration=self._iteration,
             occurrence=occurrence,
             max_turns=self._config.episodes.max_turns,
-            begun=self._scheduler.clock(),
+            begun=self._clock(),
         )
         self._groups[group] = None
         return group
@@ -519,7 +521,7 @@ class _Run:
             if group.over:
                 del self._groups[group]
                 self._usage.groups += 1
-                self._done.append(group.grown(self._scheduler.clock(), self._scheduler.rewards))
+                self._done.append(group.grown(self._clock(), self._scheduler.rewards))
 
     def _complete(self, group: Group) -> None:
         """All rollouts have ended, but the group is short of leaves: ask the brancher once more, then start fresh
@@ -567,7 +569,7 @@ class _Run:
 
     def _expire(self) -> None:
         """Cancel rollouts and groups that exceed their time limit."""
-        now, config = self._scheduler.clock(), self._config
+        now, config = self._clock(), self._config
         for group in [*self._groups]:
             if now - group.begun < config.group_seconds:
                 break
@@ -594,4 +596,4 @@ class _Run:
         """Seconds until something may have to be cancelled: the oldest rollout, or the oldest group."""
         rollout = next(iter(self._places)).started + self._config.rollout_seconds
         group = next(iter(self._groups)).begun + self._config.group_seconds
-        return min(_LONGEST_WAIT, max(0.0, min(rollout, group) - self._scheduler.clock()))
+        return min(_LONGEST_WAIT, max(0.0, min(rollout, group) - self._clock()))

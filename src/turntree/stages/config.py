@@ -475,6 +475,8 @@ class EvaluateConfig(Playing):
     """Questions per unrelated skill, to measure retention of a tiny policy (0: none)."""
     seed: int = 0
     """Of every draw."""
+    max_live_rollouts: int = 256
+    """Episodes that are played at the same time, and most copies of the environment that are open."""
     keep_trees: bool = False
     """Write the episodes beside the result (NAME.trees.jsonl), all tokens included."""
     rewards: tuple[Part, ...] = ()
@@ -485,6 +487,8 @@ class EvaluateConfig(Playing):
     def __post_init__(self) -> None:
         if min(self.samples, self.max_turns, self.count) < 1 or self.temperature <= 0 or self.skills_per_kind < 0:
             raise ConfigError("count, samples, max_turns and temperature must be above 0", field="samples")
+        if self.max_live_rollouts < 1:
+            raise ConfigError("must be at least 1", field="max_live_rollouts")
 
 
 @dataclass(frozen=True, kw_only=True)

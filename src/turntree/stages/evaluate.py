@@ -133,6 +133,7 @@ def play(
                 pool=pool,
                 finished=bar.update,
                 functions=functions,
+                places=config.max_live_rollouts,
             )
     if kept is not None:
         kept += [_kept(temperature, *each) for each in zip(range(len(grown)), environments, grown, strict=True)]
@@ -189,6 +190,7 @@ def worker(settings: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Any]
             tasks = numbered(opened.of(config.split), unit["tasks"])
             episodes = from_mapping(EpisodeConfig, unit["episodes"])
             told: dict[str, Any] = {"group_size": unit["samples"], "seed": unit["seed"], "functions": functions}
+            told |= {"places": config.max_live_rollouts}
             grown = grow(tasks, policy.engine, policy.renderer, episodes, pool=opened.pool, part=True, **told)
             return [labelled(*each) for each in grown]
 

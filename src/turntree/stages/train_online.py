@@ -269,6 +269,7 @@ def _check(run: RunDirectory, policy: Policy, opened: TaskSet, config: TrainOnli
         max_tokens=episodes.sampling.max_tokens,
         max_context=episodes.max_context,
         cut_turns=episodes.cut_turns,
+        max_live_rollouts=config.train.rollouts.max_live_rollouts or EvaluateConfig.max_live_rollouts,
     )
 
     def check(iteration: int) -> tuple[dict[str, Any], Cost]:
