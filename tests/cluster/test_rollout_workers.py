@@ -28,11 +28,12 @@ from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import SchedulerConfig
 from turntree.stages import train_online, train_pivot, workers
 from turntree.stages.cluster import ClusterConfig
+from turntree.stages.config import CheckConfig, TrainPivotConfig
 from turntree.stages.demonstrate import demonstrate
 from turntree.stages.profile import ProfileStageConfig, run_profile
 from turntree.stages.select import run_select
 from turntree.stages.train_online import TrainOnlineConfig, run_train_online
-from turntree.stages.train_pivot import CheckConfig, TrainPivotConfig, run_train_pivot
+from turntree.stages.train_pivot import run_train_pivot
 from turntree.training.checkpoints import CheckpointConfig
 from turntree.training.online import OnlineConfig
 from turntree.training.optimizer import Optimizer, OptimizerConfig

@@ -89,6 +89,16 @@ def test_answers_are_polled_once_each_whatever_order_they_come_in():
     assert 1 < server.busiest <= 4
 
 
+def test_the_wait_for_the_server_is_on_the_bill_however_it_is_asked():
+    def slow(asked):
+        time.sleep(0.2)
+        return completion("", None, token_ids=[40, STOP])
+
+    with serve(slow) as server, engine(server, concurrency=4) as remote:
+        together = remote.generate([request() for _ in range(4)])
+    assert 0.2 <= sum(found.cost.engine_seconds for found in together) < 0.8, "shared by those that it was for"
+
+
 def test_a_cancelled_request_is_never_returned():
     def answer(asked):
         time.sleep(0.1)

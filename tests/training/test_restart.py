@@ -11,12 +11,13 @@ from turntree.core.completion import Sampling
 from turntree.core.config import Part
 from turntree.profiling.profile import ProfileConfig
 from turntree.profiling.select import SelectConfig
+from turntree.stages.config import CheckConfig, TrainPivotConfig
 from turntree.stages.demonstrate import demonstrate
 from turntree.stages.policy import Device
 from turntree.stages.profile import ProfileStageConfig, run_profile
 from turntree.stages.select import run_select
 from turntree.stages.sft import SFTStageConfig, run_sft
-from turntree.stages.train_pivot import CheckConfig, TrainPivotConfig, run_train_pivot
+from turntree.stages.train_pivot import run_train_pivot
 from turntree.training.checkpoints import CheckpointConfig
 from turntree.training.curriculum import CurriculumConfig
 from turntree.training.drift import DriftConfig

@@ -125,9 +125,10 @@ class ServerEngine:
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         check_requests(requests, vocab_size=self._reader.vocabulary, max_context=self.max_context)
+        started = time.perf_counter()
         tickets = [self.submit(request) for request in requests]
         concurrent.futures.wait([self._open[ticket] for ticket in tickets])
-        finished = self._collect(tickets, 0.0)
+        finished = self._collect(tickets, (time.perf_counter() - started) / max(1, len(tickets)))
         completions = [done.completion for done in finished if done.completion is not None]
         if len(completions) < len(finished):
             fault = next(done.fault for done in finished if done.fault is not None)

@@ -34,13 +34,12 @@ from turntree.profiling import profile as profiling
 from turntree.profiling.profile import ProfileConfig
 from turntree.profiling.select import SelectConfig
 from turntree.stages import evaluate, profile, select, sft, train_pivot
-from turntree.stages.config import OwnPathConfig
+from turntree.stages.config import CheckConfig, OwnPathConfig, TrainPivotConfig
 from turntree.stages.demonstrate import demonstrate
 from turntree.stages.evaluate import EvaluateConfig
 from turntree.stages.policy import Device
 from turntree.stages.profile import ProfileStageConfig
 from turntree.stages.sft import SFTStageConfig
-from turntree.stages.train_pivot import CheckConfig, TrainPivotConfig
 from turntree.training.optimizer import OptimizerConfig
 from turntree.training.pivot import PivotConfig
 from turntree.training.sft import SFTConfig

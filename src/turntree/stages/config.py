@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from turntree.advantages.config import CreditConfig
 from turntree.core import parts
 from turntree.core.completion import Sampling
 from turntree.core.config import Part, Usual
@@ -110,6 +111,9 @@ class ReinforcedTraining(Training):
 
     def __post_init__(self) -> None:
         trees.check_keep(self.keep_trees)
+        if self.cluster.workers > 1 and self.device.engine.name == "vllm":
+            problem = "all put weights on the same servers, one while another samples"
+            raise ConfigError(problem, field="cluster.workers", hint="use 1 with --engine vllm, and more servers")
 
 
 # the stages
@@ -327,6 +331,10 @@ class TrainPivotConfig(ReinforcedTraining, FromProfile):
             hint = "name the file of `turntree select`, or train on the policy's own states with --states own"
             raise ConfigError("is missing", field="pivots", hint=hint)
         if self.states == "expert":
+            for name, idle in (("teacher", self.teacher is not None), ("own", self.own != OwnPathConfig())):
+                if idle:
+                    hint = "leave it out, or add --states own or mixed"
+                    raise ConfigError("has no effect with the states of an expert", field=name, hint=hint)
             return
         if self.states == "own" and self.pivots is not None:
             raise ConfigError("trains on no pivots file", field="states", hint="leave the file out, or use mixed")
@@ -385,10 +393,16 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         if self.train.max_off_policy_steps and self.device.engine.name == "vllm":
             hint = "servers hold one set of weights, and iterations ahead need earlier ones: leave it at 0"
             raise ConfigError("does not go with --engine vllm", field="train.max_off_policy_steps", hint=hint)
-        for name in ("teacher", "verifier") if self.train.local.judges else ():
-            if getattr(self, name) is None:
+        for name in ("teacher", "verifier"):
+            if self.train.local.judges and getattr(self, name) is None:
                 hint = f"pass --{name} NAME: a teacher labels, and a verifier judges"
                 raise ConfigError("is missing, and judged turns need it (train.local)", field=name, hint=hint)
+            if not self.train.local.judges and getattr(self, name) is not None:
+                hint = "set train.local.verdicts or train.local.states above 0, or leave it out"
+                raise ConfigError("has no effect: no turn is judged", field=name, hint=hint)
+        if self.estimator is not None and self.train.credit != CreditConfig() and not self.train.local.judges:
+            problem = "has no effect: an estimator of your own gives the credit"
+            raise ConfigError(problem, field="train.credit", hint="leave one of the two out")
         if self.train.local.states and self.train.local.choose == "alignment" and self.cluster.trainers > 1:
             hint = "gradients are compared in one process: use 'importance'"
             raise ConfigError("does not go with several trainers", field="train.local.choose", hint=hint)

@@ -155,10 +155,11 @@ class InsideTurns:
         return seeds.derive(self.config.train.seed, "inside", iteration)
 
     def state(self) -> dict[str, Any]:
-        return self.seen.state()
+        return {"seen": self.seen.state(), "told": dict(self.told)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.seen.restore(state)
+        self.seen.restore(state["seen"])
+        self.told = Counter(state["told"])
 
     def _choose(self, found: Sequence[Labelled], seed: int) -> list[Labelled]:
         """The states to sample at: without replacement, weighed by what earlier iterations say of their kinds: the

@@ -13,6 +13,7 @@ from turntree.cluster.crew import Crew
 from turntree.core import parts
 from turntree.core.config import from_mapping, to_mapping
 from turntree.core.cost import Cost
+from turntree.core.errors import ConfigError
 from turntree.core.labels import Credit
 from turntree.core.protocols import Brancher, Environment, Filter
 from turntree.engines.checkpoint import save_model
@@ -62,6 +63,7 @@ def run_train_online(
     policy = load_policy(policy_name(config.model, config.environment), config.device)
     group.load = partial(load_trained, policy.source, config.device)
     check_path_isolation(policy.model)
+    _require_trainable(config, policy)
     logs = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
     splits = {TRAIN: config.count, config.held_out_split: config.held_out_count}
     with contextlib.ExitStack() as stack:
@@ -258,6 +260,15 @@ def _kept_tree(name: str, iteration: int, group: GrownGroup, credit: Credit | No
         cut=group.cut,
         meta=meta,
     )
+
+
+def _require_trainable(config: TrainOnlineConfig, policy: Policy) -> None:
+    """Raise `ConfigError` where an episode may be too long to train on, which would end the run hours later."""
+    longest = min(config.train.rollouts.episodes.max_context, policy.engine.max_context)
+    if longest > config.train.max_tokens:
+        problem = f"{config.train.max_tokens} tokens are fewer than an episode may have ({longest})"
+        hint = f"set it to {longest}, or train.rollouts.episodes.max_context to {config.train.max_tokens}"
+        raise ConfigError(problem, field="train.max_tokens", hint=hint)
 
 
 def _check(run: RunDirectory, policy: Policy, opened: TaskSet, config: TrainOnlineConfig):

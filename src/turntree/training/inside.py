@@ -116,7 +116,10 @@ class LocalCredits:
         trees = [group.tree for group in groups]
         for kind, states in sorted(kinds.items()) if length else ():
             pairs = zip(trees, grown.places, strict=True)
-            found, more = self._gradient(trees, [self._credit(tree, places, {kind}) for tree, places in pairs])
+            credits = [self._credit(tree, places, {kind}) for tree, places in pairs]
+            if not any(credit.nodes for credit in credits):
+                continue  # none of its local rollouts was judged
+            found, more = self._gradient(trees, credits)
             tokens += more
             grown.seen.aligned(kind, float(wanted @ found) / length, states)
         return Cost(trained_tokens=tokens, training_seconds=time.perf_counter() - started)
