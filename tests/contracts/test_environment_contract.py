@@ -288,6 +288,29 @@ def test_what_is_no_finite_number_is_a_fault_that_names_it(pool: EnvironmentPool
     pool.close(session)
 
 
+class Unforkable(Corridor):
+    """Only its start can be copied."""
+
+    def fork(self) -> Unforkable:
+        if self.said:
+            raise RuntimeError("no copy of a running episode")
+        return Unforkable(self.task_id, self.length)
+
+
+def test_where_the_environment_refuses_to_fork_the_twin_is_replayed(pool: EnvironmentPool) -> None:
+    session = begun(pool, Unforkable())
+    pool.step(session, said("on"))
+    one(pool)
+    twin = pool.fork(session)
+    pool.step(twin, said("left"))
+    told = one(pool)
+    assert (content(told), told.calls) == ("on left", 2)
+    pool.step(session, said("right"))
+    assert content(one(pool)) == "on right"
+    pool.close(session)
+    pool.close(twin)
+
+
 class Forgetful(Corridor):
     """Tells something else every time it is reset."""
 
