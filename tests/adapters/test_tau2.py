@@ -86,9 +86,23 @@ class Bank:
         return None
 
 
-def task(id, *actions, say=(), asserts=(), basis=("DB", "COMMUNICATE"), start=None, requestor="assistant", ticket=None):
+def gold(name, who, requestor, compare_args):
+    return SimpleNamespace(name=name, arguments={"who": who}, requestor=requestor, compare_args=compare_args)
+
+
+def task(
+    id,
+    *actions,
+    say=(),
+    asserts=(),
+    basis=("DB", "COMMUNICATE"),
+    start=None,
+    requestor="assistant",
+    ticket=None,
+    compare=None,
+):
     due = SimpleNamespace(
-        actions=[SimpleNamespace(name=name, arguments={"who": who}, requestor=requestor) for name, who in actions],
+        actions=[gold(*action, requestor, compare) for action in actions],
         communicate_info=list(say),
         env_assertions=list(asserts),
         reward_basis=basis,
@@ -165,6 +179,60 @@ def test_the_gold_solves_every_task_and_silence_none_that_changes_something(bank
         assert (ended.done, ended.success, ended.reward) == (True, True, 1.0), name
         ended = played(environment, *[said("Hello?")] * 5)
         assert (ended.done, ended.reward) == (True, float(name == "looks"))
+
+
+@pytest.mark.parametrize("basis", [("ACTION",), ("ENV_ASSERTION", "ACTION")])
+def test_with_the_basis_action_every_gold_action_must_be_called(bank, basis):
+    """As in telecom: the assertion is that nothing has changed, and the agent must look all the same."""
+    bank[:] = [task("looks", ("look", "ann"), ("look", "bob"), basis=basis, asserts=[("ann", 5)])]
+    environment = opened(replies=0)["looks"]
+    ann, bob, bye = called("look", "ann"), called("look", "bob"), said("Bye.")
+    assert played(environment, bye).reward == 0.0
+    assert played(environment, ann, bye).reward == 0.0
+    assert played(environment, ann, ann, bye).reward == 0.0
+    assert played(environment, bob, called("look", "eve"), ann, bye).reward == 1.0
+    assert played(environment, *environment.gold).reward == 1.0
+
+
+def test_a_fork_knows_the_calls_that_were_made_before_it_and_no_other(bank):
+    bank[:] = [task("looks", ("look", "ann"), ("look", "bob"), basis=("ACTION",))]
+    environment = opened(replies=0)["looks"]
+    played(environment, called("look", "ann"))
+    twin = environment.fork()
+    twin.step(called("look", "bob"))
+    assert (twin.step(said("Bye.")).reward, environment.step(said("Bye.")).reward) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("compare", "arguments", "reward"),
+    [
+        (None, {"who": "ann"}, 1.0),
+        (None, {"who": "bob"}, 0.0),
+        (None, {"who": "ann", "why": "asked"}, 0.0),
+        (["who"], {"who": "ann", "why": "asked"}, 1.0),
+        (["who"], {"why": "asked"}, 0.0),
+        ([], {"why": "asked"}, 1.0),
+    ],
+)
+def test_a_call_is_compared_by_the_arguments_that_tau2_compares(bank, compare, arguments, reward):
+    bank[:] = [task("looks", ("look", "ann"), basis=("ACTION",), compare=compare)]
+    call = Message("assistant", "", (ToolCall("look", arguments, "c1"),))
+    assert played(opened(replies=0)["looks"], call, said("Bye.")).reward == reward
+
+
+@pytest.mark.parametrize("basis", [(), ("NL_ASSERTION",), ("DB", "STYLE")])
+def test_a_task_that_nothing_here_judges_is_refused_with_its_name_and_basis(bank, basis):
+    bank[:] = [task("poem", basis=basis)]
+    named = basis[-1] if basis else "nothing"
+    with pytest.raises(InputError, match=f"'reward_basis': task 'poem' has the reward basis {named}, which is not"):
+        opened()
+
+
+def test_beside_a_basis_that_is_judged_an_assertion_in_words_is_left_out(bank):
+    bank[:] = [task("pays", ("pay", "ann"), basis=("DB", "NL_ASSERTION"))]
+    environment = opened(replies=0)["pays"]
+    assert played(environment, said("Bye.")).reward == 0.0
+    assert played(environment, called("pay", "ann"), said("Bye.")).reward == 1.0
 
 
 def test_the_laws_of_environments_hold(bank):
@@ -259,6 +327,20 @@ def test_a_recorded_user_says_what_it_said_and_the_simulation_is_the_gold(bank, 
     ended = environment.step(said("Bye."))
     assert (ended.done, ended.success) == (True, True)
     assert played(environment, *environment.gold).success
+
+
+def test_a_simulation_is_judged_by_the_basis_that_it_was_graded_by(bank, tmp_path):
+    row = simulation("I am Ann.")
+    row["reward_info"] |= {"reward_basis": ["ACTION"]}
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps({"simulations": [row]}))
+    (environment,) = opened(simulations=str(path)).values()
+    assert played(environment, called("pay", "ann"), called("pay", "bob"), said("Bye.")).reward == 1.0
+    assert played(environment, said("Bye.")).reward == 0.0
+    row["reward_info"]["reward_basis"] = ["ENV_ASSERTION"]
+    path.write_text(json.dumps({"simulations": [row]}))
+    with pytest.raises(InputError, match=r"task 'results-0' has the reward basis ENV_ASSERTION, which is not judged"):
+        opened(simulations=str(path))
 
 
 def test_a_recorded_user_that_used_tools_is_refused(bank, tmp_path):

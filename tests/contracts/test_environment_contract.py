@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from fault_drill import Corridor, FaultPlan, Faulty
@@ -233,6 +237,78 @@ def test_a_fault_is_named_and_the_session_goes_on_as_if_nothing_had_happened(
     assert content(again) == "left right"
     assert again.calls == 2, "what is replayed is counted"
     pool.close(session)
+
+
+class Numbered(Corridor):
+    """Gives a number, as a library of arrays would, for its reward, its progress and a metric of its own."""
+
+    numbers: ClassVar[dict[str, Any]] = {
+        "numpy": np.float32(0.5),
+        "an array": np.array(0.5),
+        "nothing": None,
+        "nan": np.float32("nan"),
+        "many": np.array([0.5, 0.5]),
+        "text": "0.5",
+    }
+
+    def step(self, action: Message) -> Observation:
+        field, _, name = action.content.partition(" ")
+        number = self.numbers[name]
+        told = {"metrics": {"steps": number}} if field == "metrics" else {field: number}
+        return replace(super().step(action), **told)
+
+    def fork(self) -> Numbered:
+        twin = Numbered(self.task_id, self.length)
+        twin.said = list(self.said)
+        return twin
+
+
+@pytest.mark.parametrize("field", ["reward", "progress", "metrics"])
+def test_numbers_of_array_libraries_become_plain_ones_that_json_can_write(pool: EnvironmentPool, field: str) -> None:
+    session = begun(pool, Numbered())
+    for library in ("numpy", "an array"):
+        pool.step(session, said(f"{field} {library}"))
+        observation = one(pool).observation
+        found = getattr(observation, field)
+        assert json.dumps(found) == ('{"steps": 0.5}' if field == "metrics" else "0.5")
+    twin = pool.fork(session, 1)
+    pool.step(twin, said("reward nothing"))
+    assert (answer := one(pool).observation) is not None and answer.reward is None, "and a replay agrees with them"
+    pool.close(session)
+    pool.close(twin)
+
+
+@pytest.mark.parametrize("wrong", ["nan", "many", "text"])
+@pytest.mark.parametrize("field", ["reward", "progress", "metrics"])
+def test_what_is_no_finite_number_is_a_fault_that_names_it(pool: EnvironmentPool, field: str, wrong: str) -> None:
+    session = begun(pool, Numbered())
+    pool.step(session, said(f"{field} {wrong}"))
+    name = "metric 'steps'" if field == "metrics" else field
+    assert (one(pool).fault or "").startswith(f"answered a {name} that is not a finite number (")
+    pool.close(session)
+
+
+class Unforkable(Corridor):
+    """Only its start can be copied."""
+
+    def fork(self) -> Unforkable:
+        if self.said:
+            raise RuntimeError("no copy of a running episode")
+        return Unforkable(self.task_id, self.length)
+
+
+def test_where_the_environment_refuses_to_fork_the_twin_is_replayed(pool: EnvironmentPool) -> None:
+    session = begun(pool, Unforkable())
+    pool.step(session, said("on"))
+    one(pool)
+    twin = pool.fork(session)
+    pool.step(twin, said("left"))
+    told = one(pool)
+    assert (content(told), told.calls) == ("on left", 2)
+    pool.step(session, said("right"))
+    assert content(one(pool)) == "on right"
+    pool.close(session)
+    pool.close(twin)
 
 
 class Forgetful(Corridor):

@@ -4,7 +4,9 @@ twice."""
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +36,7 @@ from turntree.branching.published import PosthocBrancher, ReleasedArpoBrancher
 from turntree.branching.rules import EntropyBrancher, FixedBrancher, RandomBrancher
 from turntree.core.cost import NO_COST
 from turntree.core.labels import Rewards
+from turntree.core.messages import Message
 from turntree.core.protocols import (
     BranchDecision,
     Brancher,
@@ -43,9 +46,11 @@ from turntree.core.protocols import (
     ForkMoment,
     GateDecision,
     GroupProgress,
+    Observation,
 )
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
+from turntree.environments.tasks import Replayed
 from turntree.rollouts.groups import GrownGroup
 from turntree.rollouts.rewards import Episode, RewardSum, WeightedReward
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
@@ -516,6 +521,26 @@ def test_a_branch_that_fails_for_good_is_censored_and_its_siblings_are_not() -> 
         assert all(group.rewards.of(leaf) is not None for leaf in tree.leaves() if _above(tree, incumbent, leaf))
     assert len(tree.branch_points()) == 3
     assert len(tree.leaves()) == 6
+
+
+class Stamped(TokenWorld):
+    """Stamps each answer with a number of its own, so that no replay is answered as the episode was."""
+
+    stamps = itertools.count()
+
+    def step(self, action: Message) -> Observation:
+        told = super().step(action)
+        return dataclasses.replace(told, metrics={"stamp": float(next(self.stamps))})
+
+
+def test_a_fork_that_a_replay_refuses_censors_its_branch_and_nothing_else() -> None:
+    """`Replayed` refuses it at once: this must not end the run."""
+    (group,), _, _ = play(FixedBrancher(turns=(2, 3)), tasks=[Replayed(Stamped("task 0"))], max_retries=0)
+    verdicts = group.rewards.verdicts
+    refused = {leaf for leaf in verdicts if group.tree.stop_reason(leaf) is StopReason.ENVIRONMENT_ERROR}
+    assert refused and len(refused) < len(verdicts)
+    assert all(re.fullmatch("a replay was answered differently at turn [12]", verdicts[x].reason) for x in refused)
+    assert {leaf for leaf, verdict in verdicts.items() if verdict.reward is None} == refused
 
 
 def _above(tree: RolloutTree, node: int, leaf: int) -> bool:

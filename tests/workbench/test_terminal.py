@@ -242,6 +242,35 @@ def test_a_sandbox_that_does_not_work_censors_the_rollout(sandbox):
             environment.step(action)
 
 
+def test_a_number_is_an_answer_as_its_text_is(sandbox):
+    task = Task(id="a", instruction="", files={}, answer="42")
+    for answer, reward in ((42, 1.0), ("42", 1.0), (43, 0.0), (None, 0.0)):
+        ended = ends(task, sandbox, answer=answer)
+        assert (ended.done, ended.success, ended.reward) == (True, reward == 1.0, reward)
+
+
+@pytest.mark.parametrize("answer", [["42"], {"is": 42}, True])
+def test_what_is_no_answer_is_told_and_the_episode_goes_on(sandbox, answer):
+    environment = of(Task(id="a", instruction="", files={}, answer="42"), sandbox)
+    environment.reset()
+    told = environment.step(call("submit", answer=answer))
+    assert told.messages[0].content.startswith("error: `answer` must be a text") and not told.done
+    assert environment.step(call("submit", answer="42")).success
+
+
+def test_an_error_in_judging_does_not_end_the_episode_with_a_reward_of_0(sandbox, monkeypatch):
+    def breaks(*_):
+        raise RuntimeError("the judge broke")
+
+    environment = of(Task(id="a", instruction="", files={}, answer="42"), sandbox)
+    environment.reset()
+    with monkeypatch.context() as broken:
+        broken.setattr(Task, "solved", breaks)
+        told = environment.step(call("submit", answer="42"))
+    assert (told.messages[0].content, told.done) == ("error: the judge broke", False)
+    assert environment.step(call("submit", answer="42")).success
+
+
 # files of one's own
 
 

@@ -8,9 +8,10 @@ language model plays the user:
 - "solo": tau2's own mode without a user. The agent gets the task's ticket and the user's tools too, and its first
   message without a call ends the episode. It is the mode of telecom, whose user has a telephone to operate.
 
-The reward is tau2's own, as far as it needs no judge: the databases end as the gold actions leave them, the assertions
-hold, and what was to be communicated was said. Assertions in words (NL_ASSERTION) are not judged. A fork shares the
-databases until one of the two writes.
+The reward is tau2's own, as far as it needs no judge: whatever a task's `reward_basis` names of databases (they end as
+the gold actions leave them), assertions, gold actions (each was called) and what was to be communicated. Assertions in
+words (NL_ASSERTION) are not judged, and a task that nothing else judges is refused. A fork shares the databases until
+one of the two writes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import copy
 import importlib
 import json
 import lzma
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,8 @@ _SOLO = "You solve a ticket. Follow the policy, call tools, and write one messag
 _AGREES = "Yes, please go ahead."
 _OVER = "The customer has left."
 _READ_ONLY = ("read", "think")  # kinds of tools that change nothing
+_JUDGED = frozenset({"DB", "ENV_ASSERTION", "ACTION", "COMMUNICATE"})
+_BY_DEFAULT = ("DB", "COMMUNICATE")  # as in tau2
 
 
 def tasks(
@@ -84,7 +87,7 @@ class _Case:
     id: str
     says: tuple[str, ...]
     solo: bool
-    actions: tuple[Any, ...] = ()  # {name, arguments, requestor}
+    actions: tuple[Any, ...] = ()  # {name, arguments, requestor, compare_args}
     communicate: tuple[str, ...] = ()
     assertions: tuple[Any, ...] = ()
     basis: frozenset[str] = frozenset()
@@ -106,9 +109,23 @@ def _case(task: Any, solo: bool, replies: int) -> _Case:
         actions=tuple(due.actions or ()) if due else (),
         communicate=tuple(due.communicate_info or ()) if due else (),
         assertions=tuple(due.env_assertions or ()) if due else (),
-        basis=frozenset(str(getattr(basis, "value", basis)) for basis in due.reward_basis) if due else frozenset(),
+        basis=_basis(task.id, due.reward_basis if due else (), _JUDGED),
         start=task.initial_state,
     )
+
+
+def _basis(task: Any, named: Any, judged: frozenset[str]) -> frozenset[str]:
+    """What a task is judged by. Raises `InputError` where that is nothing, or something that is not in `judged`: doing
+    nothing would earn the whole reward."""
+    basis = frozenset(str(getattr(part, "value", part)) for part in named)
+    unknown = basis - judged - {"NL_ASSERTION"}
+    if unknown or not basis & judged:
+        said = ", ".join(sorted(unknown or basis)) or "nothing"
+        hint = f"take it out of the tasks, or give it a reward_basis with one of {', '.join(sorted(judged))}"
+        raise InputError(
+            f"task {str(task)!r} has the reward basis {said}, which is not judged", field="reward_basis", hint=hint
+        )
+    return basis
 
 
 def _scenario(told: Any) -> str:
@@ -143,7 +160,7 @@ def _simulation(row: dict[str, Any], id: str) -> _Case:
         solo=False,
         actions=tuple(_Action(**_picked(check["action"])) for check in judged.get("action_checks") or ()),
         communicate=tuple(check["info"] for check in judged.get("communicate_checks") or ()),
-        basis=frozenset({"DB", "COMMUNICATE"}),
+        basis=_basis(id, judged.get("reward_basis") or _BY_DEFAULT, _JUDGED - {"ENV_ASSERTION"}),
     )
 
 
@@ -152,10 +169,11 @@ class _Action:
     name: str
     arguments: Mapping[str, Any]
     requestor: str = "assistant"
+    compare_args: Sequence[str] | None = None
 
 
 def _picked(action: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: action[key] for key in ("name", "arguments", "requestor") if key in action}
+    return {key: action[key] for key in ("name", "arguments", "requestor", "compare_args") if key in action}
 
 
 class _Domain:
@@ -208,6 +226,7 @@ class _Conversation:
     shared: bool = True  # whether another episode has these databases too
     heard: int = 1  # messages of the user so far
     said: list[str] = field(default_factory=list[str])
+    made: list[ToolCall] = field(default_factory=list[ToolCall])
 
     def begin(self) -> tuple[Message, ...]:
         self.environment = self.domain.begin(self.case)
@@ -218,6 +237,7 @@ class _Conversation:
         if action.content:
             self.said.append(action.content)
         if action.tool_calls:
+            self.made += action.tool_calls
             return Observation(tuple(self._call(call) for call in action.tool_calls), done=False, reward=0.0)
         if self.heard < len(self.case.says):
             self.heard += 1
@@ -228,7 +248,8 @@ class _Conversation:
     def __deepcopy__(self, memo: dict[int, Any]) -> _Conversation:
         """A fork: it shares the databases until one of the two writes."""
         self.shared = True
-        return _Conversation(self.domain, self.case, self.environment, True, self.heard, list(self.said))
+        held = self.domain, self.case, self.environment, True, self.heard
+        return _Conversation(*held, list(self.said), list(self.made))
 
     def _call(self, call: ToolCall) -> Message:
         kind = next((kit for kit in self._kits() if kit.has_tool(call.name)), None)
@@ -258,9 +279,19 @@ class _Conversation:
             judged = copy.deepcopy(self.environment)
             if not all(judged.run_env_assertion(due, raise_assertion_error=False) for due in case.assertions):
                 return False
+        if "ACTION" in case.basis and not all(any(_is_made(due, call) for call in self.made) for due in case.actions):
+            return False
         return "COMMUNICATE" not in case.basis or all(
             any(info.lower() in text for text in said) for info in case.communicate
         )
+
+
+def _is_made(due: Any, call: ToolCall) -> bool:
+    """Whether a call is a gold action, by tau2's rule (`Action.compare_with_tool_call`): it looks neither at who called
+    nor at the answer, and without `compare_args` at the arguments that the call has."""
+    compared = call.arguments if due.compare_args is None else due.compare_args
+    wanted, found = ({key: held[key] for key in held if key in compared} for held in (due.arguments, call.arguments))
+    return due.name == call.name and wanted == found
 
 
 def _gold(case: _Case) -> tuple[Message, ...]:

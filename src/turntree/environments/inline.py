@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -31,10 +32,12 @@ class InlinePool:
         return Session(environment)
 
     def fork(self, session: Session, steps: int | None = None, *, into: InlinePool | None = None) -> Session:
-        """`into`: the twin lives in that pool."""
+        """`into`: the twin lives in that pool. Where the environment cannot be forked, the twin is rebuilt by replay at
+        its first call, as in worker processes; what is wrong with that is then the fault of this call alone."""
         twin = session.twin(steps)
         if session in self._held and len(twin.answers) == len(session.answers):
-            (into or self)._held[twin] = self._held[session].fork()
+            with contextlib.suppress(Exception):
+                (into or self)._held[twin] = self._held[session].fork()
         return twin
 
     def reset(self, session: Session) -> None:

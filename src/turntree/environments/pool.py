@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from turntree.core.messages import ROLES, Message
@@ -115,7 +115,9 @@ def replay(environment: Environment, session: Session) -> Iterator[int]:
 
 
 def checked(observation: Any) -> Observation:
-    """`observation` if it is one; raises `EnvironmentFault` for garbage."""
+    """`observation` if it is one, its numbers as plain floats; raises `EnvironmentFault` for garbage.
+
+    A scalar of numpy or torch is a number here, and would stop the run later, where it is written as JSON."""
     if not isinstance(observation, Observation):
         raise EnvironmentFault(f"answered {type(observation).__name__} instead of an observation")
     messages: Any = observation.messages
@@ -123,11 +125,23 @@ def checked(observation: Any) -> Observation:
         raise EnvironmentFault("answered something that is not a message")
     if not isinstance(observation.done, bool) or not isinstance(observation.success, bool | None):
         raise EnvironmentFault("answered done or success that is neither true nor false")
-    if observation.reward is not None and not math.isfinite(observation.reward):
-        raise EnvironmentFault(f"answered a reward of {observation.reward}")
-    if not all(isinstance(value, int | float) and math.isfinite(value) for value in observation.metrics.values()):
-        raise EnvironmentFault("answered metrics that are not numbers")
-    return observation
+    return replace(
+        observation,
+        progress=None if observation.progress is None else _number("progress", observation.progress),
+        reward=None if observation.reward is None else _number("reward", observation.reward),
+        metrics={name: _number(f"metric {name!r}", value) for name, value in observation.metrics.items()},
+    )
+
+
+def _number(name: str, value: Any) -> float:
+    """Raises `EnvironmentFault` for what is no finite number."""
+    try:
+        number = math.nan if isinstance(value, str | bytes) else float(value)
+    except Exception:  # the value is foreign code too (an array of several numbers, a date, ...)
+        number = math.nan
+    if not math.isfinite(number):
+        raise EnvironmentFault(f"answered a {name} that is not a finite number ({value!r})")
+    return number
 
 
 def _is_message(value: Any) -> bool:

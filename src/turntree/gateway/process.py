@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ _TAIL = 65_536
 _LOOK = 0.02  # seconds between two looks at a program, at first
 _LARGEST = 1e300  # the largest reward: integers in JSON have no end
 _PROXIES = ("NO_PROXY", "no_proxy")
+_GUARD = 'read -r group && read -r _; kill -s KILL -- "-$group"'  # its input ends when the process that holds it does
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,15 +65,44 @@ def command_of(text: str) -> list[str]:
     return words
 
 
+@contextlib.contextmanager
+def _guard() -> Iterator[Callable[[int], None]]:
+    """Names a process group that is killed should this process end inside the block, even by SIGKILL: nobody else would
+    ever end it. A process of its own watches; the death signal of Linux would spare what an agent has started."""
+    guard = subprocess.Popen(
+        ["/bin/sh", "-c", _GUARD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        bufsize=0,
+        start_new_session=True,
+    )
+    assert guard.stdin is not None
+    watched = guard.stdin
+
+    def guarded(group: int) -> None:
+        with contextlib.suppress(OSError):  # a guard that was itself killed is no reason to end the agent
+            watched.write(f"{group}\n".encode())
+
+    try:
+        yield guarded
+    finally:
+        guard.kill()  # before its input ends, or it would kill a group whose number may be another's by now
+        guard.wait()
+        watched.close()
+
+
 def run_agent(
     command: Sequence[str], folder: Path, variables: Mapping[str, str], seconds: float, stop: threading.Event
 ) -> Exit:
     """Run `command` in `folder` to its end; `stdout.txt` and `stderr.txt` there hold what it wrote. Its whole process
-    group is killed when it ends, takes too long, writes too much, or `stop` is set."""
+    group is killed when it ends, takes too long, writes too much, `stop` is set, or this process ends."""
     started, reason = time.monotonic(), None
     paths = folder / "stdout.txt", folder / "stderr.txt"
-    with paths[0].open("wb") as out, paths[1].open("wb") as err:
+    with contextlib.ExitStack() as held:
+        out, err = (held.enter_context(path.open("wb")) for path in paths)
         try:
+            guarded = held.enter_context(_guard())
             process = subprocess.Popen(
                 command,
                 cwd=folder,
@@ -85,6 +115,7 @@ def run_agent(
         except OSError as error:
             return Exit(code=127, seconds=0.0, stopped=f"the agent cannot be started ({error})")
         try:
+            guarded(process.pid)
             wait = _LOOK
             while reason is None:
                 try:

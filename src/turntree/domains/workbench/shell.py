@@ -7,7 +7,9 @@ So a fork shares it and costs no copy, a replay gives the same, and nothing of o
 from __future__ import annotations
 
 import copy
+import json
 import shlex
+from typing import Any
 
 from turntree.domains.workbench.tasks import BASH, Task, run, unfit
 from turntree.sandboxes.limits import EPOCH, File, Files
@@ -55,8 +57,11 @@ class Shell:
         Args:
             answer: The answer, where the task asks for one.
         """
-        self.done = True
-        self.reward = float(self._task.solved(self.files, answer, self._sandbox))
+        said: Any = answer  # a policy may write 42 for "42", or null
+        if isinstance(said, bool) or not isinstance(said, str | int | float | None):
+            raise ValueError(f"`answer` must be a text, not {json.dumps(said)}; nothing was submitted")
+        self.reward = float(self._task.solved(self.files, "" if said is None else str(said), self._sandbox))
+        self.done = True  # not before: an error in judging must not end the episode with a reward of 0
         return "submitted"
 
     def fork(self) -> Shell:

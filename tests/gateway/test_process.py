@@ -1,0 +1,71 @@
+"""An agent never outlives the process that started it, and leaves nothing behind when it ends by itself."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+TRAINER = """
+import sys, threading
+from pathlib import Path
+from turntree.gateway.process import run_agent
+
+run_agent([sys.executable, "-S", "-c", sys.argv[1]], Path(sys.argv[2]), {}, 600, threading.Event())
+"""
+AGENT = """
+import os, subprocess, time
+child = subprocess.Popen(["sleep", "600"])
+with open("pids.part", "w") as file:
+    file.write(f"{os.getpid()} {child.pid}")
+os.rename("pids.part", "pids")
+time.sleep(600)
+"""
+CHILDREN = """
+try:
+    print(os.waitpid(-1, os.WNOHANG))
+except ChildProcessError:
+    print("no children")
+"""
+
+
+def runs(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def until(condition, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    return condition()
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks into /proc")
+def test_an_agent_and_what_it_started_die_with_a_trainer_that_was_killed(tmp_path):
+    trainer = subprocess.Popen([sys.executable, "-c", TRAINER, AGENT, tmp_path])
+    try:
+        assert until((tmp_path / "pids").exists)
+        pids = (tmp_path / "pids").read_text().split()
+        assert len(pids) == 2 and all(map(runs, pids))
+    finally:
+        trainer.kill()
+        trainer.wait()
+    try:
+        assert until(lambda: not any(map(runs, pids)), 20)
+    finally:
+        for pid in filter(runs, pids):
+            os.kill(int(pid), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("agent", ["", "import os; os.kill(os.getpid(), 9)", "import time; time.sleep(0.1)"])
+def test_nothing_watches_on_when_an_agent_has_ended(tmp_path, agent):
+    done = subprocess.run(
+        [sys.executable, "-c", f"import os\n{TRAINER}\n{CHILDREN}", agent, tmp_path], capture_output=True, text=True
+    )
+    assert done.stdout == "no children\n", done.stderr
