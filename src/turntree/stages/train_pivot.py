@@ -140,9 +140,9 @@ def _train(
     draw: Draw | None = None,
 ) -> Trained:
     """Train from the run's current state to its end, and write the results; the cost last."""
-    reference = policy.reference()  # before a checkpoint is put into the model
-    checkpoints, done = resume(run, config.checkpoints)
     measured = config.train.loss.kl_coefficient > 0
+    reference = policy.reference() if measured else None  # before a checkpoint is put into the model
+    checkpoints, done = resume(run, config.checkpoints)
     with (
         loggers.following(run, config.loggers),
         progress((), "train pivot", total=config.train.steps, initial=done) as bar,
