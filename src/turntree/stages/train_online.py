@@ -16,6 +16,7 @@ from turntree.core.cost import Cost
 from turntree.core.labels import Credit
 from turntree.core.protocols import Brancher, Environment, Filter
 from turntree.engines.checkpoint import save_model
+from turntree.engines.compatibility import check_window
 from turntree.environments.tasks import TRAIN, TaskSet, identity, open_tasks
 from turntree.logs import rollouts, trees
 from turntree.logs.trees import KeptTree
@@ -61,7 +62,7 @@ def run_train_online(
     summed, filters = rewards.build_rewards(config.rewards), config.build_filters()
     policy = load_policy(policy_name(config.model, config.environment), config.device)
     group.load = partial(load_trained, policy.source, config.device)
-    check_path_isolation(policy.model)
+    _check_packing(policy, config)
     logs = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
     splits = {TRAIN: config.count, config.held_out_split: config.held_out_count}
     with contextlib.ExitStack() as stack:
@@ -106,6 +107,14 @@ def run_train_online(
         ),
         "cost": trained.cost.counts(),
     }
+
+
+def _check_packing(policy: Policy, config: TrainOnlineConfig) -> None:
+    """Raise `InputError` where a packed pass would attend otherwise than the engine, whichever it is."""
+    context = config.train.rollouts.episodes.max_context
+    longest = min(context, policy.engine.max_context, config.train.max_tokens)
+    check_window(policy.model, longest, field="train.rollouts.episodes.max_context")
+    check_path_isolation(policy.model)
 
 
 def _train(

@@ -19,6 +19,7 @@ from turntree.core.labels import Credit, Rewards
 from turntree.core.protocols import Renderer, TurnState, TurnVerifier
 from turntree.core.tree import RolloutTree
 from turntree.engines.checkpoint import save_model
+from turntree.engines.compatibility import check_window
 from turntree.environments.tasks import DEV, TaskSet, open_tasks
 from turntree.logs import trees
 from turntree.logs.groups import action_text
@@ -85,6 +86,7 @@ def run_train_pivot(
         source = chosen_verifier(config.verifier, header, config.pivots)
         pivots, dropped = _pivots(states, policy, config)
     assert source is not None  # the configuration refuses own states without one
+    check_window(policy.model, min(policy.engine.max_context, config.train.max_tokens), field="train.max_tokens")
     check_path_isolation(policy.model)
     with contextlib.ExitStack() as stack:
         verifier = stack.enter_context(open_verifier(source, config.environment, policy, episodes_of(config)))
