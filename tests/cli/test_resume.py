@@ -15,6 +15,7 @@ import pytest
 from turntree.domains.household.verifier import HouseholdVerifier
 from turntree.stages import sft as sft_stage
 from turntree.stages import train_pivot as pivot_stage
+from turntree.stages.policy import Policy
 
 PIVOT = ("--steps", 4, "--max-tokens", 24, "--set", "train.states=4", "--set", "train.group_size=4")
 OFTEN = ("--set", "checkpoints.every=2")
@@ -157,6 +158,17 @@ def test_the_kl_is_reported_where_there_is_one_however_it_was_set(train, tmp_pat
     assert "KL not measured" in off.stdout
     on = train(tmp_path / "on", "--kl", 0, "--set", "train.loss.kl_coefficient=0.1")
     assert "KL not measured" not in on.stdout
+
+
+def test_a_reference_is_held_only_where_the_kl_is_measured(monkeypatch, train, tmp_path) -> None:
+    """It may be as large as the policy."""
+    asked = []
+    held = Policy.reference
+    monkeypatch.setattr(Policy, "reference", lambda policy: asked.append(policy) or held(policy))
+    train(tmp_path / "off", "--steps", 1, "--kl", 0)
+    assert not asked
+    train(tmp_path / "on", "--steps", 1, "--kl", 0.1)
+    assert len(asked) == 1
 
 
 def test_a_drift_alarm_is_a_warning_and_part_of_its_row(monkeypatch, turntree, household, train, tmp_path) -> None:

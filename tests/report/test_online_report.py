@@ -46,6 +46,20 @@ def test_the_headline_says_what_was_trained_and_the_paired_gain_over_tasks(onlin
     assert "which contains zero" in shown
 
 
+def test_checks_without_a_task_in_common_have_a_page_too_and_it_says_that_nothing_is_paired(tmp_path: Path) -> None:
+    """Censored rollouts leave tasks without an outcome."""
+    run = write_online_run(tmp_path / "mine")
+    rows = [
+        {"iteration": 0, "task": "t0", "rewards": [0.0]},
+        {"iteration": 0, "task": "t1", "rewards": []},
+        {"iteration": 2, "task": "t0", "rewards": []},
+        {"iteration": 2, "task": "t1", "rewards": [1.0]},
+    ]
+    write_lines(run / "held_out.jsonl", rows)
+    shown = text_of(build_report(run))
+    assert "went from 25.0% to 75.0%. No task has an outcome in both checks, so there is no paired gain." in shown
+
+
 def test_success_is_drawn_over_fresh_calls_and_over_turns(online: Path) -> None:
     said = alternatives(online)
     assert "Held-out success over fresh tool calls, from 0.25 to 0.75 (20 fresh tool calls at the end)" in said

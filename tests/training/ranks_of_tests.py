@@ -25,6 +25,12 @@ def policy(kind: str) -> PreTrainedModel:
     model = tiny_model("llama" if "untied" in kind else "qwen3", VOCABULARY, dtype=dtype)
     if "adapter" in kind:
         add_adapter(model, LoRAConfig(rank=4))
+    if "trained" in kind:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(7)
+            for name, parameter in model.named_parameters():
+                if "lora_B" in name:
+                    parameter.normal_(std=0.3)
     set_tree_attention(model)
     if "saving" in kind:
         set_checkpointing(model)

@@ -17,6 +17,8 @@ from tiny_models import save_tiny_checkpoint, tiny_model
 from turntree.advantages.credit import CreditRule
 from turntree.core.errors import ConfigError, InputError
 from turntree.engines.checkpoint import load_model, load_tokenizer, merged, policy_hash, save_model
+from turntree.stages.config import Device
+from turntree.stages.policy import load_policy
 from turntree.training.attention import set_tree_attention
 from turntree.training.forward import set_checkpointing
 from turntree.training.isolation import check_path_isolation
@@ -84,13 +86,40 @@ def test_unknown_targets_and_a_second_adapter_are_refused() -> None:
 def test_the_reference_is_the_base_inside_and_the_policy_again_outside() -> None:
     base = tiny_model()
     model = adapted(base, spread=0.5)
-    reference = frozen_reference(model)
-    assert isinstance(reference, AdapterOff) and reference.policy is model
+    reference = AdapterOff(model)
     before = logits(model)
     with reference_model(reference) as inside:
         assert inside is model and torch.equal(logits(inside), logits(base))
     assert torch.equal(logits(model), before) and not torch.equal(before, logits(base))
     assert any(p.requires_grad for p in model.parameters())
+
+
+def test_a_fresh_adapter_s_reference_is_its_base_without_a_copy() -> None:
+    model = adapted(tiny_model())
+    reference = frozen_reference(model)
+    assert isinstance(reference, AdapterOff) and reference.policy is model
+
+
+def test_an_adapter_that_was_trained_before_is_held_near_itself_and_not_near_its_base() -> None:
+    """The copy takes the memory of an adapter: the frozen base is shared."""
+    model = adapted(tiny_model(), spread=0.5)
+    start = logits(model)
+    reference = frozen_reference(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1)
+    with reference_model(reference) as inside:
+        assert torch.equal(logits(inside), start) and not torch.equal(logits(model), start)
+        assert not any(p.requires_grad for p in inside.parameters())
+        own = {id(p) for p in inside.parameters()} - {id(p) for p in model.parameters()}
+        assert len(own) == sum(p.requires_grad for p in model.parameters()) > 0
+
+
+def test_a_trained_part_beside_lora_s_matrices_makes_a_copy() -> None:
+    model = adapted(tiny_model())
+    model.get_output_embeddings().requires_grad_(True)
+    assert not isinstance(frozen_reference(model), AdapterOff)
 
 
 def test_a_policy_without_adapter_has_a_frozen_copy_as_reference() -> None:
@@ -226,3 +255,10 @@ def test_an_adapter_of_another_shape_is_refused(base_folder: Path) -> None:
     wider.save_pretrained(base_folder)
     with pytest.raises(InputError, match=r"adapter: (cannot be loaded as an adapter of|does not fit)"):
         load_model(folder)
+
+
+def test_the_kl_term_of_an_adapter_from_a_folder_begins_at_zero(base_folder: Path) -> None:
+    _, folder = saved(base_folder)
+    policy = load_policy(str(folder), Device())
+    with reference_model(policy.reference()) as inside:
+        assert torch.equal(logits(inside), logits(policy.model))

@@ -11,6 +11,7 @@ from transformers import LlamaForCausalLM
 
 from tiny_models import tiny_model
 from turntree.core.errors import InputError
+from turntree.training import forward
 from turntree.training.config import LoRAConfig
 from turntree.training.lora import add_adapter
 from turntree.training.sft import Example, check_head, negative_log_likelihood
@@ -63,6 +64,25 @@ def test_loss_and_gradient_are_those_of_the_full_logits_and_the_head_runs_at_lea
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     for ours, theirs in zip(gradient(model, loss), gradient(model, expected), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_the_head_in_chunks_gives_the_same_loss_and_gradient_and_never_sees_more_tokens_than_a_chunk(
+    adapted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model("llama", 32, dtype=torch.float64)
+    if adapted:
+        add_adapter(model, LoRAConfig(rank=2))
+    whole = negative_log_likelihood(model, ROWS)
+    expected = gradient(model, whole)
+    monkeypatch.setattr(forward, "CHUNK_LOGITS", 2 * 32)
+    seen: list[int] = []
+    model.get_output_embeddings().register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
+    loss = negative_log_likelihood(model, ROWS)
+    assert loss.item() == pytest.approx(whole.item(), rel=1e-12)
+    for ours, theirs in zip(gradient(model, loss), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)
+    assert sorted(seen) == [1, 1, 2, 2, 2, 2]  # five learned tokens, computed again in the backward pass
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -132,6 +132,8 @@ CASES = {  # with the token budget of a pass: 24 cuts trees
     "adapter, saving memory": (LOSS, 24),
     "bfloat16 weights": (LOSS, 24),
     "bfloat16 adapter": (LOSS, 4096),
+    "trained adapter": (LOSS, 4096),
+    "trained bfloat16 adapter": (LOSS, 24),
 }
 
 

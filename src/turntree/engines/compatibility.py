@@ -14,22 +14,26 @@ Generate = Callable[[Sequence[GenerationRequest]], list[Completion]]
 
 
 def check_attention(model: PreTrainedModel, max_context: int) -> None:
-    """Raise `InputError` unless every layer is full attention over `max_context` tokens (a wider sliding window is),
-    computed by an implementation that takes a 4-D mask."""
+    """Raise `InputError` unless every layer is full attention over `max_context` tokens, computed by an implementation
+    that takes a 4-D mask."""
+    check_window(model, max_context, field="max_context")
+    if (implementation := model.config._attn_implementation) not in ("sdpa", "eager"):
+        raise InputError(
+            f"attention implementation {implementation!r} takes no 4-D mask", hint="load the model with sdpa or eager"
+        )
+
+
+def check_window(model: PreTrainedModel, tokens: int, *, field: str) -> None:
+    """Raise `InputError` unless every layer is full attention over `tokens` tokens (a wider sliding window is). `field`
+    is the setting that bounds them."""
     config = model.config.get_text_config()
     name, window = type(model).__name__, getattr(config, "sliding_window", None)
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     slides = "sliding_attention" in kinds or not hasattr(config, "layer_types")
     if unknown := kinds - {"full_attention", "sliding_attention"}:
         raise InputError(f"{name} has layers of {', '.join(sorted(unknown))}", hint="use a decoder with full attention")
-    if slides and window is not None and window < max_context:
-        raise InputError(
-            f"{name} attends to the last {window} tokens only", field="max_context", hint=f"use at most {window}"
-        )
-    if (implementation := model.config._attn_implementation) not in ("sdpa", "eager"):
-        raise InputError(
-            f"attention implementation {implementation!r} takes no 4-D mask", hint="load the model with sdpa or eager"
-        )
+    if slides and window is not None and window < tokens:
+        raise InputError(f"{name} attends to the last {window} tokens only", field=field, hint=f"use at most {window}")
 
 
 def check_generation(model: PreTrainedModel, generate: Generate) -> None:

@@ -1,8 +1,9 @@
 """`turntree experiment gate`: does stopping converged groups save budget, and what does it cost?
 
-Matched seeds, three arms: `none`, `gate`, and `random`, which cuts as large a share of the groups at the same turn
-whatever they do. All play the same tasks in the same order from the same weights, with a constant normaliser, so that
-cutting cannot change the step size silently. Comparisons are paired by seed, and by held-out task within a seed.
+Matched seeds, three arms: `none`, `gate`, and `random`, which cuts as large a share of the groups that still run at the
+same turn, whatever they do. All play the same tasks in the same order from the same weights, with a constant
+normaliser, so that cutting cannot change the step size silently. Comparisons are paired by seed, and by held-out task
+within a seed.
 """
 
 from __future__ import annotations
@@ -52,10 +53,15 @@ def _configured(config: GateExperimentConfig, out: Path, seed: int, arm: GateArm
     if arm == "none":
         return replace(online, gate=None)
     assert online.gate is not None
-    rows = RunDirectory(arm_folder(out, seed, "gate")).metrics()[1:]
-    rate = sum(row["groups_cut"] for row in rows) / sum(row["groups"] for row in rows)
-    cuts = [row["cut"] for row in json_rows(arm_folder(out, seed, "gate") / GATE_LOG) if row["cut"] is not None]
-    return replace(online, gate=Part("random", {"turn": max(cuts, default=1), "rate": rate}))
+    return replace(online, gate=_random_gate(json_rows(arm_folder(out, seed, "gate") / GATE_LOG)))
+
+
+def _random_gate(decisions: Sequence[dict[str, Any]]) -> Part:
+    """The control for a gate that left these rows in its log. It draws only among groups that still run at its turn, so
+    its rate is over the groups that the gate measured, and not over those that were over by then (no numbers)."""
+    cuts = [row["cut"] for row in decisions if row["cut"] is not None]
+    measured = sum(row["cut"] is not None or bool(row["numbers"]) for row in decisions)
+    return Part("random", {"turn": max(cuts, default=1), "rate": len(cuts) / measured if cuts else 0.0})
 
 
 # the comparison

@@ -68,7 +68,8 @@ class AuditedGate:
 
 @dataclass(frozen=True, kw_only=True)
 class RandomGate:
-    """The control: cuts a share `rate` of the groups that reach `turn`, at random, with the same rules otherwise."""
+    """The control: cuts a share `rate` of the groups that still run at `turn`, at random, with the same rules
+    otherwise."""
 
     turn: int
     rate: float

@@ -114,6 +114,8 @@ def result(folder: Path, metrics: Sequence[Row]) -> str:
         return f"{told}."
     before, after = outcomes[min(outcomes)], outcomes[max(outcomes)]
     tasks = sorted(before.keys() & after.keys())
+    if not tasks:
+        return f"{told}. No task has an outcome in both checks, so there is no paired gain."
     mean, low, high = paired_bootstrap([after[task] for task in tasks], [before[task] for task in tasks])
     verdict = "contains zero" if low <= 0 <= high else "lies above zero" if low > 0 else "lies below zero"
     return (

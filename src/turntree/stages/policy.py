@@ -55,8 +55,8 @@ class Policy(Weights):
     identity: dict[str, str]
 
     def reference(self) -> Reference:
-        """The reference of the KL term: with an adapter its base, without extra memory; otherwise a frozen copy of the
-        current weights, so call it before training starts."""
+        """The reference of the KL term: with a fresh adapter its base, without extra memory; otherwise a frozen copy of
+        what is trained. Call it before training starts and before a checkpoint is loaded."""
         return frozen_reference(self.model)
 
 

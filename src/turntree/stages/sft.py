@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,43 +36,88 @@ def run_sft(config: SFTStageConfig, out: Path, *, overwrite: bool = False, group
     policy = load_policy(config.model, config.device)
     check_head(policy.model)
     group.load = functools.partial(load_trained, policy.source, config.device)
-    learned, left_out = _examples(found, policy.renderer)
-    if not learned:
+    limits = _Limits(config.sft.max_tokens, policy.model.config.get_text_config().max_position_embeddings)
+    learned = _learned(found, policy.renderer, limits)
+    if not learned.examples:
         raise InputError("holds no turn to learn from", path=config.traces, hint="see skip_turns in docs/traces.md")
     inputs = {**policy.identity, "traces_hash": file_hash(Path(config.traces))}
-    steps = config.sft.steps(len(learned))
+    steps = config.sft.steps(len(learned.examples))
     length = extent("sft.epochs", config.sft.epochs, config.sft.optimizer, steps=steps)
     with open_run(out, "sft", to_mapping(config), inputs, overwrite=overwrite, extent=length) as run:
-        _train(run, policy, learned, config, group)
+        _train(run, policy, learned.examples, config, group)
         last = run.metrics()[-1]
     return {
         "model": str(run.model),
-        "traces": len(found) - left_out,
-        "left_out": left_out,
+        "traces": len(found) - learned.left_out,
+        "left_out": learned.left_out,
+        "dropped": dict(sorted(learned.dropped.items())),
         "steps": last["step"],
         "loss": last["loss"],
     }
 
 
-def _examples(traces: Sequence[Trace], renderer: Renderer) -> tuple[list[Example], int]:
-    """What is learned, and how many traces are left out: those without a turn to learn from and those that the renderer
-    refuses. An error if it refuses all."""
+@dataclass(frozen=True)
+class _Limits:
+    """The longest example, in tokens: of one forward pass, and of the model."""
+
+    max_tokens: int
+    positions: int
+
+    def above(self, row: Example) -> str | None:
+        """Why the example is too long."""
+        if len(row.token_ids) > self.positions:
+            return "example_above_model_positions"
+        return "example_above_sft_max_tokens" if len(row.token_ids) > self.max_tokens else None
+
+
+@dataclass(frozen=True)
+class _Learned:
+    """`left_out` traces have nothing to learn from; `dropped` examples are too long, by reason."""
+
+    examples: list[Example]
+    left_out: int
+    dropped: Counter[str]
+
+
+def _learned(traces: Sequence[Trace], renderer: Renderer, limits: _Limits) -> _Learned:
+    """What is learned. Left out are traces without a turn to learn from, traces that the renderer refuses, and examples
+    that are too long. An error if it is all of them."""
     found: list[Example] = []
     left_out = 0
     refused: list[InputError] = []
+    long: list[Example] = []
     for trace in traces:
         try:
-            learned = [row for row in examples(trace, renderer) if any(row.loss_mask)]
+            rows = [row for row in examples(trace, renderer) if any(row.loss_mask)]
         except InputError as error:
             refused.append(error)
-            learned = []
-        found += learned
-        left_out += not learned
+            rows = []
+        fitting = [row for row in rows if limits.above(row) is None]
+        long += [row for row in rows if limits.above(row) is not None]
+        found += fitting
+        left_out += not fitting
+    if long:
+        _say_long(long, len(found), limits)
     if refused:
         if not found:
             raise refused[0]
         notice(f"{len(refused)} of {len(traces)} traces cannot be rendered and are left out; the first: {refused[0]}")
-    return found, left_out
+    return _Learned(found, left_out, Counter(str(limits.above(row)) for row in long))
+
+
+def _say_long(long: Sequence[Example], kept: int, limits: _Limits) -> None:
+    """Say how many examples are too long. Raises `InputError` where no other is left."""
+    sizes = sorted(len(row.token_ids) for row in long)
+    if sizes[0] > limits.positions:
+        field, hint = "model", f"it has {limits.positions} positions: use one with more, or shorter traces"
+    else:
+        reached = max(size for size in sizes if size <= limits.positions)
+        field, hint = "sft.max_tokens", f"--set sft.max_tokens={reached} takes all that the model can, and more memory"
+    most = min(limits.max_tokens, limits.positions)
+    what = f"{len(sizes)} of {len(sizes) + kept} examples have more than {most} tokens (up to {sizes[-1]})"
+    if not kept:
+        raise InputError(what, field=field, hint=hint)
+    notice(f"{what} and are left out; {hint}")
 
 
 def _train(run: RunDirectory, policy: Policy, examples: list[Example], config: SFTStageConfig, group: Alone) -> None:

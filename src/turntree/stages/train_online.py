@@ -17,6 +17,7 @@ from turntree.core.errors import ConfigError
 from turntree.core.labels import Credit
 from turntree.core.protocols import Brancher, Environment, Filter
 from turntree.engines.checkpoint import save_model
+from turntree.engines.compatibility import check_window
 from turntree.environments.tasks import TRAIN, TaskSet, identity, open_tasks
 from turntree.logs import rollouts, trees
 from turntree.logs.trees import KeptTree
@@ -62,8 +63,7 @@ def run_train_online(
     summed, filters = rewards.build_rewards(config.rewards), config.build_filters()
     policy = load_policy(policy_name(config.model, config.environment), config.device)
     group.load = partial(load_trained, policy.source, config.device)
-    check_path_isolation(policy.model)
-    _require_trainable(config, policy)
+    _require_trainable(policy, config)
     logs = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
     splits = {TRAIN: config.count, config.held_out_split: config.held_out_count}
     with contextlib.ExitStack() as stack:
@@ -108,6 +108,18 @@ def run_train_online(
         ),
         "cost": trained.cost.counts(),
     }
+
+
+def _require_trainable(policy: Policy, config: TrainOnlineConfig) -> None:
+    """Raise where an episode may be too long to train on, which would end the run hours later (`ConfigError`), and
+    where a packed pass would attend otherwise than the engine, whichever it is (`InputError`)."""
+    longest = min(config.train.rollouts.episodes.max_context, policy.engine.max_context)
+    if longest > config.train.max_tokens:
+        problem = f"{config.train.max_tokens} tokens are fewer than an episode may have ({longest})"
+        hint = f"set it to {longest}, or train.rollouts.episodes.max_context to {config.train.max_tokens}"
+        raise ConfigError(problem, field="train.max_tokens", hint=hint)
+    check_window(policy.model, longest, field="train.rollouts.episodes.max_context")
+    check_path_isolation(policy.model)
 
 
 def _train(
@@ -260,15 +272,6 @@ def _kept_tree(name: str, iteration: int, group: GrownGroup, credit: Credit | No
         cut=group.cut,
         meta=meta,
     )
-
-
-def _require_trainable(config: TrainOnlineConfig, policy: Policy) -> None:
-    """Raise `ConfigError` where an episode may be too long to train on, which would end the run hours later."""
-    longest = min(config.train.rollouts.episodes.max_context, policy.engine.max_context)
-    if longest > config.train.max_tokens:
-        problem = f"{config.train.max_tokens} tokens are fewer than an episode may have ({longest})"
-        hint = f"set it to {longest}, or train.rollouts.episodes.max_context to {config.train.max_tokens}"
-        raise ConfigError(problem, field="train.max_tokens", hint=hint)
 
 
 def _check(run: RunDirectory, policy: Policy, opened: TaskSet, config: TrainOnlineConfig):

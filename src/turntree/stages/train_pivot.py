@@ -20,6 +20,7 @@ from turntree.core.labels import Credit, Rewards
 from turntree.core.protocols import Renderer, TurnState, TurnVerifier
 from turntree.core.tree import RolloutTree
 from turntree.engines.checkpoint import save_model
+from turntree.engines.compatibility import check_window
 from turntree.environments.tasks import DEV, TRAIN, TaskSet, open_tasks
 from turntree.logs import trees
 from turntree.logs.groups import action_text
@@ -87,6 +88,7 @@ def run_train_pivot(
         source = chosen_verifier(config.verifier, header, config.pivots)
         pivots, dropped = _pivots(states, policy, config)
     assert source is not None  # the configuration refuses own states without one
+    check_window(policy.model, min(policy.engine.max_context, config.train.max_tokens), field="train.max_tokens")
     check_path_isolation(policy.model)
     with contextlib.ExitStack() as stack:
         verifier = stack.enter_context(open_verifier(source, config.environment, policy, episodes_of(config)))
@@ -142,9 +144,9 @@ def _train(
     draw: Draw | None = None,
 ) -> Trained:
     """Train from the run's current state to its end, and write the results; the cost last."""
-    reference = policy.reference()  # before a checkpoint is put into the model
-    checkpoints, done = resume(run, config.checkpoints)
     measured = config.train.loss.kl_coefficient > 0
+    reference = policy.reference() if measured else None  # before a checkpoint is put into the model
+    checkpoints, done = resume(run, config.checkpoints)
     with (
         loggers.following(run, config.loggers),
         progress((), "train pivot", total=config.train.steps, initial=done) as bar,

@@ -180,7 +180,7 @@ class SFTConfig:
     batch: int = 16
     """Traces of one optimizer step."""
     max_tokens: int = 8192
-    """Most padded positions of one forward pass."""
+    """Most padded positions of one forward pass. Longer examples are left out, and counted."""
     seed: int = 0
     """Seed of the order of the traces."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

@@ -68,14 +68,21 @@ def _slot_scores(
     hidden_UD = _hidden_states(model, batch, layout).index_select(0, predecessor_U)
     if full:
         return _full_scores(model, hidden_UD, row_S, batch.target_S, temperature)
+    return head_scores(model, hidden_UD, row_S, batch.target_S, temperature)
+
+
+def head_scores(
+    model: PreTrainedModel, hidden_UD: Tensor, row_S: Tensor, target_S: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """`token_scores` of the head's logits, in chunks where there are many of them, so that memory stays bounded."""
     chunk = max(1, CHUNK_LOGITS // vocabulary_size(model))
     if len(hidden_UD) <= chunk:
-        return _scores(model, hidden_UD, row_S, batch.target_S, temperature)
+        return _scores(model, hidden_UD, row_S, target_S, temperature)
     order_S = torch.argsort(row_S, stable=True)
     starts = range(0, len(hidden_UD), chunk)
     sizes = [int(((row_S >= start) & (row_S < start + chunk)).sum()) for start in starts]
     parts: list[tuple[Tensor, Tensor]] = [
-        checkpoint(_scores, model, hidden, row_S[own] - start, batch.target_S[own], temperature, use_reentrant=False)
+        checkpoint(_scores, model, hidden, row_S[own] - start, target_S[own], temperature, use_reentrant=False)
         for start, hidden, own in zip(starts, hidden_UD.split(chunk), order_S.split(sizes), strict=True)
     ]
     back_S = torch.argsort(order_S)

@@ -48,9 +48,9 @@ def check_path_isolation(model: PreTrainedModel, *, path_tokens: int = 48, seed:
     """Score a random three-leaf tree packed and as plain `model(input_ids)` rows; refuse the model if they differ.
 
     Every attention layout that a batch may take (`training.attention.layouts`) is checked, with the model as it is
-    set up: its mode, gradient checkpointing, adapter. `path_tokens` is the length of the longest path: a sliding
-    window shows only on paths longer than it, so pass the longest that will be trained. Leaves `.grad` alone. Raises
-    `InputError` with the measured errors.
+    set up: its mode, gradient checkpointing, adapter. `path_tokens` is the length of the longest path. A sliding window
+    shows only on paths longer than it; `engines.compatibility.check_window` refuses one by its size, without a pass
+    over paths as long as those that are trained. Leaves `.grad` alone. Raises `InputError` with the measured errors.
     """
     tree, credit = _probe(model, path_tokens, seed)
     batch = pack([tree], [credit], max_tokens=3 * path_tokens)[0].to(model.device)

@@ -1,4 +1,5 @@
-"""LoRA through PEFT: the policy is a base with a small adapter; the base without the adapter is the reference."""
+"""LoRA through PEFT: the policy is a base with a small adapter. The base without the adapter is the reference where
+training starts with a fresh one."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from turntree.training.config import LoRAConfig
 
 @dataclass(frozen=True)
 class AdapterOff:
-    """The frozen base of a LoRA policy as the reference, without a second copy of the weights."""
+    """The frozen base of a LoRA policy as the reference, without a second copy of the weights. It is the policy that
+    training starts from only where the adapter was fresh then (`frozen_reference`)."""
 
     policy: PreTrainedModel
 
@@ -40,9 +42,23 @@ def reference_model(reference: Reference) -> Iterator[PreTrainedModel]:
 
 
 def frozen_reference(model: PreTrainedModel) -> Reference:
-    """A reference that equals the current policy, for the KL term: its base if it has a fresh adapter, else a frozen
-    copy."""
-    return AdapterOff(model) if has_adapter(model) else copy.deepcopy(model).requires_grad_(False)
+    """A reference that stays what the policy is now, for the KL term: the base of a fresh adapter, else a frozen copy.
+
+    The copy of an adapter that was trained before shares the frozen base, so that it takes the memory of an adapter.
+    """
+    if _is_fresh(model):
+        return AdapterOff(model)
+    shared = {id(parameter): parameter for parameter in model.parameters() if not parameter.requires_grad}
+    return copy.deepcopy(model, shared).requires_grad_(False)
+
+
+def _is_fresh(model: PreTrainedModel) -> bool:
+    """Whether the model has an adapter that adds nothing to its base yet: LoRA's product B A with B = 0."""
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    only_lora = all("lora_A" in name or "lora_B" in name for name in trained)
+    return (
+        has_adapter(model) and only_lora and not any(value.any() for name, value in trained.items() if "lora_B" in name)
+    )
 
 
 def has_adapter(model: PreTrainedModel) -> bool:

@@ -119,7 +119,7 @@ Draw = Callable[[Sequence[Prompted], int], list[tuple[RolloutTree, Rewards]]]  #
 
 def train_pivot(
     model: PreTrainedModel,
-    reference: Reference,
+    reference: Reference | None,
     engine: Engine,
     renderer: Renderer,
     pivots: Sequence[Pivot],

@@ -21,7 +21,7 @@ from turntree.traces.candidates import skipped_turns
 from turntree.traces.schema import Trace
 from turntree.training.checkpoints import Checkpoints
 from turntree.training.config import SFTConfig
-from turntree.training.head import head_logits, token_scores
+from turntree.training.forward import head_scores
 from turntree.training.isolation import TOLERANCES
 from turntree.training.sharded import ALONE, Alone, in_pass, partition
 from turntree.training.trainer import Trainer, open_trainers
@@ -89,14 +89,14 @@ def _likelihood(model: PreTrainedModel, ids_BL: Tensor, said_BL: Tensor, positio
     decoder = model.get_decoder()
     hidden_BLD: Tensor = decoder(input_ids=ids_BL, position_ids=positions_BL, use_cache=False).last_hidden_state
     said = said_BL[:, 1:]
-    logits_SV, target_S = head_logits(model, hidden_BLD[:, :-1][said]), ids_BL[:, 1:][said]
+    hidden_SD, target_S = hidden_BLD[:, :-1][said], ids_BL[:, 1:][said]
     every_S = torch.arange(len(target_S), device=model.device)
-    return -token_scores(logits_SV, every_S, target_S, 1.0)[0].sum()
+    return -head_scores(model, hidden_SD, every_S, target_S, 1.0)[0].sum()
 
 
 @torch.no_grad()
 def check_head(model: PreTrainedModel) -> None:
-    """Raises `InputError` for a model that scales its logits in a way that `head_logits` does not know."""
+    """Raises `InputError` for a model that scales its logits in a way that `head.head_logits` does not know."""
     ids = tuple(range(1, 9))
     logprobs_LV = model(input_ids=torch.tensor([ids], device=model.device)).logits[0, :-1].float().log_softmax(-1)
     expected = -float(logprobs_LV[range(len(ids) - 1), ids[1:]].sum())

@@ -1,0 +1,62 @@
+"""The random arm of the gate experiment cuts as many groups as the gate did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from turntree.core import parts
+from turntree.core.protocols import Gate, GateDecision, GroupProgress
+from turntree.experiments.gate import _random_gate
+from turntree.gates.divergence import PrefixDivergenceGate
+
+TURN, GROUPS = 4, 2000
+
+
+def group(number: int, turn: int) -> GroupProgress:
+    """As of `turn`: every other group is over after two turns, and half of all play the same actions."""
+    early, alike = number % 2 == 0, number // 2 % 2 == 0
+    turns = min(turn, 2) if early else turn
+    actions = tuple(tuple(f"a{t}" if alike else f"r{r}t{t}" for t in range(turns)) for r in range(4))
+    return GroupProgress(
+        task_id=f"t{number}",
+        max_turns=8,
+        actions=actions,
+        observations=(("",) * (turns + 1),) * 4,
+        finished=(early and turn >= 2,) * 4,
+        progress=(None,) * 4,
+        iteration=1,
+        occurrence=0,
+    )
+
+
+def played(gate: Gate) -> list[dict[str, Any]]:
+    """The rows of `gate.jsonl`, as far as they matter here."""
+    rows: list[dict[str, Any]] = []
+    for number in range(GROUPS):
+        for turn in range(1, TURN + 1):
+            decision = gate.decide(group(number, turn))
+            if decision is not None and (decision.cut or decision.final):
+                rows.append(row(decision, turn))
+                break
+    return rows
+
+
+def row(decision: GateDecision, turn: int) -> dict[str, Any]:
+    return {"cut": turn if decision.cut else None, "numbers": dict(decision.numbers)}
+
+
+def cuts(rows: list[dict[str, Any]]) -> int:
+    return sum(row["cut"] is not None for row in rows)
+
+
+def test_the_control_cuts_as_many_groups_as_the_gate_although_many_are_over_before_its_turn() -> None:
+    log = played(PrefixDivergenceGate(turn=TURN, threshold=0.12))
+    control = parts.build("gates", _random_gate(log), seed=0)
+    assert cuts(log) == GROUPS / 4
+    assert abs(cuts(played(control)) - cuts(log)) < 75  # five standard deviations of the draws
+
+
+def test_a_gate_that_cut_nothing_has_a_control_that_cuts_nothing() -> None:
+    log = played(PrefixDivergenceGate(turn=TURN, threshold=0.0))
+    for rows in (log, []):
+        assert cuts(played(parts.build("gates", _random_gate(rows), seed=0))) == 0

@@ -1,0 +1,87 @@
+"""A policy that attends to a window is not trained on longer trees, whichever engine samples: a server keeps to the
+window, and a packed pass would not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tiny_models import VOCAB_SIZE, save_tiny_checkpoint
+from turntree.core.config import Part
+from turntree.core.errors import InputError
+from turntree.engines.scripted import ScriptedEngine
+from turntree.rollouts.live import EpisodeConfig
+from turntree.rollouts.scheduler import SchedulerConfig
+from turntree.stages.config import Device, TrainOnlineConfig, TrainPivotConfig
+from turntree.stages.train_online import run_train_online
+from turntree.stages.train_pivot import run_train_pivot
+from turntree.training.config import OnlineConfig, PivotConfig
+
+WINDOW, CONTEXT = 64, 4096
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    folder = save_tiny_checkpoint(tmp_path / "policy")
+    config = folder / "config.json"
+    kinds = {
+        "use_sliding_window": True,
+        "sliding_window": WINDOW,
+        "layer_types": ["full_attention", "sliding_attention"],
+    }
+    config.write_text(json.dumps(json.loads(config.read_text()) | kinds))
+    return str(folder)
+
+
+def engine(policy: object) -> ScriptedEngine:
+    """Like a server, it knows the window, and samples with it."""
+    return ScriptedEngine(lambda prompt, seed: (7,), [7], vocab_size=VOCAB_SIZE, max_context=CONTEXT)
+
+
+ELSEWHERE = Device(engine=Part("test_windows:engine"))
+
+
+def online(model: str, tokens: int) -> TrainOnlineConfig:
+    train = OnlineConfig(rollouts=SchedulerConfig(episodes=EpisodeConfig(max_context=tokens)))
+    return TrainOnlineConfig(model=model, device=ELSEWHERE, train=train)
+
+
+def pivot(model: str, tokens: int) -> TrainPivotConfig:
+    household, train = Part("household"), PivotConfig(max_tokens=tokens)
+    own = {"states": "own", "teacher": household, "verifier": household, "environment": household}
+    return TrainPivotConfig(**own, model=model, device=ELSEWHERE, train=train)
+
+
+STAGES = [
+    (run_train_online, online, "train.rollouts.episodes.max_context"),
+    (run_train_pivot, pivot, "train.max_tokens"),
+]
+
+
+@pytest.mark.parametrize(("run", "config", "field"), STAGES, ids=["online", "pivot"])
+def test_paths_longer_than_the_window_are_refused_before_anything_is_sampled(
+    run: Callable, config: Callable, field: str, model: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError) as refused:
+        run(config(model, WINDOW + 1), tmp_path / "run")
+    said = f"field {field!r}: Qwen3ForCausalLM attends to the last {WINDOW} tokens only; use at most {WINDOW}"
+    assert str(refused.value) == said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("run", "config", "field"), STAGES, ids=["online", "pivot"])
+def test_paths_within_the_window_are_not(
+    run: Callable, config: Callable, field: str, model: str, tmp_path: Path, monkeypatch
+) -> None:
+    class Reached(Exception):
+        pass
+
+    def reached(model: object) -> None:
+        raise Reached
+
+    monkeypatch.setattr(f"{run.__module__}.check_path_isolation", reached)
+    with pytest.raises(Reached):
+        run(config(model, WINDOW), tmp_path / "run")
