@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from turntree.advantages.config import CreditConfig
 from turntree.core.completion import Sampling
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
@@ -17,6 +19,9 @@ from turntree.logs import rollouts, trees
 from turntree.rollouts.acceptance import Acceptance
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import SchedulerConfig
+from turntree.stages.cluster import ClusterConfig
+from turntree.stages.config import Device
+from turntree.stages.inside import InsideTurns
 from turntree.stages.train_online import GATE_LOG, HELD_OUT, TrainOnlineConfig, run_train_online
 from turntree.stages.unrewarded import none_rewarded, reasons, require_rewards
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
@@ -107,9 +112,8 @@ def test_the_turns_that_episodes_took_are_judged_and_nothing_is_sampled_for_it(
     rows: dict[float, list[dict[str, Any]]] = {}
     for weight in (0.0, 2.0):
         train = replace(CONFIG.train, local=LocalConfig(verdicts=weight), rollouts=WHOLE)
-        config = replace(CONFIG, gate=None, brancher=None, train=train)
-        if not weight:
-            config = replace(config, teacher=None, verifier=None)
+        judges = {} if weight else {"teacher": None, "verifier": None}
+        config = replace(CONFIG, gate=None, brancher=None, train=train, **judges)
         run_train_online(config, tmp_path / f"{weight}")
         logged = (tmp_path / f"{weight}/metrics.jsonl").read_text().splitlines()[1:]
         rows[weight] = [json.loads(line) for line in logged]
@@ -130,6 +134,40 @@ def test_the_turns_that_episodes_took_are_judged_and_nothing_is_sampled_for_it(
 def test_judged_turns_need_a_teacher_and_a_verifier(missing: str, local: LocalConfig) -> None:
     with pytest.raises(ConfigError, match=f"'{missing}': is missing, and judged turns need it"):
         replace(CONFIG, train=replace(CONFIG.train, local=local), **{missing: None})
+
+
+@pytest.mark.parametrize("idle", ["teacher", "verifier"])
+def test_a_judge_that_judges_nothing_is_refused(idle: str) -> None:
+    train = replace(CONFIG.train, local=LocalConfig())
+    kept = {"teacher": None, "verifier": None} | {idle: Part("household")}
+    with pytest.raises(ConfigError, match=f"'{idle}': has no effect: no turn is judged"):
+        replace(CONFIG, train=train, **kept)
+
+
+def test_credit_beside_an_estimator_of_ones_own_is_refused() -> None:
+    train = replace(CONFIG.train, local=LocalConfig(), credit=CreditConfig(advantages="rloo"))
+    with pytest.raises(ConfigError, match="an estimator of your own gives the credit"):
+        replace(CONFIG, train=train, teacher=None, verifier=None, estimator=Part("mine:credit"))
+
+
+def test_several_workers_do_not_share_servers_that_get_weights() -> None:
+    with pytest.raises(ConfigError, match="one while another samples"):
+        replace(CONFIG, cluster=ClusterConfig(workers=2), device=Device(engine=Part("vllm")))
+
+
+def test_an_episode_that_may_be_too_long_to_train_on_is_refused_before_the_first_one(tmp_path: Path) -> None:
+    """It would end the run at the first one that is, and a resumed run again."""
+    with pytest.raises(ConfigError, match=r"'train.max_tokens': 200 tokens are fewer than an episode may have \(\d+\)"):
+        run_train_online(replace(CONFIG, train=replace(CONFIG.train, max_tokens=200)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_the_teacher_did_not_label_is_remembered_by_a_resumed_run() -> None:
+    """An outage of four episodes after many labels is no teacher that never labels."""
+    first, second = (InsideTurns(CONFIG, *[SimpleNamespace()] * 3) for _ in range(2))
+    first.told.update(turns=9, tasks=3)
+    second.restore(json.loads(json.dumps(first.state())))
+    assert second.told == first.told
 
 
 def test_a_run_in_which_no_rollout_has_a_reward_says_so_at_once_and_is_no_success(

@@ -240,6 +240,27 @@ def test_kinds_that_point_against_the_episodes_are_measured_and_not_trained_on()
     assert [one.beside(None) for one in credits] == [one.local for one in credits]
 
 
+def test_a_kind_without_a_judged_rollout_is_left_out_of_the_measurement() -> None:
+    """A judge that failed on all of them says nothing about it, and ends no run."""
+    draw = random.Random(11)
+    trees = [one_turn(draw) for _ in range(2)]
+    rewards = [score(draw, tree, censor=False) for tree in trees]
+
+    class Silent(Mirrored):
+        def grow(self, groups, iteration):
+            grown = super().grow(groups, iteration)
+            lost = groups[1].tree
+            for leaf in lost.local_rollouts():
+                lost.record(Decision("verifier", leaf, LOCAL, "timed out", {}))
+            return grown
+
+    config = OnlineConfig(local=LocalConfig(states=4, choose="alignment"), max_tokens=400)
+    local = LocalCredits(Silent(rewards), config, tiny_model("qwen3", VOCABULARY, hidden_size=32, seed=3))
+    episodes = [CreditRule()(tree, verdicts) for tree, verdicts in zip(trees, rewards, strict=True)]
+    _, _, figures = local.credits([SimpleNamespace(tree=tree) for tree in trees], episodes, 1)
+    assert set(figures["gains"]) == {"with"}
+
+
 class Again:
     """One more sample of the first turn of every group (`training.online.Inside`), at a high price."""
 
