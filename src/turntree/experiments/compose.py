@@ -91,7 +91,13 @@ def _stage(config: ComposeConfig, seed: int, name: str, model: str, shared: Path
         **states,
         model=model,
         train=replace(config.pivot, seed=seed),
-        check=CheckConfig(tasks=config.held_out, environment=config.online.environment, max_turns=episodes.max_turns),
+        check=CheckConfig(  # the limits of the other arms
+            tasks=config.held_out,
+            environment=config.online.environment,
+            max_turns=episodes.max_turns,
+            max_tokens=episodes.sampling.max_tokens,
+            max_context=episodes.max_context,
+        ),
         device=config.online.device,
     )
     run_train_pivot(training, out)
