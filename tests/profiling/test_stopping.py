@@ -77,6 +77,15 @@ def test_only_failures_leave_a_pivot_or_all_fail():
     assert forecast.probability == pytest.approx(betabinom(4, 0.5, 4.5).pmf(0), abs=0.015)
 
 
+def test_a_class_is_settled_only_by_rewards_that_have_it():
+    """Candidates of 30% on average: after four failures a pivot is likely, and a row of failures is not selected."""
+    rule = stopping(confidence=0.9, rows=tuple(row(5, 11) for _ in range(300)))
+    likely = rule._forecast(0, 4, K - 4)
+    assert likely.kind is Class.PIVOT and likely.probability > 0.9
+    assert rule.settled([0.0] * 4) is None
+    assert rule.settled([0.0] * 4 + [1.0]).kind is Class.PIVOT
+
+
 def test_the_prior_depends_on_the_counts_alone():
     rows = [row(k, K - k) for k in (0, 0, 3, 16, 16, 9)] + [row(4, 0), row(1, 5)]
     forwards, backwards = Prior(K), Prior(K)

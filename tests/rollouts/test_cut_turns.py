@@ -102,6 +102,14 @@ def test_what_older_profiles_say_of_cut_turns_is_not_taken_over() -> None:
     assert len(row["actions"]) == 2
 
 
+def test_what_a_judge_could_not_judge_is_asked_again() -> None:
+    """It may have been down, or out of its budget."""
+    row = profiled("judge")
+    for action in row["actions"]:
+        action["reward"] = None
+    assert judgements_of(row) == {}
+
+
 def test_rewards_by_another_rule_for_cut_turns_have_another_name() -> None:
     assert rule_name(ToolCallMatch(), "fail") == ToolCallMatch().name != rule_name(ToolCallMatch(), "judge")
 

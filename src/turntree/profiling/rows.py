@@ -216,8 +216,8 @@ def samples_of(row: Row) -> list[Sample]:
 
 def judgements_of(row: Row) -> dict[str, Judgement]:
     """The verdicts on the uncut actions of a row, by `Sample.key`. Cut actions are judged again, because older profiles
-    hold the verdict on their text."""
-    whole = [action for action in row["actions"] if not action.get("truncated", False)]
+    hold the verdict on their text, and so are those without a verdict: a judge may have been down."""
+    whole = [one for one in row["actions"] if not one.get("truncated", False) and one["reward"] is not None]
     return {Sample(_message(action)).key: Judgement(action["reward"], action["strict"]) for action in whole}
 
 

@@ -150,7 +150,8 @@ class StoppingRule:
             return None
         successes = int(sum(scored))
         forecast = self._forecast(successes, len(scored) - successes, left)
-        return forecast if forecast.probability >= self._config.confidence else None
+        seen = way_of(scored, self._config)  # what the row will say: a pivot that is only forecast is not selected
+        return forecast if forecast.kind is seen and forecast.probability >= self._config.confidence else None
 
     def _certain(self, scored: Sequence[float], left: int) -> bool:
         """Whether the outcome is certain: mixed rewards stay mixed, and the final mean lies between all others failing
