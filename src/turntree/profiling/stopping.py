@@ -7,7 +7,7 @@ rollouts fail. After n of K rollouts with s successes and f failures, the outcom
 
 - *certain* where no outcome of the other K - n can change it: rewards are mixed, and the mean stays on one side of
   lambda (curtailed sampling; no error against the same K draws);
-- *settled* where the posterior predictive probability of one way is at least `confidence`:
+- *settled* where the rewards so far have one way, and its posterior predictive probability is at least `confidence`:
 
       P(way | s, f) = sum_p w(p | s, f) sum_t Binomial(t; K - n, p) [way of s + t successes in K]
 
