@@ -17,6 +17,7 @@ every policy. The tables of what is there come at the end, and with `--table` no
   own-kept          ... half of the draws from pivots of earlier searches
   own-outcome       own states without a teacher, judged by how episodes go on from there
   grpo              GRPO on whole episodes of the same tasks
+  grpo-long         ... for four times as long: of questions it then costs what own states cost
   judged            ... with verdicts on the turns that the episodes took
 
   --world household   generated games and the embedded policy (the usual one)
@@ -47,7 +48,7 @@ from turntree.observe.files import read_json
 HERE = Path(__file__).resolve().parent
 BASE = "base"
 ARMS = (BASE, "sft", "random", "capped", "expert", "expert-important", "own", "own-important")
-MORE = ("filter", "strict", "own-kept", "own-outcome", "grpo", "judged")  # where they are asked for
+MORE = ("filter", "strict", "own-kept", "own-outcome", "grpo", "grpo-long", "judged")  # where they are asked for
 COMPARED = (
     ("own-important", BASE), ("own-important", "sft"), ("own-important", "random"), ("own-important", "capped"),
     ("own-important", "expert"), ("own", "sft"), ("expert-important", "sft"), ("own", "expert"),
@@ -56,7 +57,7 @@ COMPARED = (
     ("own-outcome", "own-important"), ("own-kept", BASE), ("own-kept", "sft"), ("own-kept", "random"),
     ("own-kept", "capped"), ("own-kept", "expert"), ("own-kept", "expert-important"), ("own-kept", "own"),
     ("own-kept", "own-important"), ("sft", BASE), ("grpo", "sft"), ("own-kept", "grpo"), ("judged", "sft"),
-    ("judged", "grpo"), ("judged", "own-kept"),
+    ("judged", "grpo"), ("judged", "own-kept"), ("own-kept", "grpo-long"), ("grpo-long", "sft"),
 )  # fmt: skip
 WEIGHTS = {
     "expert": "variance", "expert-important": "both", "own": "variance", "own-important": "both",
@@ -247,7 +248,7 @@ class Recipe:
         """None for the policy that all arms start from."""
         if arm == BASE:
             return None
-        if arm in ("grpo", "judged"):
+        if arm in ("grpo", "grpo-long", "judged"):
             return self.model(arm, seed, self.whole(arm, seed))
         traces = self.traces(seed)
         if arm == "sft":
@@ -319,12 +320,13 @@ class Recipe:
     def whole(self, arm: str, seed: int) -> tuple[str, ...]:
         options, world = self.settings, self.world
         command = words("train", "online", *world.played, *world.moved(seed), "--count", world.tasks)
-        command += words("--iterations", options.iterations, "--groups", options.groups)
+        iterations = options.iterations * (4 if arm == "grpo-long" else 1)
+        command += words("--iterations", iterations, "--groups", options.groups)
         command += words("--group-size", options.group_size, "--learning-rate", options.rate, "--kl", options.kl)
         command += words("--max-turns", options.max_turns, "--max-tokens", options.max_tokens, "--keep-trees", "none")
         command += _set("train", {"check_every": 0, "loss.normalizer": "constant", "loss.constant": options.constant})
         command += words("--set", "train.optimizer.warmup_steps=3", "--set", "held_out_count=1")
-        if arm == "grpo":
+        if arm != "judged":
             return command
         judged = words("--teacher", world.teacher, "--verifier", world.verifier)
         return command + judged + _set("train.local", {"verdicts": 2})
