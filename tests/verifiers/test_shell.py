@@ -273,6 +273,32 @@ def test_a_document_is_its_text_and_whether_it_is_expanded(one: str, other: str)
 
 
 @pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (
+            "cat >> a.py <<'EOF'\n    def f(self):\n        return 1\nEOF",
+            "cat >> a.py <<'EOF'\ndef f(self):\n        return 1\nEOF",
+        ),
+        ("cat > a <<EOF\n\n\na\nEOF", "cat > a <<EOF\na\nEOF"),
+        ("cat > a <<EOF\n\n\nEOF", "cat > a <<EOF\nEOF"),
+        ("python - <<EOF\n  print(1)\nEOF", "python - <<EOF\nprint(1)\nEOF"),
+        ("cat <<EOF > a\n  $x\nEOF", "cat <<EOF > a\n$x\nEOF"),
+        ("cat <<-EOF\n  a\n\tEOF", "cat <<-EOF\na\n\tEOF"),
+        ("cat <<EOF\na\n  EOF\nEOF\nls -a -l", "cat <<EOF\na\n  EOF\nEOF\nls -la"),  # the first end is none
+        ("cat <<EOF | wc\na\n  EOF\nls -a -l\nEOF", "cat <<EOF | wc\na\n  EOF\nls -la\nEOF"),
+        ("cat <<-EOF\na\n  EOF\nEOF\nls -a -l", "cat <<-EOF\na\n  EOF\nEOF\nls -la"),
+    ],
+)
+def test_white_space_at_the_beginning_of_a_document_counts(one: str, other: str) -> None:
+    assert not same(one, other)
+
+
+def test_a_document_behind_letters_of_several_bytes_is_read_to_its_end() -> None:
+    assert Script.of("echo é; cat <<'EOF' > ü\n  é\nEOF\nls -a -l").parsed
+    assert same("echo é; cat <<'EOF' > ü\n  é\nEOF\nls -a -l", "echo é; cat <<'EOF' > ü\n  é\nEOF\nls -la")
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "ls && echo x > y",

@@ -57,7 +57,7 @@ class Paper(Chained):
         options = [f"domain={domain}"] if domain != "auto" else []
         options += [f"similarity={similarity:g}"] if similarity is not None else []
         options += [f"messages={messages}"] if messages != "any" else []
-        super().__init__(then, environment, ["paper/2", *options])
+        super().__init__(then, environment, ["paper/3", *options])
 
     def judge(self, state: TurnState, action: Message) -> Verdict:
         kind = action_kind(action)
