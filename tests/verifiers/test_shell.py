@@ -115,6 +115,8 @@ class TestFolders:
             ("cd /repo && ls tests/*.py", "ls /repo/tests/*.py"),
             ("cd sub && ls", "cd /repo/sub/ && ls"),
             ("a && cd /repo && b", "a && b"),
+            ("(cd /x; ls) > y; cat a", "(cd /x; ls) > y; cat /repo/a"),
+            ("{ ls -a -l; } 2>&1 | tail; cat a", "{ ls -la; } 2>&1 | tail; cat /repo/a"),
         ],
     )
     def test_a_path_is_that_of_the_folder_where_the_shell_is(self, one: str, other: str) -> None:
@@ -229,6 +231,13 @@ IN_REPO = [
     (". ./env.sh; rm x", ". ./env.sh; rm /repo/x"),
     ("command cd /tmp; rm x", "command cd /tmp; rm /repo/x"),
     ("$GO /tmp; rm x", "$GO /tmp; rm /repo/x"),
+    ("cd build 2>/dev/null; rm -rf out", "cd build 2>/dev/null; rm -rf /repo/out"),
+    ("cd /tmp > /dev/null && rm -rf work", "cd /tmp > /dev/null && rm -rf /repo/work"),
+    ("{ cd /tmp; } 2>/dev/null; rm a", "{ cd /tmp; } 2>/dev/null; rm /repo/a"),
+    ("{ cd /tmp && ls; } > x; rm a", "{ cd /tmp && ls; } > x; rm /repo/a"),
+    ("FOO=1 cd /tmp; rm a", "FOO=1 cd /tmp; rm /repo/a"),
+    ("a && FOO=1 cd /tmp > x; rm a", "a && FOO=1 cd /tmp > x; rm /repo/a"),
+    ("a && { cd /x; }; rm y", "a && { cd /x; }; rm /x/y"),
     ("cd /x & rm a", "cd /x & rm /x/a"),
     ("cd /x || rm y", "cd /x || rm /x/y"),
     ("test -d b || cd /x && rm y", "test -d b || cd /x && rm /x/y"),

@@ -193,7 +193,8 @@ class _Reader:
         out where `&&` stands on both sides of it."""
         flat: list[Canonical] = []
         self._flatten(node, flat, self.folder)
-        if any(isinstance(one, tuple) and one[:1] == ("run",) and one[2][:1] == ("cd",) for one in flat[2:]):
+        later = [one for one in flat[2:] if isinstance(one, tuple)]
+        if any(one[0] == "compound_statement" or (one[0] == "run" and one[2][:1] == ("cd",)) for one in later):
             self.folder = None  # whether it went there depends on what came before
         steps: list[Canonical] = []
         for k, one in enumerate(flat):
@@ -271,7 +272,12 @@ class _Reader:
             if isinstance(steps, tuple) and steps[0] == "chain" and isinstance(steps[-1], tuple):
                 return (*steps[:-1], self._with(steps[-1], redirects, piped))
             return self._with(steps, redirects, piped)
-        return self._with(self.statement(body, piped=piped or bool(redirects)), redirects, piped)
+        outside, before, self.captured = self.folder, self.captured, self.captured or bool(redirects)
+        said = self.statement(body, piped=piped)
+        self.captured = before
+        if redirects and self.folder != outside:
+            self.folder = None  # where the redirection fails, nothing in it was run
+        return self._with(said, redirects, piped)
 
     def _with(self, said: Canonical, redirects: list[Canonical], piped: bool) -> Canonical:
         piped = piped or self.captured
@@ -356,8 +362,8 @@ class _Reader:
             return self.step(words)
         said: Canonical = ("run", acting, meaning(words, self.folder), kept)
         self.runs.append(name if isinstance(name, str) else "?")
-        if not isinstance(name, str) or name in _MOVES:
-            self.folder = None
+        if not isinstance(name, str) or name in _MOVES or name == "cd":
+            self.folder = None  # of a `cd` with a redirection or a variable: it may have gone there or not
         if name in _REDEFINES:
             self.folder, self.redefined = None, True
         self.captured = self.captured or name == "exec"  # it may have sent the output of all that follows elsewhere
