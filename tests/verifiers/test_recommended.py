@@ -224,6 +224,9 @@ class TestDeclarations:
         assert reward(bash("cat src/a.py"), bash("cat /repo/src/a.py"), history=said) == 1.0
         assert reward(bash("cat src/a.py"), bash("cat /repo/src/a.py")) == 0.0
         assert reward(bash("cat a"), bash("cat /w/a"), folder="/w") == 1.0
+        assert reward(bash("ls"), bash("ls", workdir="."), folder="/w") == 1.0
+        assert reward(bash("ls"), bash("ls", workdir="/w/"), folder="/w") == 1.0
+        assert reward(bash("ls"), bash("ls", workdir="b"), folder="/w") == 0.0
 
 
 class TestOptions:

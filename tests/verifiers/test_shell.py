@@ -122,6 +122,28 @@ class TestFolders:
     def test_a_path_is_that_of_the_folder_where_the_shell_is(self, one: str, other: str) -> None:
         assert same(one, other, "/repo")
 
+    @pytest.mark.parametrize("folder", [None, "/repo"])
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            ("cp -r dist/. /var/www", "cp -r dist /var/www"),
+            ("rm -rf build/.", "rm -rf build"),
+            ("mv a/. b", "mv a b"),
+            ("ls link/.", "ls link"),
+            ("ls link/./", "ls link/"),
+            ("mkdir a/.", "mkdir a"),
+            ("cp -r . /var/www", "cp -r /repo /var/www"),
+        ],
+    )
+    def test_what_lies_in_a_folder_is_not_the_folder(self, one: str, other: str, folder: str | None) -> None:
+        assert not same(one, other, folder)
+
+    def test_a_dot_elsewhere_in_a_path_says_nothing(self) -> None:
+        assert same("cat ./a/./b", "cat a/b")
+        assert same("cat ./a/./b", "cat /repo/a/b", "/repo")
+        assert same("ls ./", "ls .")
+        assert same("cd . && ls a", "cd /repo/. && ls /repo/a", "/repo")
+
     @pytest.mark.parametrize(
         ("one", "other"),
         [

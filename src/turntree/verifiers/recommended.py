@@ -10,6 +10,7 @@ says which task it is of, such calls are played in copies and their effects are 
 
 from __future__ import annotations
 
+import posixpath
 import re
 import threading
 from collections import Counter
@@ -320,7 +321,8 @@ class Recommended(Chained):
                 continue
             if name in FOLDER and isinstance(value, str):
                 value = path(value, folder, is_folder=True)
-                if value == (folder and path(folder, None, is_folder=True)):
+                start = folder and path(folder, None, is_folder=True)
+                if start and posixpath.join(start, ".") in (value, posixpath.join(value, ".")):
                     continue
             elif name in PATH and isinstance(value, str) and kind in ("edit", "read"):
                 value = path(value, folder)
