@@ -149,6 +149,45 @@ def test_the_answer_of_another_harness_is_refused_as_the_harness_would() -> None
     assert reward(act(text=json.dumps(other | {"commands": []})), act(text=json.dumps(other))) == 0.0
 
 
+def typed(keys: str, **more: Any) -> Message:
+    return call("bash_command", keystrokes=keys, **more)
+
+
+class TestKeystrokes:
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            ("make install\n", "make install"),  # never sent
+            ("", "\n"),  # waits; answers a question with its default
+            ("\n", "\n\n"),
+            ("y", ""),
+            ("rm a # ", "rm a "),  # the next keys go on with this line
+            ("    return 1\n", "return 1\n"),
+            ("  x = 1 # a\n", "x = 1\n"),
+            ("python\nfor x in y:\n  f(x)\n", "python\nfor x in y:\nf(x)\n"),
+            ("apt install x\n\n", "apt install x\n"),
+        ],
+    )
+    def test_what_a_terminal_is_sent_counts_to_its_enter(self, one: str, other: str) -> None:
+        for say in (typed, terminus):
+            assert reward(say(one), say(other)) == reward(say(other), say(one)) == 0.0
+            assert reward(say(one), say(one)) == 1.0
+
+    def test_spacing_and_the_order_of_options_say_nothing_in_a_command_that_is_sent(self) -> None:
+        for say in (typed, terminus):
+            assert reward(say("ls  -la a\n"), say("ls -a -l a\n")) == 1.0
+
+    def test_how_long_it_looks_on_says_nothing(self) -> None:
+        assert reward(typed("ls -la\n", duration=0.1), typed("ls -al\n", duration=0.5, wait=True)) == 1.0
+        assert reward(bash("sleep 1", duration=1), bash("sleep 1", duration=2)) == 0.0  # of a tool that types nothing
+
+    def test_a_line_that_is_not_sent_yet_keeps_its_place(self) -> None:
+        calls = [call for keys in ("ls", "\n") for call in typed(keys).tool_calls]
+        assert reward(act(*calls), act(*calls[::-1])) == 0.0
+        calls = [call for keys in ("ls\n", "cat a\n") for call in typed(keys).tool_calls]
+        assert reward(act(*calls), act(*calls[::-1])) == 1.0
+
+
 class TestDone:
     @pytest.mark.parametrize(
         ("gold", "tried"),

@@ -37,6 +37,7 @@ _TALK = frozenset({"description", "explanation", "justification", "security_risk
 _PATIENCE = frozenset(
     {"timeout", "timeout_ms", "timeout_sec", "timeout_seconds", "timeout_secs", "yield_time_ms", "max_output_tokens"}
 )
+_WAITING = frozenset({"duration", "wait"})  # of a tool that types: how long it looks on before it shows the screen
 IDLE: Mapping[Kind, frozenset[str]] = {
     "shell": _TALK | _PATIENCE,
     "edit": _TALK | {"instructions"},
@@ -47,7 +48,8 @@ IDLE: Mapping[Kind, frozenset[str]] = {
     "think": frozenset({"thought", "thinking", "text"}),
     "other": frozenset(),
 }
-COMMAND = ("command", "cmd", "script", "keystrokes", "commands", "code")
+KEYSTROKES = "keystrokes"  # what is typed, and not run as a whole
+COMMAND = ("command", "cmd", "script", KEYSTROKES, "commands", "code")
 FOLDER = ("workdir", "cwd", "working_directory", "working_dir", "dir_path")
 PATH = ("path", "file_path", "filePath", "filename", "file", "target_file", "absolute_path", "notebook_path")
 QUERY = ("query", "q", "search_query", "queries", "keywords", "search_term")
@@ -84,7 +86,15 @@ _NEEDS: Mapping[Kind, tuple[str, ...]] = {"shell": COMMAND, "edit": PATH, "read"
 
 def idle_of(call: ToolCall, kind: Kind) -> frozenset[str]:
     """The arguments of a call that do not act. The text of OpenHands' `finish` is for the user only."""
+    if kind == "shell" and types(call):
+        return IDLE[kind] | _WAITING
     return IDLE[kind] | {"message"} if kind == "finish" and call.name == "finish" else IDLE[kind]
+
+
+def types(call: ToolCall) -> bool:
+    """Whether the command of a call is what it types into a terminal."""
+    command = of_any(call.arguments, COMMAND)
+    return command is not None and command[0] == KEYSTROKES
 
 
 def of_any(arguments: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str, Any] | None:

@@ -41,6 +41,7 @@ from turntree.verifiers.kinds import (
     kind_of,
     lines_of,
     of_any,
+    types,
 )
 from turntree.verifiers.matching import perfect_matching
 from turntree.verifiers.shell import Script
@@ -61,6 +62,7 @@ _MOVES = re.compile(  # in a command: may lead elsewhere
     r"(?<![\w./-])(cd|pushd|popd|source|eval|exec)(?![\w./-])|(?:^|[;&|({\n])\s*\.\s+\S"
 )
 _WRITES = re.compile(r"```|<command>|<parameter=")
+_FOR_A_PROGRAM = re.compile(r"^\s", re.MULTILINE)
 _OPERATORS = frozenset({"OR", "AND", "NOT"})  # of search engines, in capitals only
 
 
@@ -293,7 +295,7 @@ class Recommended(Chained):
         if call.name == TERMINUS:
             keys: str = arguments["keys"]
             script = Script.of(keys, folder)
-            key = (call.name, script.meaning, not keys or keys.endswith("\n"), arguments["done"], arguments["form"])
+            key = (call.name, *_typed(keys, script), arguments["done"], arguments["form"])
             return Reading(call, "shell", key, True, script.destroys)
         command = of_any(arguments, COMMAND)
         text = None if command is None else command_text(command[1])
@@ -302,6 +304,10 @@ class Recommended(Chained):
         script = Script.of(text or "", start)
         leave = frozenset({command[0] if command is not None and text is not None else ""})
         rest = self._fields(call, "shell", folder, leave=leave)
+        if text is not None and types(call):
+            typed = _typed(text, script)
+            reads = script.only_reads and typed == (script.meaning, "sent")
+            return Reading(call, "shell", (call.name, *typed, rest), not reads, script.destroys)
         empty = text is None or not text.strip()
         key = (call.name, None if empty else script.meaning, rest)
         return Reading(call, "shell", key, not script.only_reads, script.destroys)
@@ -395,6 +401,13 @@ def _stretches(calls: Sequence[Reading]) -> list[list[Reading]]:
         else:
             found[-1].append(one)
     return found
+
+
+def _typed(keys: str, script: Script) -> tuple[Any, str]:
+    """Keystrokes by what they do, and whether they are sent. A blank or indented line may be for a program that asks or
+    for an interpreter, where it counts as it is; so does a line that goes on."""
+    ending = "sent" if keys.endswith("\n") else "typed" if keys else "nothing"
+    return (("text", keys) if ending == "typed" or _FOR_A_PROGRAM.search(keys) else script.meaning), ending
 
 
 def _destroyed(calls: Sequence[Reading]) -> set[Any]:
