@@ -203,6 +203,54 @@ class TestDone:
         assert reward(gold, tried) == 0.0
 
 
+def tool(name: str, *required: str, **more: str) -> dict[str, Any]:
+    """The declaration of a tool whose arguments are texts, or of the types in `more`."""
+    properties = {key: {"type": "string"} for key in required} | {key: {"type": kind} for key, kind in more.items()}
+    parameters = {"type": "object", "properties": properties, "required": list(required)}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+class TestAnswers:
+    PAIRS = (
+        (call("finish", message="Paris"), call("finish", message="Rome")),
+        (call("submit", summary="Paris"), call("submit", summary="Rome")),
+    )
+
+    @pytest.mark.parametrize(("gold", "tried"), PAIRS)
+    def test_a_text_that_a_finish_tool_requires_is_the_answer(self, gold: Message, tried: Message) -> None:
+        made = gold.tool_calls[0]
+        declared = tool(made.name, *made.arguments)
+        assert (reward(gold, tried, declared), reward(gold, gold, declared)) == (0.0, 1.0)
+        parameters = {"$ref": "#/$defs/a", "$defs": {"a": declared["function"]["parameters"]}}
+        assert (
+            reward(gold, tried, {"type": "function", "function": {"name": made.name, "parameters": parameters}}) == 0.0
+        )
+        assert reward(gold, tried) == 0.0  # nothing says what is required
+
+    @pytest.mark.parametrize(("gold", "tried"), PAIRS)
+    def test_a_text_that_may_be_left_out_is_for_the_user(self, gold: Message, tried: Message) -> None:
+        made = gold.tool_calls[0]
+        assert reward(gold, tried, tool(made.name, **dict.fromkeys(made.arguments, "string"))) == 1.0
+
+    def test_the_message_of_openhands_is_for_the_user_because_another_argument_says_the_outcome(self) -> None:
+        gold, other = (call("finish", message=text, task_completed="true") for text in ("Done.", "I fixed it."))
+        declared = tool("finish", "message", "task_completed")
+        assert reward(gold, other, declared) == reward(gold, other) == 1.0
+        assert reward(gold, call("finish", message="Done.", task_completed="false"), declared) == 0.0
+
+
+class TestQueries:
+    def test_a_search_in_files_is_compared_letter_by_letter(self) -> None:
+        gold, tried = (call("search", query=text, path="src") for text in ("class Foo", "class foo"))
+        assert (reward(gold, tried), reward(gold, gold)) == (0.0, 1.0)
+        gold, tried = (call("search", query=text) for text in ("class Foo", "class foo"))
+        assert reward(gold, tried, tool("search", "query", glob="string")) == 0.0
+        assert reward(gold, tried, tool("search", "query", top_k="integer")) == 1.0
+
+    def test_a_pattern_is_compared_letter_by_letter(self) -> None:
+        assert reward(call("search", query=r"self\.x\."), call("search", query="self\\.x\\")) == 0.0
+
+
 class TestEdits:
     WRITE = ToolCall("create_file", {"path": "/a.py", "content": "x = 1\ny = 1\n"}, "1")
     KNOWN = (Message("user", "go"), act(WRITE), Message("tool", "File created", (), "1"))

@@ -36,6 +36,7 @@ from turntree.verifiers.kinds import (
     RANGE,
     URL,
     Kind,
+    asks_in_words,
     command_text,
     idle_of,
     kind_of,
@@ -276,8 +277,10 @@ class Recommended(Chained):
         """Raises `SchemaUnusable` for an invalid declaration, ValueError for a call that cannot be read."""
         known = declared(tools)
         if known and call.name in known:
-            arguments = rules_of(known[call.name]["function"].get("parameters")).normal(call.arguments, _PLAIN)
+            schema = known[call.name]["function"].get("parameters")
+            arguments = rules_of(schema).normal(call.arguments, _PLAIN)
         else:
+            schema = None
             arguments = call.arguments if known else _by_value(call.arguments)
         call = ToolCall(call.name, arguments)
         kind = self._kind(call)
@@ -287,7 +290,7 @@ class Recommended(Chained):
             return Reading(call, kind, (call.name, canonical_json(acting)), False, frozenset())
         if kind == "shell":
             return self._shell(call, folder)
-        key = (call.name, self._fields(call, kind, folder))
+        key = (call.name, self._fields(call, kind, folder, schema=schema))
         return Reading(call, kind, key, kind == "edit", frozenset())
 
     def _shell(self, call: ToolCall, folder: str | None) -> Reading:
@@ -313,10 +316,16 @@ class Recommended(Chained):
         return Reading(call, "shell", key, not script.only_reads, script.destroys)
 
     def _fields(
-        self, call: ToolCall, kind: Kind, folder: str | None, *, leave: frozenset[str] = frozenset()
+        self,
+        call: ToolCall,
+        kind: Kind,
+        folder: str | None,
+        *,
+        leave: frozenset[str] = frozenset(),
+        schema: dict[str, Any] | None = None,
     ) -> tuple[Any, ...]:
-        """The acting arguments in a fixed form, without those of `leave`."""
-        idle = self._idle.get(call.name, idle_of(call, kind))
+        """The acting arguments in a fixed form, without those of `leave`. `schema`: of a declared tool."""
+        idle = self._idle.get(call.name, idle_of(call, kind, schema))
         found: list[tuple[str, Any]] = []
         if kind == "think":  # any thought will do, none will not
             found.append(("thinks", any(str(call.arguments.get(name, "")).strip() for name in idle)))
@@ -333,7 +342,7 @@ class Recommended(Chained):
             elif name in PATH and isinstance(value, str) and kind in ("edit", "read"):
                 value = path(value, folder)
             elif name in QUERY and kind == "search" and isinstance(value, str):
-                value = query(value)
+                value = query(value) if asks_in_words(call, value, schema) else value
             elif name in URL and kind == "open" and isinstance(value, str):
                 value = url(value)
             found.append((name, canonical_json(value)))
