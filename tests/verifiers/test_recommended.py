@@ -149,6 +149,45 @@ def test_the_answer_of_another_harness_is_refused_as_the_harness_would() -> None
     assert reward(act(text=json.dumps(other | {"commands": []})), act(text=json.dumps(other))) == 0.0
 
 
+def typed(keys: str, **more: Any) -> Message:
+    return call("bash_command", keystrokes=keys, **more)
+
+
+class TestKeystrokes:
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            ("make install\n", "make install"),  # never sent
+            ("", "\n"),  # waits; answers a question with its default
+            ("\n", "\n\n"),
+            ("y", ""),
+            ("rm a # ", "rm a "),  # the next keys go on with this line
+            ("    return 1\n", "return 1\n"),
+            ("  x = 1 # a\n", "x = 1\n"),
+            ("python\nfor x in y:\n  f(x)\n", "python\nfor x in y:\nf(x)\n"),
+            ("apt install x\n\n", "apt install x\n"),
+        ],
+    )
+    def test_what_a_terminal_is_sent_counts_to_its_enter(self, one: str, other: str) -> None:
+        for say in (typed, terminus):
+            assert reward(say(one), say(other)) == reward(say(other), say(one)) == 0.0
+            assert reward(say(one), say(one)) == 1.0
+
+    def test_spacing_and_the_order_of_options_say_nothing_in_a_command_that_is_sent(self) -> None:
+        for say in (typed, terminus):
+            assert reward(say("ls  -la a\n"), say("ls -a -l a\n")) == 1.0
+
+    def test_how_long_it_looks_on_says_nothing(self) -> None:
+        assert reward(typed("ls -la\n", duration=0.1), typed("ls -al\n", duration=0.5, wait=True)) == 1.0
+        assert reward(bash("sleep 1", duration=1), bash("sleep 1", duration=2)) == 0.0  # of a tool that types nothing
+
+    def test_a_line_that_is_not_sent_yet_keeps_its_place(self) -> None:
+        calls = [call for keys in ("ls", "\n") for call in typed(keys).tool_calls]
+        assert reward(act(*calls), act(*calls[::-1])) == 0.0
+        calls = [call for keys in ("ls\n", "cat a\n") for call in typed(keys).tool_calls]
+        assert reward(act(*calls), act(*calls[::-1])) == 1.0
+
+
 class TestDone:
     @pytest.mark.parametrize(
         ("gold", "tried"),
@@ -162,6 +201,54 @@ class TestDone:
     )
     def test_being_done_is_checked_in_both_directions(self, gold: Message, tried: Message) -> None:
         assert reward(gold, tried) == 0.0
+
+
+def tool(name: str, *required: str, **more: str) -> dict[str, Any]:
+    """The declaration of a tool whose arguments are texts, or of the types in `more`."""
+    properties = {key: {"type": "string"} for key in required} | {key: {"type": kind} for key, kind in more.items()}
+    parameters = {"type": "object", "properties": properties, "required": list(required)}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+class TestAnswers:
+    PAIRS = (
+        (call("finish", message="Paris"), call("finish", message="Rome")),
+        (call("submit", summary="Paris"), call("submit", summary="Rome")),
+    )
+
+    @pytest.mark.parametrize(("gold", "tried"), PAIRS)
+    def test_a_text_that_a_finish_tool_requires_is_the_answer(self, gold: Message, tried: Message) -> None:
+        made = gold.tool_calls[0]
+        declared = tool(made.name, *made.arguments)
+        assert (reward(gold, tried, declared), reward(gold, gold, declared)) == (0.0, 1.0)
+        parameters = {"$ref": "#/$defs/a", "$defs": {"a": declared["function"]["parameters"]}}
+        assert (
+            reward(gold, tried, {"type": "function", "function": {"name": made.name, "parameters": parameters}}) == 0.0
+        )
+        assert reward(gold, tried) == 0.0  # nothing says what is required
+
+    @pytest.mark.parametrize(("gold", "tried"), PAIRS)
+    def test_a_text_that_may_be_left_out_is_for_the_user(self, gold: Message, tried: Message) -> None:
+        made = gold.tool_calls[0]
+        assert reward(gold, tried, tool(made.name, **dict.fromkeys(made.arguments, "string"))) == 1.0
+
+    def test_the_message_of_openhands_is_for_the_user_because_another_argument_says_the_outcome(self) -> None:
+        gold, other = (call("finish", message=text, task_completed="true") for text in ("Done.", "I fixed it."))
+        declared = tool("finish", "message", "task_completed")
+        assert reward(gold, other, declared) == reward(gold, other) == 1.0
+        assert reward(gold, call("finish", message="Done.", task_completed="false"), declared) == 0.0
+
+
+class TestQueries:
+    def test_a_search_in_files_is_compared_letter_by_letter(self) -> None:
+        gold, tried = (call("search", query=text, path="src") for text in ("class Foo", "class foo"))
+        assert (reward(gold, tried), reward(gold, gold)) == (0.0, 1.0)
+        gold, tried = (call("search", query=text) for text in ("class Foo", "class foo"))
+        assert reward(gold, tried, tool("search", "query", glob="string")) == 0.0
+        assert reward(gold, tried, tool("search", "query", top_k="integer")) == 1.0
+
+    def test_a_pattern_is_compared_letter_by_letter(self) -> None:
+        assert reward(call("search", query=r"self\.x\."), call("search", query="self\\.x\\")) == 0.0
 
 
 class TestEdits:
@@ -224,6 +311,9 @@ class TestDeclarations:
         assert reward(bash("cat src/a.py"), bash("cat /repo/src/a.py"), history=said) == 1.0
         assert reward(bash("cat src/a.py"), bash("cat /repo/src/a.py")) == 0.0
         assert reward(bash("cat a"), bash("cat /w/a"), folder="/w") == 1.0
+        assert reward(bash("ls"), bash("ls", workdir="."), folder="/w") == 1.0
+        assert reward(bash("ls"), bash("ls", workdir="/w/"), folder="/w") == 1.0
+        assert reward(bash("ls"), bash("ls", workdir="b"), folder="/w") == 0.0
 
 
 class TestOptions:

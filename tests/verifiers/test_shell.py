@@ -115,10 +115,34 @@ class TestFolders:
             ("cd /repo && ls tests/*.py", "ls /repo/tests/*.py"),
             ("cd sub && ls", "cd /repo/sub/ && ls"),
             ("a && cd /repo && b", "a && b"),
+            ("(cd /x; ls) > y; cat a", "(cd /x; ls) > y; cat /repo/a"),
+            ("{ ls -a -l; } 2>&1 | tail; cat a", "{ ls -la; } 2>&1 | tail; cat /repo/a"),
         ],
     )
     def test_a_path_is_that_of_the_folder_where_the_shell_is(self, one: str, other: str) -> None:
         assert same(one, other, "/repo")
+
+    @pytest.mark.parametrize("folder", [None, "/repo"])
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            ("cp -r dist/. /var/www", "cp -r dist /var/www"),
+            ("rm -rf build/.", "rm -rf build"),
+            ("mv a/. b", "mv a b"),
+            ("ls link/.", "ls link"),
+            ("ls link/./", "ls link/"),
+            ("mkdir a/.", "mkdir a"),
+            ("cp -r . /var/www", "cp -r /repo /var/www"),
+        ],
+    )
+    def test_what_lies_in_a_folder_is_not_the_folder(self, one: str, other: str, folder: str | None) -> None:
+        assert not same(one, other, folder)
+
+    def test_a_dot_elsewhere_in_a_path_says_nothing(self) -> None:
+        assert same("cat ./a/./b", "cat a/b")
+        assert same("cat ./a/./b", "cat /repo/a/b", "/repo")
+        assert same("ls ./", "ls .")
+        assert same("cd . && ls a", "cd /repo/. && ls /repo/a", "/repo")
 
     @pytest.mark.parametrize(
         ("one", "other"),
@@ -229,6 +253,13 @@ IN_REPO = [
     (". ./env.sh; rm x", ". ./env.sh; rm /repo/x"),
     ("command cd /tmp; rm x", "command cd /tmp; rm /repo/x"),
     ("$GO /tmp; rm x", "$GO /tmp; rm /repo/x"),
+    ("cd build 2>/dev/null; rm -rf out", "cd build 2>/dev/null; rm -rf /repo/out"),
+    ("cd /tmp > /dev/null && rm -rf work", "cd /tmp > /dev/null && rm -rf /repo/work"),
+    ("{ cd /tmp; } 2>/dev/null; rm a", "{ cd /tmp; } 2>/dev/null; rm /repo/a"),
+    ("{ cd /tmp && ls; } > x; rm a", "{ cd /tmp && ls; } > x; rm /repo/a"),
+    ("FOO=1 cd /tmp; rm a", "FOO=1 cd /tmp; rm /repo/a"),
+    ("a && FOO=1 cd /tmp > x; rm a", "a && FOO=1 cd /tmp > x; rm /repo/a"),
+    ("a && { cd /x; }; rm y", "a && { cd /x; }; rm /x/y"),
     ("cd /x & rm a", "cd /x & rm /x/a"),
     ("cd /x || rm y", "cd /x || rm /x/y"),
     ("test -d b || cd /x && rm y", "test -d b || cd /x && rm /x/y"),
@@ -270,6 +301,32 @@ def test_a_step_in_the_background_is_read(text: str) -> None:
 )
 def test_a_document_is_its_text_and_whether_it_is_expanded(one: str, other: str) -> None:
     assert same(one, other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (
+            "cat >> a.py <<'EOF'\n    def f(self):\n        return 1\nEOF",
+            "cat >> a.py <<'EOF'\ndef f(self):\n        return 1\nEOF",
+        ),
+        ("cat > a <<EOF\n\n\na\nEOF", "cat > a <<EOF\na\nEOF"),
+        ("cat > a <<EOF\n\n\nEOF", "cat > a <<EOF\nEOF"),
+        ("python - <<EOF\n  print(1)\nEOF", "python - <<EOF\nprint(1)\nEOF"),
+        ("cat <<EOF > a\n  $x\nEOF", "cat <<EOF > a\n$x\nEOF"),
+        ("cat <<-EOF\n  a\n\tEOF", "cat <<-EOF\na\n\tEOF"),
+        ("cat <<EOF\na\n  EOF\nEOF\nls -a -l", "cat <<EOF\na\n  EOF\nEOF\nls -la"),  # the first end is none
+        ("cat <<EOF | wc\na\n  EOF\nls -a -l\nEOF", "cat <<EOF | wc\na\n  EOF\nls -la\nEOF"),
+        ("cat <<-EOF\na\n  EOF\nEOF\nls -a -l", "cat <<-EOF\na\n  EOF\nEOF\nls -la"),
+    ],
+)
+def test_white_space_at_the_beginning_of_a_document_counts(one: str, other: str) -> None:
+    assert not same(one, other)
+
+
+def test_a_document_behind_letters_of_several_bytes_is_read_to_its_end() -> None:
+    assert Script.of("echo é; cat <<'EOF' > ü\n  é\nEOF\nls -a -l").parsed
+    assert same("echo é; cat <<'EOF' > ü\n  é\nEOF\nls -a -l", "echo é; cat <<'EOF' > ü\n  é\nEOF\nls -la")
 
 
 @pytest.mark.parametrize(

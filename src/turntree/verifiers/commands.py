@@ -475,7 +475,8 @@ def _operands(command: Command, operands: list[Word], given: set[str], folder: s
 
 def path(word: Word, folder: str | None, *, is_folder: bool = False) -> Word:
     """A path without `./` and double slashes, from the root where `folder` is known. `..` stays: it may lead through a
-    link. Words that the shell expands stay as they are, but for their beginning."""
+    link. So does a last `.`: `dist/.` is what lies in `dist`. Words that the shell expands stay as they are, but for
+    their beginning."""
     if not isinstance(word, str):
         first = word[0]
         if folder and (first[0] == "g" or (first[0] == "t" and not first[1].startswith("/"))):
@@ -488,9 +489,11 @@ def path(word: Word, folder: str | None, *, is_folder: bool = False) -> Word:
     if not word or word == "-" or "://" in word:
         return word
     word, colons, test = word.partition("::")  # of pytest: its name is no path
-    slash = word.endswith("/") and not is_folder
     if folder and not word.startswith("/"):
         word = posixpath.join(folder, word)
-    parts = [part for part in word.split("/") if part not in ("", ".")]
+    given = [part for part in word.split("/") if part]
+    inside = given[-1:] == ["."]
+    slash = word.endswith("/") and not is_folder and not inside
+    parts = [part for part in given if part != "."] + ["."] * inside
     plain = ("/" if word.startswith("/") else "") + "/".join(parts)
     return (plain or ".") + ("/" if slash and parts else "") + colons + test

@@ -37,6 +37,7 @@ _TALK = frozenset({"description", "explanation", "justification", "security_risk
 _PATIENCE = frozenset(
     {"timeout", "timeout_ms", "timeout_sec", "timeout_seconds", "timeout_secs", "yield_time_ms", "max_output_tokens"}
 )
+_WAITING = frozenset({"duration", "wait"})  # of a tool that types: how long it looks on before it shows the screen
 IDLE: Mapping[Kind, frozenset[str]] = {
     "shell": _TALK | _PATIENCE,
     "edit": _TALK | {"instructions"},
@@ -47,11 +48,20 @@ IDLE: Mapping[Kind, frozenset[str]] = {
     "think": frozenset({"thought", "thinking", "text"}),
     "other": frozenset(),
 }
-COMMAND = ("command", "cmd", "script", "keystrokes", "commands", "code")
+KEYSTROKES = "keystrokes"  # what is typed, and not run as a whole
+COMMAND = ("command", "cmd", "script", KEYSTROKES, "commands", "code")
 FOLDER = ("workdir", "cwd", "working_directory", "working_dir", "dir_path")
 PATH = ("path", "file_path", "filePath", "filename", "file", "target_file", "absolute_path", "notebook_path")
 QUERY = ("query", "q", "search_query", "queries", "keywords", "search_term")
 URL = ("url", "link", "uri", "urls")
+_SCOPES = frozenset(
+    {*PATH, *FOLDER, "paths", "dir", "directory", "directories", "target_directories", "folder", "root"}
+)
+_SCOPES |= {"glob", "globs", "include", "exclude", "pattern", "include_pattern", "exclude_pattern", "file_pattern"}
+_SCOPES |= {"file_glob", "regex", "is_regex", "case_sensitive"}
+_ANSWERS = frozenset({"message", "summary", "description", "explanation", "justification"})  # may be, of a finish tool
+_OUTCOMES = ("task_completed", "answer", "final_answer", "result")
+_COMPOSED = frozenset({"$ref", "allOf", "anyOf", "oneOf", "if", "dependentRequired", "dependencies"})
 OLD, NEW = ("old_str", "old_string", "oldString", "search"), ("new_str", "new_string", "newString", "replace")
 WHOLE = ("file_text", "content", "contents", "text")
 
@@ -82,9 +92,34 @@ def _known_kind(name: str) -> Kind:
 _NEEDS: Mapping[Kind, tuple[str, ...]] = {"shell": COMMAND, "edit": PATH, "read": PATH, "search": QUERY, "open": URL}
 
 
-def idle_of(call: ToolCall, kind: Kind) -> frozenset[str]:
-    """The arguments of a call that do not act. The text of OpenHands' `finish` is for the user only."""
-    return IDLE[kind] | {"message"} if kind == "finish" and call.name == "finish" else IDLE[kind]
+def idle_of(call: ToolCall, kind: Kind, parameters: Mapping[str, Any] | None = None) -> frozenset[str]:
+    """The arguments of a call that do not act. `parameters`: the declared schema of its tool, if there is one."""
+    if kind == "finish":
+        return _idle_at_the_end(call, parameters)
+    return IDLE[kind] | _WAITING if kind == "shell" and types(call) else IDLE[kind]
+
+
+def _idle_at_the_end(call: ToolCall, parameters: Mapping[str, Any] | None) -> frozenset[str]:
+    """Of a finish tool. Its text may be the answer, unless another argument says the outcome (OpenHands'
+    `task_completed`) or the schema lets it be left out."""
+    idle = IDLE["finish"] | {"message"} if call.name == "finish" else IDLE["finish"]
+    if of_any(call.arguments, _OUTCOMES) is not None:
+        return idle
+    if parameters is None or not _COMPOSED.isdisjoint(parameters):  # what is required is not known
+        return idle - _ANSWERS
+    return idle - (_ANSWERS & frozenset(cast("list[str]", parameters.get("required") or ())))
+
+
+def asks_in_words(call: ToolCall, asked: str, parameters: Mapping[str, Any] | None = None) -> bool:
+    """Whether a search is for words. One in files is for code or a pattern, in which every letter counts."""
+    declared = cast("Mapping[str, Any]", (parameters or {}).get("properties") or {})
+    return "\\" not in asked and _SCOPES.isdisjoint(call.arguments) and _SCOPES.isdisjoint(declared)
+
+
+def types(call: ToolCall) -> bool:
+    """Whether the command of a call is what it types into a terminal."""
+    command = of_any(call.arguments, COMMAND)
+    return command is not None and command[0] == KEYSTROKES
 
 
 def of_any(arguments: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str, Any] | None:

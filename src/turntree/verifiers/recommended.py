@@ -10,6 +10,7 @@ says which task it is of, such calls are played in copies and their effects are 
 
 from __future__ import annotations
 
+import posixpath
 import re
 import threading
 from collections import Counter
@@ -35,11 +36,13 @@ from turntree.verifiers.kinds import (
     RANGE,
     URL,
     Kind,
+    asks_in_words,
     command_text,
     idle_of,
     kind_of,
     lines_of,
     of_any,
+    types,
 )
 from turntree.verifiers.matching import perfect_matching
 from turntree.verifiers.shell import Script
@@ -60,6 +63,7 @@ _MOVES = re.compile(  # in a command: may lead elsewhere
     r"(?<![\w./-])(cd|pushd|popd|source|eval|exec)(?![\w./-])|(?:^|[;&|({\n])\s*\.\s+\S"
 )
 _WRITES = re.compile(r"```|<command>|<parameter=")
+_FOR_A_PROGRAM = re.compile(r"^\s", re.MULTILINE)
 _OPERATORS = frozenset({"OR", "AND", "NOT"})  # of search engines, in capitals only
 
 
@@ -130,7 +134,7 @@ class Recommended(Chained):
             self._played = build_verifier(Part("executed"), environment)
             options.append(f"effects={self._played.name}")
         self._one = threading.Lock()  # an environment is played by one thread
-        super().__init__(then, environment, ["recommended/3", *options])
+        super().__init__(then, environment, ["recommended/4", *options])
 
     def close(self) -> None:
         super().close()
@@ -273,8 +277,10 @@ class Recommended(Chained):
         """Raises `SchemaUnusable` for an invalid declaration, ValueError for a call that cannot be read."""
         known = declared(tools)
         if known and call.name in known:
-            arguments = rules_of(known[call.name]["function"].get("parameters")).normal(call.arguments, _PLAIN)
+            schema = known[call.name]["function"].get("parameters")
+            arguments = rules_of(schema).normal(call.arguments, _PLAIN)
         else:
+            schema = None
             arguments = call.arguments if known else _by_value(call.arguments)
         call = ToolCall(call.name, arguments)
         kind = self._kind(call)
@@ -284,7 +290,7 @@ class Recommended(Chained):
             return Reading(call, kind, (call.name, canonical_json(acting)), False, frozenset())
         if kind == "shell":
             return self._shell(call, folder)
-        key = (call.name, self._fields(call, kind, folder))
+        key = (call.name, self._fields(call, kind, folder, schema=schema))
         return Reading(call, kind, key, kind == "edit", frozenset())
 
     def _shell(self, call: ToolCall, folder: str | None) -> Reading:
@@ -292,7 +298,7 @@ class Recommended(Chained):
         if call.name == TERMINUS:
             keys: str = arguments["keys"]
             script = Script.of(keys, folder)
-            key = (call.name, script.meaning, not keys or keys.endswith("\n"), arguments["done"], arguments["form"])
+            key = (call.name, *_typed(keys, script), arguments["done"], arguments["form"])
             return Reading(call, "shell", key, True, script.destroys)
         command = of_any(arguments, COMMAND)
         text = None if command is None else command_text(command[1])
@@ -301,15 +307,25 @@ class Recommended(Chained):
         script = Script.of(text or "", start)
         leave = frozenset({command[0] if command is not None and text is not None else ""})
         rest = self._fields(call, "shell", folder, leave=leave)
+        if text is not None and types(call):
+            typed = _typed(text, script)
+            reads = script.only_reads and typed == (script.meaning, "sent")
+            return Reading(call, "shell", (call.name, *typed, rest), not reads, script.destroys)
         empty = text is None or not text.strip()
         key = (call.name, None if empty else script.meaning, rest)
         return Reading(call, "shell", key, not script.only_reads, script.destroys)
 
     def _fields(
-        self, call: ToolCall, kind: Kind, folder: str | None, *, leave: frozenset[str] = frozenset()
+        self,
+        call: ToolCall,
+        kind: Kind,
+        folder: str | None,
+        *,
+        leave: frozenset[str] = frozenset(),
+        schema: dict[str, Any] | None = None,
     ) -> tuple[Any, ...]:
-        """The acting arguments in a fixed form, without those of `leave`."""
-        idle = self._idle.get(call.name, idle_of(call, kind))
+        """The acting arguments in a fixed form, without those of `leave`. `schema`: of a declared tool."""
+        idle = self._idle.get(call.name, idle_of(call, kind, schema))
         found: list[tuple[str, Any]] = []
         if kind == "think":  # any thought will do, none will not
             found.append(("thinks", any(str(call.arguments.get(name, "")).strip() for name in idle)))
@@ -320,12 +336,13 @@ class Recommended(Chained):
                 continue
             if name in FOLDER and isinstance(value, str):
                 value = path(value, folder, is_folder=True)
-                if value == (folder and path(folder, None, is_folder=True)):
+                start = folder and path(folder, None, is_folder=True)
+                if start and posixpath.join(start, ".") in (value, posixpath.join(value, ".")):
                     continue
             elif name in PATH and isinstance(value, str) and kind in ("edit", "read"):
                 value = path(value, folder)
             elif name in QUERY and kind == "search" and isinstance(value, str):
-                value = query(value)
+                value = query(value) if asks_in_words(call, value, schema) else value
             elif name in URL and kind == "open" and isinstance(value, str):
                 value = url(value)
             found.append((name, canonical_json(value)))
@@ -393,6 +410,13 @@ def _stretches(calls: Sequence[Reading]) -> list[list[Reading]]:
         else:
             found[-1].append(one)
     return found
+
+
+def _typed(keys: str, script: Script) -> tuple[Any, str]:
+    """Keystrokes by what they do, and whether they are sent. A blank or indented line may be for a program that asks or
+    for an interpreter, where it counts as it is; so does a line that goes on."""
+    ending = "sent" if keys.endswith("\n") else "typed" if keys else "nothing"
+    return (("text", keys) if ending == "typed" or _FOR_A_PROGRAM.search(keys) else script.meaning), ending
 
 
 def _destroyed(calls: Sequence[Reading]) -> set[Any]:

@@ -80,9 +80,16 @@ def _file(state: TurnState) -> _Place | None:
     return _argument(state, found[0]) if found is not None and isinstance(found[1], str) else None
 
 
-def acting(call: ToolCall) -> list[str]:
+def idle(call: ToolCall, state: TurnState) -> frozenset[str]:
+    """The arguments that do not act, by the declaration of the tool."""
+    functions = [cast("dict[str, Any]", tool.get("function") or {}) for tool in state.tools]
+    schema = next((one.get("parameters") for one in functions if one.get("name") == call.name), None)
+    return idle_of(call, kind_of(call), schema)
+
+
+def acting(call: ToolCall, state: TurnState) -> list[str]:
     """The arguments that act, by name."""
-    return sorted(name for name in call.arguments if name not in idle_of(call, kind_of(call)))
+    return sorted(call.arguments.keys() - idle(call, state))
 
 
 # copies that do another thing
@@ -92,7 +99,7 @@ def mutated_value(state: TurnState) -> Message | None:
     """The last acting text or number of the first call is another one."""
 
     def change(call: ToolCall) -> ToolCall | None:
-        for name in reversed(acting(call)):
+        for name in reversed(acting(call, state)):
             value = call.arguments[name]
             if isinstance(value, str) and value.strip():
                 return _with(call, name, f"{value.rstrip()}x")
@@ -130,7 +137,7 @@ def wrong_order(state: TurnState) -> Message | None:
                 return place.put(f"{other}{joint}{one}" + ("\n" if place.text.endswith("\n") else ""))
 
     def change(call: ToolCall) -> ToolCall | None:
-        for name in acting(call):
+        for name in acting(call, state):
             value = call.arguments[name]
             if isinstance(value, list) and value != value[::-1]:
                 return _with(call, name, cast("list[Any]", value)[::-1])
@@ -210,9 +217,7 @@ def talk(state: TurnState) -> Message | None:
     """Another free text where the tool of the first call has one that does not act."""
 
     def change(call: ToolCall) -> ToolCall | None:
-        said = {"description", "explanation", "justification", "thought", "security_risk"} & idle_of(
-            call, kind_of(call)
-        )
+        said = {"description", "explanation", "justification", "thought", "security_risk"} & idle(call, state)
         name = next((name for name in sorted(said & call.arguments.keys())), None)
         value = None if name is None else call.arguments[name]
         return _with(call, name, f"{value} (said otherwise)") if name and isinstance(value, str) and value else None

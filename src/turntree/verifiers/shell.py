@@ -30,7 +30,6 @@ _GLOB = frozenset("*?[]{}")
 _QUOTES = frozenset("'\"\\")
 _NEEDS_BARE = frozenset("[{~")
 _HEREDOC = {"<<", "<<-", "heredoc_start", "heredoc_body", "heredoc_end", "file_descriptor", "file_redirect"}
-_HEREDOC_TEXTS = ("heredoc_start", "heredoc_body", "file_descriptor")
 # read only (without redirections to files)
 HARMLESS = {
     "ls",
@@ -53,6 +52,7 @@ _RUNS_MORE = ("--pre", "--hostname-bin")  # of rg: runs another command
 _MOVES = {"pushd", "popd", "eval", "source", ".", "builtin", "command"}  # after these the folder is not known
 _REDEFINES = {"alias", "trap", "set", "shopt", "enable", "hash"}  # and after these nothing is what it is called
 _MISREAD = re.compile(r"\\(?:[ \t]|\Z)|\r")  # an escaped space is lost by the grammar, and so is a carriage return
+_OPENING_ENDS = re.compile(rb"[ \t]*\n")  # the rest of the line that opens a here-document
 _LONGEST = 20_000  # characters; a longer script is compared as text: damaged ones take quadratic time to parse
 _REMEMBERED = 2_000  # characters; what is read of a longer one is not kept
 _DESTROYS = re.compile(
@@ -193,7 +193,8 @@ class _Reader:
         out where `&&` stands on both sides of it."""
         flat: list[Canonical] = []
         self._flatten(node, flat, self.folder)
-        if any(isinstance(one, tuple) and one[:1] == ("run",) and one[2][:1] == ("cd",) for one in flat[2:]):
+        later = [one for one in flat[2:] if isinstance(one, tuple)]
+        if any(one[0] == "compound_statement" or (one[0] == "run" and one[2][:1] == ("cd",)) for one in later):
             self.folder = None  # whether it went there depends on what came before
         steps: list[Canonical] = []
         for k, one in enumerate(flat):
@@ -271,7 +272,12 @@ class _Reader:
             if isinstance(steps, tuple) and steps[0] == "chain" and isinstance(steps[-1], tuple):
                 return (*steps[:-1], self._with(steps[-1], redirects, piped))
             return self._with(steps, redirects, piped)
-        return self._with(self.statement(body, piped=piped or bool(redirects)), redirects, piped)
+        outside, before, self.captured = self.folder, self.captured, self.captured or bool(redirects)
+        said = self.statement(body, piped=piped)
+        self.captured = before
+        if redirects and self.folder != outside:
+            self.folder = None  # where the redirection fails, nothing in it was run
+        return self._with(said, redirects, piped)
 
     def _with(self, said: Canonical, redirects: list[Canonical], piped: bool) -> Canonical:
         piped = piped or self.captured
@@ -291,12 +297,14 @@ class _Reader:
         """A redirection; those on the first line of a here-document stand inside it."""
         if node.type != "heredoc_redirect":
             return [self.redirect(node)]
-        parts = {child.type: child for child in node.children}
+        parts, body = {child.type: child for child in node.children}, _document(node)
         if not parts.keys() <= _HEREDOC:  # `cat <<EOF | bash`: the grammar puts what follows into the document
             return [self.opaque(node)]
-        start, body, number = (_text(parts[kind]) if kind in parts else "" for kind in _HEREDOC_TEXTS)
+        start, number = (_text(parts[kind]) if kind in parts else "" for kind in ("heredoc_start", "file_descriptor"))
         quoted = not _QUOTES.isdisjoint(start)
-        document = self.opaque(parts["heredoc_body"]) if "heredoc_body" in parts and not quoted else ("body", body)
+        document = ("body", body)
+        if "heredoc_body" in parts and not quoted:  # what is expanded in it may run or set something
+            document = (self.opaque(parts["heredoc_body"])[0], body)
         if _DESTROYS.search(body):
             self.destroys.add(("text", body))
         said = (number or "0", "<<-" if "<<-" in parts else "<<", (quoted, document))
@@ -354,8 +362,8 @@ class _Reader:
             return self.step(words)
         said: Canonical = ("run", acting, meaning(words, self.folder), kept)
         self.runs.append(name if isinstance(name, str) else "?")
-        if not isinstance(name, str) or name in _MOVES:
-            self.folder = None
+        if not isinstance(name, str) or name in _MOVES or name == "cd":
+            self.folder = None  # of a `cd` with a redirection or a variable: it may have gone there or not
         if name in _REDEFINES:
             self.folder, self.redefined = None, True
         self.captured = self.captured or name == "exec"  # it may have sent the output of all that follows elsewhere
@@ -503,6 +511,21 @@ class _Nothing:
 def _to_background(steps: list[Canonical]) -> None:
     said = steps.pop()
     steps.append(said if isinstance(said, _Nothing) else ("&", said))
+
+
+def _document(node: Node) -> str:
+    """The text of a here-document, from the line below its opening to its end. The grammar leaves out the white space
+    at its beginning and takes an indented end for one, which the shell does not."""
+    *before, end = [child for child in node.children if child.type != "heredoc_body"]
+    source, first = node.text or b"", before[-1].end_byte - node.start_byte
+    found = _OPENING_ENDS.match(source, first)
+    text = (
+        "" if found is None else source[found.end() : end.start_byte - node.start_byte].decode(errors="surrogateescape")
+    )
+    last = text.rpartition("\n")[2]
+    if found is None or end.type != "heredoc_end" or (last.strip("\t") if before[0].type == "<<-" else last):
+        raise _Unsure
+    return text
 
 
 def _writes(redirects: tuple[Canonical, ...]) -> bool:
