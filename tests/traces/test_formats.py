@@ -59,6 +59,17 @@ class TestResponses:
         IGNORED = {"reasoning items": 1, "unknown key whatever": 1}
         assert (report.turns_kept, report.merged_messages, report.ignored) == (2, 1, IGNORED)
 
+    def test_rollouts_of_one_task_share_a_group_though_each_has_a_trajectory_of_its_own(self, tmp_path: Path) -> None:
+        told: list[dict[str, Any]] = [{"trajectory_id": "r1"}, {"trajectory_id": "r2"}, {"source_trajectory_uid": "r3"}]
+        rows = [
+            {"responses_create_params": {"input": "go"}, "response": {"output": [said(f"{i}")]}, **one}
+            for i, one in enumerate(told)
+        ]
+        traces, _ = imported(tmp_path, [row | {"instance_id": "bug-1"} for row in rows], "rows.json")
+        assert [trace.group for trace in traces] == ["bug-1"] * 3
+        traces, _ = imported(tmp_path, rows, "rows.json")
+        assert [trace.group for trace in traces] == ["r1", "r2", "r3"]
+
     def test_parallel_calls_are_one_turn(self, tmp_path: Path) -> None:
         output = [called(call_id="1"), called(call_id="2"), result("2"), result("1"), said("x")]
         row = {"responses_create_params": {"input": "go"}, "response": {"output": output}}
