@@ -132,6 +132,26 @@ class TestResponses:
             imported(tmp_path, row)
 
 
+class TestSweAgent:
+    def trajectory(self, issue: str, **mark: Any) -> dict[str, Any]:
+        history = [
+            {"role": "system", "content": "rules", "agent": "main"},
+            {"role": "user", "content": "the demonstration", "agent": "main", **mark},
+            {"role": "user", "content": issue, "agent": "main"},
+            {"role": "assistant", "content": "```\nls\n```", "action": "ls", "agent": "main"},
+        ]
+        return {"history": history, "info": {"exit_status": f"of {issue}"}}
+
+    @pytest.mark.parametrize("mark", [{"is_demo": True}, {"message_type": "demonstration"}])
+    def test_tasks_with_one_demonstration_in_their_prompts_are_groups_of_their_own(
+        self, tmp_path: Path, mark: dict[str, Any]
+    ) -> None:
+        rows = [self.trajectory(issue, **mark) for issue in ("one", "two", "one")]
+        rows[2]["history"][0]["content"] = "other rules"
+        one, two, again = (trace.group for trace in imported(tmp_path, rows, "rows.json")[0])
+        assert one == again != two
+
+
 class TestTau:
     def simulation(self, *messages: dict[str, Any]) -> dict[str, Any]:
         return {"id": "s1", "task_id": "4", "trial": 0, "messages": list(messages), "reward_info": {"reward": 1.0}}
