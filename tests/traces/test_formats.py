@@ -152,6 +152,44 @@ class TestSweAgent:
         assert one == again != two
 
 
+class TestAtif:
+    def step(self, number: int, source: str = "agent", **more: Any) -> dict[str, Any]:
+        result = {"source_call_id": f"c{number}", "content": "ok"}
+        call = {"tool_call_id": f"c{number}", "function_name": "bash", "arguments": {"command": "ls"}}
+        acts = {"tool_calls": [call], "observation": {"results": [result]}} if source == "agent" else {}
+        return {"step_id": number, "source": source, "message": f"step {number}", **acts, **more}
+
+    def trajectory(self, *steps: dict[str, Any], **more: Any) -> dict[str, Any]:
+        first = self.step(1, "user", llm_call_count=0)
+        return {
+            "schema_version": "ATIF-v1.7",
+            "session_id": "s",
+            "agent": {"name": "x"},
+            "steps": [first, *steps],
+        } | more
+
+    def test_steps_that_the_policy_did_not_say_there_are_history_and_counted(self, tmp_path: Path) -> None:
+        copied, dispatched = self.step(2, is_copied_context=True), self.step(3, llm_call_count=0)
+        said = [self.step(4, llm_call_count=1, is_copied_context=False), self.step(5)]
+        [trace], report = imported(tmp_path, self.trajectory(copied, dispatched, *said), "t.json")
+        assert [state.demonstration.content for state in candidates(trace)] == ["step 4", "step 5"]
+        assert len(trace.turn_positions) == 4
+        assert report.dropped_turns == {"copied_context": 1, "no_model_call": 1} and report.adds_up
+
+    def test_what_sub_agents_said_is_left_out_and_counted(self, tmp_path: Path) -> None:
+        deeper = self.trajectory(self.step(2), session_id="s3")
+        helper = self.trajectory(self.step(2), self.step(3), session_id="s2", subagent_trajectories=[deeper])
+        more = {"subagent_trajectories": [helper], "continued_trajectory_ref": "next.json"}
+        [trace], report = imported(tmp_path, self.trajectory(self.step(2), **more), "t.json")
+        assert (trace.id, report.turns_kept, report.turns_read) == ("s", 1, 4)
+        assert report.dropped_turns == {"in_subagent_trajectory": 3} and report.adds_up
+        assert report.ignored == {"subagent_trajectories[]": 2, "continued_trajectory_ref": 1}
+
+    def test_a_sub_agent_that_is_no_object_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="'subagent_trajectories': holds str, not an object"):
+            imported(tmp_path, self.trajectory(self.step(2), subagent_trajectories=["s2"]), "t.json")
+
+
 class TestTau:
     def simulation(self, *messages: dict[str, Any]) -> dict[str, Any]:
         return {"id": "s1", "task_id": "4", "trial": 0, "messages": list(messages), "reward_info": {"reward": 1.0}}
