@@ -190,7 +190,8 @@ def answers_in(data: bytes, *, streamed: bool) -> list[dict[str, Any]]:
 
 
 def _events(data: bytes) -> Iterator[dict[str, Any]]:
-    for line in data.decode("utf-8", "replace").splitlines():
+    for raw in data.splitlines():  # of bytes: text would be split at U+2028 too, which JSON may hold as it is
+        line = raw.decode("utf-8", "replace")
         text = line.removeprefix("data:").strip()
         if line.startswith("data:") and text != "[DONE]":
             yield parse_object(text)
@@ -199,14 +200,27 @@ def _events(data: bytes) -> Iterator[dict[str, Any]]:
 def _add_delta(message: dict[str, Any], choice: dict[str, Any]) -> None:
     delta = choice.get("delta") or {}
     message["content"] += delta.get("content") or ""
-    for name in ("reasoning_content", "reasoning"):
-        if isinstance(delta.get(name), str):
-            message["reasoning_content"] = message.get("reasoning_content", "") + delta[name]
-    calls: dict[int, dict[str, Any]] = message.setdefault("tool_calls", {})
+    thoughts = (delta.get(name) for name in ("reasoning_content", "reasoning"))
+    thought = next((text for text in thoughts if isinstance(text, str) and text), None)  # some servers send it twice
+    if thought is not None:
+        message["reasoning_content"] = message.get("reasoning_content", "") + thought
+    calls: dict[tuple[int, int], dict[str, Any]] = message.setdefault("tool_calls", {})
     for part in delta.get("tool_calls") or ():
-        call = calls.setdefault(part.get("index", 0), {"id": None, "function": {"name": "", "arguments": ""}})
+        call = _call_of(calls, part)
         call["id"] = call["id"] or part.get("id")
         for name, text in (part.get("function") or {}).items():
             call["function"][name] = call["function"].get(name, "") + (text or "")
     if choice.get("finish_reason"):
         message["finish_reason"] = choice["finish_reason"]
+
+
+def _call_of(calls: dict[tuple[int, int], dict[str, Any]], part: dict[str, Any]) -> dict[str, Any]:
+    """The call that a part belongs to, by its index and the number of calls with that index: some servers give all
+    parallel calls the index 0. A new id begins a new call where a name comes with it (an id alone may only change)."""
+    index = part.get("index") or 0
+    number = sum(one == index for one, _ in calls)
+    last = calls.get((index, number - 1))
+    begins = part.get("id") and (part.get("function") or {}).get("name")
+    if last is not None and not (begins and last["function"]["name"] and part["id"] != last["id"]):
+        return last
+    return calls.setdefault((index, number), {"id": None, "function": {"name": "", "arguments": ""}})
