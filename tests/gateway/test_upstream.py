@@ -104,6 +104,28 @@ def test_a_conversation_that_forks_gives_a_trace_for_every_end(tmp_path):
     assert len({trace.split for trace in traces_of(path)}) == 1  # of one task
 
 
+def test_a_turn_that_the_token_limit_cut_stays_marked_in_every_conversation_that_goes_on_from_it(tmp_path):
+    path, clock = tmp_path / "traces.jsonl", [0.0]
+    writer = TraceWriter(path, Redaction(), idle=10.0, clock=lambda: clock[0])
+    said = {"role": "assistant", "content": "cut answ"}
+    writer.call("s", {"messages": [USER]}, [said | {"finish_reason": "length"}])
+    for clock[0], text in ((0.0, "one"), (0.0, "a retry"), (99.0, "long after")):
+        writer.flush()
+        writer.call("s", {"messages": [USER, said, USER]}, [{"role": "assistant", "content": text}])
+    writer.call("other", {"messages": [USER, said, USER]}, [{"role": "assistant", "content": "of another session"}])
+    writer.flush(everything=True)
+    found = {trace.messages[-1].content: trace.meta.get("skip_turns") for trace in traces_of(path)}
+    marked = {text: {"0": "cut"} for text in ("one", "a retry", "long after")}
+    assert found == marked | {"of another session": None}
+
+
+def test_cut_turns_that_are_forgotten_are_counted(tmp_path):
+    writer = TraceWriter(tmp_path / "traces.jsonl", Redaction(), most=1)
+    for text in ("a", "b"):
+        writer.call("s", {"messages": [USER]}, [{"role": "assistant", "content": text, "finish_reason": "length"}])
+    assert writer.counts["cut turns forgotten"] == 1
+
+
 def streamed(*deltas):
     chunks = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
     lines = [f"data: {json.dumps(chunk, ensure_ascii=False)}\r\n\r\n" for chunk in chunks]

@@ -81,7 +81,8 @@ class _Dialogue:
 
 
 class TraceWriter:
-    """Appends traces to `path`. At most `most` conversations wait for more; the oldest is written first."""
+    """Appends traces to `path`. At most `most` conversations wait for more; the oldest is written first. As many cut
+    turns are remembered; those forgotten are counted."""
 
     def __init__(
         self,
@@ -95,6 +96,8 @@ class TraceWriter:
         self.path, self.counts = path, Counter[str]()
         self._redaction, self._idle, self._most, self._clock = redaction, idle, most, clock
         self._live: OrderedDict[tuple[str, bytes], _Dialogue] = OrderedDict()  # the least recent first
+        # The conversations that end in a cut answer. They outlive `_live`: a retry continues what was continued before.
+        self._cut: OrderedDict[tuple[str, bytes], None] = OrderedDict()
         self._run = f"{clock():.6f}".replace(".", "-")
         if not path.exists() or not path.stat().st_size:
             self._append({"schema": FILE_SCHEMA, "made_by": "gateway"})
@@ -113,8 +116,9 @@ class TraceWriter:
         names = chained([digest_of(message, thoughts=False) for message in asked])
         before = next((i for i in range(len(asked), 0, -1) if (session, names[i - 1]) in self._live), 0)
         begun = self._live.pop((session, names[before - 1])) if before else None
+        turns = [(session, name) for message, name in zip(asked, names, strict=True) if message.role == "assistant"]
+        marked = {str(turn): "cut" for turn, key in enumerate(turns) if key in self._cut}
         for answer, cut in said:
-            turn = sum(message.role == "assistant" for message in asked)
             dialogue = _Dialogue(
                 name=f"gateway-{self._run}-{self.counts['calls']}-{self.counts['answers']}",
                 session=session,
@@ -122,12 +126,21 @@ class TraceWriter:
                 tools=tools,
                 model=str(request.get("model", "")),
                 seen=self._clock(),
-                cut={**(begun.cut if begun else {}), **({str(turn): "cut"} if cut else {})},
+                cut={**(begun.cut if begun else {}), **marked, **({str(len(turns)): "cut"} if cut else {})},
             )
             self.counts["answers"] += 1
             whole = chained([digest_of(answer, thoughts=False)], names[-1] if names else b"")[-1]
             self._live[session, whole] = dialogue
+            if cut:
+                self._remember((session, whole))
         self.flush()
+
+    def _remember(self, key: tuple[str, bytes]) -> None:
+        self._cut[key] = None
+        self._cut.move_to_end(key)
+        if len(self._cut) > self._most:
+            self._cut.popitem(last=False)
+            self.counts["cut turns forgotten"] += 1
 
     def flush(self, *, everything: bool = False) -> None:
         """Write the conversations that nobody has continued for a while."""
