@@ -50,6 +50,17 @@ def test_a_stream_says_what_the_answer_would(gate):
     )
 
 
+def test_a_stream_has_the_logprobs_that_the_answer_would(gate):
+    whole, streamed = gate.open(seed=5), gate.open(seed=5)
+    asked = {"model": "m", "messages": MESSAGES, "logprobs": True, "n": 2}
+    reply = gate.client(whole["key"]).chat.completions.create(**asked)
+    chunks = gate.client(streamed["key"]).chat.completions.create(**asked, stream=True)
+    choices = [choice for chunk in chunks for choice in chunk.choices if choice.logprobs]
+    found = {choice.index: choice.logprobs.model_dump() for choice in choices}
+    assert found == {choice.index: choice.logprobs.model_dump() for choice in reply.choices}
+    assert len(found) == len(choices) == 2 and all(scores["content"] for scores in found.values())
+
+
 def test_tool_calls_are_called_with_ids_by_which_their_results_come_back():
     call = '<tool_call>\n{"name": "search", "arguments": {"query": "Oslo"}}\n</tool_call>'
     with world(engine(lambda prompt, seed: spelled(call)), sampling=Sampling(max_tokens=256)) as gate:

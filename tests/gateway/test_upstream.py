@@ -1,5 +1,7 @@
 """A gateway in front of a server of others: nothing changes on the way, and conversations become traces."""
 
+import json
+
 import openai
 import pytest
 from gateway_world import HTTP, SEARCH, engine, spelled, world
@@ -8,7 +10,7 @@ from completions_server import serve as serve_other
 from turntree.core.completion import Sampling
 from turntree.core.errors import InputError
 from turntree.gateway.serve import serving
-from turntree.gateway.traces import REDACTED, Redaction, TraceWriter
+from turntree.gateway.traces import REDACTED, Redaction, TraceWriter, answers_in
 from turntree.gateway.upstream import Upstream
 from turntree.traces.candidates import candidates
 from turntree.traces.schema import read_traces
@@ -100,6 +102,62 @@ def test_a_conversation_that_forks_gives_a_trace_for_every_end(tmp_path):
     assert len({trace.id for trace in traces_of(path)}) == 3
     assert [trace.meta.get("skip_turns") for trace in traces_of(path)] == [None, None, {"0": "cut"}]
     assert len({trace.split for trace in traces_of(path)}) == 1  # of one task
+
+
+def test_a_turn_that_the_token_limit_cut_stays_marked_in_every_conversation_that_goes_on_from_it(tmp_path):
+    path, clock = tmp_path / "traces.jsonl", [0.0]
+    writer = TraceWriter(path, Redaction(), idle=10.0, clock=lambda: clock[0])
+    said = {"role": "assistant", "content": "cut answ"}
+    writer.call("s", {"messages": [USER]}, [said | {"finish_reason": "length"}])
+    for clock[0], text in ((0.0, "one"), (0.0, "a retry"), (99.0, "long after")):
+        writer.flush()
+        writer.call("s", {"messages": [USER, said, USER]}, [{"role": "assistant", "content": text}])
+    writer.call("other", {"messages": [USER, said, USER]}, [{"role": "assistant", "content": "of another session"}])
+    writer.flush(everything=True)
+    found = {trace.messages[-1].content: trace.meta.get("skip_turns") for trace in traces_of(path)}
+    marked = {text: {"0": "cut"} for text in ("one", "a retry", "long after")}
+    assert found == marked | {"of another session": None}
+
+
+def test_cut_turns_that_are_forgotten_are_counted(tmp_path):
+    writer = TraceWriter(tmp_path / "traces.jsonl", Redaction(), most=1)
+    for text in ("a", "b"):
+        writer.call("s", {"messages": [USER]}, [{"role": "assistant", "content": text, "finish_reason": "length"}])
+    assert writer.counts["cut turns forgotten"] == 1
+
+
+def streamed(*deltas):
+    chunks = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+    lines = [f"data: {json.dumps(chunk, ensure_ascii=False)}\r\n\r\n" for chunk in chunks]
+    [answer] = answers_in("".join([*lines, "data: [DONE]\n\n"]).encode(), streamed=True)
+    return answer
+
+
+def test_a_thought_that_a_stream_says_under_two_names_is_kept_once():
+    parts = [{"reasoning": text, "reasoning_content": text} for text in ("Let me ", "look.")]
+    assert streamed(*parts, {"reasoning": " Now.", "reasoning_content": ""})["reasoning_content"] == "Let me look. Now."
+
+
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85"])
+def test_a_line_separator_inside_a_streamed_text_is_text(mark):
+    assert streamed({"content": f"a{mark}b"}, {"content": "c"})["content"] == f"a{mark}bc"
+
+
+def part_of(index, call_id, name, arguments):
+    return {"tool_calls": [{"index": index, "id": call_id, "function": {"name": name, "arguments": arguments}}]}
+
+
+@pytest.mark.parametrize("second", [0, 1])
+def test_parallel_calls_of_a_stream_are_calls_of_their_own_whatever_their_index(second):
+    begun = [part_of(0, "a", "f", '{"x":'), part_of(0, None, None, " 1}"), part_of(second, "b", "g", '{"y":')]
+    calls = streamed(*begun, part_of(second, "", "", " 2}"))["tool_calls"]
+    found = [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in calls]
+    assert found == [("a", "f", '{"x": 1}'), ("b", "g", '{"y": 2}')]
+
+
+def test_an_id_that_only_changes_begins_no_call():
+    [call] = streamed(part_of(0, "a", "f", '{"x":'), part_of(0, "b", None, " 1}"))["tool_calls"]
+    assert call == {"id": "a", "function": {"name": "f", "arguments": '{"x": 1}'}}
 
 
 def test_what_is_no_conversation_passes_and_is_counted(tmp_path):

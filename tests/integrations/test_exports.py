@@ -22,6 +22,7 @@ from turntree.core.protocols import TurnState
 from turntree.integrations.judging import Judge, pack_state, unpack_state
 from turntree.integrations.trl import verifier_reward
 from turntree.stages.export import ExportConfig, run_export, tools_as_rendered
+from turntree.traces.chat import import_chat
 from turntree.traces.formats.responses import read_responses_row
 from turntree.traces.schema import Trace
 
@@ -117,6 +118,14 @@ class TestNemoGym:
         assert [Message.from_chat(m) for m in chat.messages[:2]] == [*CONVERSATION[:2]]
         assert chat.messages[-1]["tool_calls"][0]["function"]["name"] == "find_order"
         assert [tool["function"]["name"] for tool in chat.tools] == ["find_order", "refund"]
+
+    def test_the_pivots_of_one_group_come_back_as_one_group(self, tmp_path: Path) -> None:
+        made = [Trace(id=i, messages=CONVERSATION, tools=TOOLS, split="train", meta={"group": "task"}) for i in "ab"]
+        write_pivots(tmp_path, made)
+        config = ExportConfig(pivots=str(tmp_path / "pivots.jsonl"), pivot_format=Part("nemo-gym"))
+        run_export(config, tmp_path / "out")
+        traces, _ = import_chat([tmp_path / "out" / "pivots.jsonl"])
+        assert [trace.group for trace in traces] == ["task"] * len(traces) and traces
 
 
 class TestRewards:

@@ -59,6 +59,17 @@ class TestResponses:
         IGNORED = {"reasoning items": 1, "unknown key whatever": 1}
         assert (report.turns_kept, report.merged_messages, report.ignored) == (2, 1, IGNORED)
 
+    def test_rollouts_of_one_task_share_a_group_though_each_has_a_trajectory_of_its_own(self, tmp_path: Path) -> None:
+        told: list[dict[str, Any]] = [{"trajectory_id": "r1"}, {"trajectory_id": "r2"}, {"source_trajectory_uid": "r3"}]
+        rows = [
+            {"responses_create_params": {"input": "go"}, "response": {"output": [said(f"{i}")]}, **one}
+            for i, one in enumerate(told)
+        ]
+        traces, _ = imported(tmp_path, [row | {"instance_id": "bug-1"} for row in rows], "rows.json")
+        assert [trace.group for trace in traces] == ["bug-1"] * 3
+        traces, _ = imported(tmp_path, rows, "rows.json")
+        assert [trace.group for trace in traces] == ["r1", "r2", "r3"]
+
     def test_parallel_calls_are_one_turn(self, tmp_path: Path) -> None:
         output = [called(call_id="1"), called(call_id="2"), result("2"), result("1"), said("x")]
         row = {"responses_create_params": {"input": "go"}, "response": {"output": output}}
@@ -119,6 +130,64 @@ class TestResponses:
         row = {"responses_create_params": {"input": "go"}, "response": {"output": [called("{oops")]}}
         with pytest.raises(InputError, match=r"rows.jsonl:1: field 'messages\[1\].tool_calls.arguments'"):
             imported(tmp_path, row)
+
+
+class TestSweAgent:
+    def trajectory(self, issue: str, **mark: Any) -> dict[str, Any]:
+        history = [
+            {"role": "system", "content": "rules", "agent": "main"},
+            {"role": "user", "content": "the demonstration", "agent": "main", **mark},
+            {"role": "user", "content": issue, "agent": "main"},
+            {"role": "assistant", "content": "```\nls\n```", "action": "ls", "agent": "main"},
+        ]
+        return {"history": history, "info": {"exit_status": f"of {issue}"}}
+
+    @pytest.mark.parametrize("mark", [{"is_demo": True}, {"message_type": "demonstration"}])
+    def test_tasks_with_one_demonstration_in_their_prompts_are_groups_of_their_own(
+        self, tmp_path: Path, mark: dict[str, Any]
+    ) -> None:
+        rows = [self.trajectory(issue, **mark) for issue in ("one", "two", "one")]
+        rows[2]["history"][0]["content"] = "other rules"
+        one, two, again = (trace.group for trace in imported(tmp_path, rows, "rows.json")[0])
+        assert one == again != two
+
+
+class TestAtif:
+    def step(self, number: int, source: str = "agent", **more: Any) -> dict[str, Any]:
+        result = {"source_call_id": f"c{number}", "content": "ok"}
+        call = {"tool_call_id": f"c{number}", "function_name": "bash", "arguments": {"command": "ls"}}
+        acts = {"tool_calls": [call], "observation": {"results": [result]}} if source == "agent" else {}
+        return {"step_id": number, "source": source, "message": f"step {number}", **acts, **more}
+
+    def trajectory(self, *steps: dict[str, Any], **more: Any) -> dict[str, Any]:
+        first = self.step(1, "user", llm_call_count=0)
+        return {
+            "schema_version": "ATIF-v1.7",
+            "session_id": "s",
+            "agent": {"name": "x"},
+            "steps": [first, *steps],
+        } | more
+
+    def test_steps_that_the_policy_did_not_say_there_are_history_and_counted(self, tmp_path: Path) -> None:
+        copied, dispatched = self.step(2, is_copied_context=True), self.step(3, llm_call_count=0)
+        said = [self.step(4, llm_call_count=1, is_copied_context=False), self.step(5)]
+        [trace], report = imported(tmp_path, self.trajectory(copied, dispatched, *said), "t.json")
+        assert [state.demonstration.content for state in candidates(trace)] == ["step 4", "step 5"]
+        assert len(trace.turn_positions) == 4
+        assert report.dropped_turns == {"copied_context": 1, "no_model_call": 1} and report.adds_up
+
+    def test_what_sub_agents_said_is_left_out_and_counted(self, tmp_path: Path) -> None:
+        deeper = self.trajectory(self.step(2), session_id="s3")
+        helper = self.trajectory(self.step(2), self.step(3), session_id="s2", subagent_trajectories=[deeper])
+        more = {"subagent_trajectories": [helper], "continued_trajectory_ref": "next.json"}
+        [trace], report = imported(tmp_path, self.trajectory(self.step(2), **more), "t.json")
+        assert (trace.id, report.turns_kept, report.turns_read) == ("s", 1, 4)
+        assert report.dropped_turns == {"in_subagent_trajectory": 3} and report.adds_up
+        assert report.ignored == {"subagent_trajectories[]": 2, "continued_trajectory_ref": 1}
+
+    def test_a_sub_agent_that_is_no_object_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="'subagent_trajectories': holds str, not an object"):
+            imported(tmp_path, self.trajectory(self.step(2), subagent_trajectories=["s2"]), "t.json")
 
 
 class TestTau:

@@ -136,6 +136,31 @@ def test_a_result_of_tau2_written_as_a_folder_is_the_result_written_as_a_file(tm
     assert apart.domain == "shop"
 
 
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("inside", ["", "./", "runs/a/"])
+def test_a_result_of_tau2_in_an_archive_is_the_result_as_a_folder_in_any_order(
+    tmp_path: Path, order: int, inside: str
+) -> None:
+    header = {key: value for key, value in TAU2.items() if key != "simulations"}
+    files = [("results.json", header | {"simulations": []}), ("simulations/0.json", TAU2["simulations"][0])][::order]
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
+        for name, value in files:
+            add_member(archive, inside + name, json.dumps(value).encode())
+    (tmp_path / "results.json").write_text(json.dumps(TAU2))
+    [packed], _ = import_chat([tmp_path / "a.tar.gz"])
+    [together], _ = import_chat([tmp_path / "results.json"])
+    assert (packed.messages, packed.tools, packed.domain) == (together.messages, together.tools, "shop")
+
+
+def test_a_damaged_result_of_tau2_in_an_archive_is_named(tmp_path: Path) -> None:
+    simulation = json.dumps(TAU2["simulations"][0]).encode()
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        add_member(archive, "simulations/0.json", simulation)
+        add_member(archive, "results.json", b'{"info": {"environment_info": 3}}')
+    with pytest.raises(InputError, match=r"a\.tar/results\.json: field 'info\.environment_info': is int"):
+        import_chat([tmp_path / "a.tar"])
+
+
 def test_lines_are_told_from_a_document_by_the_first(tmp_path: Path) -> None:
     def values(name: str, text: str) -> list[Any]:
         (tmp_path / name).write_text(text)
@@ -154,10 +179,14 @@ CHAT = b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "
 def archive_of(path: Path, mode: Any, names: list[str], content: bytes = CHAT) -> Path:
     with tarfile.open(path, mode) as archive:
         for name in names:
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
+            add_member(archive, name, content)
     return path
+
+
+def add_member(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    archive.addfile(member, io.BytesIO(content))
 
 
 def test_an_archive_is_read_in_its_own_order_so_that_a_compressed_one_is_read_once(tmp_path: Path) -> None:

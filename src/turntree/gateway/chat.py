@@ -229,7 +229,7 @@ def _logprobs(kept: Kept) -> dict[str, Any]:
     return {"content": [{"token": f"token_id:{t}", "logprob": p, "bytes": None, "top_logprobs": []} for t, p in pairs]}
 
 
-def chunks(calls: Sequence[Kept], model: str, *, with_usage: bool) -> Iterator[dict[str, Any]]:
+def chunks(calls: Sequence[Kept], model: str, *, with_usage: bool, logprobs: bool = False) -> Iterator[dict[str, Any]]:
     """The same answer as the chunks of a stream. An answer is streamed once it is sampled as a whole: the log must hold
     it before the agent sees any of it."""
     head = {"id": f"chatcmpl-{calls[0].request_id}", "object": "chat.completion.chunk", "created": int(time.time())}
@@ -238,8 +238,9 @@ def chunks(calls: Sequence[Kept], model: str, *, with_usage: bool) -> Iterator[d
         delta = {**body, "content": body["content"] or ""}
         if "tool_calls" in delta:
             delta["tool_calls"] = [{"index": k, **call} for k, call in enumerate(body["tool_calls"])]
-        for part, reason in ((delta, None), ({}, finish_reason(kept))):
-            choice = {"index": i, "delta": part, "finish_reason": reason, "logprobs": None}
+        told = _logprobs(kept) if logprobs else None
+        for part, reason, scores in ((delta, None, told), ({}, finish_reason(kept), None)):
+            choice = {"index": i, "delta": part, "finish_reason": reason, "logprobs": scores}
             yield {**head, "model": model, "choices": [choice], **({"usage": None} if with_usage else {})}
     if with_usage:
         yield {**head, "model": model, "choices": [], "usage": usage(calls)}

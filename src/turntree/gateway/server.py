@@ -73,13 +73,14 @@ class Gateway:
     async def chat(self, request: Request) -> Response:
         session, body = self._asking(request), await self._body(request)
         asked, options = read_chat(body), body.get("stream_options")
+        logprobs = body.get("logprobs") is True
         if not body.get("stream"):
             calls = await _unless_gone(request, self.sessions.ask(session, asked))
-            return _json(completion_body(calls, self.model, logprobs=body.get("logprobs") is True))
+            return _json(completion_body(calls, self.model, logprobs=logprobs))
         usage = isinstance(options, dict) and options.get("include_usage") is True
 
         def lines(calls: Sequence[Kept]) -> Iterator[str]:
-            for chunk in chunks(calls, self.model, with_usage=usage):
+            for chunk in chunks(calls, self.model, with_usage=usage, logprobs=logprobs):
                 yield f"data: {json.dumps(chunk)}\n\n"
 
         return await self._streamed(request, session, asked, lines, "data: [DONE]\n\n")

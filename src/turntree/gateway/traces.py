@@ -81,7 +81,8 @@ class _Dialogue:
 
 
 class TraceWriter:
-    """Appends traces to `path`. At most `most` conversations wait for more; the oldest is written first."""
+    """Appends traces to `path`. At most `most` conversations wait for more; the oldest is written first. As many cut
+    turns are remembered; those forgotten are counted."""
 
     def __init__(
         self,
@@ -95,6 +96,8 @@ class TraceWriter:
         self.path, self.counts = path, Counter[str]()
         self._redaction, self._idle, self._most, self._clock = redaction, idle, most, clock
         self._live: OrderedDict[tuple[str, bytes], _Dialogue] = OrderedDict()  # the least recent first
+        # The conversations that end in a cut answer. They outlive `_live`: a retry continues what was continued before.
+        self._cut: OrderedDict[tuple[str, bytes], None] = OrderedDict()
         self._run = f"{clock():.6f}".replace(".", "-")
         if not path.exists() or not path.stat().st_size:
             self._append({"schema": FILE_SCHEMA, "made_by": "gateway"})
@@ -113,8 +116,9 @@ class TraceWriter:
         names = chained([digest_of(message, thoughts=False) for message in asked])
         before = next((i for i in range(len(asked), 0, -1) if (session, names[i - 1]) in self._live), 0)
         begun = self._live.pop((session, names[before - 1])) if before else None
+        turns = [(session, name) for message, name in zip(asked, names, strict=True) if message.role == "assistant"]
+        marked = {str(turn): "cut" for turn, key in enumerate(turns) if key in self._cut}
         for answer, cut in said:
-            turn = sum(message.role == "assistant" for message in asked)
             dialogue = _Dialogue(
                 name=f"gateway-{self._run}-{self.counts['calls']}-{self.counts['answers']}",
                 session=session,
@@ -122,12 +126,21 @@ class TraceWriter:
                 tools=tools,
                 model=str(request.get("model", "")),
                 seen=self._clock(),
-                cut={**(begun.cut if begun else {}), **({str(turn): "cut"} if cut else {})},
+                cut={**(begun.cut if begun else {}), **marked, **({str(len(turns)): "cut"} if cut else {})},
             )
             self.counts["answers"] += 1
             whole = chained([digest_of(answer, thoughts=False)], names[-1] if names else b"")[-1]
             self._live[session, whole] = dialogue
+            if cut:
+                self._remember((session, whole))
         self.flush()
+
+    def _remember(self, key: tuple[str, bytes]) -> None:
+        self._cut[key] = None
+        self._cut.move_to_end(key)
+        if len(self._cut) > self._most:
+            self._cut.popitem(last=False)
+            self.counts["cut turns forgotten"] += 1
 
     def flush(self, *, everything: bool = False) -> None:
         """Write the conversations that nobody has continued for a while."""
@@ -190,7 +203,8 @@ def answers_in(data: bytes, *, streamed: bool) -> list[dict[str, Any]]:
 
 
 def _events(data: bytes) -> Iterator[dict[str, Any]]:
-    for line in data.decode("utf-8", "replace").splitlines():
+    for raw in data.splitlines():  # of bytes: text would be split at U+2028 too, which JSON may hold as it is
+        line = raw.decode("utf-8", "replace")
         text = line.removeprefix("data:").strip()
         if line.startswith("data:") and text != "[DONE]":
             yield parse_object(text)
@@ -199,14 +213,27 @@ def _events(data: bytes) -> Iterator[dict[str, Any]]:
 def _add_delta(message: dict[str, Any], choice: dict[str, Any]) -> None:
     delta = choice.get("delta") or {}
     message["content"] += delta.get("content") or ""
-    for name in ("reasoning_content", "reasoning"):
-        if isinstance(delta.get(name), str):
-            message["reasoning_content"] = message.get("reasoning_content", "") + delta[name]
-    calls: dict[int, dict[str, Any]] = message.setdefault("tool_calls", {})
+    thoughts = (delta.get(name) for name in ("reasoning_content", "reasoning"))
+    thought = next((text for text in thoughts if isinstance(text, str) and text), None)  # some servers send it twice
+    if thought is not None:
+        message["reasoning_content"] = message.get("reasoning_content", "") + thought
+    calls: dict[tuple[int, int], dict[str, Any]] = message.setdefault("tool_calls", {})
     for part in delta.get("tool_calls") or ():
-        call = calls.setdefault(part.get("index", 0), {"id": None, "function": {"name": "", "arguments": ""}})
+        call = _call_of(calls, part)
         call["id"] = call["id"] or part.get("id")
         for name, text in (part.get("function") or {}).items():
             call["function"][name] = call["function"].get(name, "") + (text or "")
     if choice.get("finish_reason"):
         message["finish_reason"] = choice["finish_reason"]
+
+
+def _call_of(calls: dict[tuple[int, int], dict[str, Any]], part: dict[str, Any]) -> dict[str, Any]:
+    """The call that a part belongs to, by its index and the number of calls with that index: some servers give all
+    parallel calls the index 0. A new id begins a new call where a name comes with it (an id alone may only change)."""
+    index = part.get("index") or 0
+    number = sum(one == index for one, _ in calls)
+    last = calls.get((index, number - 1))
+    begins = part.get("id") and (part.get("function") or {}).get("name")
+    if last is not None and not (begins and last["function"]["name"] and part["id"] != last["id"]):
+        return last
+    return calls.setdefault((index, number), {"id": None, "function": {"name": "", "arguments": ""}})

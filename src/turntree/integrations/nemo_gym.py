@@ -36,6 +36,7 @@ def _row(pivot: ExportedPivot, agent: str) -> dict[str, Any]:
         "responses_create_params": request,
         "expected_action": _expected(pivot.state.demonstration),
         "trajectory_id": told.pop("trace_id"),
+        "instance_id": pivot.group,  # so that pivots of one task stay in one split
         "pass_rate": told.pop("pass_rate"),
         "meta_info": told,
         "agent_ref": {"type": "responses_api_agents", "name": agent},

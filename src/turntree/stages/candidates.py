@@ -71,10 +71,11 @@ def _of_split(trace: Trace, split: str) -> bool:
 
 @dataclass(frozen=True)
 class SelectedState:
-    """A row of a pivots file with the state that it names."""
+    """A row of a pivots file with the state that it names, and the group of its trace."""
 
     row: dict[str, Any]
     state: TurnState
+    group: str
 
 
 def read_selected(path: str, traces: str | None = None) -> tuple[dict[str, Any], list[SelectedState]]:
@@ -86,12 +87,18 @@ def read_selected(path: str, traces: str | None = None) -> tuple[dict[str, Any],
         raise InputError(
             "is not the file that was profiled", path=source, hint="name it with --traces, or profile again"
         )
-    states = {(state.trace_id, state.turn): state for state in read_candidates(source, str(header["split"]))[0]}
+    split, groups = str(header["split"]), dict[str, str]()
+    states: dict[tuple[str, int], TurnState] = {}
+    survey(source, split)
+    for trace in read_traces(source):
+        if _of_split(trace, split):
+            groups[trace.id] = trace.group
+            states |= {(trace.id, state.turn): state for state in candidates(trace)}
     found: list[SelectedState] = []
     for row in rows:
         state = states.get((row["trace_id"], row["turn"]))
         if state is None:
             problem = f"names turn {row['turn']} of trace {row['trace_id']!r}, which is no candidate of {source}"
             raise InputError(problem, path=path, hint="select again from the profile of these traces")
-        found.append(SelectedState(row, state))
+        found.append(SelectedState(row, state, groups[state.trace_id]))
     return header, found

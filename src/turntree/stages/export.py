@@ -47,10 +47,12 @@ class ExportConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedPivot:
-    """One pivot. `prompt` are chat messages for a trainer that passes no tools to the chat template; `text` is the same
-    prompt rendered, None without a model. `pass_rate` is the reward mean of the profile."""
+    """One pivot. `group` is that of its trace, which shares a split. `prompt` are chat messages for a trainer that
+    passes no tools to the chat template; `text` is the same prompt rendered, None without a model. `pass_rate` is the
+    reward mean of the profile."""
 
     state: TurnState
+    group: str
     kind: str
     role: str
     pass_rate: float | None
@@ -147,6 +149,7 @@ class _Writer:
 def _exported(one: SelectedState, write: _Writer) -> ExportedPivot:
     return ExportedPivot(
         state=one.state,
+        group=one.group,
         kind=one.row["kind"],
         role=one.row["role"],
         pass_rate=one.row["reward_mean"],

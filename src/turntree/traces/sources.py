@@ -12,16 +12,17 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 from turntree.core.errors import InputError
-from turntree.observe.jsonl import DAMAGED, decode, parse_json, read_chunks, read_lines
+from turntree.observe.jsonl import DAMAGED, decode, located, parse_json, read_chunks, read_lines
 from turntree.traces.documents import document_info, document_rows
 
 NAMES = (".json", ".jsonl", ".traj", ".txt", ".ndjson")  # of the files that a folder or an archive is searched for
 _DOCUMENTS = (".json", ".traj")
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz")
+_RESULT, _SIMULATIONS = "results.json", "simulations"  # of a tau2 result that is a folder
 _HEAD = 1 << 20  # bytes that are looked at to tell a document from lines
 
 
@@ -47,8 +48,8 @@ class SourceFile:
 
 def source_files(path: str | Path, ignored: Counter[str]) -> Iterator[SourceFile]:
     """A file itself; of a folder the files inside in the order of their names, of a tar archive in its own order (a
-    compressed one is read from its start to go back). Files of other names, and links that lead to no file or to a
-    folder, are counted in `ignored`. Raises `InputError` where there is none."""
+    compressed one is read from its start to go back, and again where it holds a folder of tau2). Files of other names,
+    and links that lead to no file or to a folder, are counted in `ignored`. Raises `InputError` where there is none."""
     path = Path(path)
     if path.is_dir():
         names = sorted(file for file in path.rglob("*") if _is_file(file, ignored))
@@ -91,6 +92,7 @@ def is_text(path: Path) -> bool:
 
 def _members(path: Path, ignored: Counter[str]) -> Iterator[SourceFile]:
     """One member at a time, as a file of its own in a folder that is removed."""
+    infos: dict[PurePosixPath, dict[str, Any] | None] | None = None
     try:
         with tarfile.open(path) as archive, tempfile.TemporaryDirectory() as folder:
             for member in archive:
@@ -98,17 +100,43 @@ def _members(path: Path, ignored: Counter[str]) -> Iterator[SourceFile]:
                     ignored["links and devices in an archive"] += 1
                 if not member.isfile() or not _wanted(Path(member.name), ignored):
                     continue
-                file = Path(folder) / Path(member.name).name[-100:]
-                content = archive.extractfile(member)
-                with file.open("wb") as target:
-                    while content and (chunk := content.read(_HEAD)):
-                        target.write(chunk)
-                yield SourceFile(file, path / member.name)
+                name = PurePosixPath(member.name)
+                if name.parent.name == _SIMULATIONS and infos is None:
+                    infos = _result_infos(path)
+                file = _extracted(archive, member, folder)
+                yield SourceFile(file, path / member.name, (infos or {}).get(name.parent.parent))
                 file.unlink()
     except FileNotFoundError as error:
         raise InputError("does not exist", path=path, hint="check the path") from error
     except (tarfile.TarError, *DAMAGED) as error:
         raise InputError(f"is not a readable tar archive ({error})", path=path, hint="copy it again") from error
+
+
+def _extracted(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: str) -> Path:
+    """The content of a member in `folder`, whatever place its name tells."""
+    file = Path(folder) / Path(member.name).name[-100:]
+    content = archive.extractfile(member)
+    with file.open("wb") as target:
+        while content and (chunk := content.read(_HEAD)):
+            target.write(chunk)
+    return file
+
+
+def _result_infos(path: Path) -> dict[PurePosixPath, dict[str, Any] | None]:
+    """What `_result_info` finds, of every tau2 folder in an archive. It takes a pass of its own, only where there is
+    such a folder: `results.json` may stand behind its simulations."""
+    found: dict[PurePosixPath, dict[str, Any] | None] = {}
+    with tarfile.open(path) as archive, tempfile.TemporaryDirectory() as folder:
+        members = {PurePosixPath(member.name): member for member in archive if member.isfile()}
+        runs = {name.parent.parent for name in members if name.parent.name == _SIMULATIONS}
+        for name, member in members.items():
+            if name.name == _RESULT and name.parent in runs:
+                file = _extracted(archive, member, folder)
+                try:
+                    found[name.parent] = _environment(document_info(file))
+                except InputError as error:
+                    raise located(error, path=path / member.name) from error
+    return found
 
 
 def _is_file(path: Path, ignored: Counter[str]) -> bool:
@@ -129,8 +157,8 @@ def _wanted(file: Path, ignored: Counter[str]) -> bool:
 
 def _result_info(file: Path, folder: Path) -> dict[str, Any] | None:
     """tau2 writes a result also as a folder: `results.json` with the `info`, and one file a simulation."""
-    result = file.parent.parent / "results.json"
-    if file.parent.name != "simulations" or not result.is_relative_to(folder) or not result.is_file():
+    result = file.parent.parent / _RESULT
+    if file.parent.name != _SIMULATIONS or not result.is_relative_to(folder) or not result.is_file():
         return None
     return _environment(document_info(result))
 

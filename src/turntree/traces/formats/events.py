@@ -12,6 +12,7 @@ Every non-error tool call is a candidate; in ATIF of a terminal agent, every bas
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any, cast
 
 from turntree.core.errors import InputError
@@ -20,6 +21,7 @@ from turntree.traces.formats.row import (
     ACT,
     FAILED,
     RESPONSE,
+    SKIP,
     BrokenMessage,
     ChatRow,
     RowRefused,
@@ -200,6 +202,7 @@ _STEP_KEYS = words(
     "step_id timestamp source model_name reasoning_effort message reasoning_content tool_calls observation metrics "
     "extra is_copied_context llm_call_count"
 )
+COPIED, NO_MODEL, SUBAGENT = "copied_context", "no_model_call", "in_subagent_trajectory"
 _TERMINALS = ("terminus", "mini-swe", "terminal")
 
 
@@ -210,7 +213,11 @@ def _is_atif(row: dict[str, Any]) -> str:
 
 @told_by(_is_atif)
 def read_atif(row: dict[str, Any]) -> ChatRow:
-    """A trajectory in the Agent Trajectory Interchange Format, 1.0 to 1.7. Its outcome lies in another file."""
+    """A trajectory in the Agent Trajectory Interchange Format, 1.0 to 1.7. Its outcome lies in another file.
+
+    Steps that were copied from an earlier trajectory, or made without a model, are history. Sub-agents are left out and
+    counted: their prompts do not tell the task, so their groups would not be that of the run.
+    """
     version = str(row.get("schema_version", ""))
     if not version.startswith("ATIF-v1."):
         hint = "versions 1.x are read"
@@ -226,9 +233,32 @@ def read_atif(row: dict[str, Any]) -> ChatRow:
     )
     chat.tools = chat_tools(list_of(agent, "tool_definitions", "a list of tool declarations"), chat.ignored)
     count_unknown(row, _ATIF_KEYS, "", chat.ignored)
+    chat.ignored += Counter({"continued_trajectory_ref": 1} if row.get("continued_trajectory_ref") is not None else {})
+    _count_subagents(row, chat)
     for step in list_of(row, "steps", "a list of steps"):
         chat.messages += _step(cast("dict[str, Any]", step), chat) if isinstance(step, dict) else [step]
     return chat
+
+
+def _count_subagents(row: dict[str, Any], chat: ChatRow) -> None:
+    """Count the trajectories of sub-agents, those of their own sub-agents too, and the agent's turns in them."""
+    for one in list_of(row, "subagent_trajectories", "a list of trajectories"):
+        if not isinstance(one, dict):
+            problem = f"holds {type(one).__name__}, not an object"
+            raise RowRefused("malformed_field", problem, field="subagent_trajectories")
+        inner = cast("dict[str, Any]", one)
+        chat.ignored["subagent_trajectories[]"] += 1
+        steps = list_of(inner, "steps", "a list of steps")
+        turns = sum(isinstance(step, dict) and step.get("source") == "agent" for step in steps)
+        chat.left_out += Counter({SUBAGENT: turns})
+        _count_subagents(inner, chat)
+
+
+def _not_its_own(step: dict[str, Any]) -> dict[str, str]:
+    """The mark of an agent's step that the policy did not sample at this place."""
+    if step.get("is_copied_context"):
+        return {SKIP: COPIED}
+    return {SKIP: NO_MODEL} if step.get("llm_call_count") == 0 else {}
 
 
 def _step(step: dict[str, Any], chat: ChatRow) -> list[Any]:
@@ -237,13 +267,15 @@ def _step(step: dict[str, Any], chat: ChatRow) -> list[Any]:
     if step.get("reasoning_content"):
         chat.ignored["steps[].reasoning_content"] += 1
     results = list_of(object_of(step, "observation"), "results", "a list of results")
+    if any(isinstance(one, dict) and one.get("subagent_trajectory_ref") is not None for one in results):
+        chat.ignored["results[].subagent_trajectory_ref"] += 1
     if source in ("system", "user"):
         screens = [{"role": "user", "content": text_in(one.get("content"))} for one in results if isinstance(one, dict)]
         return [{"role": source, "content": content}, *screens]
     if source != "agent":
         return [BrokenMessage(f"holds a step of source {source!r}", field="steps", hint="system, user or agent")]
     calls = list_of(step, "tool_calls", "a list of tool calls")
-    message: dict[str, Any] = {"role": "assistant", "content": content}
+    message: dict[str, Any] = {"role": "assistant", "content": content, **_not_its_own(step)}
     if not calls:  # raw content: the action is in the text, and the screen is what the user shows
         message |= acts_in(content)
         return [

@@ -68,7 +68,8 @@ def read_responses_row(row: dict[str, Any]) -> ChatRow:
     chat = ChatRow(
         messages=[],
         id=text_of(row, ("uuid",)),
-        group=text_of(row, ("trajectory_id", "source_trajectory_uid", "instance_id", "_ng_task_index")),
+        # the task first: each rollout of it has a trajectory of its own
+        group=text_of(row, ("instance_id", "source_trajectory_uid", "trajectory_id", "_ng_task_index")),
         domain=text_of(row, ("domain", "environment_name")) or "",
         success=success,
         meta=meta,

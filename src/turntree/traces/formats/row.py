@@ -21,7 +21,7 @@ ACT = (
 )
 FAILED = "_failed"  # of a message that answers an action: whether the action failed
 RESPONSE = "_response"  # of an assistant message: the model's response that it is a piece of
-SKIP = "_skip"  # of an assistant message: why it must not become a candidate
+SKIP = "_skip"  # why a message must not become a candidate (or, of a user's, is not the task)
 
 
 class RowRefused(InputError):

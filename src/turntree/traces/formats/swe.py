@@ -72,7 +72,8 @@ def read_traj(row: dict[str, Any]) -> ChatRow:
     if "resolved" not in row and row.get("target") is not None:
         chat.success = outcome({"resolved": row["target"]}, chat.meta)
     if chat.group is None:  # the issue: variants of one task differ in their system prompts
-        task = next((m for m in chat.messages if isinstance(m, dict) and m.get("role") == "user"), None)
+        asked = (m for m in chat.messages if isinstance(m, dict) and m.get("role") == "user")
+        task = next((m for m in asked if SKIP not in m), None)  # a demonstration is the same for every task
         chat.group = fingerprint(task.get("content")) if task else None
     return chat
 
@@ -145,8 +146,8 @@ def _messages(raw: Any, ignored: Counter[str]) -> list[Any]:
         else:
             acts = row["action"] if "action" in row else "```" in str(content) or "<function=" in str(content)
             message[ACT] = "bash" if acts else ""
-        if row.get("is_demo"):
-            message[SKIP] = DEMONSTRATION
+    if row.get("is_demo") or row.get("message_type") == "demonstration":
+        message[SKIP] = DEMONSTRATION
     return [message]
 
 
