@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turntree.core.errors import InputError
-from turntree.domains.qa.door import read_splits
+from turntree.domains.qa.door import Questions, read_splits
+from turntree.domains.workbench.door import Software, Terminal
 
 ASKED = ["Where does Ada live?", "Who is José's mother?", "Is the Straße long?", "How old is Bob?", "What is 1 + 1?"]
 REWRITTEN = st.sampled_from([
@@ -44,8 +45,41 @@ def test_one_file_gives_both_without_a_common_question(tmp_path):
     source = written(tmp_path / "all.jsonl", [*ASKED, *(text.upper() for text in ASKED)])
     asked, checked, (report,) = read_splits(source, 3, None, 9)
     assert (len(asked), len(checked), report["dropped"]) == (3, 2, {"question: asked before": 5})
-    asked, checked, _ = read_splits(source, 9, f"{tmp_path}/./all.jsonl", 2)
-    assert (len(asked), len(checked)) == (3, 2) and not keys(asked) & keys(checked)
+
+
+@pytest.mark.parametrize("kind", [Terminal, Software])
+def test_tasks_of_a_file_that_may_have_been_trained_on_are_not_played_as_held_out(tmp_path, kind):
+    """A command that only evaluates cannot know how many of the file another command trained on."""
+    own, other = tmp_path / "own.jsonl", tmp_path / "other.jsonl"
+    for path in (own, other):
+        rows = [{"id": f"{path.stem}-{n}", "instruction": "Submit 1.", "answer": "1"} for n in range(4)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def played(splits, **options):
+        with kind(tasks=str(own), **options).open(splits, seed=0) as opened:
+            return {split: [task.task_id for task in tasks] for split, tasks in opened.tasks.items()}
+
+    trained = played({"train": 2, "dev": 9})
+    assert trained == {"train": ["own-0", "own-1"], "dev": ["own-2", "own-3"]}
+    assert played({"train": 2}) == {"train": trained["train"]}
+    with pytest.raises(InputError, match=r"may hold what was trained on.*held_out"):
+        played({"test": 2})
+    assert played({"test": 2}, held_out=str(other)) == {"test": ["other-0", "other-1"]}
+    assert played({"train": 4, "dev": 1}, held_out=str(other))["dev"] == ["other-0"]
+    with pytest.raises(InputError, match="also the file that is trained on"):
+        played({"train": 1, "dev": 1}, held_out=f"{tmp_path}/./own.jsonl")
+
+
+def test_questions_of_a_file_that_may_have_been_trained_on_are_not_asked_as_held_out(tmp_path):
+    own, other = written(tmp_path / "own.jsonl", ASKED), written(tmp_path / "other.jsonl", ["Only here?"])
+    questions = Questions(questions=own, index="index")
+    assert [q.text for q in questions.read({"train": 2})[0]["train"]] == ASKED[:2]
+    with pytest.raises(InputError, match=r"may hold what was trained on.*held_out"):
+        questions.read({"test": 2})
+    with pytest.raises(InputError, match="also the file that is trained on"):
+        Questions(questions=own, index="index", held_out=f"{tmp_path}/./own.jsonl").read({"train": 2, "dev": 1})
+    held_out = Questions(questions=own, index="index", held_out=other)
+    assert [q.text for q in held_out.read({"test": 2})[0]["test"]] == ["Only here?"]
 
 
 def test_a_file_that_is_held_out_whole_is_refused(tmp_path):

@@ -182,15 +182,13 @@ def scored(inner: Environment, reward: str | None, row: Mapping[str, Any]) -> En
     return inner if reward is None else Scored(inner, parts.load("rewards", reward).target, row)
 
 
-def rows_of(
-    tasks: str, held_out: str | None, split: str, count: int, *, seed: int = 0
-) -> list[tuple[str, dict[str, Any]]]:
+def rows_of(tasks: str, held_out: str | None, split: str, count: int) -> list[tuple[str, dict[str, Any]]]:
     """The first `count` rows of a split of JSONL files, by id. With `held_out` that file is "dev" and "test" and the
     whole of `tasks` is "train"; else `tasks` is all three. Rows are assigned by a hash of their content."""
     rows = _read(tasks)
     if held_out is None:
-        return of_split(rows, split, count, where=tasks, seed=seed)
-    return held_apart(rows, _read(held_out), split, count, where=tasks, where_held=held_out, seed=seed)
+        return of_split(rows, split, count, where=tasks)
+    return held_apart(rows, _read(held_out), split, count, where=tasks, where_held=held_out)
 
 
 def _read(path: str) -> list[dict[str, Any]]:
@@ -198,14 +196,14 @@ def _read(path: str) -> list[dict[str, Any]]:
 
 
 def held_apart(
-    rows: Iterable[Any], kept: Sequence[Any], split: str, count: int, *, where: str, where_held: str, seed: int
+    rows: Iterable[Any], kept: Sequence[Any], split: str, count: int, *, where: str, where_held: str
 ) -> list[tuple[str, Any]]:
     """For "train" the `rows` that are not also in `kept`; for "dev" and "test" one half of `kept` each."""
     if split != "train":
-        return of_split(kept, split, count, where=where_held, fractions=HELD_OUT, seed=seed)
+        return of_split(kept, split, count, where=where_held, fractions=HELD_OUT)
     held = {key_of(row) for row in kept}
     only = (row for row in rows if key_of(row) not in held)
-    return of_split(only, "train", count, where=where, fractions={"train": 1.0}, seed=seed)
+    return of_split(only, "train", count, where=where, fractions={"train": 1.0})
 
 
 def of_split(
@@ -214,23 +212,23 @@ def of_split(
     count: int,
     *,
     where: str,
-    seed: int,
     fractions: Mapping[Any, float] = FRACTIONS,
     key: Callable[[Any], str] | None = None,
     closed: bool = False,
 ) -> list[tuple[str, Any]]:
     """The first `count` distinct rows of a split, by id. A row is in one split, whatever other rows there are: it is
-    assigned by a hash of its content, so splits never meet. `closed` says that there will be no other rows (the tasks
-    of a benchmark): then no split of three or more rows is left empty. Raises `InputError` where the split is empty."""
+    assigned by a hash of its content alone, so splits never meet. `closed` says that there will be no other rows (the
+    tasks of a benchmark): then no split of three or more rows is left empty. Raises `InputError` where the split is
+    empty."""
     name = key or key_of
     rows = list(rows) if closed else rows
-    moved = _moved([name(row) for row in rows], seed, fractions) if closed else {}
+    moved = _moved([name(row) for row in rows], fractions) if closed else {}
     found: dict[str, Any] = {}
     for row in rows:
         if len(found) == count:
             break
         one = name(row)
-        if (moved.get(one) or assign_split(one, seed, fractions)) == split:
+        if (moved.get(one) or assign_split(one, 0, fractions)) == split:
             found.setdefault(one, row)
     if not found:
         hint = "rows are assigned by their hash: give more rows, or a separate file with held_out"
@@ -238,16 +236,16 @@ def of_split(
     return list(found.items())
 
 
-def _moved(keys: Sequence[str], seed: int, fractions: Mapping[Any, float]) -> dict[str, str]:
+def _moved(keys: Sequence[str], fractions: Mapping[Any, float]) -> dict[str, str]:
     """The rows that change their split so that none is empty: each empty one takes a row of the largest."""
     homes: dict[str, list[str]] = {split: [] for split, share in fractions.items() if share > 0}
     for one in dict.fromkeys(keys):
-        homes[assign_split(one, seed, fractions)].append(one)
+        homes[assign_split(one, 0, fractions)].append(one)
     moved: dict[str, str] = {}
     for split in [split for split, held in homes.items() if not held]:
         largest = max(homes.values(), key=len)
         if len(largest) > 1:
-            given = min(largest, key=lambda one: derive(seed, "moved", one))
+            given = min(largest, key=lambda one: derive(0, "moved", one))
             largest.remove(given)
             homes[split].append(given)
             moved[given] = split

@@ -51,7 +51,7 @@ class McpTasks:
             tasks = {
                 split: [
                     self._task(key, row, runtime, games, address)
-                    for key, row in rows_of(self.tasks, self.held_out, split, count, seed=seed)
+                    for key, row in rows_of(self.tasks, self.held_out, split, count)
                 ]
                 for split, count in splits.items()
             }

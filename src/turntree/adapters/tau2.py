@@ -66,7 +66,7 @@ def tasks(
         solo = user == "solo" or (user == "auto" and name.startswith("telecom"))
         cases = [_case(task, solo, replies) for task in source.get_tasks()]
         found = {case.id: case for case in cases}
-    rows = of_split(found, split, count, where=argument or "", seed=seed, key=str, closed=True)
+    rows = of_split(found, split, count, where=argument or "", key=str, closed=True)
     domain = _Domain(source, solo=any(case.solo for case in found.values()))
     return [
         AdaptedEnvironment(

@@ -51,9 +51,9 @@ def tasks(
     rows = environment.get_dataset() if environment.build_dataset() is not None else None
     kept = environment.get_eval_dataset() if environment.build_eval_dataset() is not None else None
     if rows is not None and kept is not None:
-        found = held_apart(_plain(rows), _plain(kept), split, count, where=name, where_held=name, seed=seed)
+        found = held_apart(_plain(rows), _plain(kept), split, count, where=name, where_held=name)
     else:
-        found = of_split(_plain(kept if rows is None else rows), split, count, where=name, seed=seed)
+        found = of_split(_plain(kept if rows is None else rows), split, count, where=name)
     return [
         AdaptedEnvironment(
             partial(VerifiersGame, environment, row, seconds),

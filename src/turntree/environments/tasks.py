@@ -80,6 +80,19 @@ def open_tasks(
         yield opened
 
 
+def must_be_held_out(splits: Mapping[str, int], source: str, held_out: str | None) -> None:
+    """Raises `InputError` where tasks of a single file would be played as held out by a command that trains on none of
+    it: another command trains on the first ones, and only that command knows how many."""
+    if held_out is None and TRAIN not in splits:
+        hint = (
+            "name a file that nothing was trained on as held_out (--held-out), or play the first ones as --split train"
+        )
+        raise InputError("may hold what was trained on", path=source, field="environment.held_out", hint=hint)
+    if held_out is not None and TRAIN in splits and Path(held_out).resolve() == Path(source).resolve():
+        hint = "name another file, or none: the tasks after the first --count are then held out"
+        raise InputError("is also the file that is trained on", path=held_out, field="environment.held_out", hint=hint)
+
+
 def identity(environment: Part, opened: TaskSet) -> dict[str, Any]:
     """The identity of the tasks, for the identity of a run: the code that made them and their ids, by split."""
     import hashlib

@@ -137,5 +137,5 @@ def tasks(
             reward,
             row,
         )
-        for task_id, row in rows_of(tasks, held_out, split, count, seed=seed)
+        for task_id, row in rows_of(tasks, held_out, split, count)
     ]

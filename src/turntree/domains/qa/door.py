@@ -18,7 +18,7 @@ from turntree.domains.qa.experts import gold, gold_of_evidence
 from turntree.domains.qa.formats import read_questions
 from turntree.domains.qa.generate import Posed, Split
 from turntree.domains.qa.questions import Question
-from turntree.environments.tasks import TRAIN, TaskSet, contents
+from turntree.environments.tasks import TRAIN, TaskSet, contents, must_be_held_out
 from turntree.observe.files import read_json
 from turntree.sandboxes.limits import SandboxConfig
 from turntree.tools.pool import ThreadPool
@@ -35,10 +35,10 @@ GENERATED = "generated"
 class Questions:
     """Questions, and the tools to answer them.
 
-    Generated questions have splits. Of a file (`domains.qa.formats`) the first are trained on and the next ones checked
-    on, or the first of `held_out` (`Question.key`). Where nothing is trained, the first of `held_out`, or else of the
-    file, are asked. A `model` is told how to answer, unless `episodes.instructions` say it in other words, or it is the
-    embedded one or was trained from it.
+    Generated questions have splits. Of a file (`domains.qa.formats`) the first are the split "train"; a command that
+    trains on them checks on the next ones, or on the first of `held_out` (`Question.key`). A command that plays only
+    held-out questions needs `held_out`. A `model` is told how to answer, unless `episodes.instructions` say it in other
+    words, or it is the embedded one or was trained from it.
     """
 
     questions: str = GENERATED
@@ -117,9 +117,10 @@ class Questions:
 
     def read(self, splits: Mapping[str, int]) -> tuple[dict[str, Sequence[Question]], list[dict[str, Any]]]:
         """The questions of each split from files, of which none has one of another, and what reading them counted."""
+        must_be_held_out(splits, self.questions, self.held_out)
         (first, count), *others = sorted(splits.items(), key=lambda item: item[0] != TRAIN)
         if not others:
-            source = self.questions if first == TRAIN or self.held_out is None else self.held_out
+            source = self.questions if first == TRAIN else self.held_out or self.questions
             found = read_questions([source])
             return {first: found.questions[:count]}, [found.report.to_json()]
         ((checked, wanted),) = others
@@ -183,10 +184,6 @@ def read_splits(
                 hint=f"lower --count (now {count}), or name a file as --held-out",
             )
         return first.questions[:count], checked, [first.report.to_json()]
-    if Path(held_out).resolve() == Path(source).resolve():
-        checked = first.questions[:held_out_count]
-        rest = first.without(checked, "checked on")
-        return rest.questions[:count], checked, [first.report.to_json()]
     second = read_questions([held_out])
     rest = first.without(second.questions, "held out")
     if not rest.questions:

@@ -14,7 +14,7 @@ from turntree.domains.workbench import bugs, families
 from turntree.domains.workbench.files import read_tasks
 from turntree.domains.workbench.shell import Editor, Shell
 from turntree.domains.workbench.tasks import Task, messages
-from turntree.environments.tasks import TRAIN, TaskSet, contents
+from turntree.environments.tasks import TRAIN, TaskSet, contents, must_be_held_out
 from turntree.environments.tool_environment import ToolEnvironment
 from turntree.sandboxes.limits import Limits, SandboxConfig
 from turntree.sandboxes.sandbox import Sandbox
@@ -27,12 +27,15 @@ GENERATED = "generated"
 class Terminal:
     """Tasks at a shell.
 
-    Generated tasks have splits. Of a file (docs/environments.md) the first tasks are trained on and the next ones
-    checked on; where nothing is trained, the first are played.
+    Generated tasks have splits. Of a file (docs/environments.md) the first are the split "train"; a command that trains
+    on them checks on the next ones, or on the first of `held_out`. A command that plays only held-out tasks needs
+    `held_out`.
     """
 
     tasks: str = GENERATED
     """'generated', or a file of tasks: your own (JSON lines), AgentBench's or InterCode's."""
+    held_out: str | None = None
+    """A second such file, for held-out tasks."""
     files: str | None = None
     """With a file of tasks: a tar archive of files that each of them begins with, such as InterCode's fs_1.tar.xz."""
     instructions: str = "You work in a folder, through tools. Do what is asked, one step at a time, and then submit."
@@ -50,6 +53,8 @@ class Terminal:
             raise ConfigError("must be at least 1", field="threads")
         if self.files is not None and self.tasks == GENERATED:
             raise ConfigError("goes with a file of tasks", field="files", hint="name one as --tasks")
+        if self.held_out is not None and self.tasks == GENERATED:
+            raise ConfigError("goes with a file of tasks; generated ones have splits", field="held_out")
 
     @contextlib.contextmanager
     def open(self, splits: Mapping[str, int], *, seed: int) -> Iterator[TaskSet]:
@@ -62,11 +67,26 @@ class Terminal:
             if self.tasks == GENERATED:
                 made = {name: [self.task(name, n, sandbox) for n in range(count)] for name, count in splits.items()}
             else:
-                found = read_tasks(self.tasks, sandbox, sum(splits.values()), self.files)
-                read, made = [found.to_json()], _split(found.tasks, splits, self.tasks)
+                read, made = self.read(splits, sandbox)
             tasks = {name: [self._played(task, sandbox) for task in each] for name, each in made.items()}
-            given = {} if self.tasks == GENERATED else {"tasks": self.tasks, "files": self.files}
+            mine = {"tasks": self.tasks, "held_out": self.held_out, "files": self.files}
+            given = {} if self.tasks == GENERATED else mine
             yield TaskSet(tasks=tasks, pool=pool, read=read, contents=contents(given))
+
+    def read(
+        self, splits: Mapping[str, int], sandbox: Sandbox
+    ) -> tuple[list[dict[str, Any]], dict[str, Sequence[Task]]]:
+        """What reading counted, and the tasks of each split from files."""
+        must_be_held_out(splits, self.tasks, self.held_out)
+        files = {split: self.tasks if split == TRAIN else self.held_out or self.tasks for split in splits}
+        counted: list[dict[str, Any]] = []
+        made: dict[str, Sequence[Task]] = {}
+        for path in dict.fromkeys(files.values()):
+            of = {split: count for split, count in splits.items() if files[split] == path}
+            found = read_tasks(path, sandbox, sum(of.values()), self.files)
+            counted.append(found.to_json())
+            made |= _split(found.tasks, of, path)
+        return counted, made
 
     def task(self, split: str, number: int, sandbox: Sandbox) -> Task:
         """A generated task."""
