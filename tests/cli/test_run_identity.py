@@ -14,6 +14,7 @@ from turntree.environments.processes import ProcessPool
 from turntree.sandboxes.sandbox import Sandbox
 from turntree.stages import sft as sft_stage
 from turntree.stages import train_online as online_stage
+from turntree.stages import train_pivot as pivot_stage
 
 PIVOT = ("--steps", 1, "--max-tokens", 24, "--set", "train.states=2", "--set", "train.group_size=2")
 ONLINE = (
@@ -135,6 +136,45 @@ def test_training_does_not_go_on_with_edited_questions_or_another_index(monkeypa
     documents.write_text('{"id": "a", "title": "Ada", "text": "Ada lives in Rome."}\n')
     turntree("index", "build", documents, "--out", index, "--overwrite")
     assert "differs in inputs.index_hash" in turntree.error(*command)
+
+
+def test_training_on_pivots_does_not_go_on_with_other_tasks_to_check_on(monkeypatch, turntree, household, tmp_path):
+    (tmp_path / "my_checks.py").write_text(CHECKS)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "goals.txt").write_text("lamp")
+    command = (
+        *("train", "pivot", household / "pivots.jsonl", "--out", tmp_path / "run", *PIVOT),
+        *("--set", 'check.environment={"name": "my_checks:Checks"}', "--set", "check.tasks=1"),
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(pivot_stage, "save_model", interrupt)
+        turntree(*command, code=130)
+    (tmp_path / "goals.txt").write_text("table")
+    assert "differs in inputs.check.goals_hash" in turntree.error(*command)
+
+
+CHECKS = """
+import contextlib
+import turntree as tt
+from turntree.environments.tasks import TaskSet, contents
+
+class Find:
+    def reset(self):
+        self.done = self.success = False
+    def look(self, where: str) -> str:
+        '''Look somewhere.
+
+        Args:
+            where: The place.
+        '''
+        return "nothing"
+
+class Checks:
+    @contextlib.contextmanager
+    def open(self, splits, *, seed):
+        tasks = {s: [tt.ToolEnvironment(Find, task_id=f"{s}{i}") for i in range(n)] for s, n in splits.items()}
+        yield TaskSet(tasks=tasks, contents=contents({"goals": "goals.txt"}))
+"""
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
+
+import numpy as np
 import pytest
 
 from group_progress import progress
+from turntree.core.protocols import BranchDecision, GateDecision
 from turntree.gates.compose import AnyOf, AuditedGate, RandomGate
 from turntree.gates.divergence import PrefixDivergenceGate
+from turntree.gates.monitor import GateMonitor
 from turntree.gates.signals import best_progress
 
 EVERY_TASK = [progress("aaa", "aaa", task_id=f"task {i}") for i in range(400)]
@@ -50,6 +57,32 @@ def test_an_audited_share_of_would_be_cuts_runs_on_and_says_so():
     assert all(decision.cut != decision.audited and decision.final for decision in decisions)
     assert all(decision.numbers["audit_share"] == 0.25 for decision in decisions)
     assert sum(decision.audited for decision in decisions) == pytest.approx(100, abs=30)
+
+
+def test_an_audit_keeps_its_share_in_a_gate_of_gates():
+    """The monitor weighs an audit by its share."""
+    gate = AnyOf((AuditedGate(gate=PrefixDivergenceGate(turn=3), share=0.25, seed=1), PrefixDivergenceGate(turn=4)))
+    monitor = GateMonitor()
+    for group in EVERY_TASK:
+        decision = gate.decide(group)
+        monitor.record(decision, True if decision.audited else None)
+    precision = monitor.precision()
+    assert precision.value == 1.0 and precision.audits == pytest.approx(100, abs=30)
+
+
+def test_decisions_hold_plain_numbers_and_no_unknown_ones():
+    """What a log and a checkpoint cannot hold would end the run where they are written."""
+    measured = {"mean": np.float32(0.25), "unknown": math.nan, "none": None}
+    decision = GateDecision(cut=np.mean([0.0]) < 0.1, reason="", numbers=measured, final=np.bool_(True))
+    assert decision.cut is True and decision.final is True and decision.numbers == {"mean": 0.25}
+    fork = BranchDecision(branches=np.int64(2), reason="", numbers=measured, shared=np.int64(1))
+    assert json.loads(json.dumps(dataclasses.asdict(fork), allow_nan=False))["branches"] == 2
+
+
+def test_a_cut_by_terminations_does_not_log_a_signal_that_is_unknown():
+    gate = PrefixDivergenceGate(turn=2, threshold=0.2, signal=best_progress, termination=0.5)
+    decision = gate.decide(progress("a", "aa", finished=[0]))
+    assert decision.cut and all(math.isfinite(value) for value in decision.numbers.values())
 
 
 def test_whether_a_group_is_audited_depends_on_seed_task_and_iteration_only():

@@ -16,8 +16,8 @@ from turntree.observe.statistics import clopper_pearson_low
 
 
 def audited(share: float = 0.1, value: float = 0.0) -> GateDecision:
-    numbers = {"audit_share": share, "prefix_edit_distance_mean": value}
-    return GateDecision(cut=False, reason="r", numbers=numbers, final=True, audited=True)
+    numbers = {"prefix_edit_distance_mean": value}
+    return GateDecision(cut=False, reason="r", numbers=numbers, final=True, audited=True, audit_share=share)
 
 
 CUT = GateDecision(cut=True, reason="r", numbers={}, final=True)

@@ -14,6 +14,7 @@ from turntree.core.errors import InputError, TurntreeError
 from turntree.observe.files import write_json
 from turntree.observe.identity import require_same
 from turntree.observe.run import notice, open_folder, open_run, progress
+from turntree.report.read import read_metrics
 
 CONFIG = {"seed": 0, "checkpoints": {"every": 10}}
 INPUTS = {"policy_hash": "w", "tokenizer_hash": "t", "template_hash": "c"}
@@ -35,6 +36,15 @@ def logged(tmp_path):
         with (tmp_path / "more.jsonl").open("a") as handle:
             handle.write('{"iteration": 4, "gr')
     return run, saved
+
+
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85"])
+def test_a_reason_with_another_line_break_is_one_row(tmp_path, mark) -> None:
+    rows = [{"step": 1, "censored_reasons": {f"cannot read: caf{mark}e": 2}}, {"step": 2}]
+    with opened(tmp_path / "run") as run:
+        for row in rows:
+            run.log(row)
+    assert run.metrics() == rows and list(read_metrics(tmp_path / "run" / "metrics.jsonl")) == rows
 
 
 def test_what_a_killed_process_wrote_after_the_checkpoint_is_forgotten(logged) -> None:

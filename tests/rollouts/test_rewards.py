@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import sys
 import threading
 from collections.abc import Callable
@@ -9,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -191,6 +194,17 @@ def test_no_function_sees_a_group_that_a_gate_cut_not_even_its_finished_episodes
     assert figures(cut.rewards.verdicts.values()) == {}, "no failure of a function is counted"
     judged = {"rewards": {"look": 1.0, "look.part": 1.0, "bad": None}, "rewards_failed": {"bad": 6}}
     assert figures(whole.rewards.verdicts.values()) == judged
+
+
+def test_parts_are_plain_numbers_and_unknown_where_they_are_not_finite() -> None:
+    def graded(_: Episode) -> Verdict:
+        return Verdict(0.5, "", parts={"style": np.float32(0.25), "odd": math.nan})
+
+    (group,) = played(summed(graded=(1.0, graded)), Corridor("a", 9))
+    for verdict in group.rewards.verdicts.values():
+        assert json.loads(json.dumps(dict(verdict.parts), allow_nan=False)) == {
+            "graded": 0.5, "graded.style": 0.25, "graded.odd": None,
+        }  # fmt: skip
 
 
 class Server:

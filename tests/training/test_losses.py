@@ -373,7 +373,8 @@ def test_a_kl_term_without_a_reference_is_an_error_and_never_silently_zero(kl: s
     [
         {"clip_low": -0.1},
         {"clip_low": 1.5},
-        {"dual_clip": 0.5},
+        {"dual_clip": 0.9},
+        {"dual_clip": 1.0},
         {"kl_coefficient": -1.0},
         {"temperature": 0.0},
         {"importance_cap": 0.0},

@@ -339,9 +339,9 @@ class CutOdd:
     """Cuts in odd iterations, and in even ones only says that it would have."""
 
     def decide(self, group: GroupProgress) -> GateDecision | None:
-        numbers = {"turn": 1.0, "audit_share": 0.5}
+        numbers = {"turn": 1.0}
         cut = group.iteration % 2 == 1 and not all(group.finished)
-        return GateDecision(cut=cut, audited=not cut, reason="odd", numbers=numbers, final=True)
+        return GateDecision(cut=cut, audited=not cut, audit_share=0.5, reason="odd", numbers=numbers, final=True)
 
 
 def test_a_resumed_run_remembers_all_that_the_run_remembered_which_was_never_killed(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from tiny_models import tiny_model, tiny_tokenizer
 from turntree.core.completion import GenerationRequest, Sampling
+from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
@@ -17,7 +18,7 @@ from turntree.rollouts.local import render
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
 from turntree.training.curriculum import CurriculumConfig
 from turntree.training.optimizer import OptimizerConfig
-from turntree.training.pivot import Checked, Pivot, PivotConfig, train_pivot
+from turntree.training.pivot import Checked, Drawn, Pivot, PivotConfig, train_pivot
 
 GROUP = 4
 
@@ -34,6 +35,7 @@ class ByTrace:
         self.judged.append((state.trace_id, action.content))
         odd = float(len(action.content) % 2)
         rewards = {"dead": 0.0, "solved": 1.0, "broken": None, "chance": odd}
+        rewards["single"] = 1.0 if len(self.judged) % GROUP == 1 else None
         reward = rewards.get(state.trace_id.split("-")[0], float(len(self.judged) % 2))
         return Verdict(reward, "as the test says", "say")
 
@@ -47,7 +49,9 @@ def renderer():
 def train(renderer):
     """Train on pivots of the given names ("anchor:" in front of a name gives that role); rows and result."""
 
-    def command(names, *, check=None, log=None, checkpoints=None, engines=None, words="", **settings):
+    def command(
+        names, *, check=None, log=None, checkpoints=None, engines=None, words="", own=None, keep=None, **settings
+    ):
         model = tiny_model()
         reference = tiny_model().requires_grad_(False)
         verifier = ByTrace()
@@ -74,6 +78,8 @@ def train(renderer):
             log=log or rows.append,
             check=check,
             checkpoints=checkpoints,
+            own=own,
+            **({"keep": keep} if keep else {}),
         )
         return SimpleNamespace(rows=rows, trained=trained, judged=verifier.judged, engine=engine, model=model)
 
@@ -197,6 +203,31 @@ def test_training_ends_when_every_pivot_has_retired_with_its_last_check(train) -
     assert [(row["step"], row.get("checked")) for row in done.rows] == [(0, 0), (1, None), (2, 2)]
     assert done.rows[-1]["retired_pivots"] == 4 and done.rows[-1]["live_pivots"] == 0
     assert [record.retired_at for record in done.trained.records] == [2] * 4
+
+
+def test_a_search_that_finds_nothing_ends_the_run_with_a_check_and_what_it_cost(train, renderer) -> None:
+    class Own:
+        keep = 0.0
+
+        def due(self, step):
+            return False
+
+        def draw(self, step, number):
+            return Drawn([], Cost(turns=100), {"states": 9})
+
+    retire = CurriculumConfig(retire_after=1)
+    done = train(["solved"] * 4, steps=9, own=Own(), curriculum=retire, check=lambda step: Checked({"checked": step}))
+    trained, last = done.rows[-2:]
+    assert (trained["step"], last["step"], last["checked"], last["trained_groups"]) == (1, 2, 2, 0)
+    assert last["own_path"]["states"] == 9 and last["turns"] == trained["turns"] + 100 == done.trained.cost.turns
+
+
+def test_a_group_with_one_reward_has_nothing_to_compare_and_is_not_trained_on(train) -> None:
+    """Else its KL term alone would be, and it would count in the normalizer."""
+    kept = []
+    done = train(["single"] * 4, keep=lambda step, groups, credits: kept.extend(credits))
+    assert [row["trained_groups"] for row in done.rows] == [0] and kept == [None] * 4
+    assert done.rows[0]["censored"] == 4 * (GROUP - 1)
 
 
 def test_records_say_how_every_pivot_fared(train) -> None:

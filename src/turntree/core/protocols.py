@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -215,11 +216,24 @@ class GroupProgress:
     occurrence: int = 0
 
 
+def _plain(decision: Any, **kinds: Callable[[Any], Any]) -> None:
+    """Plain values in place of those of numpy or torch, which a log or a checkpoint could not hold."""
+    for name, kind in kinds.items():
+        object.__setattr__(decision, name, kind(getattr(decision, name)))
+
+
+def _known(numbers: Mapping[str, Any]) -> dict[str, float]:
+    known = {name: float(value) for name, value in numbers.items() if value is not None}
+    return {name: value for name, value in known.items() if math.isfinite(value)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class GateDecision:
-    """`cut` stops the whole group now; `numbers` are what the gate measured. `final`: do not ask the gate again.
+    """`cut` stops the whole group now; `numbers` are what the gate measured, unknown ones left out. `final`: do not ask
+    the gate again.
 
-    `audited`: the gate would have cut, and lets the group run on so that its precision can be measured.
+    `audited`: the gate would have cut, and lets the group run on so that its precision can be measured; it does so with
+    the probability `audit_share`.
     """
 
     cut: bool
@@ -227,6 +241,10 @@ class GateDecision:
     numbers: dict[str, float]
     final: bool
     audited: bool = False
+    audit_share: float = 1.0
+
+    def __post_init__(self) -> None:
+        _plain(self, cut=bool, numbers=_known, final=bool, audited=bool, audit_share=float)
 
 
 class Gate(Protocol):
@@ -283,6 +301,9 @@ class BranchDecision:
     numbers: dict[str, float]
     shared: int = 0
 
+    def __post_init__(self) -> None:
+        _plain(self, branches=int, numbers=_known, shared=int)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Expansion:
@@ -293,6 +314,9 @@ class Expansion:
     turn: int
     reason: str
     numbers: dict[str, float]
+
+    def __post_init__(self) -> None:
+        _plain(self, turn=int, numbers=_known)
 
 
 class Brancher(Protocol):

@@ -16,6 +16,7 @@ from turntree.core import parts
 from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
 from turntree.observe.files import atomic_write, read_json, write_json
+from turntree.observe.jsonl import read_lines
 from turntree.observe.run import RunDirectory
 from turntree.observe.statistics import crossed_interval, sign_flip, t_interval
 from turntree.stages.train_online import HELD_OUT, TrainOnlineConfig, run_train_online
@@ -36,7 +37,7 @@ def claim(out: Path, identity: Mapping[str, Any]) -> None:
 
 def json_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a JSONL file; none where it was not written."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    return [json.loads(line) for _, line in read_lines(path)] if path.exists() else []
 
 
 Outcomes = Mapping[str, float]

@@ -60,10 +60,10 @@ class AuditedGate:
         decision = self.gate.decide(group)
         if decision is None or not decision.cut:
             return decision
-        numbers = {**decision.numbers, "audit_share": self.share}
         draw = _draw(self.seed, "gate audit", group)
         audited = draw < self.share
-        return replace(decision, cut=not audited, audited=audited, final=True, numbers=numbers)
+        numbers = {**decision.numbers, "audit_share": self.share}
+        return replace(decision, cut=not audited, audited=audited, audit_share=self.share, final=True, numbers=numbers)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,7 +80,6 @@ class PrefixDivergenceGate:
         if self.termination is not None and ended >= self.termination:
             return GateDecision(cut=True, reason="termination fraction reached", numbers=numbers, final=True)
         if math.isnan(value):
-            numbers.pop(name)
             return GateDecision(cut=False, reason=f"{name} unknown", numbers=numbers, final=True)
         return GateDecision(cut=False, reason=f"{name} not below threshold", numbers=numbers, final=True)
 

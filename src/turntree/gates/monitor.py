@@ -63,7 +63,7 @@ class GateMonitor:
         elif zero_variance is None:
             self._lost += decision is not None and decision.audited
         elif decision is not None and decision.audited:
-            self._audits.append((1 / decision.numbers["audit_share"], zero_variance, decision))
+            self._audits.append((1 / decision.audit_share, zero_variance, decision))
             self._watch(zero_variance)
         else:
             self._passed.append(zero_variance)

@@ -29,6 +29,7 @@ from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import InputError
 from turntree.observe import files
 from turntree.observe.identity import file_digest, locked, require_same
+from turntree.observe.jsonl import read_lines
 
 T = TypeVar("T")
 
@@ -102,8 +103,7 @@ class RunDirectory:
 
     def metrics(self) -> list[dict[str, Any]]:
         """The rows logged so far. Raises `InputError` for a line that is not JSON."""
-        lines = enumerate(self._metrics.read_text(encoding="utf-8").splitlines(), start=1)
-        return [files.parse_line(text, self._metrics, number) for number, text in lines]
+        return [files.parse_line(text, self._metrics, number) for number, text in read_lines(self._metrics)]
 
     def logged(self) -> Logged:
         """Rows, bytes and checksum of every log, for the checkpoint that is being saved."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from turntree.core.errors import InputError
 from turntree.observe.files import read_json, read_table
+from turntree.observe.jsonl import read_lines
 from turntree.profiling.profile import SCHEMA as PROFILE_SCHEMA
 from turntree.profiling.select import SCHEMA as PIVOTS_SCHEMA
 
@@ -196,7 +197,7 @@ def _arm(name: str, folder: Path | None, evaluation: Path | None) -> Arm:
 def read_metrics(path: Path) -> tuple[Row, ...]:
     """What a training stage logged, one row a step. Raises `InputError` naming the line that cannot be read."""
     rows: list[Row] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in read_lines(path):
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:

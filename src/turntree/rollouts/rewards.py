@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -201,7 +201,7 @@ def _verdict(function: RewardFunction, episode: Episode) -> Verdict:
         value: Any = function(episode)
         if isinstance(value, Verdict) and value.reward is None:
             return replace(value, reason=f"did not judge: {value.reason}")
-        parts_of = value.parts if isinstance(value, Verdict) else {}
+        parts_of = _plain(value.parts) if isinstance(value, Verdict) else {}
         value = value.reward if isinstance(value, Verdict) else value
         if value is None:
             return Verdict(None, "gave None")
@@ -211,6 +211,12 @@ def _verdict(function: RewardFunction, episode: Episode) -> Verdict:
     except Exception as error:  # a bad rollout is data: the boundary to foreign code
         return Verdict(None, f"raised {type(error).__name__}: {' '.join(str(error).split())[:200]}")
     return Verdict(number, "", parts=parts_of) if math.isfinite(number) else Verdict(None, f"gave {number}")
+
+
+def _plain(named: Mapping[str, Any]) -> dict[str, float | None]:
+    """Parts as plain numbers; one that is not finite is unknown."""
+    found = {name: None if value is None else float(value) for name, value in named.items()}
+    return {name: None if value is None or not math.isfinite(value) else value for name, value in found.items()}
 
 
 def _check_function(name: str, function: Any) -> None:

@@ -21,7 +21,7 @@ from turntree.core.protocols import Renderer, TurnState, TurnVerifier
 from turntree.core.tree import RolloutTree
 from turntree.engines.checkpoint import save_model
 from turntree.engines.compatibility import check_window
-from turntree.environments.tasks import DEV, TRAIN, TaskSet, open_tasks
+from turntree.environments.tasks import DEV, TRAIN, TaskSet, identity, open_tasks
 from turntree.logs import trees
 from turntree.logs.groups import action_text
 from turntree.logs.trees import KeptTree
@@ -95,14 +95,15 @@ def run_train_pivot(
         if selected is not None:
             _require_verifier(config, selected[0], verifier)
         own = stack.enter_context(open_own_path(config, policy, verifier, out / "own"))
+        tasks = stack.enter_context(_development_tasks(config, policy, traces))
         inputs = {
             **policy.identity,
             **parts.identities(config),
             **hashes,
             "verifier": verifier.name,
             **({} if own is None else own.identity),
+            **({} if tasks is None else {"check": identity(_checked_environment(config), tasks)}),
         }
-        tasks = stack.enter_context(_development_tasks(config, policy, traces))
         logs = (trees.FILE_NAME, HELD_OUT)
         length = extent("train.steps", config.train.steps, config.train.optimizer, keep_trees=config.keep_trees)
         run = stack.enter_context(
@@ -114,7 +115,7 @@ def run_train_pivot(
         trained = _train(run, policy, pivots, verifier, check, own, config, group, draw)
         rows = run.metrics()
         require_rewards(rows)
-    last = rows[-1]
+    last = next(row for row in reversed(rows) if "reward_mean" in row)  # a search may have ended the run after it
     return {
         "model": str(run.model),
         "states": len(trained.pivots),
@@ -386,6 +387,10 @@ def _held_out(states: Sequence[TurnState], renderer: Renderer, limits: Limits) -
     return [item for _, item in fitting]
 
 
+def _checked_environment(config: TrainPivotConfig) -> Part:
+    return parts.resolve("environments", config.check.environment or config.environment or parts.DEFAULT)
+
+
 @contextlib.contextmanager
 def _development_tasks(config: TrainPivotConfig, policy: Policy, traces: str) -> Iterator[TaskSet | None]:
     """Tasks that are not trained on: an environment that divides a file is told how many of it were. Those that the
@@ -394,7 +399,7 @@ def _development_tasks(config: TrainPivotConfig, policy: Policy, traces: str) ->
     if not settings.tasks:
         yield None
         return
-    environment = parts.resolve("environments", settings.environment or config.environment or parts.DEFAULT)
+    environment = _checked_environment(config)
     seen, trained = _seen(traces, environment.name) if traces else (frozenset[str](), 0)
     if config.states != "expert":
         trained = max(trained, config.own.count)

@@ -118,8 +118,9 @@ class LossConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.clip_low <= 1 or self.clip_high < 0:
             raise ConfigError("impossible clip range", field="clip_low", hint="0 <= clip_low <= 1, clip_high >= 0")
-        if self.dual_clip is not None and self.dual_clip < 1 - self.clip_low:
-            raise ConfigError("lies inside the clip range", field="dual_clip", hint="use at least 1 - clip_low")
+        if self.dual_clip is not None and self.dual_clip <= 1:
+            hint = "3 is what dual-clip PPO uses"
+            raise ConfigError("must be above 1: it bounds the ratio of punished tokens", field="dual_clip", hint=hint)
         if not self.kl_coefficient >= 0 or self.importance_cap <= 0 or self.temperature <= 0:
             raise ConfigError("kl_coefficient must be >= 0, importance_cap and temperature > 0", field="kl_coefficient")
         if self.kl == "k1" and self.kl_coefficient > 0:

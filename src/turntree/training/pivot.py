@@ -157,11 +157,15 @@ def train_pivot(
     for step in range(done + 1, config.steps + 1):
         figures = run.refresh(step)
         if run.curriculum.exhausted(step):
+            if figures:  # of the search that found none
+                checked = run.check(step)
+                log({"step": step, "trained_groups": 0, **run.spent(), **figures, **checked, **run.alarms()})
             break
         drawn, trained = run.sample(step)
-        credits = [estimator(group.tree, group.rewards) for group in trained]
-        run.row = {"step": step, **run.update(trained, credits), **run.observe(step, drawn, trained), **figures}
-        labels = {id(group): credit for group, credit in zip(trained, credits, strict=True)}
+        compared = [group for group in trained if group_outcome(group.verdicts) is not GroupOutcome.CENSORED]
+        credits = [estimator(group.tree, group.rewards) for group in compared]
+        run.row = {"step": step, **run.update(compared, credits), **run.observe(step, drawn, trained), **figures}
+        labels = {id(group): credit for group, credit in zip(compared, credits, strict=True)}
         keep(step, drawn, [labels.get(id(group)) for group in drawn])
         saves = checkpoints if checkpoints and checkpoints.due(step, last=run.is_last(step)) else None
         if saves and run.only_closing(step):
@@ -324,6 +328,11 @@ class _Run:
             "replaced_groups": len(drawn) - len(trained),
             "replaced_turns": sum(group.tree.cost.turns for group in drawn if id(group) not in kept),
             **self.curriculum.metrics(),
+            **self.spent(),
+        }
+
+    def spent(self) -> dict[str, Any]:
+        return {
             "turns": self.cost.turns,
             "spent": self.cost.counts(),
             "timing": {"seconds": self.cost.seconds},
