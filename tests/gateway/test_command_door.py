@@ -2,6 +2,8 @@
 
 import json
 import sys
+import threading
+import time
 
 import pytest
 from gateway_world import SAMPLING, engine, renderer, spelled
@@ -13,7 +15,7 @@ from turntree.core.tree import StopReason
 from turntree.environments.tasks import open_tasks
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.players import grow, player_of
-from turntree.rollouts.rewards import build_rewards
+from turntree.rollouts.rewards import RewardSum, WeightedReward, build_rewards
 from turntree.rollouts.scheduler import SchedulerConfig
 
 AGENT = """
@@ -131,6 +133,27 @@ def test_reward_functions_judge_what_the_agent_said(agent, tmp_path, monkeypatch
     assert {verdict.reward for verdict in group.rewards.verdicts.values()} == {None}
 
 
+def test_reward_functions_judge_the_agents_of_a_task_in_the_thread_that_asked_for_them(agent, tmp_path):
+    seen, two, judging = [], threading.Barrier(2, timeout=10), threading.Lock()
+
+    def plain(episode):
+        assert judging.acquire(blocking=False), "another episode is judged at the same time"
+        time.sleep(0.2)
+        seen.append(threading.current_thread())
+        judging.release()
+        return 1.0
+
+    def waiting(episode):
+        return float(two.wait() >= 0)
+
+    waiting.concurrency = 2
+    functions = [WeightedReward(function.__name__, 1.0, function) for function in (plain, waiting)]
+    (group,) = played(agent, tmp_path, ["number"], rewards=RewardSum(functions), group_size=4)
+    assert seen == 4 * [threading.main_thread()]
+    told = [(verdict.reward, verdict.parts) for verdict in group.rewards.verdicts.values()]
+    assert told == 4 * [(2.0, {"plain": 1.0, "waiting": 1.0})]
+
+
 def test_a_session_that_ran_into_a_limit_may_have_a_reward_for_that(agent, tmp_path):
     (group,) = played(agent, tmp_path, ["loop"], limit_reward=-1.0)
     assert {verdict.reward for verdict in group.rewards.verdicts.values()} == {-1.0}
@@ -163,6 +186,9 @@ def test_folders_of_agents_stay_where_that_is_asked(agent, tmp_path):
     assert len(list(kept.iterdir())) == 2
     played(agent, tmp_path, ["number"], folder=str(kept / "b"), keep="failed")
     assert not list((kept / "b").iterdir())
+    broken = RewardSum([WeightedReward("broken", 1.0, lambda episode: 1 / 0)])
+    played(agent, tmp_path, ["number"], folder=str(kept / "d"), keep="failed", rewards=broken)
+    assert len(list((kept / "d").iterdir())) == 2
     for _ in range(2):  # as every held-out check does
         played(agent, tmp_path, ["number"], folder=str(kept / "c"), keep="all")
     assert len(list((kept / "c").iterdir())) == 4
