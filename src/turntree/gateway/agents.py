@@ -28,13 +28,12 @@ from turntree.core import seeds
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation, Renderer, StreamingEngine
-from turntree.core.tree import StopReason
 from turntree.core.verdict import Verdict
 from turntree.environments.tasks import TRAIN, TaskSet
-from turntree.gateway.calls import Session
+from turntree.gateway.calls import Call, Session
 from turntree.gateway.config import GatewayLimits, ServingConfig
 from turntree.gateway.driver import EngineDriver
-from turntree.gateway.lineage import Thoughts
+from turntree.gateway.lineage import Thoughts, digest_of
 from turntree.gateway.merge import Discarded, Merged, merge
 from turntree.gateway.process import Exit, command_of, reward_in, run_agent
 from turntree.gateway.serve import Served, serving
@@ -43,8 +42,8 @@ from turntree.gateway.sessions import LiveSession, Sessions
 from turntree.observe.files import tree_hash, write_json
 from turntree.rollouts.accounting import Usage
 from turntree.rollouts.groups import GrownGroup, Sized, with_sizes
-from turntree.rollouts.live import Ending, judged
-from turntree.rollouts.rewards import Episode, RewardSum
+from turntree.rollouts.live import Ending, ended, judged
+from turntree.rollouts.rewards import RewardSum
 from turntree.rollouts.scheduler import Order, SchedulerConfig
 
 Keep = Literal["none", "failed", "all"]
@@ -274,26 +273,41 @@ def _endings(task: AgentTask, sessions: Iterable[Session], merged: Merged) -> di
     for leaf, verdict in merged.rewards.verdicts.items():
         stop = merged.tree.stop_reason(leaf)
         assert stop is not None
-        rewarded = leaf in by_end and verdict.reward is not None
-        found[leaf] = Ending(stop, verdict, _episode(task, by_end[leaf], verdict) if rewarded else None)
+        found[leaf] = Ending(stop, verdict)
+        if leaf in by_end and verdict.reward is not None:
+            found[leaf] = ended(stop, verdict, task, *_said(by_end[leaf], merged, leaf, verdict))
     return found
 
 
-def _episode(task: AgentTask, session: Session, verdict: Verdict) -> Episode:
-    answered = [call for call in session.calls if call.answer is not None]
-    last = answered[-1] if answered else None
-    messages = () if last is None or last.answer is None else (*last.messages, last.answer)
-    told = Observation(messages[-1:], done=True, success=verdict.success, reward=verdict.reward)
-    return Episode(
-        task_id=task.task_id,
-        task_type=task.task_type,
-        messages=messages,
-        tools=() if last is None else last.tools,
-        observations=(told,),
-        stop=StopReason.COMPLETED,
-        reward=verdict.reward or 0.0,
-        success=bool(verdict.success),
-    )
+def _said(session: Session, merged: Merged, end: int, verdict: Verdict) -> tuple[list[Message], list[Observation]]:
+    """All that was said in the calls of the rollout that ended at `end`, in order, and what each call was told before
+    it; the last observation is empty and has the verdict."""
+    messages, told, seen = list[Message](), list[Observation](), Counter[bytes]()
+    mine = set(merged.tree.nodes_of(end))
+    calls = {call.call_id: call for call in sorted(session.calls, key=lambda one: one.index)}
+    for call in calls.values():
+        node = merged.nodes.get((session.session_id, call.call_id))
+        if node not in mine:
+            continue  # without an answer, or left out
+        new, answer = _new(call, calls, seen), merged.tree[node].messages
+        seen.update(digest_of(message, thoughts=False) for message in (*new, *answer))
+        told.append(Observation(new, done=False))
+        messages += (*new, *answer)
+    return messages, [*told, Observation((), done=True, success=verdict.success, reward=verdict.reward)]
+
+
+def _new(call: Call, calls: Mapping[str, Call], seen: Counter[bytes]) -> tuple[Message, ...]:
+    """What a prompt says that was not said before. A history that was rewritten repeats much of it."""
+    if call.cause == "start":
+        return call.messages
+    if call.follows is not None and call.cause in ("continue", "rewritten"):
+        return call.messages[len(calls[call.follows].messages) + 1 :]
+    left, new = seen.copy(), list[Message]()
+    for message in call.messages:
+        name = digest_of(message, thoughts=False)
+        left[name] -= 1
+        new += [message] if left[name] < 0 else []
+    return tuple(new)
 
 
 class _Workers:
