@@ -1,10 +1,13 @@
 """`gateway:COMMAND`: programs are started for rollouts, and what becomes of them becomes of their rewards."""
 
+import itertools
 import json
 import sys
+import threading
+import time
 
 import pytest
-from gateway_world import SAMPLING, engine, renderer, spelled
+from gateway_world import SAMPLING, engine, renderer, spelled, tokenizer
 
 from turntree.core import parts
 from turntree.core.config import Part
@@ -13,7 +16,7 @@ from turntree.core.tree import StopReason
 from turntree.environments.tasks import open_tasks
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.players import grow, player_of
-from turntree.rollouts.rewards import build_rewards
+from turntree.rollouts.rewards import RewardSum, WeightedReward, build_rewards
 from turntree.rollouts.scheduler import SchedulerConfig
 
 AGENT = """
@@ -55,6 +58,26 @@ last = {"number": "0.5", "object": json.dumps({"reward": 1, "success": False, "r
 print("thinking...")
 print(last)
 """
+TALKER = """
+import json, os, urllib.request
+
+def ask(messages):
+    headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"}
+    url, body = os.environ["OPENAI_BASE_URL"] + "/chat/completions", json.dumps({"messages": messages}).encode()
+    return json.load(urllib.request.urlopen(urllib.request.Request(url, body, headers)))["choices"][0]["message"]
+
+def told(text, role="user"):
+    return {"role": role, "content": text}
+
+system, task, more = told("Be brief.", "system"), told("Which way?"), told("more")
+lost = ask([system, task])  # and asked again
+first = ask([system, task])
+second = ask([system, task, first, more])
+ask([told("You help.", "system"), told("1 + 1"), told("two", "assistant"), task])  # a sub-agent, with an example
+third = ask([system, task, first, more, second, more])
+ask([system, told("In short: which way?"), second, more, third, told("Sum it up.")])  # a history that was compacted
+print(json.dumps({"reward": 0.25, "success": True}))
+"""
 ENDS = {  # what the agent does: its reward, the stop, a word of the reason
     "number": (0.5, StopReason.COMPLETED, "last line"),
     "object": (1.0, StopReason.COMPLETED, "so so"),
@@ -86,8 +109,8 @@ def tasks_file(tmp_path, *what):
     return str(path)
 
 
-def played(agent, tmp_path, what, *, rewards=None, group_size=2, seed=0, policy=None, **options):
-    config = SchedulerConfig(group_size=group_size, episodes=EpisodeConfig(max_turns=5, sampling=SAMPLING))
+def played(agent, tmp_path, what, *, rewards=None, group_size=2, seed=0, policy=None, calls=5, **options):
+    config = SchedulerConfig(group_size=group_size, episodes=EpisodeConfig(max_turns=calls, sampling=SAMPLING))
     part = Part(agent, {"tasks": tasks_file(tmp_path, *what), **options})
     held_out = {"train": len(what)} if len(what) > 3 else {"train": 1}
     with open_tasks(part, held_out) as opened:
@@ -131,6 +154,63 @@ def test_reward_functions_judge_what_the_agent_said(agent, tmp_path, monkeypatch
     assert {verdict.reward for verdict in group.rewards.verdicts.values()} == {None}
 
 
+@pytest.mark.parametrize("discarded", ["session", "exclude"])
+def test_reward_functions_see_the_task_and_all_that_was_said_in_the_calls_of_an_agent(agent, tmp_path, discarded):
+    def answer(prompt, seed):
+        return spelled(("and so on " * 10) if "Sum it up." in tokenizer().decode(prompt) else f"go {seed % 1000}")
+
+    seen = []
+    rewards = RewardSum([WeightedReward("look", 1.0, lambda episode: float(len(seen) + bool(seen.append(episode))))])
+    (tmp_path / "agent.py").write_text(TALKER)
+    options = {"rewards": rewards, "policy": engine(answer), "discarded": discarded, "calls": 6}
+    (group,) = played(agent, tmp_path, ["talk"], **options)
+    ends = {end: verdict for end, verdict in group.rewards.verdicts.items() if verdict.reward is not None}
+    assert len(ends) == len(seen) == 2
+    for end, verdict in ends.items():
+        episode, tree = seen[int(verdict.reward)], group.tree
+        turns = [tree[node].messages[0] for node in tree.nodes_of(end) if tree[node].sampled]
+        assert list(episode.turns) == turns and len(turns) == (6 if discarded == "session" else 5)
+        told = [[message.content for message in each.messages] for each in episode.observations]
+        retry = [[]] if discarded == "session" else []
+        helper = ["You help.", "1 + 1", "two", "Which way?"]
+        assert told == [
+            ["Be brief.", "Which way?"],
+            *retry,
+            ["more"],
+            helper,
+            ["more"],
+            ["In short: which way?", "Sum it up."],
+            [],
+        ]
+        rounds = itertools.zip_longest([each.messages for each in episode.observations], turns)
+        assert list(episode.messages) == [one for given, turn in rounds for one in (*given, *([turn] if turn else []))]
+        assert (episode.stop, episode.cut_turns) == (tree.stop_reason(end), 1) == (StopReason.MAX_TOKENS, 1)
+        last = episode.observations[-1]
+        assert (last.done, last.success, last.reward, episode.reward) == (True, True, 0.25, 0.25)
+        assert not any(each.done for each in episode.observations[:-1])
+
+
+def test_reward_functions_judge_the_agents_of_a_task_in_the_thread_that_asked_for_them(agent, tmp_path):
+    seen, two, judging = [], threading.Barrier(2, timeout=10), threading.Lock()
+
+    def plain(episode):
+        assert judging.acquire(blocking=False), "another episode is judged at the same time"
+        time.sleep(0.2)
+        seen.append(threading.current_thread())
+        judging.release()
+        return 1.0
+
+    def waiting(episode):
+        return float(two.wait() >= 0)
+
+    waiting.concurrency = 2
+    functions = [WeightedReward(function.__name__, 1.0, function) for function in (plain, waiting)]
+    (group,) = played(agent, tmp_path, ["number"], rewards=RewardSum(functions), group_size=4)
+    assert seen == 4 * [threading.main_thread()]
+    told = [(verdict.reward, verdict.parts) for verdict in group.rewards.verdicts.values()]
+    assert told == 4 * [(2.0, {"plain": 1.0, "waiting": 1.0})]
+
+
 def test_a_session_that_ran_into_a_limit_may_have_a_reward_for_that(agent, tmp_path):
     (group,) = played(agent, tmp_path, ["loop"], limit_reward=-1.0)
     assert {verdict.reward for verdict in group.rewards.verdicts.values()} == {-1.0}
@@ -163,6 +243,9 @@ def test_folders_of_agents_stay_where_that_is_asked(agent, tmp_path):
     assert len(list(kept.iterdir())) == 2
     played(agent, tmp_path, ["number"], folder=str(kept / "b"), keep="failed")
     assert not list((kept / "b").iterdir())
+    broken = RewardSum([WeightedReward("broken", 1.0, lambda episode: 1 / 0)])
+    played(agent, tmp_path, ["number"], folder=str(kept / "d"), keep="failed", rewards=broken)
+    assert len(list((kept / "d").iterdir())) == 2
     for _ in range(2):  # as every held-out check does
         played(agent, tmp_path, ["number"], folder=str(kept / "c"), keep="all")
     assert len(list((kept / "c").iterdir())) == 4

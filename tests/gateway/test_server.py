@@ -9,10 +9,11 @@ import time
 import httpx
 import openai
 import pytest
-from gateway_world import ADMIN, HTTP, SEARCH, World, engine, spelled, tokenizer, world
+from gateway_world import ADMIN, HTTP, SEARCH, World, engine, spelled, tokenizer, words, world
 
 from turntree.core.completion import Sampling
 from turntree.gateway.config import GatewayLimits
+from turntree.gateway.merge import merge
 from turntree.gateway.serve import listening
 
 MESSAGES = [{"role": "user", "content": "What is it?"}]
@@ -354,6 +355,26 @@ def test_an_agent_that_hangs_up_frees_its_place_in_the_engine():
         assert {call.status for call in calls} == {"disconnected"}
         assert gate.driver.engine.in_flight == 0
         assert sum(call.cost.prefilled_tokens for call in calls) > 0
+
+
+def test_a_candidate_that_was_sampled_when_the_agent_hung_up_keeps_its_cost():
+    asked = []
+
+    def latency(request):
+        asked.append(request)
+        return 1 if len(asked) == 1 else 10**9
+
+    with world(engine(latency=latency)) as gate:
+        opened = gate.open()
+        headers = {"authorization": f"Bearer {opened['key']}"}
+        with pytest.raises(httpx.TimeoutException):
+            body = {"messages": MESSAGES, "n": 2}
+            HTTP.post(f"{gate.url}/v1/chat/completions", json=body, headers=headers, timeout=1.0)
+        calls = _settled(lambda: gate.calls(opened["session"]), 2)
+        assert [(call.status, call.completion) for call in calls] == 2 * [("disconnected", None)]
+        session = gate.served.call(gate.sessions.close(gate.sessions.get(opened["session"])))
+        sampled = len(words(asked[0].prompt_ids, asked[0].seed))
+        assert merge("t", [session]).tree.cost.decoded_tokens == calls[0].cost.decoded_tokens == sampled > 0
 
 
 def test_a_session_that_is_closed_takes_its_calls_with_it():

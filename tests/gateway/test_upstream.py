@@ -182,6 +182,23 @@ def test_a_server_that_is_gone_is_told_in_openais_form(tmp_path):
     assert (response.status_code, response.json()["error"]["type"]) == (502, "server_error")
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        *(f"gh{kind}_16C7e42F292c6912E7710c838347Ae178B4a" for kind in "oprsu"),
+        "github_pat_11ABCDEFG0abcdefghijkl_mnopqrstuvwxyz0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ",
+        "sk-proj-abcdefghijklmnop1234",
+        "AIzaSyA-1234567890abcdefghijklmnopqrstu",
+        "AKIAIOSFODNN7EXAMPLE",
+        "ASIAIOSFODNN7EXAMPLE",
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U",
+        "eyJhbGciOiJkaXIiLCJlbmMiOiJBMjU2R0NNIn0..48V1_ALb6US04U3b.5eym8TW_c8SuK0ltJ3rpYI.XFBoMYUZodetZdvT",
+    ],
+)
+def test_keys_of_common_shapes_are_not_written(key):
+    assert Redaction().text(f'KEY="{key}" # {key}') == f'KEY="{REDACTED}" # {REDACTED}'
+
+
 def test_a_rule_that_is_no_regular_expression_and_a_url_that_is_none_are_refused(tmp_path):
     with pytest.raises(InputError, match="regular expression"):
         Redaction(["("])

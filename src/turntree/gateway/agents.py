@@ -28,14 +28,13 @@ from turntree.core import seeds
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation, Renderer, StreamingEngine
-from turntree.core.tree import StopReason
 from turntree.core.verdict import Verdict
 from turntree.environments.tasks import TRAIN, TaskSet
-from turntree.gateway.calls import Session
+from turntree.gateway.calls import Call, Session
 from turntree.gateway.config import GatewayLimits, ServingConfig
 from turntree.gateway.driver import EngineDriver
-from turntree.gateway.lineage import Thoughts
-from turntree.gateway.merge import Discarded, merge
+from turntree.gateway.lineage import Thoughts, digest_of
+from turntree.gateway.merge import Discarded, Merged, merge
 from turntree.gateway.process import Exit, command_of, reward_in, run_agent
 from turntree.gateway.serve import Served, serving
 from turntree.gateway.server import Gateway
@@ -43,7 +42,8 @@ from turntree.gateway.sessions import LiveSession, Sessions
 from turntree.observe.files import tree_hash, write_json
 from turntree.rollouts.accounting import Usage
 from turntree.rollouts.groups import GrownGroup, Sized, with_sizes
-from turntree.rollouts.rewards import Episode, RewardSum
+from turntree.rollouts.live import Ending, ended, judged
+from turntree.rollouts.rewards import RewardSum
 from turntree.rollouts.scheduler import Order, SchedulerConfig
 
 Keep = Literal["none", "failed", "all"]
@@ -136,7 +136,7 @@ class _Group:
     index: int
     task: AgentTask
     begun: float
-    rollouts: list[concurrent.futures.Future[tuple[Session, Verdict]]] = field(default_factory=list)
+    rollouts: list[concurrent.futures.Future[tuple[Session, Path]]] = field(default_factory=list)
 
     @property
     def over(self) -> bool:
@@ -240,18 +240,24 @@ class AgentPlayer:
             yield self._grown(group)
 
     def _grown(self, group: _Group) -> GrownGroup:
-        played = [rollout.result() for rollout in group.rollouts]
-        if not self.rendered and not any(call.completion for session, _ in played for call in session.calls):
-            problem = f"no agent of task {group.task.task_id!r} was answered: {played[0][1].reason}"
+        """The finished group. Reward functions judge its sessions here, together and in the consumer's thread."""
+        played, seconds = [rollout.result() for rollout in group.rollouts], time.perf_counter() - group.begun
+        sessions = [session for session, _ in played]
+        if not self.rendered and not any(call.completion for session in sessions for call in session.calls):
+            problem = f"no agent of task {group.task.task_id!r} was answered: {sessions[0].reason}"
             raise InputError(problem, field="environment", hint="run the command by hand against turntree gateway")
         self.rendered = True
-        merged = merge(group.task.task_id, [session for session, _ in played], discarded=self._settings.discarded)
+        tools = next((call.tools for session in sessions for call in session.calls if call.tools), ())
+        task = replace(group.task, tools=tools)  # what its prompts showed
+        merged = merge(task.task_id, sessions, discarded=self._settings.discarded)
+        [rewards] = judged([_endings(task, sessions, merged)], self._rewards)
+        rewards.check(merged.tree)
+        for session, folder in played if self._settings.keep == "failed" else ():
+            if rewards.verdicts[merged.ends[session.session_id]].reward is not None:
+                shutil.rmtree(folder, ignore_errors=True)
         self.usage.groups += 1
         self.usage.rollouts += len(played)
-        seconds = time.perf_counter() - group.begun
-        tools = next((call.tools for session, _ in played for call in session.calls if call.tools), ())
-        task = replace(group.task, tools=tools)  # what its prompts showed
-        return GrownGroup(index=group.index, task=task, tree=merged.tree, rewards=merged.rewards, seconds=seconds)
+        return GrownGroup(index=group.index, task=task, tree=merged.tree, rewards=rewards, seconds=seconds)
 
     @property
     def judges_alone(self) -> bool:
@@ -259,25 +265,49 @@ class AgentPlayer:
         functions = () if self._rewards is None else self._rewards.functions
         return bool(functions) and not any(one.name in ("environment", "success") for one in functions)
 
-    def judged(self, task: AgentTask, session: Session, verdict: Verdict) -> Verdict:
-        """The verdict with the user's reward functions in place of the agent's own reward."""
-        if self._rewards is None or verdict.reward is None:
-            return verdict
-        answered = [call for call in session.calls if call.answer is not None]
-        last = answered[-1] if answered else None
-        messages = () if last is None or last.answer is None else (*last.messages, last.answer)
-        told = Observation(messages[-1:], done=True, success=verdict.success, reward=verdict.reward)
-        episode = Episode(
-            task_id=task.task_id,
-            task_type=task.task_type,
-            messages=messages,
-            tools=() if last is None else last.tools,
-            observations=(told,),
-            stop=StopReason.COMPLETED,
-            reward=verdict.reward,
-            success=bool(verdict.success),
-        )
-        return self._rewards.judge(episode, verdict)
+
+def _endings(task: AgentTask, sessions: Iterable[Session], merged: Merged) -> dict[int, Ending]:
+    """How each leaf with a verdict ended; those at which a session ended with a reward have its episode."""
+    by_end = {merged.ends[session.session_id]: session for session in sessions}
+    found: dict[int, Ending] = {}
+    for leaf, verdict in merged.rewards.verdicts.items():
+        stop = merged.tree.stop_reason(leaf)
+        assert stop is not None
+        found[leaf] = Ending(stop, verdict)
+        if leaf in by_end and verdict.reward is not None:
+            found[leaf] = ended(stop, verdict, task, *_said(by_end[leaf], merged, leaf, verdict))
+    return found
+
+
+def _said(session: Session, merged: Merged, end: int, verdict: Verdict) -> tuple[list[Message], list[Observation]]:
+    """All that was said in the calls of the rollout that ended at `end`, in order, and what each call was told before
+    it; the last observation is empty and has the verdict."""
+    messages, told, seen = list[Message](), list[Observation](), Counter[bytes]()
+    mine = set(merged.tree.nodes_of(end))
+    calls = {call.call_id: call for call in sorted(session.calls, key=lambda one: one.index)}
+    for call in calls.values():
+        node = merged.nodes.get((session.session_id, call.call_id))
+        if node not in mine:
+            continue  # without an answer, or left out
+        new, answer = _new(call, calls, seen), merged.tree[node].messages
+        seen.update(digest_of(message, thoughts=False) for message in (*new, *answer))
+        told.append(Observation(new, done=False))
+        messages += (*new, *answer)
+    return messages, [*told, Observation((), done=True, success=verdict.success, reward=verdict.reward)]
+
+
+def _new(call: Call, calls: Mapping[str, Call], seen: Counter[bytes]) -> tuple[Message, ...]:
+    """What a prompt says that was not said before. A history that was rewritten repeats much of it."""
+    if call.cause == "start":
+        return call.messages
+    if call.follows is not None and call.cause in ("continue", "rewritten"):
+        return call.messages[len(calls[call.follows].messages) + 1 :]
+    left, new = seen.copy(), list[Message]()
+    for message in call.messages:
+        name = digest_of(message, thoughts=False)
+        left[name] -= 1
+        new += [message] if left[name] < 0 else []
+    return tuple(new)
 
 
 class _Workers:
@@ -305,8 +335,8 @@ class _Playing:
     folder: Path
     stop: threading.Event
 
-    def play(self, task: AgentTask, sample: int, seed: int) -> tuple[Session, Verdict]:
-        """One rollout: a session, the agent's whole life, what it is worth."""
+    def play(self, task: AgentTask, sample: int, seed: int) -> tuple[Session, Path]:
+        """One rollout: a session with the agent's own word on what it is worth, and the folder of its whole life."""
         live, keys = self.served.call(self._open(task, sample, seed))
         # a held-out check, a greedy evaluation or a resumed run plays a session again, whose folder may have been kept
         folder = Path(tempfile.mkdtemp(prefix=f"{live.session_id}.", dir=self.folder))
@@ -316,11 +346,10 @@ class _Playing:
             self.player._command, folder, self._variables(live, keys, folder), settings.seconds, self.stop
         )
         session = self.served.call(self.sessions.close(live, exit_.problem or ""))
-        verdict = self.player.judged(task, session, self._verdict(session, live, exit_))
-        keep = settings.keep == "all" or (settings.keep == "failed" and verdict.reward is None)
-        if not keep:
+        verdict = self._verdict(session, live, exit_)
+        if settings.keep == "none":
             shutil.rmtree(folder, ignore_errors=True)
-        return replace(session, reward=verdict.reward, success=verdict.success, reason=verdict.reason), verdict
+        return replace(session, reward=verdict.reward, success=verdict.success, reason=verdict.reason), folder
 
     async def _open(self, task: AgentTask, sample: int, seed: int) -> tuple[LiveSession, dict[str, str]]:
         name = f"{seeds.derive(seed, 'agent', task.task_id, sample):016x}"

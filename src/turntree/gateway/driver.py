@@ -55,7 +55,7 @@ class EngineDriver:
         return pending
 
     def cancel(self, pending: Pending) -> Future[Cost]:
-        """Give up a request; returns what it had cost by then, nothing where it had ended before."""
+        """Give up a request; returns what it had cost by then, all of it where it had its completion before."""
         cost: Future[Cost] = Future()
         self._commands.put(lambda: self._cancel(pending, cost))
         return cost
@@ -114,10 +114,13 @@ class EngineDriver:
             self._flying[pending.ticket] = pending
 
     def _cancel(self, pending: Pending, cost: Future[Cost]) -> None:
-        flying = pending.ticket is not None and self._flying.pop(pending.ticket, None) is not None
-        spent = self.engine.cancel(pending.ticket) if flying and pending.ticket is not None else NO_COST
-        if not pending.done.done() and not pending.done.cancel():
-            pending.done.set_exception(Fault("cancelled"))
+        done, spent = pending.done, NO_COST
+        if pending.ticket is not None and self._flying.pop(pending.ticket, None) is not None:
+            spent = self.engine.cancel(pending.ticket)
+        elif done.done() and not done.cancelled() and done.exception() is None:
+            spent = done.result().cost
+        if not done.done() and not done.cancel():
+            done.set_exception(Fault("cancelled"))
         cost.set_result(spent)
 
     def _advance(self) -> None:

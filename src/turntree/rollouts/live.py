@@ -327,7 +327,7 @@ def ending_of(rollout: LiveRollout, task: Environment, config: EpisodeConfig) ->
         verdict = Verdict(float(success is True), why, success=success is True)
     else:
         verdict = Verdict(observation.reward, why, success=success)  # which may be unknown
-    return _ended(stop, verdict, task, rollout.messages, rollout.answers)
+    return ended(stop, verdict, task, rollout.messages, rollout.answers)
 
 
 def cut_ending(rollout: LiveRollout, task: Environment, config: EpisodeConfig) -> Ending:
@@ -338,7 +338,7 @@ def cut_ending(rollout: LiveRollout, task: Environment, config: EpisodeConfig) -
     worth = _failure_reward(task) if len(rollout.answers) == 1 else last.reward or 0.0
     why = f"cut by the limit of {config.sampling.max_tokens} tokens a turn"
     verdict = Verdict(min(0.0, worth), why, success=False)
-    return _ended(StopReason.MAX_TOKENS, verdict, task, rollout.messages, rollout.answers)
+    return ended(StopReason.MAX_TOKENS, verdict, task, rollout.messages, rollout.answers)
 
 
 def has_room(token_ids: Sequence[int], config: EpisodeConfig) -> bool:
@@ -358,9 +358,10 @@ def _failure_reward(task: Environment) -> float:
     return float(getattr(task, "failure_reward", 0.0))
 
 
-def _ended(
+def ended(
     stop: StopReason, verdict: Verdict, task: Environment, messages: Sequence[Message], answers: Sequence[Observation]
 ) -> Ending:
+    """The ending of a rollout that came to an end, with its episode. `answers[0]` is the task."""
     episode = Episode(
         task_id=task.task_id,
         task_type=getattr(task, "task_type", None),

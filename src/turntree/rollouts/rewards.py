@@ -34,7 +34,7 @@ class Episode:
 
     `messages` are all of it, the task first. `observations[0]` is the task as well, `observations[t]` the answer to
     turn t, with the environment's `success`, `reward` and `progress`. `reward` is the environment's reward for the
-    episode, else 1 for success and 0 otherwise.
+    episode, else 1 for success and 0 otherwise. An agent's calls are its turns, its prompts its observations.
     """
 
     task_id: str
@@ -49,7 +49,8 @@ class Episode:
     @property
     def turns(self) -> tuple[Message, ...]:
         """What the policy said, turn by turn."""
-        return tuple(message for message in self.messages if message.role == "assistant")
+        given = {id(message) for told in self.observations for message in told.messages}  # prompts may hold answers too
+        return tuple(each for each in self.messages if each.role == "assistant" and id(each) not in given)
 
     @property
     def cut_turns(self) -> int:

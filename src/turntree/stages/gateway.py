@@ -41,7 +41,8 @@ class UpstreamConfig:
     """Pass requests through to this OpenAI-compatible server (https://host/v1) and write traces; nothing is sampled
     here."""
     redact: tuple[str, ...] = ()
-    """Regular expressions: what they match in a text is not written (repeatable). Common keys never are."""
+    """Regular expressions: what they match in a text is not written (repeatable). Some shapes of common keys never are;
+    a secret of another shape needs a rule."""
     idle: float = 300.0
     """Seconds without a further call after which a conversation is written."""
 
