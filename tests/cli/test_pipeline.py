@@ -5,6 +5,7 @@ import json
 import pytest
 
 from turntree.observe.files import read_table
+from turntree.stages.evaluate import _share
 
 TRAIN = ("--steps", 2, "--set", "train.states=4", "--set", "train.group_size=4")
 
@@ -71,6 +72,13 @@ def test_sft_lowers_the_loss_on_its_traces(turntree, household, tmp_path):
     )
     rows = [json.loads(line) for line in (tmp_path / "sft" / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["loss"] < rows[0]["loss"]
+
+
+def test_success_is_the_mean_of_the_games_as_its_interval_is():
+    """Two of the games were censored but for one episode: over episodes, success would be 5 of 6."""
+    found = _share([[1.0, 1.0, 1.0, 1.0], [0.0], [1.0], []])
+    assert (found["success"], found["episodes"]) == (pytest.approx(2 / 3), 6)
+    assert found["low"] < found["success"] < found["high"]
 
 
 def test_evaluation_counts_every_episode(turntree):

@@ -36,8 +36,16 @@ def test_a_paired_difference_cancels_what_both_share():
     assert 0.03 < low < 0.05 < high < 0.07
 
 
-def test_no_difference_gives_a_point_at_zero():
-    assert paired_bootstrap([1.0, 0.0], [1.0, 0.0]) == (0.0, 0.0, 0.0)
+def test_no_difference_at_all_leaves_room_for_tasks_not_seen():
+    alike = paired_bootstrap([1.0, 0.0] * 200, [1.0, 0.0] * 200)
+    assert alike == pytest.approx((0.0, -0.0092, 0.0092), abs=1e-4)
+
+
+@pytest.mark.parametrize(("tasks", "told"), [(1, False), (3, False), (5, False), (6, True), (20, True)])
+def test_equal_differences_on_a_few_tasks_show_nothing(tasks: int, told: bool):
+    """Six of six is where a sign test at 5% begins to tell anything, too."""
+    mean, low, high = paired_bootstrap([1.0] * tasks, [0.0] * tasks)
+    assert mean == high == 1.0 and (low > 0) is told
 
 
 def test_unequal_lengths_are_refused():

@@ -59,6 +59,24 @@ def test_anchors_are_mastered_turns_spread_over_kinds():
     assert sorted(anchors) == ["open"] * 5 + ["use"] * 3
 
 
+def test_a_turn_of_constant_partial_reward_below_lambda_is_no_anchor():
+    partial = {**row(16), "reward_mean": 0.125, "turn": 9}
+    chosen = select([row(8), row(16, turn=1), partial], SelectConfig(threshold=0.6, anchor_share=0.5))
+    assert [(one["turn"], one["role"]) for one in chosen.rows] == [(0, "pivot"), (1, "anchor")]
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"max_per_kind": 0.0}, "max_per_kind"), ({"anchor_share": 1.0}, "anchor_share"),
+        ({"rule": "random", "weight": "variance"}, "weight"),
+    ],
+)  # fmt: skip
+def test_a_refused_setting_is_named(values, field):
+    with pytest.raises(ConfigError, match=field):
+        SelectConfig(**values)
+
+
 def test_random_pivots_are_as_many_and_blind_to_the_profile():
     candidates = [row(4, turn=i) for i in range(30)] + [row(16, turn=100 + i) for i in range(70)]
     drawn = select(candidates, SelectConfig(rule="random", seed=3)).rows

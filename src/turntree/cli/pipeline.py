@@ -198,6 +198,8 @@ def select(config: Any, profile: Path, out: Path, json_path: str | None) -> None
     result = run_select(profile, config, out)
     lines = [f"lambda {row['threshold']:.2f}: {row['pivots']:5d} pivots  {row['kinds']}" for row in result["preview"]]
     lines.append(f"selected {result['selected']} {result['roles']} -> {out}; of all candidates: {result['classes']}")
+    if result["unknown_quotas"]:
+        lines.append(f"no candidate is of a kind that --quota names: {', '.join(result['unknown_quotas'])}")
     finish(result, json_path, lines)
 
 

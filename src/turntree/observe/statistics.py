@@ -119,15 +119,20 @@ def sign_flip(differences: Sequence[float] | NDArray[Any], *, seed: int = 0, res
 def paired_bootstrap(
     first: Sequence[float], second: Sequence[float], *, seed: int = 0, resamples: int = 4000
 ) -> tuple[float, float, float]:
-    """Mean of `first - second` over pairs with its 95% percentile interval: (mean, low, high).
+    """Mean of `first - second` over pairs of values in [0, 1] with its 95% percentile interval: (mean, low, high).
 
-    Pairs are resampled together, so what makes a task hard for both cancels out.
+    Pairs are resampled together, so what makes a task hard for both cancels out. Equal differences cannot be resampled:
+    the interval then has room for the share of other tasks that may not have been seen (Clopper and Pearson's bound),
+    all with the worst or all with the best difference.
     """
     if len(first) != len(second) or not first:
         raise ValueError(f"pairs needed, got {len(first)} and {len(second)} values")
     differences = [a - b for a, b in zip(first, second, strict=True)]
-    rng = random.Random(seed)
     count = len(differences)
+    if min(differences) == max(differences):
+        mean, unseen = differences[0], clopper_pearson_high(0, count, 0.975)
+        return mean, mean - unseen * (mean + 1), mean + unseen * (1 - mean)
+    rng = random.Random(seed)
     means = sorted(math.fsum(rng.choices(differences, k=count)) / count for _ in range(resamples))
     low, high = means[int(0.025 * resamples)], means[min(resamples - 1, int(0.975 * resamples))]
     return math.fsum(differences) / count, low, high

@@ -43,7 +43,7 @@ class SelectConfig:
     quota: dict[str, int] = field(default_factory=dict[str, int])
     """Most pivots of one action kind, by kind; '*' is every kind not named."""
     max_per_kind: float = 1.0
-    """Largest share of one action kind among the pivots."""
+    """Largest share of one action kind among the pivots, rounded to whole pivots."""
     weight: Literal["equal", "variance", "importance", "both"] = "equal"
     """How often a pivot is drawn in training: all alike, by its reward variance, by its importance (what
     `turntree importance` measured), or by the product of both. Anchors have the mean weight of the pivots."""
@@ -53,8 +53,12 @@ class SelectConfig:
     def __post_init__(self) -> None:
         if not 0 < self.threshold <= 1.01:
             raise ConfigError("is outside (0, 1]", field="threshold", hint="the paper keeps reward means below 0.6")
-        if not 0 <= self.anchor_share < 1 or not 0 < self.max_per_kind <= 1:
-            raise ConfigError("is outside its range", field="anchor_share", hint="0 <= share < 1")
+        if not 0 <= self.anchor_share < 1:
+            raise ConfigError("is outside [0, 1)", field="anchor_share", hint="0: no anchors")
+        if not 0 < self.max_per_kind <= 1:
+            raise ConfigError("is outside (0, 1]", field="max_per_kind", hint="1: no limit")
+        if self.rule == "random" and self.weight != "equal":
+            raise ConfigError("does not go with rule random, which draws blindly", field="weight", hint="use equal")
         for name in ("per_duplicate", "per_trajectory", "per_action"):
             if getattr(self, name) < 0:
                 raise ConfigError("must not be negative", field=name, hint="0 means no limit")
@@ -93,7 +97,7 @@ def select(rows: Sequence[Row], config: SelectConfig) -> Selection:
     pivots = [row for row, kind in zip(rows, classes, strict=True) if kind == "pivot"]
     counts = Counter(classes)
     chosen = _capped(_thinned(pivots, config, counts), config, counts)
-    mastered = [row for row, kind in zip(rows, classes, strict=True) if kind in ("all succeed", "mixed but easy")]
+    mastered = [row for row in rows if (row["reward_mean"] or 0.0) >= min(config.threshold, 1.0)]
     wanted = round(len(chosen) * config.anchor_share / (1 - config.anchor_share))
     anchors = _spread(mastered, wanted, config.seed)
     if config.rule == "random":

@@ -62,8 +62,11 @@ class AdaptiveConfig:
             raise ConfigError("is outside (0.5, 1]", field="confidence", hint="1 stops only where nothing can change")
         if not 0 < self.threshold <= 1.01:
             raise ConfigError("is outside (0, 1]", field="threshold", hint="the paper keeps reward means below 0.6")
-        if self.first < 1 or self.step < 1 or not 0 <= self.audit <= 1:
-            raise ConfigError("is outside its range", field="first", hint="first >= 1, step >= 1, 0 <= audit <= 1")
+        for name in ("first", "step"):
+            if getattr(self, name) < 1:
+                raise ConfigError("must be at least 1", field=name)
+        if not 0 <= self.audit <= 1:
+            raise ConfigError("is outside [0, 1]", field="audit")
 
     def looks(self, rollouts: int) -> list[int]:
         """The numbers of rollouts after which the rule is checked; the last is `rollouts`."""

@@ -25,7 +25,7 @@ class ProfileSummary:
         self._sums: Counter[str] = Counter()
         self._cost: Counter[str] = Counter()
         self._faults: Counter[str] = Counter()
-        self._doubt = 0.0
+        self._doubt = self._accepted = self._missed = 0.0
 
     def add(self, row: Row) -> None:
         moments = None if row["reward_mean"] is None else (row["reward_mean"], row["reward_var"])
@@ -40,7 +40,9 @@ class ProfileSummary:
         self._doubt += 1 - row["certainty"]
         for action in row["actions"]:
             if action["reward"] == 1.0 and action["strict"] is not None:
-                self._sums.update(accepted=action["count"], missed=action["count"] * (action["strict"] == 0.0))
+                share = action["count"] / row["rollouts"]  # adaptive profiling samples some candidates more often
+                self._accepted += share
+                self._missed += share * (action["strict"] == 0.0)
         if self._adaptive is not None and row["stop"] == Stop.AUDITED:
             self._audit(row, self._adaptive)
         self._cost.update(row["cost"])
@@ -66,9 +68,9 @@ class ProfileSummary:
         return {**dict(self._faults.most_common()), **({"not judged by the verifier": unjudged} if unjudged else {})}
 
     def summary(self, skipped: Mapping[str, int]) -> dict[str, Any]:
-        """`miss_rate` is Pr[strict = 0 | functional = 1] over all rollouts (PivotRL, section 2); None when nothing
-        was acceptable."""
-        sums, accepted = self._sums, self._sums["accepted"]
+        """`miss_rate` is Pr[strict = 0 | functional = 1] with every candidate weighing the same (PivotRL, section 2);
+        None when nothing was acceptable."""
+        sums = self._sums
         summary: dict[str, Any] = {
             "candidates": sums["candidates"],
             "skipped_turns": dict(sorted(skipped.items())),
@@ -76,7 +78,7 @@ class ProfileSummary:
             "classes": dict(sorted(self._classes.items())),
             "rollouts": sums["rollouts"],
             "stops": dict(sorted(self._stops.items())),
-            "miss_rate": sums["missed"] / accepted if accepted else None,
+            "miss_rate": self._missed / self._accepted if self._accepted else None,
             **{key: sums[key] for key in ("truncated", "unjudged", "gold_refused", "gold_unjudged")},
             "faults": dict(self._faults),
             "cost": dict(self._cost),

@@ -269,11 +269,11 @@ def _metrics(trees: Sequence[RolloutTree]) -> dict[str, float]:
 
 
 def _share(games: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Success over all episodes. The interval counts games, not episodes: samples of one game are not independent."""
-    rewards = [reward for game in games for reward in game]
-    scored = [game for game in games if game]
-    low, high = wilson(sum(_mean(game) for game in scored), len(scored))
-    return {"success": _mean(rewards) if rewards else None, "low": low, "high": high, "episodes": len(rewards)}
+    """Mean success of the games. The interval counts games, not episodes: samples of one game are not independent."""
+    scored = [_mean(game) for game in games if game]
+    low, high = wilson(sum(scored), len(scored))
+    success, episodes = _mean(scored) if scored else None, sum(map(len, games))
+    return {"success": success, "low": low, "high": high, "episodes": episodes}
 
 
 def retention(policy: Policy, per_skill: int, seed: int) -> tuple[dict[str, Any], Cost]:

@@ -38,6 +38,7 @@ def run_select(profile: Path, config: SelectConfig, out: Path) -> dict[str, Any]
         "roles": _count(row["role"] for row in selection.rows),
         "kinds": _count(row["kind"] for row in selection.rows),
         "classes": dict(selection.counts),
+        "unknown_quotas": sorted(config.quota.keys() - {"*", *(row["kind"] for row in rows)}),
         "preview": preview(rows, THRESHOLDS if settled_at is None else (settled_at,)),
     }
     made_from = {
