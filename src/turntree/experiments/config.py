@@ -110,8 +110,8 @@ class GateExperimentConfig(SeededExperiment):
         if self.online.gate is None:
             raise ConfigError("is missing", field="online.gate", hint="the arm 'gate' needs one")
         _check_constant(self.online, "a cut")
-        if "none" not in self.arms:
-            raise ConfigError("needs the arm 'none'", field="arms")
+        if "none" not in self.arms or len(set(self.arms)) < len(self.arms):
+            raise ConfigError("needs the arm 'none', and every arm once", field="arms")
         if "random" in self.arms and "gate" not in self.arms:
             raise ConfigError("needs the arm 'gate', whose rate it matches", field="arms")
 

@@ -39,7 +39,7 @@ def run_gate_experiment(config: GateExperimentConfig, out: Path) -> dict[str, An
     """Run what is not there yet, then compare; `out/summary.json` holds the result, `out/outcomes.jsonl` outcomes by
     task."""
     for seed in config.seeds:
-        for arm in config.arms:
+        for arm in sorted(config.arms, key=lambda arm: arm == "random"):  # it needs what the gate cut
             run_or_reuse(_configured(config, out, seed, arm), arm_folder(out, seed, arm))
     summary = summarise(config, out)
     write_experiment(out, summary, config.seeds, config.arms)
