@@ -31,6 +31,7 @@ BranchingArm = Literal[
     "tree_grpo",
 ]
 LadderArm = Literal["none", "coin", "entropy", "oracle", "oracle_pooled", "worst", "foresight"]
+BRANCHING_SCHEMA = "turntree.branching/1"  # of its summary, which its page reads without torch
 COMMAND = Sampling(temperature=1.0, max_tokens=24)  # a household command is some six tokens
 ANSWER = EpisodeConfig(max_turns=10, max_context=1024, sampling=Sampling(temperature=1.0, max_tokens=48))
 

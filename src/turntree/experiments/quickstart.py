@@ -33,6 +33,7 @@ from turntree.observe.workers import die_with_parent, without_interrupts
 from turntree.profiling import profile as profiling
 from turntree.profiling.profile import ProfileConfig
 from turntree.profiling.select import SelectConfig
+from turntree.report.read import QUICKSTART_SCHEMA
 from turntree.stages import evaluate, profile, select, sft, train_pivot
 from turntree.stages.config import CheckConfig, OwnPathConfig, TrainPivotConfig
 from turntree.stages.demonstrate import demonstrate
@@ -230,6 +231,7 @@ def summarise(config: QuickstartConfig, out: Path) -> dict[str, Any]:
             **bill,
         }
     return {
+        "schema": QUICKSTART_SCHEMA,
         "arms": arms,
         "differences": {
             f"{one}-{other}": _difference(evaluations[one], evaluations[other], config.seed) for one, other in COMPARED
