@@ -168,6 +168,10 @@ def chain(arm: str) -> list[tuple[str, tuple[str, ...]]]:
         if stage not in STAGES or wrong or len(set(added)) < len(added):
             hint = f"a chain of {', '.join(STAGES)}, as pivot/grpo+dapo; grpo takes {', '.join(ADDED)}, each once"
             raise ConfigError(f"has no stage {told!r}", field="arms", hint=hint)
+        if stage == "pivot" and found:
+            reason = "its states are profiled for the policy that all arms start from"
+            hint = "put pivot first; own finds states for the policy that it gets"
+            raise ConfigError(f"has pivot after another stage: {reason}", field="arms", hint=hint)
         if {"allocation", "branching"} <= set(added):
             raise ConfigError("has both allocation and branching", field="arms", hint="leave one of the two out")
         found.append((stage, tuple(added)))
@@ -195,8 +199,8 @@ class ComposeConfig(SeededExperiment):
         "grpo+local",
         "grpo+verdicts",
     )
-    """Chains of stages: grpo (whole episodes), pivot (PivotRL on an expert's states), own (on the policy's own). The
-    others are compared with the first."""
+    """Chains of stages: grpo (whole episodes), pivot (PivotRL on an expert's states; comes first), own (on the policy's
+    own). The others are compared with the first."""
     online: TrainOnlineConfig = field(default_factory=_grpo)
     """The GRPO stages; their tasks are also those that are demonstrated, and those of own states."""
     gate: Part = field(default_factory=lambda: Part("divergence", {"checkpoints": [{"turn": 8, "threshold": 0.64}]}))
