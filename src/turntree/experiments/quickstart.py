@@ -92,6 +92,10 @@ class QuickstartConfig:
     def __post_init__(self) -> None:
         if self.workers < 1:
             raise ConfigError("must be at least 1", field="workers")
+        if not self.evaluate.greedy or not self.evaluate.skills_per_kind:
+            raise ConfigError(
+                "needs greedy=true and skills_per_kind above 0: the table compares both", field="evaluate"
+            )
 
 
 def run_quickstart(config: QuickstartConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
