@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from turntree.core.errors import ConfigError
 from turntree.experiments.compose import Point, at_equal_cost, to_target
+from turntree.experiments.config import ComposeConfig
 
 UNIT = "decoded_tokens"
 
@@ -40,3 +42,9 @@ def test_what_was_paid_before_anything_was_learned_buys_nothing() -> None:
 def test_seeds_that_were_not_checked_alike_have_no_mean_curve_and_keep_their_own() -> None:
     found = to_target([GRPO, GRPO[:2]], [GRPO, GRPO], 0.6, UNIT)
     assert (found["reached"], found["share_of_mean"], found["share_of_first"]["mean"]) == (1, None, 1.0)
+
+
+@pytest.mark.parametrize("arm", ["grpo/pivot", "own/pivot", "pivot/pivot"])
+def test_pivots_of_another_policy_than_the_one_that_trains_on_them_are_refused(arm: str) -> None:
+    with pytest.raises(ConfigError, match="has pivot after another stage"):
+        ComposeConfig(arms=(arm,))

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from turntree.core import parts
+from turntree.core.config import Part
+from turntree.core.errors import ConfigError
 from turntree.core.protocols import Gate, GateDecision, GroupProgress
-from turntree.experiments.gate import _random_gate
+from turntree.experiments import gate as experiment
+from turntree.experiments.config import GateExperimentConfig
+from turntree.experiments.gate import _random_gate, run_gate_experiment
 from turntree.gates.divergence import PrefixDivergenceGate
+from turntree.stages.config import TrainOnlineConfig
 
 TURN, GROUPS = 4, 2000
 
@@ -60,3 +69,24 @@ def test_a_gate_that_cut_nothing_has_a_control_that_cuts_nothing() -> None:
     log = played(PrefixDivergenceGate(turn=TURN, threshold=0.0))
     for rows in (log, []):
         assert cuts(played(parts.build("gates", _random_gate(rows), seed=0))) == 0
+
+
+def test_the_control_matches_the_gate_wherever_it_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: dict[str, TrainOnlineConfig] = {}
+
+    def run(config: TrainOnlineConfig, folder: Path) -> None:
+        ran[folder.name] = config
+        if folder.name == "gate":
+            folder.mkdir(parents=True)
+            (folder / "gate.jsonl").write_text(json.dumps({"cut": TURN, "numbers": {}}) + "\n")
+
+    monkeypatch.setattr(experiment, "run_or_reuse", run)
+    monkeypatch.setattr(experiment, "summarise", lambda config, out: {"arms": config.arms})
+    listed = GateExperimentConfig(seeds=(0,), arms=("random", "none", "gate"))
+    assert run_gate_experiment(listed, tmp_path)["arms"] == listed.arms
+    assert ran["random"].gate == Part("random", {"turn": TURN, "rate": 1.0})
+
+
+def test_a_repeated_arm_is_refused() -> None:
+    with pytest.raises(ConfigError, match="every arm once"):
+        GateExperimentConfig(arms=("none", "gate", "gate"))

@@ -10,8 +10,10 @@ import pytest
 from turntree.core.config import to_mapping
 from turntree.core.cost import Cost
 from turntree.core.errors import InputError
-from turntree.experiments import paired
+from turntree.experiments import compose, gate, paired
 from turntree.experiments.branching import area, at
+from turntree.experiments.config import ComposeConfig, GateExperimentConfig
+from turntree.experiments.page import build_experiment_page
 from turntree.experiments.paired import (
     held_out_checks,
     held_out_outcomes,
@@ -22,8 +24,10 @@ from turntree.experiments.paired import (
     run_or_reuse,
     write_experiment,
 )
+from turntree.observe.files import write_json
 from turntree.observe.run import open_run
 from turntree.observe.statistics import crossed_interval, sign_flip, t_interval
+from turntree.report.html import build_report
 from turntree.stages.train_online import TrainOnlineConfig
 
 
@@ -124,3 +128,24 @@ def test_outcomes_by_task_lie_beside_the_summary(tmp_path):
     kept, *later = [json.loads(line) for line in (tmp_path / "outcomes.jsonl").read_text().splitlines()]
     assert [row["check"] for row in later] == [20, 9]
     assert kept == {"arm": "none", "seed": 3, "check": 0, "success": {"a": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("module", "run", "config"),
+    [
+        (gate, gate.run_gate_experiment, GateExperimentConfig(seeds=(0,), arms=("none",))),
+        (compose, compose.run_compose, ComposeConfig(seeds=(0,), arms=("grpo",))),
+    ],
+)
+def test_a_folder_of_arms_is_no_run_and_the_report_says_of_what_it_is(tmp_path, monkeypatch, module, run, config):
+    """It said that no policy was trained there, or that the summary was broken."""
+    monkeypatch.setattr(module, "_stage" if module is compose else "run_or_reuse", lambda *args: None)
+    summary = {"seeds": [0], "arms": {arm: {} for arm in config.arms}, "differences": {"gate": {"saved": {}}}}
+    monkeypatch.setattr(module, "summarise", lambda config, out: summary)
+    run(config, tmp_path)
+    name = module.__name__.rpartition(".")[2]
+    for told in (f"`experiment {name}`", "an experiment"):
+        assert build_experiment_page(tmp_path) is None
+        with pytest.raises(InputError, match=f"is a summary of {told}; `turntree report` draws runs"):
+            build_report(tmp_path)
+        write_json(tmp_path / "summary.json", summary)  # as it was before it had a schema

@@ -30,6 +30,12 @@ def test_evaluations_of_different_games_are_refused():
         _difference(evaluation([[1.0]]), other, seed=0)
 
 
+@pytest.mark.parametrize("without", [{"greedy": False}, {"skills_per_kind": 0}])
+def test_an_evaluation_without_what_the_table_compares_is_refused_before_anything_runs(without):
+    with pytest.raises(ConfigError, match="needs greedy=true and skills_per_kind above 0"):
+        QuickstartConfig(evaluate=replace(QuickstartConfig().evaluate, **without))
+
+
 def test_profiling_is_billed_to_pivotrl_and_to_nobody_else(tmp_path):
     profile = {"summary": {"cost": {"turns": 80, "decoded_tokens": 400}}, "timing": {"engine_seconds": 5.0}}
     timing = {"engine_seconds": 1.0, "environment_seconds": 0.0, "training_seconds": 2.0}

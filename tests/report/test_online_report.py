@@ -208,6 +208,14 @@ def test_curves_are_means_over_seeds_of_calls_and_success(tmp_path: Path, compar
     assert "Not in this folder, so not drawn: seed1/random" in text_of(compared)
 
 
+def test_summaries_of_before_they_had_a_schema_are_read(tmp_path: Path) -> None:
+    found = read_experiment(write_experiment(tmp_path))
+    summary = read_json(tmp_path / "summary.json")
+    del summary["schema"]
+    write_json(tmp_path / "summary.json", summary)
+    assert read_experiment(tmp_path) == found is not None
+
+
 def test_a_summary_of_another_kind_is_no_such_experiment_and_an_incomplete_one_is_named(tmp_path: Path) -> None:
     assert build_experiment_page(tmp_path) is None
     write_json(tmp_path / "summary.json", {"arms": {"base": {"success": 0.5}}, "seeds": [0]})

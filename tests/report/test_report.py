@@ -212,6 +212,7 @@ def test_the_summary_is_shown_as_it_was_printed_and_disagreement_is_said(tmp_pat
     arm = {"success": 0.5, "low": 0.3, "high": 0.7, "turns": 12345, "tokens": 7, "seconds": 3.0}
     difference = {"mean": 0.125, "low": 0.0625, "high": 0.1875, "games": 20}
     summary = {
+        "schema": "turntree.quickstart/1",
         "arms": {"base": {key: base[key] for key in ("success", "low", "high")}, "pivotrl": arm},
         "differences": {"pivotrl-base": difference},
         "wall_seconds": 725.0,

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from test_train_online import CONFIG, WHOLE
 
+from turntree.core.cost import NO_COST
 from turntree.domains.household.environment import HouseholdEnvironment
 from turntree.rollouts import local
 from turntree.stages import inside
@@ -93,3 +94,28 @@ def test_states_are_chosen_by_their_weights_relative_to_each_other() -> None:
         chosen.append([[one.kind for one in turns._choose(found, seed)] for seed in range(20)])
     assert chosen[0] == chosen[1]
     assert len({kind for one in chosen[1] for kind in one}) > 15
+
+
+def test_a_kind_seen_only_in_groups_with_a_single_reward_weighs_as_all_kinds_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A single reward says nothing about what hangs on the kind, and its turns are judged all the same."""
+
+    def group(*rewards: float) -> Any:
+        scored = dict(enumerate(rewards))
+        return SimpleNamespace(
+            rewards=SimpleNamespace(scored=lambda: scored, of=scored.get), tree=SimpleNamespace(ends=lambda: [*scored])
+        )
+
+    def turn(kind: str, number: int, sample: int, node: int, taken: float) -> Any:
+        place = SimpleNamespace(group=number, sample=sample, nodes=[SimpleNamespace(id=node)])
+        return SimpleNamespace(kind=kind, place=place, taken=taken)
+
+    found = [turn("known", 0, 0, 1, 1.0), turn("known", 0, 1, 2, 0.0), turn("new", 1, 0, 3, 1.0)]
+    found.append(turn("new", 1, 0, 4, 0.0))
+    config = replace(CONFIG, train=replace(CONFIG.train, local=LocalConfig(verdicts=1.0)))
+    turns = InsideTurns(config, *(SimpleNamespace(),) * 3)  # pyright: ignore[reportArgumentType]
+    monkeypatch.setattr(turns, "labelled", lambda groups, iteration: (found, 4, {}, NO_COST))
+    grown = turns.grow([group(1.0, 0.0), group(1.0)], 1)
+    assert grown.figures["importance"] == pytest.approx({"known": 1.0, "new": 1.0})
+    assert [dict(one) for one in grown.taken] == [{1: 0.5, 2: -0.5}, {3: 0.5, 4: -0.5}]

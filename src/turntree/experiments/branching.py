@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from turntree.core.config import Part
-from turntree.experiments.config import BranchingArm, BranchingExperimentConfig
+from turntree.experiments.config import BRANCHING_SCHEMA, BranchingArm, BranchingExperimentConfig
 from turntree.experiments.paired import (
     Outcomes,
     arm_folder,
@@ -50,7 +50,7 @@ def run_branching_experiment(config: BranchingExperimentConfig, out: Path) -> di
     for seed in config.seeds:
         for arm in sorted(config.arms, key=lambda arm: arm == "grpo_calls"):  # it needs the others
             run_or_reuse(configured_arm(config, out, seed, arm), arm_folder(out, seed, arm))
-    summary = summarise(config, out)
+    summary = {"schema": BRANCHING_SCHEMA, **summarise(config, out)}
     write_experiment(out, summary, config.seeds, config.arms)
     return summary
 

@@ -42,6 +42,7 @@ from turntree.stages.train_online import run_train_online
 from turntree.stages.train_pivot import run_train_pivot
 from turntree.training.config import LocalConfig
 
+SCHEMA = "turntree.compose/1"
 UNITS = ("turns", "decoded_tokens", "prefilled_tokens", "trained_tokens", "tool_calls", "seconds")
 BILLS = ("decoded_tokens", "seconds")  # by which arms are compared at equal cost
 TASKS_PER_SEED = 1000
@@ -61,7 +62,7 @@ def run_compose(config: ComposeConfig, out: Path) -> dict[str, Any]:
                 if not RunDirectory(folder).finished:
                     _stage(config, seed, name, model, out / f"seed{seed}", folder)
                 model = str(RunDirectory(folder).model)
-    summary = summarise(config, out)
+    summary = {"schema": SCHEMA, **summarise(config, out)}
     write_experiment(out, summary, config.seeds, config.arms)
     return summary
 

@@ -31,6 +31,7 @@ BranchingArm = Literal[
     "tree_grpo",
 ]
 LadderArm = Literal["none", "coin", "entropy", "oracle", "oracle_pooled", "worst", "foresight"]
+BRANCHING_SCHEMA = "turntree.branching/1"  # of its summary, which its page reads without torch
 COMMAND = Sampling(temperature=1.0, max_tokens=24)  # a household command is some six tokens
 ANSWER = EpisodeConfig(max_turns=10, max_context=1024, sampling=Sampling(temperature=1.0, max_tokens=48))
 
@@ -110,8 +111,8 @@ class GateExperimentConfig(SeededExperiment):
         if self.online.gate is None:
             raise ConfigError("is missing", field="online.gate", hint="the arm 'gate' needs one")
         _check_constant(self.online, "a cut")
-        if "none" not in self.arms:
-            raise ConfigError("needs the arm 'none'", field="arms")
+        if "none" not in self.arms or len(set(self.arms)) < len(self.arms):
+            raise ConfigError("needs the arm 'none', and every arm once", field="arms")
         if "random" in self.arms and "gate" not in self.arms:
             raise ConfigError("needs the arm 'gate', whose rate it matches", field="arms")
 
@@ -167,6 +168,10 @@ def chain(arm: str) -> list[tuple[str, tuple[str, ...]]]:
         if stage not in STAGES or wrong or len(set(added)) < len(added):
             hint = f"a chain of {', '.join(STAGES)}, as pivot/grpo+dapo; grpo takes {', '.join(ADDED)}, each once"
             raise ConfigError(f"has no stage {told!r}", field="arms", hint=hint)
+        if stage == "pivot" and found:
+            reason = "its states are profiled for the policy that all arms start from"
+            hint = "put pivot first; own finds states for the policy that it gets"
+            raise ConfigError(f"has pivot after another stage: {reason}", field="arms", hint=hint)
         if {"allocation", "branching"} <= set(added):
             raise ConfigError("has both allocation and branching", field="arms", hint="leave one of the two out")
         found.append((stage, tuple(added)))
@@ -194,8 +199,8 @@ class ComposeConfig(SeededExperiment):
         "grpo+local",
         "grpo+verdicts",
     )
-    """Chains of stages: grpo (whole episodes), pivot (PivotRL on an expert's states), own (on the policy's own). The
-    others are compared with the first."""
+    """Chains of stages: grpo (whole episodes), pivot (PivotRL on an expert's states; comes first), own (on the policy's
+    own). The others are compared with the first."""
     online: TrainOnlineConfig = field(default_factory=_grpo)
     """The GRPO stages; their tasks are also those that are demonstrated, and those of own states."""
     gate: Part = field(default_factory=lambda: Part("divergence", {"checkpoints": [{"turn": 8, "threshold": 0.64}]}))

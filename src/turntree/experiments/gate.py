@@ -34,14 +34,16 @@ from turntree.observe.statistics import clustered_wilson
 from turntree.stages.config import TrainOnlineConfig
 from turntree.stages.train_online import GATE_LOG
 
+SCHEMA = "turntree.gate/1"
+
 
 def run_gate_experiment(config: GateExperimentConfig, out: Path) -> dict[str, Any]:
     """Run what is not there yet, then compare; `out/summary.json` holds the result, `out/outcomes.jsonl` outcomes by
     task."""
     for seed in config.seeds:
-        for arm in config.arms:
+        for arm in sorted(config.arms, key=lambda arm: arm == "random"):  # it needs what the gate cut
             run_or_reuse(_configured(config, out, seed, arm), arm_folder(out, seed, arm))
-    summary = summarise(config, out)
+    summary = {"schema": SCHEMA, **summarise(config, out)}
     write_experiment(out, summary, config.seeds, config.arms)
     return summary
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from turntree.experiments.config import BRANCHING_SCHEMA
 from turntree.observe.files import atomic_write, read_json
 from turntree.report import wording
 from turntree.report.figures import category_rows, interval_bar
@@ -129,6 +130,8 @@ def read_experiment(path: Path) -> Experiment | None:
 
 
 def _is_experiment(summary: Any) -> bool:
+    if isinstance(summary, dict) and "schema" in summary:
+        return summary["schema"] == BRANCHING_SCHEMA
     arms = summary.get("arms") if isinstance(summary, dict) and "seeds" in summary else None
     return isinstance(arms, dict) and any(isinstance(row, dict) and "structural_saving" in row for row in arms.values())
 

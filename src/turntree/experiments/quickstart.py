@@ -33,6 +33,7 @@ from turntree.observe.workers import die_with_parent, without_interrupts
 from turntree.profiling import profile as profiling
 from turntree.profiling.profile import ProfileConfig
 from turntree.profiling.select import SelectConfig
+from turntree.report.read import QUICKSTART_SCHEMA
 from turntree.stages import evaluate, profile, select, sft, train_pivot
 from turntree.stages.config import CheckConfig, OwnPathConfig, TrainPivotConfig
 from turntree.stages.demonstrate import demonstrate
@@ -91,6 +92,10 @@ class QuickstartConfig:
     def __post_init__(self) -> None:
         if self.workers < 1:
             raise ConfigError("must be at least 1", field="workers")
+        if not self.evaluate.greedy or not self.evaluate.skills_per_kind:
+            raise ConfigError(
+                "needs greedy=true and skills_per_kind above 0: the table compares both", field="evaluate"
+            )
 
 
 def run_quickstart(config: QuickstartConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
@@ -230,6 +235,7 @@ def summarise(config: QuickstartConfig, out: Path) -> dict[str, Any]:
             **bill,
         }
     return {
+        "schema": QUICKSTART_SCHEMA,
         "arms": arms,
         "differences": {
             f"{one}-{other}": _difference(evaluations[one], evaluations[other], config.seed) for one, other in COMPARED

@@ -20,6 +20,7 @@ from turntree.profiling.profile import SCHEMA as PROFILE_SCHEMA
 from turntree.profiling.select import SCHEMA as PIVOTS_SCHEMA
 
 EVALUATION_SCHEMA = "turntree.evaluation/1"  # written by the stage of that name, which lies beside this floor
+QUICKSTART_SCHEMA = "turntree.quickstart/1"  # of summary.json
 ONLINE_STAGE = "train online"  # the name that this stage gives itself in config.json
 ARMS = ("base", "sft", "random", "pivotrl", "own")  # the order of the quickstart; other arms follow by name
 
@@ -115,7 +116,7 @@ def read_run(path: Path) -> Run:
         profile=_table(path / "profile.jsonl", PROFILE_SCHEMA),
         pivots=_table(path / "pivots.jsonl", PIVOTS_SCHEMA),
         random=_table(path / "random.jsonl", PIVOTS_SCHEMA),
-        arms=_arms(path, _summary_arms(summary, path / "summary.json")),
+        arms=_arms(path, _quickstart_arms(summary, path / "summary.json")),
         summary=summary,
         config=read_json(path / "config.json") if (path / "config.json").exists() else None,
     )
@@ -156,11 +157,21 @@ def _check_candidate(row: Row) -> None:
             raise TypeError(f"{key} is {row[key]!r}")
 
 
-def _summary_arms(summary: Any, path: Path) -> list[str]:
+def _quickstart_arms(summary: Any, path: Path) -> list[str]:
+    """Raises `InputError` for the summary of an experiment."""
     if summary is None:
         return []
     with reading(path):
-        return list(summary.get("arms", {}).keys())
+        schema = summary.get("schema", "" if "seeds" in summary else QUICKSTART_SCHEMA)  # older ones name none
+        if schema == QUICKSTART_SCHEMA:
+            return list(summary.get("arms", {}).keys())
+        name = schema.removeprefix("turntree.").partition("/")[0]
+    told = f"is a summary of {f'`experiment {name}`' if name else 'an experiment'}"
+    raise InputError(
+        f"{told}; `turntree report` draws runs, quickstarts and `experiment branching`",
+        path=path,
+        hint="its numbers are in this file; name a run of the folder (seedN/ARM) for a page",
+    )
 
 
 def _arms(path: Path, mentioned: Iterable[str]) -> tuple[Arm, ...]:

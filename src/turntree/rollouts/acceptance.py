@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -79,14 +79,13 @@ class Acceptance:
         """Whether local rollouts of a kind have pointed along the episodes' objective so far."""
         return self.gains().get(kind, 0.0) > 0
 
-    def slopes(self) -> dict[str, float]:
-        """What hangs on each kind."""
+    def slopes(self, kinds: Iterable[str] = ()) -> dict[str, float]:
+        """What hangs on each kind seen and on each of `kinds`: without evidence, what hangs on all together."""
         together = math.fsum(one.together for one in self._kinds.values())
         spread = math.fsum(one.spread for one in self._kinds.values())
         overall = together / spread if spread else 0.0
-        return {
-            kind: (one.together + _RIDGE * overall) / (one.spread + _RIDGE) for kind, one in sorted(self._kinds.items())
-        }
+        known = {**dict.fromkeys(kinds, _Kind()), **self._kinds}
+        return {kind: (one.together + _RIDGE * overall) / (one.spread + _RIDGE) for kind, one in sorted(known.items())}
 
     def weights(self, kinds: Sequence[str], *, by_gain: bool = False) -> list[float]:
         """How often to draw a state of each of these kinds, relative to the others: its slope (or its gain) times the

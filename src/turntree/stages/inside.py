@@ -99,17 +99,18 @@ class InsideTurns:
         verdicts, cost = self.sample(chosen, seed) if chosen else ([], NO_COST)
         kinds = [one.kind for one in chosen]
         figures = {"visited": visited, **_figures(kinds, verdicts), "not_judged": dict(counts)}
+        accepted = _accepted(found)
         if self._asks_taken:
             told_by_episodes(self.seen, groups, found)
             for kind, told in zip(kinds, verdicts, strict=True):
                 self.seen.group(kind, [verdict.reward for verdict in told if verdict.reward is not None])
-            figures["importance"] = self.seen.slopes()
+            figures["importance"] = self.seen.slopes(accepted)
         places: list[dict[int, str]] = [{} for _ in groups]
         for one in chosen:
             places[one.place.group][one.inside.node] = one.kind
         taken: list[dict[int, float]] = []
         if local.verdicts:
-            figures["accepted_by_kind"] = accepted = _accepted(found)
+            figures["accepted_by_kind"] = accepted
             figures["turns_judged"] = sum(one.taken is not None for one in found)
             taken = _advantages(found, accepted, figures["importance"], len(groups))
         return GrownInside(spent + cost, figures, places, self.seen, taken)
