@@ -388,6 +388,20 @@ def test_workers_killed_while_idle_are_replaced_without_a_fault(workers: Process
         workers.close(session)
 
 
+def test_an_answer_that_is_collected_late_is_no_timeout_and_the_next_call_has_its_whole_time(
+    workers: ProcessPool,
+) -> None:
+    sessions = [begun(workers, Corridor()) for _ in range(4)]  # two in each worker: the second call waits for the first
+    lost = workers.lost
+    for session in sessions:
+        workers.step(session, said("on"))
+    time.sleep(2.2)  # the caller is busy for longer than a step may take
+    assert {(content(answer), answer.fault) for answer in answers(workers, 4).values()} == {("on", None)}
+    assert workers.lost == lost
+    for session in sessions:
+        workers.close(session)
+
+
 class Large(Corridor):
     """Too large for a pipe to take at once: whoever sends it to a stopped worker would wait."""
 

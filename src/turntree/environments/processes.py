@@ -119,9 +119,9 @@ class ProcessPool:
     def poll(self, timeout: float | None = None) -> list[Answer]:
         until = None if timeout is None else time.monotonic() + timeout
         while True:
-            self._enforce_limits()
             left = None if until is None else max(0.0, until - time.monotonic())
             self._collect(0.0 if self._answers or not self._unanswered else left)
+            self._enforce_limits()  # only now: what was answered in time may be collected late, by a busy caller
             if self._answers or not self._unanswered or left == 0.0:
                 answers, self._answers = self._answers, []
                 return answers
