@@ -265,6 +265,20 @@ def test_an_object_may_end_the_episode_or_have_it_censored() -> None:
     assert (over.done, over.success, over.reward) == (True, False, 0.0)
 
 
+class Saying(Counter):
+    def done(self) -> str:
+        """Say that it is done."""
+        return "bye"
+
+
+def test_a_tool_named_done_does_not_end_the_episode() -> None:
+    environment = ToolEnvironment(Saying, task_id="a", arguments={"goal": 3})
+    environment.reset()
+    assert not environment.step(calling("add", number=3)).done
+    said = environment.step(calling("done"))
+    assert (said.messages[0].content, said.done) == ("bye", False)
+
+
 class Undescribed:
     def reset(self) -> str:
         return "go"

@@ -20,7 +20,7 @@
 
 A class for TRL's `environment_factory` works unchanged. These attributes are read after every turn, where the object
 has them: `reward` (a number), `success`, `done` (True ends the episode) and
-`progress` (0 to 1). An episode also ends with the first message that calls no tool.
+`progress` (0 to 1); a method of such a name is a tool. An episode also ends with the first message that calls no tool.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ class ToolEnvironment:
     def _do(self, action: Message) -> Observation:
         answers = tuple(self._call(call) for call in action.tool_calls)
         state = self._object
-        done = not answers or bool(getattr(state, "done", False))
+        said = getattr(state, "done", False)
+        done = not answers or bool(said and not callable(said))
         return Observation(
             answers or (Message("user", "done"),),
             done=done,
