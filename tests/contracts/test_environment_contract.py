@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -195,7 +196,7 @@ class Breaking(Corridor):
     def step(self, action: Message) -> Observation:
         trouble = {
             "raise": lambda: 1 / 0,
-            "exit": lambda: exit(3),
+            "exit": lambda: sys.exit(3),
             "nothing": lambda: None,
             "text": lambda: Observation("on", False),  # type: ignore[arg-type]
             "empty": lambda: Observation((), False),
@@ -215,6 +216,7 @@ class Breaking(Corridor):
     ("action", "why"),
     [
         ("raise", "ZeroDivisionError: division by zero"),
+        ("exit", "SystemExit: 3"),
         ("nothing", "answered NoneType instead of an observation"),
         ("text", "answered something that is not a message"),
         ("empty", "answered something that is not a message"),
@@ -237,6 +239,25 @@ def test_a_fault_is_named_and_the_session_goes_on_as_if_nothing_had_happened(
     assert content(again) == "left right"
     assert again.calls == 2, "what is replayed is counted"
     pool.close(session)
+
+
+class Interrupted(Corridor):
+    def step(self, action: Message) -> Observation:
+        raise KeyboardInterrupt
+
+    def fork(self) -> Interrupted:
+        return Interrupted(self.task_id, self.length)
+
+
+def test_an_interrupt_interrupts_this_process_and_leaves_no_call_of_a_thread_unanswered(threads: ThreadPool) -> None:
+    pool = InlinePool()
+    session = begun(pool, Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        pool.step(session, said("on"))
+    session = begun(threads, Interrupted())
+    threads.step(session, said("on"))
+    assert (one(threads).fault, threads.in_flight) == ("KeyboardInterrupt:", 0)
+    threads.close(session)
 
 
 class Numbered(Corridor):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -33,6 +34,8 @@ class Counter:
         """
         if number > 100:
             raise ValueError("that is too much")
+        if number < 0:
+            sys.exit("usage: add NUMBER")  # as argparse and click do
         self.count += number * times
         return f"The counter says {self.count}."
 
@@ -189,6 +192,7 @@ def test_what_reset_returns_is_appended_to_the_prompt_as_trl_does() -> None:
         (calling("add"), "error: wrong arguments: missing a required argument: 'number'"),
         (calling("add", number=1, more=2), "error: wrong arguments: got an unexpected keyword argument 'more'"),
         (calling("add", number=101), "error: that is too much"),
+        (calling("add", number=-1), "error: usage: add NUMBER"),
         (calling("look"), '{"count": 0}'),
     ],
 )

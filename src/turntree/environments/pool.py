@@ -16,6 +16,9 @@ from typing import Any, Protocol
 from turntree.core.messages import ROLES, Message
 from turntree.core.protocols import Environment, Observation
 
+FOREIGN = (Exception, SystemExit)
+"""What a call of foreign code may end in without ending the run: argparse and click exit."""
+
 
 @dataclass(eq=False)
 class Session:

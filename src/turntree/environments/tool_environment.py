@@ -39,7 +39,7 @@ from typing import Any, cast
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Observation
-from turntree.environments.pool import EnvironmentFault, Session, replay
+from turntree.environments.pool import FOREIGN, EnvironmentFault, Session, replay
 
 NOT_TOOLS = frozenset({"reset", "fork", "close"})
 
@@ -157,7 +157,7 @@ class ToolEnvironment:
             return _text(method(**call.arguments))
         except EnvironmentFault:
             raise
-        except Exception as error:  # the class speaks to the policy through its exceptions
+        except FOREIGN as error:  # the class speaks to the policy through its exceptions
             return f"error: {error}" if str(error) else f"error: {type(error).__name__}"
 
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment
 from turntree.environments.inline import InlinePool
-from turntree.environments.pool import Answer, Session
+from turntree.environments.pool import Answer, Session, reason_of
 
 
 class ThreadPool:
@@ -82,8 +82,12 @@ class ThreadPool:
         home = self._homes[session]
 
         def work() -> None:
-            ask(home)
-            for answer in home.poll():
+            try:
+                ask(home)
+                answers = home.poll()
+            except BaseException as error:  # nobody would see it in this thread, and the call must be answered
+                answers = [Answer(session=session, fault=reason_of(error), calls=steps)]
+            for answer in answers:
                 self._answers.put(answer)
 
         self._calls[session] = steps
