@@ -23,7 +23,7 @@ from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation
 from turntree.environments import processes
 from turntree.environments.inline import InlinePool
-from turntree.environments.pool import Answer, EnvironmentPool, Session
+from turntree.environments.pool import Answer, EnvironmentGone, EnvironmentPool, Session
 from turntree.environments.processes import ProcessPool, ProcessPoolConfig
 from turntree.tools.pool import ThreadPool
 
@@ -258,6 +258,22 @@ def test_an_interrupt_interrupts_this_process_and_leaves_no_call_of_a_thread_una
     threads.step(session, said("on"))
     assert (one(threads).fault, threads.in_flight) == ("KeyboardInterrupt:", 0)
     threads.close(session)
+
+
+class Gone(Corridor):
+    def step(self, action: Message) -> Observation:
+        raise EnvironmentGone("the server is gone")
+
+    def fork(self) -> Gone:
+        return Gone(self.task_id, self.length)
+
+
+def test_what_is_gone_for_all_episodes_ends_the_run_and_is_no_fault_of_one(pool: EnvironmentPool) -> None:
+    session = begun(pool, Gone())
+    with pytest.raises(EnvironmentGone, match="the server is gone"):
+        pool.step(session, said("on"))
+        pool.poll(60)
+    pool.close(session)
 
 
 class Numbered(Corridor):

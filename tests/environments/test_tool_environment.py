@@ -11,7 +11,7 @@ import pytest
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.environments.check import check_environment
-from turntree.environments.pool import EnvironmentFault
+from turntree.environments.pool import EnvironmentFault, EnvironmentGone
 from turntree.environments.tool_environment import ToolEnvironment, tool_names, tool_schemas
 
 
@@ -259,12 +259,18 @@ class Fails(Counter):
         """Lose the server."""
         raise EnvironmentFault("the server is gone")
 
+    def lose_all(self) -> str:
+        """Lose the server of all."""
+        raise EnvironmentGone("no server is left")
+
 
 def test_an_object_may_end_the_episode_or_have_it_censored() -> None:
     environment = ToolEnvironment(Fails, task_id="a", arguments={"goal": 3})
     environment.reset()
     with pytest.raises(EnvironmentFault, match="the server is gone"):
         environment.fork().fork() and environment.step(calling("lose"))
+    with pytest.raises(EnvironmentGone):
+        environment.step(calling("lose_all"))
     over = environment.step(calling("stop"))
     assert (over.done, over.success, over.reward) == (True, False, 0.0)
 

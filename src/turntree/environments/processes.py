@@ -25,7 +25,7 @@ from multiprocessing.connection import Connection, wait
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment
-from turntree.environments.pool import Answer, Session
+from turntree.environments.pool import Answer, EnvironmentGone, Session
 from turntree.environments.worker import Call, Rebuild, Reply, serve
 from turntree.observe.workers import without_interrupts
 
@@ -186,6 +186,9 @@ class ProcessPool:
             (worker.forget.append if seat.closed else worker.held.add)(seat.number)
         if seat.closed:
             return
+        if reply.gone:
+            seat.pending, self._unanswered = None, self._unanswered - 1
+            raise EnvironmentGone(reply.fault or "")
         if reply.observation is not None:
             session.answers.append(reply.observation)
             session.actions += [] if pending.action is None else [pending.action]

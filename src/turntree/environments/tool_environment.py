@@ -39,7 +39,7 @@ from typing import Any, cast
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Observation
-from turntree.environments.pool import FOREIGN, EnvironmentFault, Session, replay
+from turntree.environments.pool import FOREIGN, EnvironmentFault, EnvironmentGone, Session, replay
 
 NOT_TOOLS = frozenset({"reset", "fork", "close"})
 
@@ -155,7 +155,7 @@ class ToolEnvironment:
             return f"error: wrong arguments: {error}"
         try:
             return _text(method(**call.arguments))
-        except EnvironmentFault:
+        except (EnvironmentFault, EnvironmentGone):
             raise
         except FOREIGN as error:  # the class speaks to the policy through its exceptions
             return f"error: {error}" if str(error) else f"error: {type(error).__name__}"

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment
 from turntree.environments.inline import InlinePool
-from turntree.environments.pool import Answer, Session, reason_of
+from turntree.environments.pool import Answer, EnvironmentGone, Session, reason_of
 
 
 class ThreadPool:
@@ -26,7 +26,7 @@ class ThreadPool:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="environment")
         self._homes: dict[Session, InlinePool] = {}  # each session alone, so that threads share nothing
         self._calls: dict[Session, int] = {}  # unanswered: how many steps are made for it (0: a `reset`)
-        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Answer | EnvironmentGone] = queue.SimpleQueue()
 
     def __enter__(self) -> ThreadPool:
         return self
@@ -66,6 +66,8 @@ class ThreadPool:
                 answer = self._answers.get(timeout=left)
             except queue.Empty:
                 break
+            if isinstance(answer, EnvironmentGone):
+                raise answer
             if self._calls.pop(answer.session, None) is not None:  # else it was closed meanwhile
                 found.append(answer)
         return found
@@ -84,7 +86,9 @@ class ThreadPool:
         def work() -> None:
             try:
                 ask(home)
-                answers = home.poll()
+                answers: list[Answer | EnvironmentGone] = [*home.poll()]
+            except EnvironmentGone as gone:
+                answers = [gone]
             except BaseException as error:  # nobody would see it in this thread, and the call must be answered
                 answers = [Answer(session=session, fault=reason_of(error), calls=steps)]
             for answer in answers:
