@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.environments.check import check_environment
-from turntree.environments.pool import EnvironmentFault, EnvironmentGone
+from turntree.environments.inline import InlinePool
+from turntree.environments.pool import EnvironmentFault, EnvironmentGone, EnvironmentPool, Session
+from turntree.environments.processes import ProcessPool, ProcessPoolConfig
 from turntree.environments.tool_environment import ToolEnvironment, tool_names, tool_schemas
+from turntree.tools.pool import ThreadPool
 
 
 class Counter:
@@ -287,6 +293,66 @@ def test_a_tool_named_done_does_not_end_the_episode() -> None:
     assert not environment.step(calling("add", number=3)).done
     said = environment.step(calling("done"))
     assert (said.messages[0].content, said.done) == ("bye", False)
+
+
+class Lamp:
+    """Holds a file while it is open."""
+
+    def reset(self, folder: str) -> str:
+        self._file = Path(tempfile.mkstemp(dir=folder)[1])
+        return "Press."
+
+    def press(self) -> str:
+        """Press."""
+        return "pressed"
+
+    def fall(self) -> str:
+        """Fall."""
+        raise EnvironmentFault("it fell")
+
+    def close(self) -> None:
+        self._file.unlink()
+
+
+def asked(pool: EnvironmentPool, session: Session, name: str = "press") -> str | None:
+    """Begin, or call a tool; the fault."""
+    pool.step(session, calling(name)) if session.answers else pool.reset(session)
+    return pool.poll(60)[0].fault
+
+
+@pytest.mark.parametrize("kind", [InlinePool, ThreadPool, ProcessPool])
+def test_an_object_is_closed_once_its_session_is_over_and_a_fork_closes_its_own(
+    kind: type[EnvironmentPool], tmp_path: Path
+) -> None:
+    """As soon as its worker is called again, where it is in one."""
+
+    def opened() -> int:
+        return len(list(tmp_path.iterdir()))
+
+    pool = kind(ProcessPoolConfig(workers=1)) if kind is ProcessPool else kind()
+    with pool if isinstance(pool, ThreadPool | ProcessPool) else contextlib.nullcontext():
+        task = ToolEnvironment(Lamp, task_id="a", arguments={"folder": str(tmp_path)})
+        first, second = pool.open(task), pool.open(task)
+        asked(pool, first), asked(pool, second), asked(pool, first)
+        twin = pool.fork(first)
+        asked(pool, twin)
+        assert opened() == 3
+        pool.close(first)
+        asked(pool, twin)
+        assert opened() == 2
+        assert asked(pool, second, "fall") == "it fell"
+        assert opened() == 1, "a failed call leaves an object half-way: the next one is made anew"
+        asked(pool, second)
+        assert opened() == 2
+    del pool
+    assert opened() == 0
+
+
+def test_an_object_is_closed_where_an_episode_begins_again(tmp_path: Path) -> None:
+    task = ToolEnvironment(Lamp, task_id="a", arguments={"folder": str(tmp_path)})
+    task.reset(), task.reset()
+    assert len(list(tmp_path.iterdir())) == 1
+    assert "close" not in tool_names(Lamp)
 
 
 class Undescribed:

@@ -32,6 +32,7 @@ from turntree.observe.workers import without_interrupts
 _START_SECONDS = 120.0  # for a worker to import what it and its environments need
 _STOPPED_SECONDS = 5.0  # that a worker may be stopped (SIGSTOP) while it owes an answer
 _PIPE_SECONDS = 10  # without progress on a message to or from a worker: it is stopped in the middle of it
+_CLOSING_SECONDS = 5.0  # for idle workers to end by themselves, so that environments are closed
 _LOOK_SECONDS = 1.0  # between two looks at workers that owe an answer
 
 
@@ -52,8 +53,8 @@ class ProcessPoolConfig:
 class ProcessPool:
     """`EnvironmentPool` over worker processes (spawned; POSIX). Environments must be picklable before `reset`.
 
-    Use it as a context manager, or `shut_down` it: its workers are killed with whatever they started. A script that
-    makes one needs the usual `if __name__ == "__main__":`.
+    Use it as a context manager, or `shut_down` it: its workers end, with whatever they started. A script that makes
+    one needs the usual `if __name__ == "__main__":`.
     """
 
     waits = False
@@ -76,6 +77,13 @@ class ProcessPool:
         self.shut_down()
 
     def shut_down(self) -> None:
+        """Idle workers have a moment to close their environments."""
+        until = time.monotonic() + _CLOSING_SECONDS
+        leaving = [worker for worker in self._workers if not worker.owes]
+        for worker in leaving:
+            worker.pipe.close()
+        for worker in leaving:
+            worker.wait_until_ended(until - time.monotonic())
         for worker in self._workers:
             worker.kill()
 
@@ -295,6 +303,10 @@ class _Worker:
             found = os.waitid(os.P_PID, self._process.pid, look)
             return found is not None and found.si_code == os.CLD_STOPPED
         return False
+
+    def wait_until_ended(self, seconds: float) -> None:
+        """Without asking for its exit code, so that its number still names its group in `kill`."""
+        wait([self._process.sentinel], max(0.0, seconds))
 
     def kill(self) -> None:
         """With everything that its environments started."""

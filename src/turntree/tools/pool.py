@@ -35,7 +35,8 @@ class ThreadPool:
         self.shut_down()
 
     def shut_down(self) -> None:
-        """Without waiting for calls that are under way."""
+        """Without waiting for calls that are under way. Every session is forgotten."""
+        self._homes.clear()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -73,7 +74,7 @@ class ThreadPool:
         return found
 
     def close(self, session: Session) -> int:
-        del self._homes[session]
+        self._homes.pop(session, None)
         return self._calls.pop(session, 0)  # a running call cannot be cancelled: it ends in its thread and is counted
 
     def _home(self, session: Session) -> Session:
