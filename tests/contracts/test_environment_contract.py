@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,7 +23,7 @@ from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation
 from turntree.environments import processes
 from turntree.environments.inline import InlinePool
-from turntree.environments.pool import Answer, EnvironmentPool, Session
+from turntree.environments.pool import Answer, EnvironmentGone, EnvironmentPool, Session
 from turntree.environments.processes import ProcessPool, ProcessPoolConfig
 from turntree.tools.pool import ThreadPool
 
@@ -195,7 +196,7 @@ class Breaking(Corridor):
     def step(self, action: Message) -> Observation:
         trouble = {
             "raise": lambda: 1 / 0,
-            "exit": lambda: exit(3),
+            "exit": lambda: sys.exit(3),
             "nothing": lambda: None,
             "text": lambda: Observation("on", False),  # type: ignore[arg-type]
             "empty": lambda: Observation((), False),
@@ -215,6 +216,7 @@ class Breaking(Corridor):
     ("action", "why"),
     [
         ("raise", "ZeroDivisionError: division by zero"),
+        ("exit", "SystemExit: 3"),
         ("nothing", "answered NoneType instead of an observation"),
         ("text", "answered something that is not a message"),
         ("empty", "answered something that is not a message"),
@@ -236,6 +238,41 @@ def test_a_fault_is_named_and_the_session_goes_on_as_if_nothing_had_happened(
     again = one(pool)
     assert content(again) == "left right"
     assert again.calls == 2, "what is replayed is counted"
+    pool.close(session)
+
+
+class Interrupted(Corridor):
+    def step(self, action: Message) -> Observation:
+        raise KeyboardInterrupt
+
+    def fork(self) -> Interrupted:
+        return Interrupted(self.task_id, self.length)
+
+
+def test_an_interrupt_interrupts_this_process_and_leaves_no_call_of_a_thread_unanswered(threads: ThreadPool) -> None:
+    pool = InlinePool()
+    session = begun(pool, Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        pool.step(session, said("on"))
+    session = begun(threads, Interrupted())
+    threads.step(session, said("on"))
+    assert (one(threads).fault, threads.in_flight) == ("KeyboardInterrupt:", 0)
+    threads.close(session)
+
+
+class Gone(Corridor):
+    def step(self, action: Message) -> Observation:
+        raise EnvironmentGone("the server is gone")
+
+    def fork(self) -> Gone:
+        return Gone(self.task_id, self.length)
+
+
+def test_what_is_gone_for_all_episodes_ends_the_run_and_is_no_fault_of_one(pool: EnvironmentPool) -> None:
+    session = begun(pool, Gone())
+    with pytest.raises(EnvironmentGone, match="the server is gone"):
+        pool.step(session, said("on"))
+        pool.poll(60)
     pool.close(session)
 
 
@@ -384,6 +421,20 @@ def test_workers_killed_while_idle_are_replaced_without_a_fault(workers: Process
         workers.step(session, said("on"))
     assert {(content(answer), answer.calls) for answer in answers(workers, 4).values()} == {("on", 1)}
     assert workers.lost == lost + 2
+    for session in sessions:
+        workers.close(session)
+
+
+def test_an_answer_that_is_collected_late_is_no_timeout_and_the_next_call_has_its_whole_time(
+    workers: ProcessPool,
+) -> None:
+    sessions = [begun(workers, Corridor()) for _ in range(4)]  # two in each worker: the second call waits for the first
+    lost = workers.lost
+    for session in sessions:
+        workers.step(session, said("on"))
+    time.sleep(2.2)  # the caller is busy for longer than a step may take
+    assert {(content(answer), answer.fault) for answer in answers(workers, 4).values()} == {("on", None)}
+    assert workers.lost == lost
     for session in sessions:
         workers.close(session)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 from typing import ClassVar
 
@@ -46,6 +47,11 @@ class Retells(Good):
 class Raises(Good):
     def step(self, action: Message) -> Observation:
         raise KeyError(action.content)
+
+
+class Exits(Good):
+    def step(self, action: Message) -> Observation:
+        sys.exit(2)
 
 
 class Shared(Good):
@@ -96,6 +102,7 @@ def test_an_environment_that_keeps_the_laws_is_found_without_fault() -> None:
     [
         (Retells(), "a task is the same every time"),
         (Raises(), "an action that a policy may sample is answered"),
+        (Exits(), "an action that a policy may sample is answered"),
         (Shared(), "a fork answers as the original"),
         (Surrogate(), "JSON carries every message"),
         (BadTools(), "parameters are a JSON schema"),

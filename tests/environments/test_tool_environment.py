@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import sys
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.environments.check import check_environment
-from turntree.environments.pool import EnvironmentFault
+from turntree.environments.inline import InlinePool
+from turntree.environments.pool import EnvironmentFault, EnvironmentGone, EnvironmentPool, Session
+from turntree.environments.processes import ProcessPool, ProcessPoolConfig
 from turntree.environments.tool_environment import ToolEnvironment, tool_names, tool_schemas
+from turntree.tools.pool import ThreadPool
 
 
 class Counter:
@@ -33,6 +40,8 @@ class Counter:
         """
         if number > 100:
             raise ValueError("that is too much")
+        if number < 0:
+            sys.exit("usage: add NUMBER")  # as argparse and click do
         self.count += number * times
         return f"The counter says {self.count}."
 
@@ -189,6 +198,7 @@ def test_what_reset_returns_is_appended_to_the_prompt_as_trl_does() -> None:
         (calling("add"), "error: wrong arguments: missing a required argument: 'number'"),
         (calling("add", number=1, more=2), "error: wrong arguments: got an unexpected keyword argument 'more'"),
         (calling("add", number=101), "error: that is too much"),
+        (calling("add", number=-1), "error: usage: add NUMBER"),
         (calling("look"), '{"count": 0}'),
     ],
 )
@@ -255,14 +265,94 @@ class Fails(Counter):
         """Lose the server."""
         raise EnvironmentFault("the server is gone")
 
+    def lose_all(self) -> str:
+        """Lose the server of all."""
+        raise EnvironmentGone("no server is left")
+
 
 def test_an_object_may_end_the_episode_or_have_it_censored() -> None:
     environment = ToolEnvironment(Fails, task_id="a", arguments={"goal": 3})
     environment.reset()
     with pytest.raises(EnvironmentFault, match="the server is gone"):
         environment.fork().fork() and environment.step(calling("lose"))
+    with pytest.raises(EnvironmentGone):
+        environment.step(calling("lose_all"))
     over = environment.step(calling("stop"))
     assert (over.done, over.success, over.reward) == (True, False, 0.0)
+
+
+class Saying(Counter):
+    def done(self) -> str:
+        """Say that it is done."""
+        return "bye"
+
+
+def test_a_tool_named_done_does_not_end_the_episode() -> None:
+    environment = ToolEnvironment(Saying, task_id="a", arguments={"goal": 3})
+    environment.reset()
+    assert not environment.step(calling("add", number=3)).done
+    said = environment.step(calling("done"))
+    assert (said.messages[0].content, said.done) == ("bye", False)
+
+
+class Lamp:
+    """Holds a file while it is open."""
+
+    def reset(self, folder: str) -> str:
+        self._file = Path(tempfile.mkstemp(dir=folder)[1])
+        return "Press."
+
+    def press(self) -> str:
+        """Press."""
+        return "pressed"
+
+    def fall(self) -> str:
+        """Fall."""
+        raise EnvironmentFault("it fell")
+
+    def close(self) -> None:
+        self._file.unlink()
+
+
+def asked(pool: EnvironmentPool, session: Session, name: str = "press") -> str | None:
+    """Begin, or call a tool; the fault."""
+    pool.step(session, calling(name)) if session.answers else pool.reset(session)
+    return pool.poll(60)[0].fault
+
+
+@pytest.mark.parametrize("kind", [InlinePool, ThreadPool, ProcessPool])
+def test_an_object_is_closed_once_its_session_is_over_and_a_fork_closes_its_own(
+    kind: type[EnvironmentPool], tmp_path: Path
+) -> None:
+    """As soon as its worker is called again, where it is in one."""
+
+    def opened() -> int:
+        return len(list(tmp_path.iterdir()))
+
+    pool = kind(ProcessPoolConfig(workers=1)) if kind is ProcessPool else kind()
+    with pool if isinstance(pool, ThreadPool | ProcessPool) else contextlib.nullcontext():
+        task = ToolEnvironment(Lamp, task_id="a", arguments={"folder": str(tmp_path)})
+        first, second = pool.open(task), pool.open(task)
+        asked(pool, first), asked(pool, second), asked(pool, first)
+        twin = pool.fork(first)
+        asked(pool, twin)
+        assert opened() == 3
+        pool.close(first)
+        asked(pool, twin)
+        assert opened() == 2
+        assert asked(pool, second, "fall") == "it fell"
+        assert opened() == 1, "a failed call leaves an object half-way: the next one is made anew"
+        asked(pool, second)
+        assert opened() == 2
+    del pool
+    assert opened() == 0
+
+
+def test_an_object_is_closed_where_an_episode_begins_again(tmp_path: Path) -> None:
+    task = ToolEnvironment(Lamp, task_id="a", arguments={"folder": str(tmp_path)})
+    task.reset(), task.reset()
+    assert len(list(tmp_path.iterdir())) == 1
+    assert "close" not in tool_names(Lamp)
 
 
 class Undescribed:

@@ -138,6 +138,21 @@ def test_a_box_that_dies_is_replaced_and_the_program_run_again():
         assert sandbox.lost == 1
 
 
+def test_a_box_that_died_before_its_program_began_is_not_counted_against_the_program(sandbox, monkeypatch):
+    with Sandbox(CONFIG, enclosure=sandbox._enclosure) as own:
+        idle, run, accidents = own._boxes.queue[0], Box.run, []
+        idle._link.shutdown(socket.SHUT_RDWR)
+
+        def dies_once(box, *program):
+            if box is not idle and not accidents:
+                accidents.append(box._link.shutdown(socket.SHUT_RDWR))
+            return run(box, *program)
+
+        monkeypatch.setattr(Box, "run", dies_once)
+        done = own.run("20 + 22")
+        assert (done.value, done.lost, own.lost) == ("42", False, 2)
+
+
 @pytest.fixture
 def deadly(monkeypatch):
     """Names a word: programs that hold it end the box they run in."""
@@ -243,17 +258,12 @@ def test_a_box_that_changed_nothing_is_used_again(sandbox):
         box.close()
 
 
-def test_without_root_programs_cannot_spoil_the_box_for_others_either(tmp_path):
-    """Bubblewrap in a user namespace: programs have the user id of the guest and own the scratch folder."""
-    source = str(Path(module.__file__).parents[2])
-    code = "import sys, json; from turntree.sandboxes.sandbox import Sandbox; from turntree.sandboxes.limits import *\n"
-    code += "programs = json.load(sys.stdin)\nwith Sandbox(SandboxConfig(boxes=1)) as box, Sandbox() as fresh:\n"
-    code += "    said = [box.run(program).stdout for program in programs[:-1] if [box.run(programs[-1])]]\n"
-    code += "    print(json.dumps([box.lost, said, [s.run(programs[-1]).value for s in (box, fresh)]]))"
+def said_without_root(code, given=""):
+    """What a program prints that another user runs, who gets a user namespace for each box."""
     if os.geteuid() != 0 or shutil.which("bwrap") is None:
         pytest.skip("needs root, to become another user, and bubblewrap")
+    source = str(Path(module.__file__).parents[2])
     nobody = {"user": 65534, "group": 65534, "extra_groups": (), "cwd": "/", "env": {"PYTHONPATH": source}}
-    programs = [p.format(host=1, memory=0, queue=0, semaphore=0) for p in INFLUENCE.values()]
     for python in (sys.executable, "/usr/bin/python3"):
         try:
             found = subprocess.run([python, "-c", "import turntree.core.errors"], capture_output=True, **nobody)
@@ -263,14 +273,34 @@ def test_without_root_programs_cannot_spoil_the_box_for_others_either(tmp_path):
             break
     else:
         pytest.skip("no interpreter here that another user may run")
-    done = subprocess.run(
-        [python, "-c", code], input=json.dumps([*programs, PROBE]), capture_output=True, text=True, **nobody
-    )
+    done = subprocess.run([python, "-c", code], input=given, capture_output=True, text=True, **nobody)
     if "offers no sandbox" in done.stderr:
         pytest.skip(done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stderr
-    lost, said, (after, fresh) = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+def test_without_root_programs_cannot_spoil_the_box_for_others_either():
+    """Bubblewrap in a user namespace: programs have the user id of the guest and own the scratch folder."""
+    code = "import sys, json; from turntree.sandboxes.sandbox import Sandbox; from turntree.sandboxes.limits import *\n"
+    code += "programs = json.load(sys.stdin)\nwith Sandbox(SandboxConfig(boxes=1)) as box, Sandbox() as fresh:\n"
+    code += "    said = [box.run(program).stdout for program in programs[:-1] if [box.run(programs[-1])]]\n"
+    code += "    print(json.dumps([box.lost, said, [s.run(programs[-1]).value for s in (box, fresh)]]))"
+    programs = [p.format(host=1, memory=0, queue=0, semaphore=0) for p in INFLUENCE.values()]
+    lost, said, (after, fresh) = said_without_root(code, json.dumps([*programs, PROBE]))
     assert lost == 0 and after == fresh and not [text for text in said if "ESCAPED" in text]
+
+
+def test_without_root_a_box_outlives_the_thread_that_started_it():
+    """Tools run in threads of one call, and each but the first box is started in one of them."""
+    code = "import json, threading, time; from turntree.sandboxes.sandbox import Sandbox\n"
+    code += "from turntree.sandboxes.limits import SandboxConfig\nanswers, boxes = [], set()\n"
+    code += "with Sandbox(SandboxConfig(boxes=1)) as sandbox:\n"
+    code += "    sandbox._boxes.get().close(); sandbox._boxes.put(None)\n    for _ in range(3):\n"
+    code += "        call = threading.Thread(target=lambda: answers.append(sandbox.run('20 + 22').value))\n"
+    code += "        call.start(); call.join(); time.sleep(0.2); boxes.add(sandbox._boxes.queue[0])\n"
+    code += "    print(json.dumps([answers, len(boxes), sandbox.lost]))"
+    assert said_without_root(code) == [["42"] * 3, 1, 0]
 
 
 def test_a_guest_that_does_not_answer_is_given_up_in_time(monkeypatch):

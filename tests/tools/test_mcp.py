@@ -7,11 +7,13 @@ import pytest
 
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import ToolCall
+from turntree.environments.pool import EnvironmentGone
 from turntree.tools.mcp import McpServer
 from turntree.tools.runtime import ToolRuntime, ToolRuntimeConfig
 from turntree.tools.tool import ToolSource, ToolStatus
 
-pytest.importorskip("mcp")
+mcp = pytest.importorskip("mcp")
+ODD = [sys.executable, str(Path(__file__).with_name("odd_mcp_server.py"))]
 COMMAND = [sys.executable, str(Path(__file__).with_name("mcp_server.py"))]
 
 
@@ -44,6 +46,44 @@ def test_a_slow_tool_is_a_failure_and_the_server_is_of_use_afterwards(server):
     assert ToolRuntime(server.tools).call(ToolCall("add", {"a": 1, "b": 1})).text == "2"
 
 
+def test_a_server_that_crashes_is_started_again_and_the_call_is_not_repeated(tmp_path):
+    log = tmp_path / "log"
+    with McpServer([*ODD, "mortal", str(log)]) as server:
+        tools = ToolRuntime(server.tools)
+        for count in (1, 2):
+            crashed = tools.call(ToolCall("crash", {}))
+            assert (crashed.status, crashed.text) == (ToolStatus.FAILED, "crash: MCPError: Connection closed")
+            assert tools.call(ToolCall("look", {})).text == "alive"
+            assert log.read_text() == "called\n" * count
+
+
+def test_a_server_that_does_not_come_back_ends_the_run(tmp_path):
+    """It is no fault of one rollout: all later ones would be censored."""
+    there = tmp_path / "there"
+    there.touch()
+    command = ["sh", "-c", 'test -e "$0" && exec "$@"', str(there), *ODD, "mortal", str(tmp_path / "log")]
+    with McpServer(command) as server:
+        tools = ToolRuntime(server.tools)
+        there.unlink()
+        for name in ("crash", "look"):
+            with pytest.raises(EnvironmentGone, match=r"does not come back .* to resume"):
+                tools.call(ToolCall(name, {}))
+
+
+def test_a_server_that_has_forgotten_the_session_is_connected_to_again(monkeypatch):
+    with McpServer(COMMAND) as server:
+        before = server._client
+
+        async def forgotten(*_, **__):
+            raise mcp.MCPError(mcp.types.INVALID_REQUEST, "Session terminated")
+
+        monkeypatch.setattr(before, "call_tool", forgotten)
+        tools = ToolRuntime(server.tools)
+        told = [tools.call(ToolCall("add", {"a": 1, "b": 1})) for _ in range(2)]
+        assert [one.status for one in told] == [ToolStatus.FAILED, ToolStatus.ANSWERED]
+        assert server._client is not before
+
+
 def test_a_server_that_does_not_come_up_is_refused_in_one_line():
     with pytest.raises(InputError, match="does not answer"), McpServer(["/bin/false"]):
         pass
@@ -56,8 +96,7 @@ def test_a_pure_tool_that_is_not_there_is_refused():
 
 @pytest.mark.parametrize("kind", ["silent", "endless"])
 def test_a_server_that_never_comes_to_an_end_is_refused_after_its_time(kind):
-    odd = [sys.executable, str(Path(__file__).with_name("odd_mcp_server.py")), kind]
     with pytest.raises(InputError, match=r"does not answer \(its tools were not all listed within 1.5 s"):
-        McpServer(odd, seconds=1.5).__enter__()
+        McpServer([*ODD, kind], seconds=1.5).__enter__()
     with pytest.raises(ConfigError):
-        McpServer(odd, seconds=0)
+        McpServer([*ODD, kind], seconds=0)

@@ -6,7 +6,9 @@ as TRL does: `reward(prompts=[...], completions=[...], environments=[...], **col
 one, a row's `answer` is compared with the last message (case and outer white space do not count).
 
 One server serves all episodes. The protocol has no sessions that could be copied, so a server whose answers depend on
-earlier calls must be started anew for each episode (`own=true`), and forks by replay.
+earlier calls must be started anew for each episode (`own=true`), and forks by replay. A server whose connection is lost
+is started again (a URL: connected to again), and the call under which that happened is a fault. Where it does not come
+back, the run ends and can be resumed.
 """
 
 from __future__ import annotations

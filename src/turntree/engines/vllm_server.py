@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ from turntree.core.errors import ConfigError, InputError, TurntreeError
 INSTALL = "python3 -m venv .venv-vllm && .venv-vllm/bin/pip install vllm (CPU: see `make vllm`), or name it with --venv"
 _LOOK = 10.0  # seconds between two health checks, and how long one may take
 _SICK = 3  # checks that fail in a row before the server is started again
+_FREE = 5.0  # seconds for what is left of an earlier server to leave the port
 _FALSE_STARTS = 3  # in a row, before it is given up
 _CPU_BATCH = 8192  # tokens of one step on a CPU, where a prompt must not be cut in two (see `arguments`)
 
@@ -134,20 +136,40 @@ class Supervised:
         self._ended = False
 
     def start(self) -> None:
-        """Start a process and wait until it is healthy. Raises `TurntreeError` where it ends or takes too long."""
+        """Start a process and wait until it is healthy. Raises `TurntreeError` where it ends or takes too long, and
+        `InputError` where the port is taken: whoever listens there would be taken for it."""
+        self._require_port()
         boot = ["--fingerprint-mode", "custom", "--fingerprint-value", uuid.uuid4().hex]
         with contextlib.ExitStack() as stack:
             said = None if self.log is None else stack.enter_context(self.log.open("ab"))
-            self._child = subprocess.Popen(
+            self._child = child = subprocess.Popen(
                 [*self._command, *boot], env=self._environment, stdout=said, stderr=said, start_new_session=True
             )
         until = time.monotonic() + self.config.start_seconds
-        while not self.healthy():
-            if self._child.poll() is not None or time.monotonic() > until:
+        while True:
+            healthy = self.healthy()
+            if child.poll() is not None or time.monotonic() > until:  # after the answer, which may be another server's
                 self.stop()
                 where = "above" if self.log is None else f"in {self.log}"
                 raise TurntreeError(f"the vLLM server did not start; what it said is {where}")
+            if healthy:
+                return
             time.sleep(0.5)
+
+    def _require_port(self) -> None:
+        host, port, until = self.config.host, self.config.port, time.monotonic() + _FREE
+        while True:
+            try:
+                return socket.create_server(
+                    (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+                ).close()
+            except OSError as error:
+                if time.monotonic() > until:
+                    hint = "end what listens there, or choose another one with --port"
+                    raise InputError(
+                        f"{port} of {host} cannot be used ({error.strerror})", field="port", hint=hint
+                    ) from error
+                time.sleep(0.2)
 
     def end(self) -> None:
         """End the server for good."""

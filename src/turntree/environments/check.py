@@ -18,7 +18,7 @@ from turntree.core.config import Part
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Environment, Observation
-from turntree.environments.pool import checked, reason_of, start
+from turntree.environments.pool import FOREIGN, checked, reason_of, start
 
 WORDS = ("look", "help", "yes", "no", "0", "1", "left", "right", "up", "[stop]")
 
@@ -67,7 +67,7 @@ def check_environment(task: Environment, *, seed: int = 0, turns: int = 8) -> li
     try:
         first, second = task.fork(), task.fork()
         told, again = start(first), start(second)
-    except Exception as error:
+    except FOREIGN as error:
         return [Finding("a copy of a task can be reset", task_id, None, reason_of(error))]
     found += _carried(told, task_id, 0)
     problem = getattr(first, "state_problem", lambda: None)()
@@ -97,7 +97,7 @@ def _play(environment: Environment, told: Observation, task_id: str, seed: int, 
             yield Finding("a fork stands where the original stood", task_id, turn, said, grave=False)
         try:
             answer = checked(environment.step(action))
-        except Exception as error:
+        except FOREIGN as error:
             said = f"raised {reason_of(error)} for {_shown(action)}; the rollout would be censored"
             yield Finding("an action that a policy may sample is answered", task_id, turn, said)
             return
@@ -113,14 +113,14 @@ def _play(environment: Environment, told: Observation, task_id: str, seed: int, 
 def _fork(environment: Environment) -> tuple[Environment | None, str | None]:
     try:
         return environment.fork(), None
-    except Exception as error:
+    except FOREIGN as error:
         return None, reason_of(error)
 
 
 def _same(twin: Environment, action: Message, answer: Observation, task_id: str, turn: int) -> Iterator[Finding]:
     try:
         again = checked(twin.step(action))
-    except Exception as error:
+    except FOREIGN as error:
         yield Finding("a fork answers as the original", task_id, turn, f"the fork raised {reason_of(error)}")
         return
     if again != answer:
@@ -178,7 +178,7 @@ def _garbage(task: Environment, task_id: str) -> Iterator[Finding]:
             environment = task.fork()
             environment.reset()
             checked(environment.step(action))
-        except Exception as error:
+        except FOREIGN as error:
             said = f"raised {reason_of(error)} for {_shown(action)}; the rollout would be censored"
             yield Finding("an action that a policy may sample is answered", task_id, 1, said)
 
@@ -196,7 +196,7 @@ def _gold(task: Environment, task_id: str) -> Iterator[Finding]:
             last = checked(environment.step(message))
             if last.done:
                 break
-    except Exception as error:
+    except FOREIGN as error:
         yield Finding(law, task_id, None, f"raised {reason_of(error)}", grave=False)
         return
     if last is None or not last.success:

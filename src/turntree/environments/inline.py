@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation
-from turntree.environments.pool import Answer, Session, checked, reason_of, replay, start
+from turntree.environments.pool import FOREIGN, Answer, Session, checked, reason_of, replay, start
 
 
 class InlinePool:
     """`EnvironmentPool` for environments that answer in microseconds and can be trusted to return.
 
-    A call is made at once, and its answer waits for the next `poll`. An exception becomes a fault. An endless loop
-    blocks the process (use `ProcessPool`).
+    A call is made at once, and its answer waits for the next `poll`. An exception or exit becomes a fault. An endless
+    loop blocks the process (use `ProcessPool`).
     """
 
     waits = False
@@ -36,7 +36,7 @@ class InlinePool:
         its first call, as in worker processes; what is wrong with that is then the fault of this call alone."""
         twin = session.twin(steps)
         if session in self._held and len(twin.answers) == len(session.answers):
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(*FOREIGN):
                 (into or self)._held[twin] = self._held[session].fork()
         return twin
 
@@ -67,7 +67,7 @@ class InlinePool:
                 for _ in replay(environment, session):
                     pass
             observation = ask(environment)
-        except Exception as error:  # a bad rollout is data: the boundary to foreign code
+        except FOREIGN as error:  # a bad rollout is data: the boundary to foreign code
             seconds = time.perf_counter() - started
             answer = Answer(
                 session=session, fault=reason_of(error), calls=min(1, len(session.answers)), seconds=seconds

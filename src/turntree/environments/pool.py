@@ -13,8 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from turntree.core.errors import TurntreeError
 from turntree.core.messages import ROLES, Message
 from turntree.core.protocols import Environment, Observation
+
+FOREIGN = (Exception, SystemExit)
+"""What a call of foreign code may end in without ending the run: argparse and click exit."""
 
 
 @dataclass(eq=False)
@@ -87,7 +91,7 @@ class EnvironmentPool(Protocol):
 
     def poll(self, timeout: float | None = None) -> list[Answer]:
         """The answers there are, waiting for at least one of them for up to `timeout` seconds (None: as long as it
-        takes); empty when nothing is in flight."""
+        takes); empty when nothing is in flight. Raises `EnvironmentGone` (in this process `reset` and `step` do)."""
         ...
 
     def close(self, session: Session) -> int:
@@ -97,6 +101,10 @@ class EnvironmentPool(Protocol):
 
 class EnvironmentFault(Exception):
     """An environment broke its contract; the text says how."""
+
+
+class EnvironmentGone(TurntreeError):
+    """What all episodes share (a server of tools) is gone. That is no fault of one rollout: the run ends, resumably."""
 
 
 def start(environment: Environment) -> Observation:
@@ -154,6 +162,8 @@ def _is_message(value: Any) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """A fault in one line."""
+    """A fault in one line. Raises an `EnvironmentGone` again, which is none."""
+    if isinstance(error, EnvironmentGone):
+        raise error
     text = str(error) if isinstance(error, EnvironmentFault) else f"{type(error).__name__}: {error}"
     return " ".join(text.split())[:500]

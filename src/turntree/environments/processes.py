@@ -25,13 +25,14 @@ from multiprocessing.connection import Connection, wait
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment
-from turntree.environments.pool import Answer, Session
+from turntree.environments.pool import Answer, EnvironmentGone, Session
 from turntree.environments.worker import Call, Rebuild, Reply, serve
 from turntree.observe.workers import without_interrupts
 
 _START_SECONDS = 120.0  # for a worker to import what it and its environments need
 _STOPPED_SECONDS = 5.0  # that a worker may be stopped (SIGSTOP) while it owes an answer
 _PIPE_SECONDS = 10  # without progress on a message to or from a worker: it is stopped in the middle of it
+_CLOSING_SECONDS = 5.0  # for idle workers to end by themselves, so that environments are closed
 _LOOK_SECONDS = 1.0  # between two looks at workers that owe an answer
 
 
@@ -52,8 +53,8 @@ class ProcessPoolConfig:
 class ProcessPool:
     """`EnvironmentPool` over worker processes (spawned; POSIX). Environments must be picklable before `reset`.
 
-    Use it as a context manager, or `shut_down` it: its workers are killed with whatever they started. A script that
-    makes one needs the usual `if __name__ == "__main__":`.
+    Use it as a context manager, or `shut_down` it: its workers end, with whatever they started. A script that makes
+    one needs the usual `if __name__ == "__main__":`.
     """
 
     waits = False
@@ -76,6 +77,13 @@ class ProcessPool:
         self.shut_down()
 
     def shut_down(self) -> None:
+        """Idle workers have a moment to close their environments."""
+        until = time.monotonic() + _CLOSING_SECONDS
+        leaving = [worker for worker in self._workers if not worker.owes]
+        for worker in leaving:
+            worker.pipe.close()
+        for worker in leaving:
+            worker.wait_until_ended(until - time.monotonic())
         for worker in self._workers:
             worker.kill()
 
@@ -119,9 +127,9 @@ class ProcessPool:
     def poll(self, timeout: float | None = None) -> list[Answer]:
         until = None if timeout is None else time.monotonic() + timeout
         while True:
-            self._enforce_limits()
             left = None if until is None else max(0.0, until - time.monotonic())
             self._collect(0.0 if self._answers or not self._unanswered else left)
+            self._enforce_limits()  # only now: what was answered in time may be collected late, by a busy caller
             if self._answers or not self._unanswered or left == 0.0:
                 answers, self._answers = self._answers, []
                 return answers
@@ -186,6 +194,9 @@ class ProcessPool:
             (worker.forget.append if seat.closed else worker.held.add)(seat.number)
         if seat.closed:
             return
+        if reply.gone:
+            seat.pending, self._unanswered = None, self._unanswered - 1
+            raise EnvironmentGone(reply.fault or "")
         if reply.observation is not None:
             session.answers.append(reply.observation)
             session.actions += [] if pending.action is None else [pending.action]
@@ -292,6 +303,10 @@ class _Worker:
             found = os.waitid(os.P_PID, self._process.pid, look)
             return found is not None and found.si_code == os.CLD_STOPPED
         return False
+
+    def wait_until_ended(self, seconds: float) -> None:
+        """Without asking for its exit code, so that its number still names its group in `kill`."""
+        wait([self._process.sentinel], max(0.0, seconds))
 
     def kill(self) -> None:
         """With everything that its environments started."""

@@ -20,7 +20,7 @@
 
 A class for TRL's `environment_factory` works unchanged. These attributes are read after every turn, where the object
 has them: `reward` (a number), `success`, `done` (True ends the episode) and
-`progress` (0 to 1). An episode also ends with the first message that calls no tool.
+`progress` (0 to 1); a method of such a name is a tool. An episode also ends with the first message that calls no tool.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import inspect
 import json
 import random
 import typing
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
@@ -39,9 +40,9 @@ from typing import Any, cast
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Observation
-from turntree.environments.pool import EnvironmentFault, Session, replay
+from turntree.environments.pool import FOREIGN, EnvironmentFault, EnvironmentGone, Session, replay
 
-NOT_TOOLS = frozenset({"reset", "fork", "close"})
+NOT_TOOLS = frozenset({"reset", "fork", "close"})  # they are called by us
 
 
 class ToolEnvironment:
@@ -55,6 +56,10 @@ class ToolEnvironment:
 
     A fork is the object's own `fork()` where its class has one. Otherwise the episode is replayed on a new object, and
     refused where that answers differently: an environment that draws at random without a seed cannot be forked.
+
+    The object's `close()`, where it has one, is called once, when nobody holds the episode any more: the pool forgot
+    it, a call failed, or the pool or the program ends. Every fork closes its own object. A worker process that is
+    killed (a time limit) closes nothing, but what it started dies with it.
     """
 
     def __init__(
@@ -70,7 +75,9 @@ class ToolEnvironment:
         self.task_id, self.task_type, self.gold = task_id, task_type, tuple(gold)
         self._factory, self._arguments, self._prompt = factory, dict(arguments or {}), tuple(prompt)
         self._object: Any = None
-        self._episode = Session(self)
+        self._closing: Callable[[], Any] | None = None
+        self._actions: list[Message] = []  # no `Session`: a cycle would keep the object open
+        self._answers: list[Observation] = []
 
     @property
     def tools(self) -> tuple[dict[str, Any], ...]:
@@ -82,16 +89,16 @@ class ToolEnvironment:
         return self._object
 
     def reset(self) -> tuple[Message, ...]:
-        self._object = self._factory()
+        self._hold(self._factory())
         told = self._object.reset(**self._arguments)
         opening = _opening(self._prompt, None if told is None else _text(told))
-        self._episode = Session(self, [], [Observation(opening, done=False)])
+        self._actions, self._answers = [], [Observation(opening, done=False)]
         return opening
 
     def step(self, action: Message) -> Observation:
         observation = self._do(action)
-        self._episode.actions.append(action)
-        self._episode.answers.append(observation)
+        self._actions.append(action)
+        self._answers.append(observation)
         return observation
 
     def state(self) -> Any:
@@ -123,15 +130,24 @@ class ToolEnvironment:
         )
         own = getattr(self._object, "fork", None)
         if callable(own):
-            twin._object, twin._episode = own(), self._episode.twin()
+            twin._hold(own())
+            twin._actions, twin._answers = list(self._actions), list(self._answers)
         else:
-            deque(replay(twin, self._episode), maxlen=0)
+            deque(replay(twin, Session(twin, self._actions, self._answers)), maxlen=0)
         return twin
+
+    def _hold(self, state: Any) -> None:
+        """The object of the episode from now on, in place of the last one, which is closed."""
+        if self._closing is not None:
+            self._closing()
+        close = getattr(state, "close", None)
+        self._object, self._closing = state, weakref.finalize(self, close) if callable(close) else None
 
     def _do(self, action: Message) -> Observation:
         answers = tuple(self._call(call) for call in action.tool_calls)
         state = self._object
-        done = not answers or bool(getattr(state, "done", False))
+        said = getattr(state, "done", False)
+        done = not answers or bool(said and not callable(said))
         return Observation(
             answers or (Message("user", "done"),),
             done=done,
@@ -154,9 +170,9 @@ class ToolEnvironment:
             return f"error: wrong arguments: {error}"
         try:
             return _text(method(**call.arguments))
-        except EnvironmentFault:
+        except (EnvironmentFault, EnvironmentGone):
             raise
-        except Exception as error:  # the class speaks to the policy through its exceptions
+        except FOREIGN as error:  # the class speaks to the policy through its exceptions
             return f"error: {error}" if str(error) else f"error: {type(error).__name__}"
 
 

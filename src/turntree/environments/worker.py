@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation
-from turntree.environments.pool import EnvironmentFault, Session, checked, reason_of, replay, start
+from turntree.environments.pool import EnvironmentFault, EnvironmentGone, Session, checked, reason_of, replay, start
 from turntree.observe.workers import die_with_parent
 
 
@@ -37,12 +37,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Reply:
-    """`fault` None: the observation is what the environment answered. `calls` are the steps that were made."""
+    """`fault` None: the observation is what the environment answered. `calls` are the steps that were made. `gone`: the
+    fault is an `EnvironmentGone`."""
 
     observation: Observation | None
     fault: str | None
     calls: int
     seconds: float
+    gone: bool = False
 
 
 def serve(pipe: Connection) -> None:
@@ -81,6 +83,8 @@ def _answer(call: Call, held: dict[int, Environment], next_step: Callable[[], No
             raise EnvironmentFault("the worker does not hold the session")
         calls += call.action is not None
         observation = start(environment) if call.action is None else checked(environment.step(call.action))
+    except EnvironmentGone as gone:
+        return Reply(None, str(gone), calls, time.perf_counter() - started, gone=True)
     except BaseException as error:  # the boundary to foreign code, which may even try to exit
         return Reply(None, reason_of(error), calls, time.perf_counter() - started)
     held[call.session] = environment

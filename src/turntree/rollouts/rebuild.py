@@ -13,7 +13,7 @@ from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation, TurnState
-from turntree.environments.pool import EnvironmentFault, checked, reason_of, start
+from turntree.environments.pool import FOREIGN, EnvironmentFault, checked, reason_of, start
 from turntree.environments.tasks import open_tasks
 
 Said = Sequence[tuple[str, str]]  # role and text of messages
@@ -38,7 +38,7 @@ def asked(call: Callable[[], T]) -> T:
     """The environment's answer. Any exception becomes a one-line `EnvironmentFault`."""
     try:
         return call()
-    except Exception as error:  # the boundary to foreign code
+    except FOREIGN as error:  # the boundary to foreign code
         raise EnvironmentFault(reason_of(error)) from error
 
 

@@ -17,7 +17,7 @@ from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Teacher
-from turntree.environments.pool import EnvironmentFault, reason_of
+from turntree.environments.pool import FOREIGN, EnvironmentFault, reason_of
 from turntree.rollouts.rebuild import walk
 from turntree.traces.schema import Trace
 
@@ -90,7 +90,7 @@ def _copy(environment: Environment) -> Environment | str:
     """A copy for the teacher to look at, or why there is none."""
     try:
         return environment.fork()
-    except Exception as error:  # the boundary to foreign code
+    except FOREIGN as error:  # the boundary to foreign code
         return f"{FAILED} ({reason_of(error)})"
 
 

@@ -27,6 +27,9 @@ class Bubblewrap:
     the number of files), and the guest gives it up before it runs anything. As root, no user namespace is made: with
     three more capabilities the guest takes an unused user id. Inside a user namespace root's programs would still be
     the host's root to the kernel, which exempts them from the limit on processes. Others get a user namespace.
+
+    Without `--die-with-parent`: to the kernel the parent is the thread that started the box, and tools run in threads
+    of one call. The guest ends when its link is hung up, as it is by the end of this process.
     """
 
     name = "bubblewrap"
@@ -57,7 +60,7 @@ class Bubblewrap:
             identity += ["--uid", "1000", "--gid", "1000"]
         code = f"{_GUEST_ROOT}/turntree/sandboxes"
         return [
-            self._program, "--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "box",
+            self._program, "--new-session", "--as-pid-1", "--hostname", "box",
             *(f"--unshare-{kind}" for kind in namespaces), *identity,
             *_folders("/etc", "/run", NAMES), "--ro-bind", "/usr", "/usr", *_system(),
             *_read_only({interpreter.prefix: interpreter.prefix} if interpreter.prefix != "/usr" else {}),

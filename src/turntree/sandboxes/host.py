@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import socket
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import PurePosixPath
 from typing import Any, Protocol
 
@@ -125,11 +127,17 @@ class Box:
         )  # fmt: skip
         return silent, False
 
+    @property
+    def dead(self) -> bool:
+        """Whether an idle box died: its guest says nothing unasked, so the link has news only when it is hung up."""
+        return bool(wait([self._link], 0))
+
     def close(self) -> None:
         """End all that is in it. Safe to call twice.
 
         By hanging up: bubblewrap may not signal the guest of another user, so that killing it would not do.
         """
+        self._hang_up()
         self._link.close()
         try:
             self._process.wait(_GRACE_SECONDS)
@@ -138,6 +146,11 @@ class Box:
             self._process.wait()
         assert self._process.stderr is not None
         self._process.stderr.close()
+
+    def _hang_up(self) -> None:
+        """Even where a process that was forked from this one holds the link too."""
+        with contextlib.suppress(OSError):  # it is closed already
+            self._link.shutdown(socket.SHUT_RDWR)
 
     def _line(self, deadline: float) -> dict[str, Any] | None:
         """The next line of the guest; None when it ended or the deadline passed."""
@@ -164,6 +177,7 @@ class Box:
         try:
             _, said = self._process.communicate(timeout=_GRACE_SECONDS)
         except subprocess.TimeoutExpired:
+            self._hang_up()
             self._process.kill()
             _, said = self._process.communicate()
         lines = said.decode(errors="replace").strip().splitlines()

@@ -54,7 +54,7 @@ class Sandbox:
         `InputError` when nothing here contains a program: there is no way to run one unsandboxed."""
         self.config = config if config is not None else SandboxConfig()
         self._enclosure, self._interpreter, first = _chosen(self.config, enclosure)
-        self.lost = 0  # boxes that died under a program, each replaced
+        self.lost = 0  # boxes that died, under a program or idle, each replaced
         self._boxes: queue.LifoQueue[Box | None] = queue.LifoQueue()
         for box in (*(None,) * (self.config.boxes - 1), first):
             self._boxes.put(box)
@@ -99,7 +99,7 @@ class Sandbox:
         started = time.monotonic()
         with self._box() as held:
             for _ in range(_LOSSES):
-                held.fill()
+                self.lost += held.fill()
                 try:
                     return held.run(language, source, limit, files, clock)
                 except SandboxLost:
@@ -133,10 +133,16 @@ class _Held:
     def __init__(self, box: Box | None, start: Callable[[], Box]) -> None:
         self.box, self._start = box, start
 
-    def fill(self) -> None:
-        """Start a box if there is none. Raises `SandboxLost`, which no program caused."""
+    def fill(self) -> bool:
+        """Start a box if there is none that lives. Returns whether one had died while it was idle: the next program is
+        not to blame for it. Raises `SandboxLost`, which no program caused."""
+        dead = self.box if self.box is not None and self.box.dead else None
+        if dead is not None:
+            dead.close()
+            self.box = None
         if self.box is None:
             self.box = self._start()
+        return dead is not None
 
     def run(
         self, language: Language, source: str, seconds: float, files: Files | None = None, clock: int = EPOCH

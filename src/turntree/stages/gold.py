@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
-from turntree.environments.pool import reason_of
+from turntree.environments.pool import FOREIGN, reason_of
 from turntree.environments.tasks import TRAIN, environment_record, open_tasks
 from turntree.traces.schema import Trace
 from turntree.traces.splits import assign_split
@@ -70,7 +70,7 @@ class Gold:
                 if observation.done:
                     success = observation.success
                     break
-        except Exception as error:  # the boundary to foreign code
+        except FOREIGN as error:  # the boundary to foreign code
             return f"fault: {reason_of(error)}"
         if not success:
             return "not solved by its gold"

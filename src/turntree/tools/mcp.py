@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from turntree.core.errors import ConfigError, InputError
+from turntree.environments.pool import EnvironmentGone
 from turntree.tools.tool import ToolOutput, ToolSpec
 
 if TYPE_CHECKING:
-    from anyio.from_thread import BlockingPortal
     from mcp import Client, StdioServerParameters
     from mcp.types import CallToolResult
 
@@ -22,13 +23,18 @@ class McpServer:
     `server` is a URL (streamable HTTP) or the command line of a server that talks over its standard streams. Only the
     tools named in `pure` are cached, shared and tried again: the protocol does not tell which ones have no effects.
     The server has `seconds` to start, to greet and to list all of its tools.
+
+    Where the connection is closed under a call, that call fails, because nobody knows what it did, and the server is
+    started or connected to again for the next one. Calls raise `EnvironmentGone` where that does not succeed.
     """
 
     def __init__(self, server: str | Sequence[str], *, pure: Collection[str] = (), seconds: float = 60.0) -> None:
         if seconds <= 0:
             raise ConfigError(f"is {seconds:g}", field="seconds", hint="give the server more than 0")
         self._server, self._pure, self._seconds = server, frozenset(pure), seconds
-        self._stack = contextlib.ExitStack()
+        self._stack, self._connection = contextlib.ExitStack(), contextlib.ExitStack()
+        self._lock = threading.Lock()  # held while the connection changes
+        self._gone = ""
         self.tools: tuple[McpTool, ...] = ()
 
     def __enter__(self) -> McpServer:
@@ -38,24 +44,69 @@ class McpServer:
             from mcp import StdioServerParameters
         except ImportError as error:
             raise InputError("the MCP SDK is not installed", hint="pip install 'turntree[mcp]'") from error
-        address = self._server
-        if not isinstance(address, str):
-            address = StdioServerParameters(command=address[0], args=list(address[1:]))
+        told = self._server
+        self._address = told if isinstance(told, str) else StdioServerParameters(command=told[0], args=list(told[1:]))
         try:
-            portal = self._stack.enter_context(start_blocking_portal())
-            connecting = portal.wrap_async_context_manager(_connected(address, self._seconds))
-            client, listed = self._stack.enter_context(connecting)
-            self.tools = tuple(McpTool(portal, client, spec, pure=spec.name in self._pure) for spec in listed)
+            self._portal = self._stack.enter_context(start_blocking_portal())
+            listed = self._connect()
         except Exception as error:  # whatever a foreign server and the transports below it raise
             self._stack.close()
             raise InputError(f"the MCP server {self._server!r} does not answer ({_innermost(error)})") from error
-        if unknown := sorted(self._pure - {tool.spec.name for tool in self.tools}):
-            self._stack.close()
+        self.tools = tuple(McpTool(self, spec, pure=spec.name in self._pure) for spec in listed)
+        if unknown := sorted(self._pure - {spec.name for spec in listed}):
+            self.__exit__()
             raise InputError(f"the MCP server has no tool {unknown[0]!r}", field="pure")
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        with self._lock:
+            self._disconnect()
+            self._stack.close()
+
+    @property
+    def version(self) -> str:
+        server = self._client.server_info
+        return f"{server.name} {server.version}" if server is not None else ""
+
+    def call(self, name: str, arguments: Mapping[str, Any], seconds: float) -> CallToolResult:
+        """Raises what the SDK raises, and `EnvironmentGone`."""
+        with self._lock:  # calls wait while it is connected to again
+            self._require()
+            client = self._client
+        try:
+            return self._portal.call(lambda: client.call_tool(name, dict(arguments), read_timeout_seconds=seconds))
+        except Exception as error:
+            if _is_closed(error):
+                with self._lock:
+                    if self._client is client and not self._gone:  # no other call has tried
+                        self._reconnect()
+                self._require()
+            raise
+
+    def _connect(self) -> list[ToolSpec]:
+        """The tools of the server, which is then connected."""
+        connecting = self._portal.wrap_async_context_manager(_connected(self._address, self._seconds))
+        self._client, listed = self._connection.enter_context(connecting)
+        return listed
+
+    def _disconnect(self) -> None:
+        with contextlib.suppress(Exception):  # what broke it comes up again here
+            self._connection.close()
+
+    def _reconnect(self) -> None:
+        self._disconnect()
+        try:
+            self._connect()
+        except Exception as error:
+            self._gone = f"{_innermost(error)}" or type(error).__name__
+
+    def _require(self) -> None:
+        """Raises `EnvironmentGone` where it could not be connected to again."""
+        if self._gone:
+            raise EnvironmentGone(
+                f"the MCP server {self._server!r} closed its connection and does not come back ({self._gone}); "
+                "nothing is lost: mend it and give the same command again to resume"
+            )
 
 
 @contextlib.asynccontextmanager
@@ -89,22 +140,24 @@ def _innermost(error: BaseException) -> BaseException:
     return error
 
 
+def _is_closed(error: Exception) -> bool:
+    from mcp import MCPError
+    from mcp.types import CONNECTION_CLOSED
+
+    # over HTTP a server that was started again may not know the session
+    return isinstance(error, MCPError) and (error.code == CONNECTION_CLOSED or error.message == "Session terminated")
+
+
 class McpTool:
     """One tool of a connected server."""
 
-    def __init__(self, portal: BlockingPortal, client: Client, spec: ToolSpec, *, pure: bool) -> None:
-        self.spec, self.pure = spec, pure
-        server = client.server_info
-        self.version = f"{server.name} {server.version}" if server is not None else ""
-        self._portal, self._client = portal, client
+    def __init__(self, server: McpServer, spec: ToolSpec, *, pure: bool) -> None:
+        self.spec, self.pure, self.version = spec, pure, server.version
+        self._server = server
 
     def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolOutput:
         """A tool's own error is an answer (which is not cached); an error of the protocol is raised."""
-        return _output(
-            self._portal.call(
-                lambda: self._client.call_tool(self.spec.name, dict(arguments), read_timeout_seconds=seconds)
-            )
-        )
+        return _output(self._server.call(self.spec.name, arguments, seconds))
 
 
 def _output(result: CallToolResult) -> ToolOutput:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment
 from turntree.environments.inline import InlinePool
-from turntree.environments.pool import Answer, Session
+from turntree.environments.pool import Answer, EnvironmentGone, Session, reason_of
 
 
 class ThreadPool:
@@ -26,7 +26,7 @@ class ThreadPool:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="environment")
         self._homes: dict[Session, InlinePool] = {}  # each session alone, so that threads share nothing
         self._calls: dict[Session, int] = {}  # unanswered: how many steps are made for it (0: a `reset`)
-        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Answer | EnvironmentGone] = queue.SimpleQueue()
 
     def __enter__(self) -> ThreadPool:
         return self
@@ -35,7 +35,8 @@ class ThreadPool:
         self.shut_down()
 
     def shut_down(self) -> None:
-        """Without waiting for calls that are under way."""
+        """Without waiting for calls that are under way. Every session is forgotten."""
+        self._homes.clear()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -66,12 +67,14 @@ class ThreadPool:
                 answer = self._answers.get(timeout=left)
             except queue.Empty:
                 break
+            if isinstance(answer, EnvironmentGone):
+                raise answer
             if self._calls.pop(answer.session, None) is not None:  # else it was closed meanwhile
                 found.append(answer)
         return found
 
     def close(self, session: Session) -> int:
-        del self._homes[session]
+        self._homes.pop(session, None)
         return self._calls.pop(session, 0)  # a running call cannot be cancelled: it ends in its thread and is counted
 
     def _home(self, session: Session) -> Session:
@@ -82,8 +85,14 @@ class ThreadPool:
         home = self._homes[session]
 
         def work() -> None:
-            ask(home)
-            for answer in home.poll():
+            try:
+                ask(home)
+                answers: list[Answer | EnvironmentGone] = [*home.poll()]
+            except EnvironmentGone as gone:
+                answers = [gone]
+            except BaseException as error:  # nobody would see it in this thread, and the call must be answered
+                answers = [Answer(session=session, fault=reason_of(error), calls=steps)]
+            for answer in answers:
                 self._answers.put(answer)
 
         self._calls[session] = steps

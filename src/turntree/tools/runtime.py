@@ -14,6 +14,7 @@ from typing import Any
 from turntree.core.cost import Additive
 from turntree.core.errors import ConfigError
 from turntree.core.messages import ToolCall
+from turntree.environments.pool import EnvironmentGone
 from turntree.tools.tool import Tool, ToolOutput, ToolResult, ToolSource, ToolStatus
 from turntree.verifiers.arguments import SchemaUnusable, rules_of
 
@@ -126,7 +127,8 @@ class ToolRuntime:
         return tuple(tool.spec.to_chat() for tool in self._tools.values())
 
     def call(self, call: ToolCall) -> ToolResult:
-        """Answer one call, waiting for it. Never raises for errors of a policy or a tool."""
+        """Answer one call, waiting for it. Never raises for errors of a policy or a tool, but `EnvironmentGone` where
+        there is no tool any more."""
         started = time.perf_counter()
         tool = self._tools.get(call.name)
         try:
@@ -215,6 +217,8 @@ class ToolRuntime:
             try:
                 return answer.result(self.config.seconds)
             except BaseException as error:
+                if isinstance(error, EnvironmentGone):
+                    raise
                 if not answer.done():
                     if not isinstance(error, TimeoutError):
                         raise  # an interrupt of the caller, not of the tool

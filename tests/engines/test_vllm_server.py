@@ -1,0 +1,99 @@
+"""`turntree serve` and the port that it listens at, with a stub in place of vLLM."""
+
+import socket
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from turntree.core.errors import InputError, TurntreeError
+from turntree.engines import vllm_server
+from turntree.engines.vllm_server import ServeConfig, Supervised, serving
+
+STUB = """#!{python}
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Healthy(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Healthy).serve_forever()
+"""
+
+
+class Stranger(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """Not started; its vLLM is the stub."""
+    (tmp_path / "venv/bin").mkdir(parents=True)
+    (tmp_path / "venv/lib/python3/site-packages/vllm").mkdir(parents=True)
+    python = tmp_path / "venv/bin/python"
+    python.write_text(STUB.format(python=sys.executable))
+    python.chmod(0o755)
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(vllm_server, "_FREE", 0.2)
+    monkeypatch.setattr(vllm_server, "_LOOK", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    supervised = Supervised(ServeConfig(venv=str(tmp_path / "venv"), port=port), tmp_path, tmp_path / "log")
+    yield supervised
+    supervised.end()
+
+
+def test_a_server_is_healthy_when_it_is_reported_and_started_again_when_it_dies(server):
+    server.start()
+    assert server.healthy()
+    pids = [server.pid]
+
+    def say(text):
+        if "back" in text:
+            pids.append(server.pid)
+            server.end()
+
+    server._child.kill()
+    server.keep(say)
+    assert len(set(pids)) == 2 and None not in pids
+
+
+def test_a_port_where_another_server_answers_is_refused_before_anything_is_started(server):
+    with HTTPServer(("127.0.0.1", server.config.port), Stranger) as stranger:
+        threading.Thread(target=stranger.serve_forever, daemon=True).start()
+        refused = pytest.raises(InputError, match=f"{server.config.port} of .*Address already in use.* --port")
+        with refused, serving(server.config, server.log.parent, server.log):
+            pass
+        assert not server.log.exists()
+        stranger.shutdown()
+
+
+def test_an_answer_of_another_server_is_not_that_of_a_process_that_ended(server, monkeypatch):
+    """It took the port while ours was starting, and ours could not bind it."""
+    monkeypatch.setattr(server, "_command", ["false"])
+    monkeypatch.setattr(server, "healthy", lambda: server._child.wait() >= 0)
+    with pytest.raises(TurntreeError, match="did not start"):
+        server.start()
+
+
+def test_a_server_whose_port_was_taken_meanwhile_is_given_up(server):
+    server.start()
+    taken = []
+
+    def take(text):
+        server.stop()
+        taken.append(socket.create_server(("127.0.0.1", server.config.port)))
+
+    server._child.kill()
+    with pytest.raises(InputError, match="cannot be used"):
+        server.keep(take)
+    assert len(taken) == 1
+    taken[0].close()
