@@ -21,7 +21,7 @@ from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
 from turntree.integrations.judging import Judge, pack_state, unpack_state
 from turntree.integrations.trl import verifier_reward
-from turntree.stages.export import ExportConfig, run_export, tools_as_rendered
+from turntree.stages.export import MANIFEST, ExportConfig, run_export, tools_as_rendered
 from turntree.traces.chat import import_chat
 from turntree.traces.formats.responses import read_responses_row
 from turntree.traces.schema import Trace
@@ -91,8 +91,30 @@ class TestRows:
         config = ExportConfig(pivots=str(tmp_path / "pivots.jsonl"), pivot_format=Part("trl", {"prompt": "text"}))
         with pytest.raises(InputError, match="--model"):
             run_export(config, tmp_path / "out", overwrite=True)
-        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["pivots.parquet", "reward.py"]
+        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [MANIFEST, "pivots.parquet", "reward.py"]
         assert not [path for path in tmp_path.iterdir() if path.name.startswith(".out")]
+
+    def test_only_an_earlier_export_is_replaced_and_a_folder_with_anything_else_stays(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        exported(tmp_path, "trl")
+        config = ExportConfig(pivots=str(tmp_path / "pivots.jsonl"), pivot_format=Part("nemo-gym"))
+        (tmp_path / "out" / "__pycache__").mkdir()
+        (tmp_path / "out" / "__pycache__" / "reward.pyc").touch()  # of `from reward import reward`
+        run_export(config, tmp_path / "out", overwrite=True)
+        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [MANIFEST, "pivots.jsonl"]
+        (tmp_path / "out" / "outputs").mkdir()
+        (tmp_path / "out" / "outputs" / "weights").touch()  # of a training there
+        (tmp_path / "runs").mkdir()
+        (tmp_path / "runs" / "notes.txt").touch()
+        for name, holds in (("out", "outputs/weights"), ("runs", "notes.txt"), (".", "the pivots")):
+            with pytest.raises(InputError, match=f"holds {holds}"):
+                run_export(config, tmp_path / name, overwrite=True)
+        monkeypatch.chdir(tmp_path / "runs")
+        for name in (".", ".."):
+            with pytest.raises(InputError, match="holds the current directory"):
+                run_export(config, Path(name), overwrite=True)
+        assert (tmp_path / "runs" / "notes.txt").exists() and (tmp_path / "out" / "outputs" / "weights").exists()
 
     def test_custom_code_that_a_file_names_is_not_run(self, tmp_path: Path) -> None:
         pivots = write_pivots(tmp_path, verifier="my_rules:judge")

@@ -7,6 +7,8 @@ import hashlib
 import itertools
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -32,6 +34,22 @@ def atomic_write(path: Path) -> Iterator[IO[str]]:
             os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def replace_folder(fresh: Path, target: Path) -> None:
+    """Rename `fresh` over `target`. A folder cannot be renamed over a full one, so the old one is moved away first."""
+    if not target.exists():
+        fresh.rename(target)
+        return
+    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
+    old = target.rename(aside / target.name)
+    try:
+        fresh.rename(target)
+    except BaseException:
+        old.rename(target)
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def write_json(path: Path, value: Any) -> None:
