@@ -52,7 +52,7 @@ class ExportConfig:
 class ExportedPivot:
     """One pivot. `group` is that of its trace, which shares a split. `prompt` are chat messages for a trainer that
     passes no tools to the chat template; `text` is the same prompt rendered, None without a model. `pass_rate` is the
-    reward mean of the profile."""
+    reward mean of the profile, `weight` how often `train pivot` would draw it, relative to the others."""
 
     state: TurnState
     group: str
@@ -62,6 +62,7 @@ class ExportedPivot:
     reward_var: float | None
     prompt: list[dict[str, Any]]
     text: str | None
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +116,8 @@ def bundle_of(config: ExportConfig) -> Bundle:
     notes = list(write.notes)
     if not config.model and any(one.state.tools for one in pivots):
         notes.append("tools are written into the system message: --model renders them as the policy's template does")
+    if len({pivot.weight for pivot in pivots}) > 1:
+        notes.append("pivots have a weight (`select --weight`): trainers draw uniformly unless they are told to use it")
     return Bundle(
         pivots=pivots,
         verifier=verifier,
@@ -162,6 +165,7 @@ def _exported(one: SelectedState, write: _Writer) -> ExportedPivot:
         reward_var=one.row["reward_var"],
         prompt=write.prompt(one.state),
         text=write.text(one.state),
+        weight=one.row.get("weight", 1.0),
     )
 
 
