@@ -17,7 +17,7 @@ from turntree.core.config import Part, to_mapping
 from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
 from turntree.core.protocols import TurnState
-from turntree.observe.artifacts import MOST_ROLLOUTS, POLICY, PROFILE
+from turntree.observe.artifacts import MOST_ROLLOUTS, POLICY, PROFILE, require_same_profile
 from turntree.observe.statistics import wilson
 from turntree.profiling.rows import moments
 from turntree.profiling.summary import ProfileSummary
@@ -31,9 +31,9 @@ PUBLISHED = "published"
 NO_RATE = "no_pass_rate_with_its_number_of_rollouts"
 
 
-def write_published(config: ProfileStageConfig, out: Path) -> dict[str, Any]:
+def write_published(config: ProfileStageConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
     """Write the profile; returns its summary. Candidates of traces without a pass rate are counted as
-    `NO_RATE`. Raises `InputError` where no trace has one."""
+    `NO_RATE`. Raises `InputError` where no trace has one, and where another profile lies there, unless `overwrite`."""
     if config.verifier == parts.DEFAULT:  # the rule that the published rates were made with
         config = replace(config, verifier=Part("nemo"))
     config = parts.resolved(config)
@@ -54,6 +54,7 @@ def write_published(config: ProfileStageConfig, out: Path) -> dict[str, Any]:
         "traces_hash": surveyed.traces_hash,
         "summary": summary,
     }
+    require_same_profile(out, header, overwrite=overwrite)
     PROFILE.write(out, header, rows)
     return {"path": str(out), **summary}
 
