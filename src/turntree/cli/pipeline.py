@@ -115,11 +115,13 @@ def rescore(config: Any, out: Path, overwrite: bool, json_path: str | None) -> N
 
 def _profile_lines(result: dict[str, Any], out: Path) -> list[str]:
     faults = {key: result[key] for key in ("truncated", "faults", "gold_refused", "gold_unjudged") if result[key]}
-    missed = "none acceptable" if result["miss_rate"] is None else f"{result['miss_rate']:.1%}"
+    missed = "holds no accepted action to compare exact matching with"
+    if result["miss_rate"] is not None:
+        missed = f"exact matching would miss {result['miss_rate']:.1%} of the acceptable actions"
     classes = ", ".join(f"{count} {name}" for name, count in sorted(result["classes"].items()))
     lines = [
         f"{result['candidates']} candidates at lambda {result['threshold']:g}: {classes}",
-        f"exact matching would miss {missed} of the acceptable actions -> {out}",
+        f"{missed} -> {out}",
     ]
     if "adaptive" in result:
         found = result["adaptive"]

@@ -19,7 +19,7 @@ from turntree.core.errors import InputError
 from turntree.core.protocols import TurnState
 from turntree.observe.artifacts import MOST_ROLLOUTS, POLICY, PROFILE, require_same_profile
 from turntree.observe.statistics import wilson
-from turntree.profiling.rows import moments
+from turntree.profiling.rows import PUBLISHED, moments
 from turntree.profiling.summary import ProfileSummary
 from turntree.stages.candidates import survey
 from turntree.stages.config import ProfileStageConfig
@@ -27,7 +27,6 @@ from turntree.traces.candidates import candidates
 from turntree.traces.schema import Trace, read_traces
 from turntree.verifiers.strict import action_kind
 
-PUBLISHED = "published"
 NO_RATE = "no_pass_rate_with_its_number_of_rollouts"
 
 
@@ -45,7 +44,7 @@ def write_published(config: ProfileStageConfig, out: Path, *, overwrite: bool = 
         raise InputError("record no pass rate", path=config.traces, hint=hint)
     found = ProfileSummary(max(row["rollouts"] for row in rows), None)
     for row in rows:
-        found.add({"stop": "K reached", "certainty": 1.0, "faults": {}, "truncated": 0, "gold": None, **row})
+        found.add({"stop": "K reached", "certainty": 1.0, "faults": {}, "truncated": 0, **row})
     summary = found.summary(skipped)
     header = {
         "config": to_mapping(config),
