@@ -123,3 +123,15 @@ def test_a_finished_profile_of_other_settings_is_replaced_only_if_asked(turntree
     assert out.read_bytes() == before
     turntree(*command(household, out), "--seed", 3, "--overwrite")
     assert json.loads(out.read_text().splitlines()[0])["config"]["profile"]["seed"] == 3
+
+
+def test_a_quickstart_that_starts_over_drops_the_profile_of_the_other_settings(tmp_path, monkeypatch):
+    from turntree.experiments import quickstart
+
+    monkeypatch.setattr(quickstart, "_run", lambda config, out: {"left": sorted(path.name for path in out.iterdir())})
+    for name in ("profile.jsonl", "profile.jsonl.waves"):
+        (tmp_path / name).touch()
+    kept = quickstart.run_quickstart(quickstart.QuickstartConfig(), tmp_path)["left"]
+    assert kept == ["config.json", "profile.jsonl", "profile.jsonl.waves"]
+    left = quickstart.run_quickstart(quickstart.QuickstartConfig(seed=3), tmp_path, overwrite=True)["left"]
+    assert left == ["config.json"]
