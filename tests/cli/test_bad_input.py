@@ -104,3 +104,73 @@ def test_a_verifier_that_does_not_exist_is_named(turntree, household, tmp_path):
             *("profile", "--traces", household / "traces.jsonl", "--verifier", name, "--out", tmp_path / "p.jsonl")
         )
         assert name.split(":")[0] in message
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("select", "profile.jsonl", "--out", "profile.jsonl"),
+        ("select", "profile.jsonl", "--out", "pivots.jsonl", "--json", "link.jsonl"),
+        ("profile", "--traces", "traces.jsonl", "--out", "../WORK/traces.jsonl"),
+        ("rescore", "profile.jsonl", "--verifier", "strict", "--out", "link.jsonl"),
+        ("importance", "profile.jsonl", "--environment", "household", "--out", "profile.jsonl"),
+        ("traces", "import", "traces.jsonl", "--out", "traces.jsonl"),
+        ("traces", "import", ".", "--out", "traces.jsonl"),
+        ("traces", "import", "other.jsonl", "--set", "tools=tools.json", "--out", "tools.json"),
+        ("verifier", "score", "--verifier", "strict", "--gold", "a", "--candidate", "b", "--json", "b"),
+        ("verifier", "audit", "traces.jsonl", "--verifier", "strict", "--out", "traces.jsonl"),
+        ("audit", "other.jsonl", "--out", "other.jsonl"),
+        ("gate", "calibrate", "other.jsonl", "--out", "other.jsonl"),
+        ("report", "other.jsonl", "--out", "other.jsonl"),
+        ("index", "build", "other.jsonl", "--out", "other.jsonl", "--overwrite"),
+        ("sft", "--traces", "traces.jsonl", "--model", "run/model", "--out", "run", "--overwrite"),
+        ("sft", "--traces", "traces.jsonl", "--config", "keys.toml", "--out", "new", "--json", "keys.toml"),
+        ("evaluate", "--out", "new.json", "--json", "new.json"),
+    ],
+    ids=" ".join,
+)
+def test_no_command_replaces_what_it_reads(turntree, household, tmp_path, words):
+    work = tmp_path / "WORK"
+    (work / "run" / "model").mkdir(parents=True)
+    (work / "run" / "model" / "config.json").write_text("{}")
+    for name in ("profile.jsonl", "traces.jsonl"):
+        (work / name).write_text((household / name).read_text())
+    for name in ("other.jsonl", "tools.json", "a", "b", "keys.toml"):
+        (work / name).touch()
+    (work / "link.jsonl").symlink_to("profile.jsonl")
+    before = {path: path.read_bytes() for path in work.rglob("*") if path.is_file()}
+    assert "would replace" in turntree.error(*words, cwd=work)
+    assert {path: path.read_bytes() for path in work.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("evaluate", "--environment", "household", "--out", "folder"),
+        ("evaluate", "--environment", "household", "--out", "file/x.json"),
+        ("evaluate", "--environment", "household", "--json", "folder"),
+        ("profile", "--traces", "none", "--out", "folder"),
+        ("sft", "--traces", "none", "--out", "file"),
+        ("sft", "--traces", "none", "--out", "file/run"),
+        ("audit", "none", "--out", "folder"),
+        ("audit", "none", "--json", "file/x.json"),
+        ("report", "none", "--json", "folder"),
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_be_written_is_found_before_anything_is_done(turntree, tmp_path, words):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    message = turntree.error(*words, cwd=tmp_path)
+    assert any(said in message for said in ("is a folder", "is a file", "cannot be written"))
+
+
+def test_a_folder_without_permission_is_found_before_anything_is_done(turntree, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may write anywhere
+    message = turntree.error("evaluate", "--environment", "household", "--out", tmp_path / "new" / "x.json")
+    assert f"cannot be written: {tmp_path} is read-only" in message
+
+
+def test_a_word_that_is_no_path_is_no_input(turntree, tmp_path):
+    (tmp_path / "dev").touch()
+    turntree("evaluate", "--split", "dev", "--out", "dev", "--dry-run", cwd=tmp_path)

@@ -106,3 +106,32 @@ def test_another_run_does_not_go_on_with_it(turntree, household, tmp_path, monke
     traces.write_text("".join([*lines, other, one]))
     assert "traces_hash" in turntree.error(*command(household, out), "--traces", traces)
     assert "5 of 12" not in turntree(*command(household, out), "--seed", 3, "--overwrite").stderr
+
+
+def test_a_finished_profile_of_other_settings_is_replaced_only_if_asked(turntree, household, tmp_path):
+    out = tmp_path / "p.jsonl"
+    turntree(*command(household, out))
+    turntree(*command(household, out))  # the same again: made anew, as ever
+    before = out.read_bytes()
+    message = turntree.error(*command(household, out), "--seed", 3)
+    assert "profile.seed (0, not 3)" in message and "--overwrite" in message
+    turntree("rescore", out, "--verifier", "strict", "--out", tmp_path / "rescored.jsonl")
+    rescoring = ("rescore", out, "--verifier", "recommended", "--out", tmp_path / "rescored.jsonl")
+    assert "verifier" in turntree.error(*rescoring)
+    (tmp_path / "notes.jsonl").write_text("{}\n")
+    assert "--overwrite" in turntree.error(*command(household, tmp_path / "notes.jsonl"))
+    assert out.read_bytes() == before
+    turntree(*command(household, out), "--seed", 3, "--overwrite")
+    assert json.loads(out.read_text().splitlines()[0])["config"]["profile"]["seed"] == 3
+
+
+def test_a_quickstart_that_starts_over_drops_the_profile_of_the_other_settings(tmp_path, monkeypatch):
+    from turntree.experiments import quickstart
+
+    monkeypatch.setattr(quickstart, "_run", lambda config, out: {"left": sorted(path.name for path in out.iterdir())})
+    for name in ("profile.jsonl", "profile.jsonl.waves"):
+        (tmp_path / name).touch()
+    kept = quickstart.run_quickstart(quickstart.QuickstartConfig(), tmp_path)["left"]
+    assert kept == ["config.json", "profile.jsonl", "profile.jsonl.waves"]
+    left = quickstart.run_quickstart(quickstart.QuickstartConfig(seed=3), tmp_path, overwrite=True)["left"]
+    assert left == ["config.json"]

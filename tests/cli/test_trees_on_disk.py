@@ -132,6 +132,10 @@ def test_an_evaluation_keeps_its_episodes_beside_its_result(turntree, tmp_path) 
     assert "needs an output file" in turntree.error("evaluate", *small, "--keep-trees")
     turntree("report", tmp_path / "base.trees.jsonl")
     assert "sampled.1" in (tmp_path / "base.trees.html").read_text()
+    for name in ("ev-0.5", "ev-0.7"):  # without .json: each has trees of its own
+        turntree("evaluate", *small, "--keep-trees", "--out", tmp_path / name)
+        turntree("report", tmp_path / f"{name}.trees.jsonl")
+        assert (tmp_path / f"{name}.trees.html").exists()
 
 
 @pytest.mark.parametrize("kind", ["online", "pivot"])

@@ -148,6 +148,8 @@ def test_the_audit_holds_for_recommended_and_finds_what_nemo_pays(tmp_path: Path
     paid = {one["copy"] for one in nemo["paid"]}
     assert {"repeated_call", "surplus_call", "wrong_order", "other_message"} <= paid
     assert "Paid, and should not be" in page.read_text()
+    with pytest.raises(SystemExit, match="1"):  # by the counts, however few examples are kept
+        run(tmp_path, "verifier", "audit", traces, "--verifier", "nemo", "--worst", 0)
 
 
 def test_labels_in_another_encoding_are_refused_in_one_line(tmp_path: Path) -> None:

@@ -250,6 +250,7 @@ class TestTrl:
 
         rows = dataset(str(write_pivots(tmp_path)), model=str(model))
         assert isinstance(rows[0]["prompt"], str) and "find_order" in rows[0]["prompt"]
+        assert rows[0]["weight"] == 1.0
         chat = dataset(str(tmp_path / "pivots.jsonl"), model=str(model), prompt="messages")
         assert [Message.from_chat(m) for m in chat[1]["prompt"][1:]] == [*CONVERSATION[1:4]]
         assert "trl" in sys.modules or chat.num_rows == 2

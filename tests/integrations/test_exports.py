@@ -21,7 +21,8 @@ from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
 from turntree.integrations.judging import Judge, pack_state, unpack_state
 from turntree.integrations.trl import verifier_reward
-from turntree.stages.export import ExportConfig, run_export, tools_as_rendered
+from turntree.observe.artifacts import PIVOTS
+from turntree.stages.export import MANIFEST, ExportConfig, run_export, tools_as_rendered
 from turntree.traces.chat import import_chat
 from turntree.traces.formats.responses import read_responses_row
 from turntree.traces.schema import Trace
@@ -69,6 +70,25 @@ class TestRows:
         assert two["prompt"][2]["tool_calls"][0]["function"]["arguments"] == {"order_id": "W1"}
         assert unpack_state(two["state"]) == TurnState("t", 1, CONVERSATION[:4], BOTH, TOOLS)
 
+    @pytest.mark.parametrize("to", FORMATS)
+    def test_every_row_has_the_weight_of_its_pivot_and_a_note_says_that_trainers_draw_uniformly(
+        self, tmp_path: Path, to: str
+    ) -> None:
+        assert not any("weight" in note for note in exported(tmp_path, to)["notes"])
+        (tmp_path / "out").rename(tmp_path / "equal")
+        header, rows = PIVOTS.read(write_pivots(tmp_path))
+        weighed = [{**row, "weight": weight} for row, weight in zip(rows, (0.5, 1.5), strict=True)]
+        PIVOTS.write(tmp_path / "pivots.jsonl", {k: v for k, v in header.items() if k != "schema"}, weighed)
+        config = ExportConfig(pivots=str(tmp_path / "pivots.jsonl"), pivot_format=Part(to))
+        assert any("weight" in note for note in run_export(config, tmp_path / "out")["notes"])
+        if to == "nemo-gym":
+            found = [json.loads(line) for line in (tmp_path / "out" / "pivots.jsonl").read_text().splitlines()]
+        else:
+            name = "out/data/train-00000-of-00001.parquet" if to == "hf" else "out/pivots.parquet"
+            found = rows_of(tmp_path, name)
+        place = {"hf": None, "trl": None, "nemo-gym": "meta_info"}.get(to, "extra_info")
+        assert [(row[place] if place else row)["weight"] for row in found] == [0.5, 1.5]
+
     def test_tools_stand_in_the_system_message_where_no_template_gets_them_and_a_note_says_so(
         self, tmp_path: Path
     ) -> None:
@@ -91,8 +111,30 @@ class TestRows:
         config = ExportConfig(pivots=str(tmp_path / "pivots.jsonl"), pivot_format=Part("trl", {"prompt": "text"}))
         with pytest.raises(InputError, match="--model"):
             run_export(config, tmp_path / "out", overwrite=True)
-        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["pivots.parquet", "reward.py"]
+        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [MANIFEST, "pivots.parquet", "reward.py"]
         assert not [path for path in tmp_path.iterdir() if path.name.startswith(".out")]
+
+    def test_only_an_earlier_export_is_replaced_and_a_folder_with_anything_else_stays(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        exported(tmp_path, "trl")
+        config = ExportConfig(pivots=str(tmp_path / "pivots.jsonl"), pivot_format=Part("nemo-gym"))
+        (tmp_path / "out" / "__pycache__").mkdir()
+        (tmp_path / "out" / "__pycache__" / "reward.pyc").touch()  # of `from reward import reward`
+        run_export(config, tmp_path / "out", overwrite=True)
+        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [MANIFEST, "pivots.jsonl"]
+        (tmp_path / "out" / "outputs").mkdir()
+        (tmp_path / "out" / "outputs" / "weights").touch()  # of a training there
+        (tmp_path / "runs").mkdir()
+        (tmp_path / "runs" / "notes.txt").touch()
+        for name, holds in (("out", "outputs/weights"), ("runs", "notes.txt"), (".", "the pivots")):
+            with pytest.raises(InputError, match=f"holds {holds}"):
+                run_export(config, tmp_path / name, overwrite=True)
+        monkeypatch.chdir(tmp_path / "runs")
+        for name in (".", ".."):
+            with pytest.raises(InputError, match="holds the current directory"):
+                run_export(config, Path(name), overwrite=True)
+        assert (tmp_path / "runs" / "notes.txt").exists() and (tmp_path / "out" / "outputs" / "weights").exists()
 
     def test_custom_code_that_a_file_names_is_not_run(self, tmp_path: Path) -> None:
         pivots = write_pivots(tmp_path, verifier="my_rules:judge")

@@ -96,6 +96,11 @@ def test_what_is_not_to_be_merged_or_replaced_is_refused_in_one_line(tmp_path: P
         merge_adapter(folder, tmp_path / "base")
     merge_adapter(folder, tmp_path / "merged")
     merge_adapter(folder, tmp_path / "merged", overwrite=True)
+    (tmp_path / "runs" / "sft").mkdir(parents=True)
+    for name in ("runs", "."):
+        with pytest.raises(InputError, match="holds more than a model"):
+            merge_adapter(folder, tmp_path / name, overwrite=True)
+    assert (tmp_path / "runs" / "sft").exists()
 
 
 def test_a_merged_model_that_cannot_be_pushed_is_there_all_the_same(

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
+from turntree.cli.main import cli
 from turntree.core.config import Part
-from turntree.core.errors import InputError
+from turntree.core.errors import ConfigError, InputError
 from turntree.observe.artifacts import PIVOTS, PROFILE
 from turntree.profiling.select import SelectConfig
-from turntree.stages.config import ProfileStageConfig
+from turntree.stages.config import ProfileStageConfig, RescoreConfig
 from turntree.stages.import_traces import ImportConfig, import_traces
 from turntree.stages.profile import run_profile
+from turntree.stages.rescore import run_rescore
 from turntree.stages.select import run_select
 
 SHARED = "nemo_gym/resources_servers__single_step_tool_use_with_argument_comparison__data__example.jsonl.xz"
@@ -59,6 +61,28 @@ def test_pass_rates_become_rewards_and_select_pivots_without_a_model(tmp_path: P
     assert {one["reward_mean"] for one in pivots} == {0.25, 0.5} and len(by_id) == 4
     assert told["policy_hash"] == told["verifier"] == "published", "they are no policy's of the user"
     assert told["verifier_source"]["name"] == "nemo"
+
+
+def test_published_rates_raise_no_alarm_and_what_needs_samples_says_that_there_are_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profiled(tmp_path, [row("a", pass_rate=0.25, pass_rate_total=16)])
+    command = ["profile", "--published", "--traces", str(tmp_path / "traces.jsonl"), "--out"]
+    cli.main([*command, str(tmp_path / "profile.jsonl")], standalone_mode=False)
+    said = capsys.readouterr().out
+    assert "look at this first" not in said and "would miss" not in said
+    assert PROFILE.read(tmp_path / "profile.jsonl")[0]["summary"]["gold_unjudged"] == 0
+    rescoring = RescoreConfig(profile=str(tmp_path / "profile.jsonl"), verifier=Part("strict"))
+    with pytest.raises(InputError, match="holds no samples: its pass rates are published ones"):
+        run_rescore(rescoring, tmp_path / "out.jsonl")
+    with pytest.raises(InputError, match="is of another run"):  # as any finished profile
+        cli.main([*command, str(tmp_path / "profile.jsonl"), "--limit", "1"], standalone_mode=False)
+
+
+@pytest.mark.parametrize("words", [["--rollouts", "3"], ["--adaptive"], ["--max-tokens", "9"], ["--reuse", "p.jsonl"]])
+def test_settings_of_sampling_are_refused_with_published_rates(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match="the settings of sampling do nothing"):
+        cli.main(["profile", "--published", "--traces", "t.jsonl", "--out", "p.jsonl", *words], standalone_mode=False)
 
 
 def test_impossible_rates_and_traces_without_any_are_named(tmp_path: Path) -> None:

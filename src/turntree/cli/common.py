@@ -24,10 +24,14 @@ def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
-def out_option(text: str, *, required: bool = True, default: Path | None = None) -> Callable[..., Any]:
+def out_option(
+    text: str, *, folder: bool = False, required: bool = True, default: Path | None = None
+) -> Callable[..., Any]:
     # an explicit default of None would count as given, and --out would never be missed (click 8.3 and later)
     given: dict[str, Any] = {} if default is None else {"default": default, "show_default": True}
-    return click.option("--out", required=required, type=click.Path(path_type=Path), help=text, **given)
+    return click.option(
+        "--out", required=required, type=click.Path(path_type=Path, file_okay=not folder), help=text, **given
+    )
 
 
 def overwrite_option(text: str) -> Callable[..., Any]:

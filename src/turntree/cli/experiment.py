@@ -36,7 +36,7 @@ def experiment() -> None:
     },
     short_help="Compare the gate with no gate and with random cuts.",
 )
-@out_option("The experiment's folder.")
+@out_option("The experiment's folder.", folder=True)
 def gate_experiment(config: Any, out: Path, json_path: str | None) -> None:
     """Matched seeds, three arms: no gate, the gate, and cutting as large a share at random.
 
@@ -71,7 +71,7 @@ def _gate_lines(summary: dict[str, Any]) -> Iterator[str]:
     options={"--seeds": "seeds", "--arms": "arms", **_ARM, "--steps": "pivot.steps", **_DIFFICULTY},
     short_help="GRPO, PivotRL and their parts, alone and together, on one bill.",
 )
-@out_option("The experiment's folder.")
+@out_option("The experiment's folder.", folder=True)
 def compose_experiment(config: Any, out: Path, json_path: str | None) -> None:
     """Success on held-out tasks over everything that was spent, for chains of stages: grpo (with dapo, greso,
     allocation, gate, branching, local), pivot (on an expert's states), own (on the policy's own states).
@@ -119,7 +119,7 @@ def _compose_lines(summary: dict[str, Any]) -> Iterator[str]:
     },
     short_help="Forks where entropy rises, against random ones and none.",
 )
-@out_option("The experiment's folder.")
+@out_option("The experiment's folder.", folder=True)
 def branching_experiment(config: Any, out: Path, json_path: str | None) -> None:
     """Matched seeds on generated questions; arms: grpo, grpo_half, grpo_calls (as many tool calls as entropy), entropy,
     random (as often as entropy, turn by turn), entropy_starts (baseline of initial starts), entropy_paths and
@@ -186,7 +186,7 @@ def theory_experiment(config: Any, out: Path, json_path: str | None) -> None:
     options={"--seeds": "seeds", "--batches": "batches", "--reference": "reference", "--model": "online.model"},
     short_help="How far the reward of a turn points along success.",
 )
-@out_option("The experiment's folder.")
+@out_option("The experiment's folder.", folder=True)
 def alignment_experiment(config: Any, out: Path, json_path: str | None) -> None:
     """The gradient of one-turn groups, on the policy's own states and on an expert's, against the gradient of success:
     as a whole and by kind of action, free of noise, and for one batch.
@@ -217,7 +217,7 @@ def alignment_experiment(config: Any, out: Path, json_path: str | None) -> None:
     },
     short_help="What an oracle wins that knows where to fork.",
 )
-@out_option("The experiment's folder.")
+@out_option("The experiment's folder.", folder=True)
 def ladder_experiment(config: Any, out: Path, json_path: str | None) -> None:
     """One step of a frozen policy at equal pace and budget: forks by a coin, by entropy, and by an oracle that knows
     each moment's variance from rollouts that are not billed.

@@ -30,8 +30,8 @@ def export() -> None:
     },
     short_help="Pivots and their verifier for nemo-gym, trl, verl, skyrl, hf.",
 )
-@out_option("The folder to write.")
-@overwrite_option("Replace the folder that lies there already.")
+@out_option("The folder to write.", folder=True)
+@overwrite_option("Replace the earlier export that lies there.")
 def pivots(config: Any, out: Path, overwrite: bool, json_path: str | None) -> None:
     """Write PIVOTS as a data set of another trainer, with their pass rates and, where it takes one, a reward function
     that is our verifier.

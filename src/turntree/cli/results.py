@@ -19,6 +19,7 @@ from turntree.cli.common import (
 )
 from turntree.cli.online import REWARD
 from turntree.cli.options import StageCommand
+from turntree.cli.outputs import OutputCommand
 from turntree.observe.run import notice
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def retention(config: RetentionConfig, out: Path | None, json_path: str | None) 
     finish(result, json_path, lines)
 
 
-@click.command(short_help="One static page of a run directory.")
+@click.command(cls=OutputCommand, short_help="One static page of a run directory.")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--out", default=None, type=click.Path(path_type=Path), help="Default: RUN/report.html.")
 @json_option
@@ -156,7 +157,7 @@ def report(run: Path, out: Path | None, json_path: str | None) -> None:
     options={"--seed": "seed", "--workers": "workers"},
     short_help="The whole comparison, end to end.",
 )
-@out_option("The folder to write.", required=False, default=Path("runs/quickstart"))
+@out_option("The folder to write.", folder=True, required=False, default=Path("runs/quickstart"))
 @overwrite_option("Start over where other settings were run.")
 def quickstart(config: Any, out: Path, overwrite: bool, json_path: str | None) -> None:
     """The main job end to end on the embedded policy: base, SFT, random turns, PivotRL and own states

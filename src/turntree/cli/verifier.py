@@ -85,9 +85,11 @@ def audit(config: Any, out: Path | None, json_path: str | None) -> None:
     gold = result["gold"]
     lines = [f"{result['verifier']}: {gold['accepted']} of {gold['judged']} demonstrations accept themselves"]
     lines += [f"{count} not judged: {reason}" for reason, count in gold["reasons"].items()]
+    paid = 0
     for name, tally in result["mutations"].items():
         if tally["judged"]:
             wrong = tally["accepted"] + tally["partial"]
+            paid += wrong
             lines.append(f"{'PAID ' if wrong else ''}{name}: {wrong} of {tally['judged']} broken copies paid")
     for name, tally in result["rewrites"].items():
         if tally["judged"]:
@@ -95,5 +97,5 @@ def audit(config: Any, out: Path | None, json_path: str | None) -> None:
     if result["strict_miss_rate"] is not None:
         lines.append(f"exact matching refuses {result['strict_miss_rate']:.1%} of the equivalent copies accepted here")
     finish(result, json_path, lines)
-    if gold["accepted"] < gold["judged"] or not gold["judged"] or result["paid"]:
+    if gold["accepted"] < gold["judged"] or not gold["judged"] or paid:
         sys.exit(1)

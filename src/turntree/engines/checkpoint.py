@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from turntree.core.errors import ConfigError, InputError
 from turntree.engines.hub import folder_of
-from turntree.observe.files import writing
+from turntree.observe.files import replace_folder, writing
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
@@ -155,7 +155,7 @@ def save_model(
             with quiet():
                 write_weights(model, fresh, dtype)
                 tokenizer.save_pretrained(fresh)
-            _replace(fresh, target)
+            replace_folder(fresh, target)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return target
@@ -223,22 +223,6 @@ def _write_adapter(model: PreTrainedModel, folder: Path) -> None:
     config["target_modules"] = sorted(config["target_modules"])
     config["base_model_name_or_path"] = str(Path(config["base_model_name_or_path"]).resolve())
     (folder / _ADAPTER).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-
-
-def _replace(fresh: Path, target: Path) -> None:
-    """Rename `fresh` over `target`. A folder cannot be renamed over a full one, so the old one is moved away first."""
-    if not target.exists():
-        fresh.rename(target)
-        return
-    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
-    old = target.rename(aside / target.name)
-    try:
-        fresh.rename(target)
-    except BaseException:
-        old.rename(target)
-        raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _checked_folder(path: str | Path) -> Path:

@@ -104,7 +104,8 @@ def run_quickstart(config: QuickstartConfig, out: Path, *, overwrite: bool = Fal
     with open_folder(out, "quickstart", to_mapping(config), overwrite=overwrite, free=("config.workers",)):
         (out / "summary.json").unlink(missing_ok=True)  # of an earlier run: it would not fit the new artifacts
         if overwrite:
-            (out / "profile.jsonl.waves").unlink(missing_ok=True)
+            for name in ("profile.jsonl", "profile.jsonl.waves"):
+                (out / name).unlink(missing_ok=True)
         return _run(config, out)
 
 

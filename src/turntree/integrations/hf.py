@@ -20,7 +20,8 @@ configs:
 {count} pivots: states of traces at which a policy sometimes takes the right action.
 
 `prompt`: chat messages. `demonstration`: the demonstrated action. `pass_rate`: the mean reward of the profiled policy
-under the verifier `{verifier}`. `state`: all that a verifier of turntree looks at, as JSON text.
+under the verifier `{verifier}`. `weight`: how often to draw it. `state`: all that a verifier of turntree looks at, as
+JSON text.
 
     from datasets import load_dataset
     pivots = load_dataset("{name}")["train"]

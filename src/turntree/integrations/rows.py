@@ -27,6 +27,7 @@ def columns(pivot: ExportedPivot) -> dict[str, Any]:
         "role": pivot.role,
         "pass_rate": pivot.pass_rate,
         "reward_var": pivot.reward_var,
+        "weight": pivot.weight,
     }
 
 

@@ -85,7 +85,7 @@ def dataset(
     config = ExportConfig(pivots=pivots, pivot_format=Part("trl"), traces=traces, verifier=part, model=model)
     rows = _rows(bundle_of(config).pivots, prompt)
     texts = isinstance(rows[0]["prompt"], str)
-    kinds = {"turn": "int64", "pass_rate": "float64", "reward_var": "float64"}
+    kinds = {"turn": "int64", "pass_rate": "float64", "reward_var": "float64", "weight": "float64"}
     told: dict[str, Any] = {name: Value(kinds.get(name, "string")) for name in rows[0]}
     told |= {name: Json() for name in ("prompt", "demonstration") if name != "prompt" or not texts}
     return Dataset.from_list(rows, features=Features(told))

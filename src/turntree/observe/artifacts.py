@@ -19,6 +19,8 @@ from turntree.core.cost import Cost
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.observe.files import parse_line, stream_table, write_table
+from turntree.observe.identity import require_same
+from turntree.observe.run import CONNECTION, FREE
 
 MOST_ROLLOUTS = 10_000  # of one candidate
 
@@ -219,6 +221,27 @@ POLICY = {
     "renderer": "renderer",
 }
 """The header fields that identify the policy that sampled, and what each means."""
+
+
+def require_same_profile(out: Path, header: Row, *, overwrite: bool) -> None:
+    """Raise `InputError` where a finished profile of other settings or inputs than those of `header`, or no profile,
+    lies at `out`, unless `overwrite`. How a server is reached and the number of processes may differ."""
+    if overwrite or not out.exists():
+        return
+    try:
+        found, _ = PROFILE.stream(out)
+    except InputError as error:
+        hint = "choose another --out, or pass --overwrite to replace it"
+        raise InputError(error.problem, path=out, line=error.line, field=error.field, hint=hint) from error
+    require_same(
+        _settings(found), _settings(header), out, free=(*FREE, *(f"config.endpoint.{key}" for key in CONNECTION))
+    )
+
+
+def _settings(header: Row) -> Row:
+    measured = header.get("importance") or {}
+    kept = {key: header.get(key) for key in ("config", "verifier", "traces_hash")}
+    return {**kept, **policy_of(header), "importance": measured.get("config")}
 
 
 def policy_of(header: Mapping[str, Any]) -> dict[str, str]:

@@ -7,6 +7,8 @@ import hashlib
 import itertools
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -32,6 +34,34 @@ def atomic_write(path: Path) -> Iterator[IO[str]]:
             os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def require_writable(path: Path, *, folder: bool = False) -> None:
+    """Raise `InputError` unless a file (or a folder) can be written at `path`, in place of what is there."""
+    if path.exists() and path.is_dir() != folder:
+        raise InputError("is a file" if folder else "is a folder", path=path, hint="name another path to write to")
+    place = Path(os.path.realpath(path if folder else path.parent))
+    above = next(one for one in (place, *place.parents) if one.exists())
+    if not above.is_dir():
+        raise InputError(f"cannot be written: {above} is a file", path=path, hint="name another path to write to")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise InputError(f"cannot be written: {above} is read-only", path=path, hint="name another path to write to")
+
+
+def replace_folder(fresh: Path, target: Path) -> None:
+    """Rename `fresh` over `target`. A folder cannot be renamed over a full one, so the old one is moved away first."""
+    if not target.exists():
+        fresh.rename(target)
+        return
+    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
+    old = target.rename(aside / target.name)
+    try:
+        fresh.rename(target)
+    except BaseException:
+        old.rename(target)
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def write_json(path: Path, value: Any) -> None:

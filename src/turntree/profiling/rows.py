@@ -29,6 +29,7 @@ from turntree.observe.statistics import wilson
 from turntree.profiling.samples import Sample
 
 SCHEMA = PROFILE.schema
+PUBLISHED = "published"  # the policy of a profile that was made of published pass rates
 
 Row = Mapping[str, Any]
 
@@ -140,7 +141,8 @@ class CandidateProfile:
 
 
 class StoredProfile:
-    """The rows of a profile by candidate. Only their places in the file are held in memory.
+    """The rows of a profile by candidate. Only their places in the file are held in memory. Raises `InputError` for a
+    profile without samples.
 
     A row is used for a state whose id, history and tools are those that were profiled. Its samples are then what the
     same policy would draw again with the same sampling and seed (`check_draws`).
@@ -151,6 +153,10 @@ class StoredProfile:
         self.header, rows = PROFILE.stream(path)
         self._places: dict[tuple[str, int], int] = {}
         for place, row in enumerate(rows, start=1):
+            if row.get("samples") is None:
+                published = self.header["policy_hash"] == PUBLISHED
+                why = "its pass rates are published ones" if published else "an older version made it"
+                raise InputError(f"holds no samples: {why}", path=path, hint="profile with a policy")
             self._places[row["trace_id"], row["turn"]] = place
         self._offsets = array("Q")  # of the header, then of the rows
         offset = 0
@@ -206,9 +212,7 @@ def _engine(config: Mapping[str, Any]) -> str:
 
 
 def samples_of(row: Row) -> list[Sample]:
-    """The samples in a row, by number; their cost is that of the row. Raises `InputError` for a row that lacks them."""
-    if row.get("samples") is None:
-        raise InputError("holds no samples (an older version made it)", field="samples", hint="profile again")
+    """The samples in a row, by number; their cost is that of the row."""
     actions = [Sample(_message(action)) for action in row["actions"]]
     faults = iter([reason for reason, count in row["faults"].items() for _ in range(count)])
     return [Sample(None, fault=next(faults)) if index is None else actions[index] for index in row["samples"]]

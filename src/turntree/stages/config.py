@@ -163,6 +163,9 @@ class ProfileStageConfig(TracesPlayed):
     def __post_init__(self) -> None:
         if self.limit < 0:
             raise ConfigError("must not be negative", field="limit")
+        if self.published and (self.profile != ProfileConfig() or self.reuse or self.endpoint):
+            hint = "leave out --rollouts, --adaptive and what else says how to sample"
+            raise ConfigError("samples nothing, so the settings of sampling do nothing", field="published", hint=hint)
 
 
 @dataclass(frozen=True, kw_only=True)

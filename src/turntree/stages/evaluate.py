@@ -42,7 +42,8 @@ SCHEMA = "turntree.evaluation/1"
 
 def evaluate(config: EvaluateConfig, out: Path | None = None) -> dict[str, Any]:
     """Play and write `out` (evaluation JSON); returns the same value. With `keep_trees` the trees of all episodes are
-    written beside it, as `NAME.trees.jsonl`. Raises `InputError`, after writing, where every episode was censored."""
+    written beside it, as `NAME.trees.jsonl` (without the `.json` of `out`). Raises `InputError`, after writing, where
+    every episode was censored."""
     if config.keep_trees and out is None:
         raise ConfigError("needs an output file", field="keep_trees", hint="name one with --out")
     config = parts.resolved(config)
@@ -53,7 +54,8 @@ def evaluate(config: EvaluateConfig, out: Path | None = None) -> dict[str, Any]:
     if out is not None:
         write_json(out, result)
         if config.keep_trees:
-            write_lines(out.with_suffix(".trees.jsonl"), (tree.to_json() for tree in kept))
+            name = f"{out.name.removesuffix('.json')}.trees.jsonl"  # ev-0.5 and ev-0.7 have files of their own
+            write_lines(out.with_name(name), (tree.to_json() for tree in kept))
     sampled = result["sampled"]
     if sampled["censored"] == len(sampled["outcomes"]) * config.samples > 0:
         raise InputError(f"no episode has an outcome ({most_frequent(sampled['censored_reasons'])})", hint=HINT)

@@ -22,10 +22,13 @@ from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
+from turntree.observe.files import read_json, replace_folder, write_json
 from turntree.renderers.tool_calls import ToolFormat, detect_format
 from turntree.stages.candidates import SelectedState, read_selected
 from turntree.stages.verifier import chosen_verifier, open_verifier
 
+SCHEMA = "turntree.export/1"
+MANIFEST = ".turntree-export.json"  # hidden, so that no data loader takes it for rows
 TOOLS = "\n\n# Tools\n\nYou may call these functions, declared as JSON:\n"
 
 
@@ -49,7 +52,7 @@ class ExportConfig:
 class ExportedPivot:
     """One pivot. `group` is that of its trace, which shares a split. `prompt` are chat messages for a trainer that
     passes no tools to the chat template; `text` is the same prompt rendered, None without a model. `pass_rate` is the
-    reward mean of the profile."""
+    reward mean of the profile, `weight` how often `train pivot` would draw it, relative to the others."""
 
     state: TurnState
     group: str
@@ -59,6 +62,7 @@ class ExportedPivot:
     reward_var: float | None
     prompt: list[dict[str, Any]]
     text: str | None
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,13 +83,16 @@ class Bundle:
 
 def run_export(config: ExportConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
     """Write the folder `out`; returns counts and notes. Pivots whose demonstration the verifier does not accept are
-    left out and counted: no answer at such a state could ever be right."""
+    left out and counted: no answer at such a state could ever be right. `overwrite` replaces an earlier export, and
+    nothing else: raises `InputError` for a folder that holds other files."""
     writer = parts.build("pivot_formats", config.pivot_format)
     if out.exists() and not overwrite:
         raise InputError("is there already", path=out, hint="choose another --out, or add --overwrite")
+    _require_export(out.resolve(), config)
     bundle = bundle_of(config)
-    with _new_folder(out, overwrite=overwrite) as folder:
+    with _new_folder(out.resolve()) as folder:
         told = writer(bundle, folder)
+        write_json(folder / MANIFEST, {"schema": SCHEMA, "pivots": config.pivots, "files": _files(folder)})
     return {
         "path": str(out),
         "pivots": len(bundle.pivots),
@@ -109,6 +116,8 @@ def bundle_of(config: ExportConfig) -> Bundle:
     notes = list(write.notes)
     if not config.model and any(one.state.tools for one in pivots):
         notes.append("tools are written into the system message: --model renders them as the policy's template does")
+    if len({pivot.weight for pivot in pivots}) > 1:
+        notes.append("pivots have a weight (`select --weight`): trainers draw uniformly unless they are told to use it")
     return Bundle(
         pivots=pivots,
         verifier=verifier,
@@ -156,6 +165,7 @@ def _exported(one: SelectedState, write: _Writer) -> ExportedPivot:
         reward_var=one.row["reward_var"],
         prompt=write.prompt(one.state),
         text=write.text(one.state),
+        weight=one.row.get("weight", 1.0),
     )
 
 
@@ -225,16 +235,34 @@ def tools_as_rendered(
     return found if rendered(found) == whole else None
 
 
+def _require_export(out: Path, config: ExportConfig) -> None:
+    """Raise `InputError` unless nothing lies at `out`, or an earlier export alone."""
+    if not out.exists():
+        return
+    hint = "choose another --out"
+    for name, path in (("the current directory", Path.cwd()), ("the pivots", Path(config.pivots))):
+        if path.resolve().is_relative_to(out):
+            raise InputError(f"holds {name}, and would be replaced", path=out, hint=hint)
+    manifest = out / MANIFEST
+    own = read_json(manifest).get("files", []) if manifest.is_file() else []
+    other = [] if out.is_dir() else [out.name]
+    other += [name for name in _files(out) if name not in (*own, MANIFEST) and "__pycache__" not in Path(name).parts]
+    if other:
+        raise InputError(f"holds {other[0]}, which no export wrote there", path=out, hint=hint)
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
+
+
 @contextlib.contextmanager
-def _new_folder(out: Path, *, overwrite: bool) -> Iterator[Path]:
-    """A folder that gets the name `out` once it is complete."""
+def _new_folder(out: Path) -> Iterator[Path]:
+    """A folder that gets the name `out` once it is complete; what lies there goes only then."""
     out.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
         os.chmod(made, 0o755)
         yield made
-        if overwrite and out.exists():
-            shutil.rmtree(out)
-        made.rename(out)
+        replace_folder(made, out)
     finally:
         shutil.rmtree(made, ignore_errors=True)

@@ -55,6 +55,8 @@ def import_traces(files: list[Path], out: Path, config: ImportConfig) -> dict[st
     """Import, split by trajectory, write `out` and its report `OUT.report.json`. Raises `InputError` with the counts by
     reason, and writes nothing, where no trace is kept, or none in a split that has a share. Give the same command again
     to resume an interrupted import."""
+    if out.exists() and any(out.resolve().is_relative_to(file.resolve()) for file in files):
+        raise InputError("would replace one of the files that are read", path=out, hint="choose another --out")
     tools = _tools(config.tools)
     with _Spool(out, files, config) as spool, progress((), "traces imported", initial=len(spool.keys)) as bar:
 

@@ -13,7 +13,7 @@ from turntree.core.config import to_mapping
 from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
 from turntree.core.protocols import TurnState
-from turntree.observe.artifacts import POLICY, PROFILE, policy_of
+from turntree.observe.artifacts import POLICY, PROFILE, policy_of, require_same_profile
 from turntree.observe.files import file_hash
 from turntree.observe.wave_log import WaveLog, open_log
 from turntree.profiling.importance import weigh
@@ -51,6 +51,8 @@ def run_importance(config: ImportanceConfig, out: Path, *, overwrite: bool = Fal
         "code": parts.identities(config),
         **policy.identity,
     }
+    header = {**stored.header, "importance": {"config": to_mapping(config)}}
+    require_same_profile(out, header, overwrite=overwrite)
     rebuilder = Rebuilder(config.environment)
     play_on = PlayOn(rebuilder, policy.engine, policy.renderer, config.episodes, config.forks)
     states = (s for s in stream_candidates(traces, made["split"]) if (s.trace_id, s.turn) in chosen)

@@ -130,3 +130,7 @@ def _smollm2() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 def _require_new(out: Path, overwrite: bool) -> None:
     if out.exists() and not overwrite:
         raise InputError("exists already", path=out, hint="pass --overwrite to replace it")
+    held = list(out.iterdir()) if out.is_dir() else []
+    configs = [path for path in held if path.name in ("config.json", "adapter_config.json")]
+    if held and not (configs and all(path.is_file() for path in held)):
+        raise InputError("holds more than a model, and would be replaced", path=out, hint="choose another --out")

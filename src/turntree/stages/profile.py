@@ -22,7 +22,7 @@ from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
 from turntree.core.protocols import TurnState
 from turntree.engines.endpoint import connection_free
-from turntree.observe.artifacts import PROFILE
+from turntree.observe.artifacts import PROFILE, require_same_profile
 from turntree.observe.files import file_hash
 from turntree.observe.run import notice, progress
 from turntree.observe.wave_log import WaveLog, open_log
@@ -52,11 +52,11 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
     """Write the profile table to `out`; returns its summary.
 
     A killed run resumes when it is started again, and ends with the same table except for `timing`. Raises `InputError`
-    where the interrupted run was another one, unless `overwrite`.
+    where the interrupted run, or the finished profile that lies there, was another one, unless `overwrite`.
     """
     config = parts.resolved(config)
     if config.published:
-        return write_published(config, out)
+        return write_published(config, out, overwrite=overwrite)
     surveyed = survey(config.traces, config.split, config.limit)
     with open_profiler(config) as profiler, open_crew(__name__, config, profiler.policy.identity) as crew:
         made_from = {**profiler.identity, "traces_hash": surveyed.traces_hash}
@@ -67,11 +67,12 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
                 return (profiler.profiled(states, prior) for states in batches)
             return _spread(crew, batches, config, prior)
 
+        header = {"config": to_mapping(replace(config, cluster=ClusterConfig())), **made_from}
+        require_same_profile(out, header, overwrite=overwrite)
         identity = {**_identity(config), "code": parts.identities(config), **made_from}
         with open_log(out.with_name(f"{out.name}.waves"), identity, overwrite=overwrite) as log:
             states = stream_candidates(config.traces, config.split, config.limit)
             work(log, states, surveyed.candidates, config.profile.wave, made, lambda wave: prior.learn(wave["rows"]))
-            header = {"config": to_mapping(replace(config, cluster=ClusterConfig())), **made_from}
             return write_profile(
                 log, header, ProfileSummary(config.profile.rollouts, config.profile.adaptive), surveyed.skipped, out
             )

@@ -17,9 +17,9 @@ from turntree.core.config import Part, to_mapping
 from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
 from turntree.core.protocols import TurnState
-from turntree.observe.artifacts import MOST_ROLLOUTS, POLICY, PROFILE
+from turntree.observe.artifacts import MOST_ROLLOUTS, POLICY, PROFILE, require_same_profile
 from turntree.observe.statistics import wilson
-from turntree.profiling.rows import moments
+from turntree.profiling.rows import PUBLISHED, moments
 from turntree.profiling.summary import ProfileSummary
 from turntree.stages.candidates import survey
 from turntree.stages.config import ProfileStageConfig
@@ -27,13 +27,12 @@ from turntree.traces.candidates import candidates
 from turntree.traces.schema import Trace, read_traces
 from turntree.verifiers.strict import action_kind
 
-PUBLISHED = "published"
 NO_RATE = "no_pass_rate_with_its_number_of_rollouts"
 
 
-def write_published(config: ProfileStageConfig, out: Path) -> dict[str, Any]:
+def write_published(config: ProfileStageConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
     """Write the profile; returns its summary. Candidates of traces without a pass rate are counted as
-    `NO_RATE`. Raises `InputError` where no trace has one."""
+    `NO_RATE`. Raises `InputError` where no trace has one, and where another profile lies there, unless `overwrite`."""
     if config.verifier == parts.DEFAULT:  # the rule that the published rates were made with
         config = replace(config, verifier=Part("nemo"))
     config = parts.resolved(config)
@@ -45,7 +44,7 @@ def write_published(config: ProfileStageConfig, out: Path) -> dict[str, Any]:
         raise InputError("record no pass rate", path=config.traces, hint=hint)
     found = ProfileSummary(max(row["rollouts"] for row in rows), None)
     for row in rows:
-        found.add({"stop": "K reached", "certainty": 1.0, "faults": {}, "truncated": 0, "gold": None, **row})
+        found.add({"stop": "K reached", "certainty": 1.0, "faults": {}, "truncated": 0, **row})
     summary = found.summary(skipped)
     header = {
         "config": to_mapping(config),
@@ -54,6 +53,7 @@ def write_published(config: ProfileStageConfig, out: Path) -> dict[str, Any]:
         "traces_hash": surveyed.traces_hash,
         "summary": summary,
     }
+    require_same_profile(out, header, overwrite=overwrite)
     PROFILE.write(out, header, rows)
     return {"path": str(out), **summary}
 

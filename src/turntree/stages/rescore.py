@@ -13,7 +13,7 @@ from turntree.core.config import from_mapping, to_mapping
 from turntree.core.cost import Cost
 from turntree.core.errors import InputError
 from turntree.core.protocols import TurnState, TurnVerifier
-from turntree.observe.artifacts import policy_of
+from turntree.observe.artifacts import policy_of, require_same_profile
 from turntree.observe.files import file_hash
 from turntree.observe.wave_log import open_log
 from turntree.profiling.profile import Draft, Judge, judge_drafts
@@ -72,6 +72,7 @@ def _rescored(
 
     made_from = {**policy_of(stored.header), "traces_hash": stored.header["traces_hash"], "verifier": judge.name}
     header = {"config": to_mapping(made), **made_from, "timing": stored.header.get("timing", {})}
+    require_same_profile(out, header, overwrite=overwrite)
     identity = {"config": to_mapping(config), "version": __version__, "profile": file_hash(stored.path), **made_from}
     skipped = stored.header["summary"].get("skipped_turns", {})
     with open_log(out.with_name(f"{out.name}.waves"), identity, overwrite=overwrite) as log:
