@@ -108,7 +108,7 @@ def test_the_turns_that_episodes_took_are_judged_and_nothing_is_sampled_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same episodes, tokens and trees as without; another update from the first iteration on."""
-    monkeypatch.setattr(Acceptance, "slopes", lambda self: dict.fromkeys(self._kinds, 0.5))  # no episode here is won
+    monkeypatch.setattr(Acceptance, "slopes", lambda self, kinds: dict.fromkeys(kinds, 0.5))  # no episode here is won
     rows: dict[float, list[dict[str, Any]]] = {}
     for weight in (0.0, 2.0):
         train = replace(CONFIG.train, local=LocalConfig(verdicts=weight), rollouts=WHOLE)
