@@ -225,7 +225,7 @@ def sampled_with(model: PreTrainedModel, ids: torch.Tensor, new: int, **how: Any
 
 @torch.inference_mode()
 def with_generate(model: PreTrainedModel, case: Turns, vocabulary: int, *, reuse: bool) -> Answers:
-    ids = torch.tensor([case.given(vocabulary, 0)])
+    ids = torch.tensor([case.given(vocabulary, 0)], device=model.device)
     cache = None
     if reuse:
         cache = DynamicCache(config=model.config)
@@ -238,8 +238,8 @@ def with_generate(model: PreTrainedModel, case: Turns, vocabulary: int, *, reuse
             model, ids, case.new, attention_mask=torch.ones_like(ids), past_key_values=cache
         )
         turns.append(answer)
-        observed = torch.tensor([case.given(vocabulary, turn)], dtype=torch.long).repeat(case.sequences, 1)
-        ids = torch.cat([sequences, observed], 1)
+        observed = torch.tensor([case.given(vocabulary, turn)], dtype=torch.long, device=model.device)
+        ids = torch.cat([sequences, observed.repeat(case.sequences, 1)], 1)
     return turns
 
 

@@ -1,6 +1,7 @@
-"""The engine and the packed update at the size of a small pretrained model (135 M parameters), on a CPU.
+"""The engine and the packed update at the size of a small pretrained model (135 M to 1.7 B parameters).
 
-    python benchmarks/smollm2.py [--model FOLDER] [--dtype bfloat16] [--states 2] [--repeats 3] [--json PATH]
+    python benchmarks/smollm2.py [--model FOLDER | --size 1.7b] [--device cuda] [--dtype bfloat16] [--states 2]
+        [--repeats 3] [--json PATH]
 
 - siblings: 16 completions of 24 tokens on a prompt of 300, `HFEngine` against `generate` of Transformers, which
   prefills every copy ("plain"), and against `generate` with the prompt prefilled once by hand ("reuse"). With `--llama`
@@ -13,9 +14,11 @@
 - passes: milliseconds a token of one plain forward, and of forward and backward, over a row of 350 tokens with the head
   at 60 of them. `--dtype bfloat16` runs any case in bfloat16: faster where the CPU has units for it.
 
-Without `--model` the weights are random, of SmolLM2-135M's shape; the same work. Ratios are of medians, with the
-lowest and highest ratio of the interleaved repeats. With one thread the clock is the CPU time of this process, which
-other work on the machine disturbs less. The load of the machine is part of the result.
+Without `--model` the weights are random, of the shape of SmolLM2-135M, -360M or -1.7B (`--size`); the same work. Ratios
+are of medians, with the lowest and highest ratio of the interleaved repeats (on a GPU after one run of each side). With
+one thread the clock is the CPU time of this process, which other work on the machine disturbs less; on a GPU it waits
+until the GPU is done. `--attention flex_attention` is for a GPU only, TRL's step for a CPU only. The load of the
+machine is part of the result.
 """
 
 from __future__ import annotations
@@ -26,13 +29,13 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
-from generate import Turns
+from generate import Clock, Turns
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from update_step import BATCH_ROWS, LOSS, Shape, arguments_of, fastest, interleaved, ratio, sampled_tree, trl_step
 
@@ -46,6 +49,7 @@ from turntree.training.optimizer import OptimizerConfig, build_optimizer
 from turntree.training.packing import flat_batches, pack
 from turntree.training.update import update_step
 
+Attention = Literal["sdpa", "flex_attention"]
 SIBLINGS = Turns("siblings_16", sequences=16, prompt=300, new=24)
 STATES = Shape(300, (8,), 12)
 FLAT_ROWS = 4
@@ -58,19 +62,46 @@ SMOLLM2: dict[str, Any] = {
     "num_key_value_heads": 3,
     "max_position_embeddings": 8192,
 }
+SIZES: dict[str, dict[str, int]] = {
+    "135m": {},
+    "360m": {"hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32}
+    | {"num_attention_heads": 15, "num_key_value_heads": 5},
+    "1.7b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 24}
+    | {"num_attention_heads": 32, "num_key_value_heads": 32},
+}
 QUICK: dict[str, Any] = {"vocab_size": 512, "hidden_size": 36, "intermediate_size": 64, "num_hidden_layers": 2}
 
 
-def the_model(folder: str | None, quick: bool, dtype: Literal["float32", "bfloat16"]) -> PreTrainedModel:
-    if folder is not None:
-        return load_model(folder, dtype=dtype)
+def the_model(given: argparse.Namespace) -> PreTrainedModel:
+    if given.model is not None:
+        return load_model(given.model, dtype=given.dtype, device=given.device)
     torch.manual_seed(0)
-    config = LlamaConfig(**(SMOLLM2 | QUICK if quick else SMOLLM2), tie_word_embeddings=True)
-    return LlamaForCausalLM(config).to(getattr(torch, dtype)).eval()
+    config = LlamaConfig(**(SMOLLM2 | (QUICK if given.quick else SIZES[given.size])), tie_word_embeddings=True)
+    return LlamaForCausalLM(config).to(given.device, getattr(torch, given.dtype)).eval()
 
 
-def passes(model: PreTrainedModel, tokens: int, repeats: int, clock: Callable[[], float]) -> dict[str, Any]:
-    ids = torch.randint(model.config.vocab_size, (1, tokens), generator=torch.Generator().manual_seed(0))
+def clock_of(device: str) -> Clock:
+    if device != "cpu":
+        return finished
+    return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+
+
+def finished() -> float:
+    """The time when the GPU has done what it was given."""
+    torch.accelerator.synchronize()
+    return time.perf_counter()
+
+
+def timed(sides: Sequence[Callable[[], object]], repeats: int, clock: Clock) -> list[list[float]]:
+    """`interleaved`; the first run of a side on a GPU, which compiles and chooses kernels, is not counted."""
+    if clock is finished:
+        interleaved(sides, 1, clock)
+    return interleaved(sides, repeats, clock)
+
+
+def passes(model: PreTrainedModel, tokens: int, repeats: int, clock: Clock) -> dict[str, Any]:
+    drawn = torch.randint(model.config.vocab_size, (1, tokens), generator=torch.Generator().manual_seed(0))
+    ids = drawn.to(model.device)
 
     def forward() -> torch.Tensor:
         hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
@@ -80,9 +111,9 @@ def passes(model: PreTrainedModel, tokens: int, repeats: int, clock: Callable[[]
         forward().backward()
         model.zero_grad()
 
-    with_gradient = interleaved([both], repeats, clock)[0]
+    with_gradient = timed([both], repeats, clock)[0]
     with torch.inference_mode():
-        alone = interleaved([forward], repeats, clock)[0]
+        alone = timed([forward], repeats, clock)[0]
     taken = {"forward": alone, "forward_backward": with_gradient}
     return {
         "name": f"passes_{tokens}",
@@ -90,14 +121,12 @@ def passes(model: PreTrainedModel, tokens: int, repeats: int, clock: Callable[[]
     }
 
 
-def siblings(
-    model: PreTrainedModel, case: Turns, repeats: int, clock: Callable[[], float], llama: bool
-) -> dict[str, Any]:
+def siblings(model: PreTrainedModel, case: Turns, repeats: int, clock: Clock, llama: bool) -> dict[str, Any]:
     engine = HFEngine(model, (), pad_id=0)
     sides = case.sides(model, engine)
     if llama:
         sides |= llama_sides(case, model.config.vocab_size)
-    ours, *others = interleaved(list(sides.values()), repeats, clock)
+    ours, *others = timed(list(sides.values()), repeats, clock)
     seconds = dict(zip(sides, map(statistics.median, (ours, *others)), strict=True))
     return {
         "name": case.name,
@@ -119,15 +148,15 @@ def llama_sides(case: Turns, vocabulary: int) -> dict[str, Callable[[], object]]
 
 
 def update(
-    model: PreTrainedModel, shape: Shape, states: int, repeats: int, clock: Callable[[], float]
+    model: PreTrainedModel, shape: Shape, states: int, repeats: int, clock: Clock, attention: Attention
 ) -> dict[str, Any]:
     drawn = [sampled_tree(shape, model.config.vocab_size, seed) for seed in range(states)]
     trees, credits = [tree for tree, _ in drawn], [credit for _, credit in drawn]
     with tempfile.TemporaryDirectory() as folder:
-        trl = trl_step(partial(copy.deepcopy, model), shape, folder) if states == 1 else None
+        trl = trl_step(partial(copy.deepcopy, model), shape, folder) if states == 1 and clock is not finished else None
     theirs = [] if trl is None else [partial(trl.step, trl.prepare(trees[0], credits[0], n)) for n in BATCH_ROWS]
     theirs = theirs and [theirs[fastest(theirs, clock)]]
-    set_tree_attention(model)
+    set_tree_attention(model, attention)
     step = partial(update_step, model, None, build_optimizer(model, OptimizerConfig()), config=LOSS)
     packed = pack(trees, credits, max_tokens=shape.rollouts * shape.path)
     sides = [
@@ -136,7 +165,7 @@ def update(
         lambda: head(model, states * shape.rollouts * shape.action),
         *theirs,
     ]
-    ours, flat, alone, *trl_seconds = interleaved(sides, repeats, clock)
+    ours, flat, alone, *trl_seconds = timed(sides, repeats, clock)
     stats = [batch.stats for batch in packed]
     unique = sum(one.unique_tokens for one in stats)
     rho = states * shape.rollouts * shape.path / unique
@@ -157,8 +186,9 @@ def update(
 
 def head(model: PreTrainedModel, rows: int) -> None:
     """The output head of so many trained positions, forward and backward."""
-    hidden = torch.zeros(rows, model.config.hidden_size, requires_grad=True)
-    every = torch.arange(rows)
+    placed: dict[str, Any] = {"device": model.device}
+    hidden = torch.zeros(rows, model.config.hidden_size, dtype=model.dtype, requires_grad=True, **placed)
+    every = torch.arange(rows, **placed)
     token_scores(head_logits(model, hidden), every, every % model.config.vocab_size, 1.0)[0].sum().backward()
     model.zero_grad()
 
@@ -170,20 +200,23 @@ def main() -> None:
     parser.add_argument("--case", choices=("siblings", "update", "passes"), help="only this one")
     parser.add_argument("--llama", action="store_true", help="siblings against llama.cpp's server, too")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="(default %(default)s)")
+    parser.add_argument("--size", choices=SIZES, default="135m", help="of random weights (default %(default)s)")
+    parser.add_argument("--device", default="cpu", help="(default %(default)s)")
+    parser.add_argument("--attention", choices=get_args(Attention), default="sdpa", help="(default %(default)s)")
     arguments = arguments_of(parser, repeats=3)
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    model = the_model(arguments.model, arguments.quick, arguments.dtype)
+    clock = clock_of(arguments.device)
+    model = the_model(arguments)
     case = Turns("siblings_4", 4, 32, 4) if arguments.quick else SIBLINGS
     shape = Shape(32, (4,), 4) if arguments.quick else STATES
     before = os.getloadavg()[0]
     measures = {
         "siblings": lambda: siblings(model, case, arguments.repeats, clock, arguments.llama),
-        "update": lambda: update(model, shape, arguments.states, arguments.repeats, clock),
+        "update": lambda: update(model, shape, arguments.states, arguments.repeats, clock, arguments.attention),
         "passes": lambda: passes(model, 36 if arguments.quick else 350, arguments.repeats, clock),
     }
     cases = [measure() for name, measure in measures.items() if arguments.case in (None, name)]
     result = {
-        "dtype": arguments.dtype,
+        **{name: getattr(arguments, name) for name in ("size", "device", "dtype", "attention")},
         "threads": torch.get_num_threads(),
         "repeats": arguments.repeats,
         "cases": cases,

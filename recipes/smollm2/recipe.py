@@ -27,7 +27,8 @@ RUNBOOK
   play.ARM.FROM            50 test games, from game number FROM
 
   `--rank 16` trains an adapter in each arm, from the same warm start and pivots, in the same folder. `--questions` is
-  the same recipe on generated questions with tools, in a folder of its own; all of its `--games` are one stage.
+  the same recipe on generated questions with tools, in a folder of its own; all of its `--games` are one stage. So is
+  `--device cuda`, which computes on a GPU.
 
   `--only PATTERN` runs the stages whose name matches a shell pattern ('sft-*', 'keep.*'), where what they need is
   there. `--plan` lists the stages with their state.
@@ -235,11 +236,14 @@ class Recipe:
         return Stage(name, f"{name}.jsonl", (*command, "--out", f"{name}.jsonl"), (model,))
 
     def retention(self, name: str, model: Stage) -> None:
-        dtype = "bfloat16" if "device.dtype=bfloat16" in self.settings.device else "float32"
-        count = self.settings.items
+        options, count = self.settings.device, self.settings.items
+        dtype = "bfloat16" if "device.dtype=bfloat16" in options else "float32"
+        names = [word.partition("=")[2] for word in options if word.startswith("device.name=")]
+        where = words("--device", *names) if names else ()
         for start in range(0, self.items, count):
             label = f"keep.{name}.{start}"
             command = words("retention.py", model.model, "--start", start, "--count", count, "--dtype", dtype)
+            command += where
             self.book.run(Stage(label, f"{label}.json", (*command, "--out", f"{label}.json"), (model,)))
 
     def play(self, name: str, model: Stage, split: str, start: int, count: int) -> Stage:
@@ -307,10 +311,13 @@ def main() -> None:
     parser.add_argument("--plan", action="store_true", help="list the stages, and run none")
     parser.add_argument("--rank", type=int, default=0, help="arms train an adapter, at ten times the rates")
     parser.add_argument("--questions", action="store_true", help="questions with tools, not games (in its own folder)")
+    parser.add_argument("--device", default="cpu", help="where to compute, as cuda (default: %(default)s)")
     parser.add_argument("--smoke", action="store_true", help="a handful of everything, to see that it runs")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     settings = replace(settings_of(given.smoke, given.questions, given.rank), model=given.model)
+    if given.device != "cpu":
+        settings = replace(settings, device=words("--set", f"device.name={given.device}", *settings.device))
     games, items = (settings.play, settings.items) if given.smoke else (given.games, given.items)
     recipe = Recipe(Book(given.folder, HERE, given.only, given.plan), settings, items)
     recipe.run(given.arms.split(","), [int(seed) for seed in given.seeds.split(",")], games)

@@ -100,10 +100,11 @@ def main() -> None:
     parser.add_argument("--start", type=int, default=0, help="the first item of each kind")
     parser.add_argument("--count", type=int, default=50, help="items of each kind; half as many instructions")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    policy = load_policy(given.model, Device(dtype=given.dtype, threads=1))
+    policy = load_policy(given.model, Device(name=given.device, dtype=given.dtype, threads=1))
     began = time.process_time()
     items = slice(given.start, given.start + given.count)
     result = {"policy_hash": policy.hash, "texts": score(policy, given.data, items)}

@@ -58,9 +58,11 @@ def demonstrations() -> list[Trace]:
     ]
 
 
-def run(recipe, folder: Path, games: int = 2, items: int = 2, arms=("sft", "pivot"), **settings) -> None:
+def run(
+    recipe, folder: Path, games: int = 2, items: int = 2, arms=("sft", "pivot"), only: str = "*", **settings
+) -> None:
     chosen = recipe.replace(recipe.SMOKE, model="tiny", **settings)
-    recipe.Recipe(Book(folder, FOLDER), chosen, items).run(arms, [0], games)
+    recipe.Recipe(Book(folder, FOLDER, only), chosen, items).run(arms, [0], games)
 
 
 def test_a_finished_recipe_computes_nothing_again_and_a_longer_one_only_what_is_new(recipe, ran, tmp_path) -> None:
@@ -82,6 +84,16 @@ def test_a_killed_stage_runs_again_and_those_before_it_do_not(recipe, ran, tmp_p
     ran.clear()
     run(recipe, tmp_path)
     assert ran == ["pivot.0"]
+
+
+def test_a_pattern_runs_what_has_what_it_needs_and_says_what_the_rest_waits_for(recipe, ran, tmp_path, capsys) -> None:
+    run(recipe, tmp_path, only="[!p]*")  # neither the profile nor what is trained on its pivots
+    assert "sft-0.0001.0" in ran and "profile.jsonl" not in ran and "random.jsonl" not in ran
+    assert "accept.sft-0.0001.0.jsonl" in ran and "accept.pivot.0.jsonl" not in ran
+    assert "random waits for profile" in capsys.readouterr().out
+    ran.clear()
+    run(recipe, tmp_path, only="p[ri]*")
+    assert ran == ["profile.jsonl", "pivots.jsonl", "pivot.0"]
 
 
 def test_a_stage_that_was_made_with_other_settings_is_refused_and_so_is_what_was_made_from_it(

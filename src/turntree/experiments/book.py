@@ -66,12 +66,16 @@ class Book:
         return result.is_file() or (found["finished"] and result.exists())
 
     def run(self, stage: Stage) -> None:
-        """Nothing where the stage is done, or not asked for. Ends the script where the command fails."""
+        """Nothing where the stage is done, not asked for, or lacks what it needs. Ends the script where the command
+        fails."""
         done = self.done(stage)
         if self.plan and stage.name not in self.listed:
             print("done" if done else "open", stage.name)
             self.listed.add(stage.name)
         if done or self.plan or not fnmatch.fnmatch(stage.name, self.only):
+            return
+        if missing := [need.name for need in stage.needs if not self.done(need)]:
+            print(f"{stage.name} waits for {', '.join(missing)}", flush=True)
             return
         told = {"command": list(stage.command), "key": stage.key, "load": [os.getloadavg()[0]]}
         write_json(self._record(stage), told | {"finished": False})
