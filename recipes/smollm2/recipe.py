@@ -315,7 +315,8 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="a handful of everything, to see that it runs")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    settings = replace(settings_of(given.smoke, given.questions, given.rank), model=given.model)
+    model = str(Path(given.model).resolve()) if given.model and Path(given.model).exists() else given.model
+    settings = replace(settings_of(given.smoke, given.questions, given.rank), model=model)
     if given.device != "cpu":
         settings = replace(settings, device=words("--set", f"device.name={given.device}", *settings.device))
     games, items = (settings.play, settings.items) if given.smoke else (given.games, given.items)

@@ -104,7 +104,9 @@ def test_any_changed_bit_changes_the_hash() -> None:
 
 def test_equal_bytes_of_another_shape_dtype_or_name_have_another_hash() -> None:
     def zeros(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.nn.Module:
-        return torch.nn.ParameterDict({name: torch.nn.Parameter(torch.zeros(shape, dtype=dtype))})
+        module = torch.nn.ParameterDict({name: torch.nn.Parameter(torch.zeros(shape, dtype=dtype))})
+        module.config = tiny_model().config
+        return module
 
     modules = [
         zeros("a", (2, 3), torch.bfloat16),
@@ -125,7 +127,17 @@ def test_other_weights_have_another_hash() -> None:
     assert len(hashes) == 4
 
 
-def test_the_hash_is_a_function_of_the_weights_alone() -> None:
+@pytest.mark.parametrize("edit", [{"rope_theta": 5e5}, {"rope_type": "yarn", "factor": 4.0}])
+def test_other_positions_have_another_hash(edit: dict, folder: Path) -> None:
+    """As a model card asks users to write into config.json."""
+    before = policy_hash(load_model(folder))
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_parameters"] |= edit
+    (folder / "config.json").write_text(json.dumps(config))
+    assert policy_hash(load_model(folder)) != before
+
+
+def test_nothing_else_changes_the_hash() -> None:
     model = tiny_model().train()
     assert policy_hash(model) == policy_hash(tiny_model())
     assert len(policy_hash(model)) == 32
@@ -273,7 +285,7 @@ def test_a_missing_or_broken_tokenizer_is_refused(folder: Path) -> None:
 def test_unknown_dtypes_and_devices_are_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="field 'dtype': 'float8' is not allowed; use float32, bfloat16 or auto"):
         load_model(folder, dtype="float8")
-    with pytest.raises(ConfigError, match="field 'dtype': 'auto' is not allowed; use float32 or bfloat16"):
+    with pytest.raises(ConfigError, match="field 'dtype': 'auto' is not allowed; use float32, bfloat16, float16"):
         save_model(tiny_model(), tiny_tokenizer(), folder, "auto")
     with pytest.raises(ConfigError, match="field 'device': cannot put the model on 'abacus'"):
         load_model(folder, device="abacus")

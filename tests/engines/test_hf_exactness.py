@@ -202,6 +202,23 @@ def test_a_model_with_a_short_window_is_refused_and_accepted_within_it() -> None
     assert HFEngine(model, [1], EngineConfig(max_context=32)).max_context == 32
 
 
+def test_a_model_whose_longest_row_changes_the_positions_of_others_is_refused_and_accepted_below_that() -> None:
+    from transformers import Phi3Config, Phi3ForCausalLM
+
+    factors = {"short_factor": [1.0, 1.0], "long_factor": [1.0, 8.0], "original_max_position_embeddings": 32}
+    config = Phi3Config(
+        vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, original_max_position_embeddings=32, pad_token_id=None,
+        rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, **factors}, attn_implementation="sdpa",
+    )  # fmt: skip
+    model = Phi3ForCausalLM(config).eval()
+    with pytest.raises(
+        InputError, match=r"other positions in batches with more than 32 .*\(longrope\); use at most 32"
+    ):
+        HFEngine(model, [1])
+    assert HFEngine(model, [1], EngineConfig(max_context=32)).max_context == 32
+
+
 def test_a_model_whose_positions_are_not_position_ids_is_refused() -> None:
     from transformers import BloomConfig, BloomForCausalLM
 

@@ -8,13 +8,14 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 from huggingface_hub import constants, errors
+from huggingface_hub.utils import filter_repo_objects
 
 from tiny_models import save_tiny_checkpoint
 from turntree.core.errors import InputError
 from turntree.engines.checkpoint import load_model, load_tokenizer, merged, policy_hash, save_model
 from turntree.engines.endpoint import EndpointConfig
 from turntree.engines.hub import folder_of, push
-from turntree.stages.policy import Device, load_policy, open_speaker
+from turntree.stages.policy import Device, load_policy, load_renderer, open_speaker
 from turntree.training.lora import LoRAConfig, add_adapter
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -46,7 +47,28 @@ def test_an_adapter_finds_its_base_by_its_name_on_the_hub(cache: Path, tmp_path:
     config = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "someone/tiny"}))
     assert policy_hash(load_model(folder)) == policy_hash(model)
+    again = save_model(load_model(folder), load_tokenizer(cache), tmp_path / "again")
+    assert json.loads((again / "adapter_config.json").read_text())["base_model_name_or_path"] == "someone/tiny"
     assert merged(folder).num_parameters() == load_model(cache).num_parameters()
+
+
+def test_without_weights_only_tokenizer_templates_and_configs_are_fetched(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = ["config.json", "tokenizer.json", "chat_template.jinja", "additional_chat_templates/tool_use.jinja"]
+    weights = ["model.safetensors", "model-00001-of-2.safetensors", "model.safetensors.index.json"]
+    others = ["onnx/model.safetensors", "original/params.json", "alt/b.json", "consolidated.safetensors", "model.bin"]
+    fetched: list[set[str]] = []
+
+    def snapshot(name: str, **asked: list[str]) -> str:
+        patterns = {key: asked[key] for key in ("allow_patterns", "ignore_patterns")}
+        fetched.append(set(filter_repo_objects(files + weights + others, **patterns)))
+        return str(cache)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    load_renderer("someone/tiny")
+    folder_of("someone/tiny")
+    assert fetched == [set(files), {*files, *weights}]
 
 
 def test_the_tokenizer_of_a_server_s_model_is_found_there_too(cache: Path) -> None:

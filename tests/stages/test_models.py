@@ -73,6 +73,16 @@ def test_a_bfloat16_base_is_rounded_once_and_stays_bfloat16(tmp_path: Path) -> N
     assert all(torch.equal(value, wide[name].bfloat16()) for name, value in found.items())
 
 
+def test_a_float16_base_stays_float16(tmp_path: Path) -> None:
+    save_model(tiny_model(), tiny_tokenizer(), tmp_path / "base", "float16")
+    model = load_model(tmp_path / "base")
+    add_adapter(model, LoRAConfig(rank=2))
+    save_model(model, load_tokenizer(tmp_path / "base"), tmp_path / "adapter")
+    merge_adapter(tmp_path / "adapter", tmp_path / "merged")
+    found = load_file(tmp_path / "merged" / "model.safetensors")
+    assert {value.dtype for value in found.values()} == {torch.float16}
+
+
 def merge_wide(folder: Path) -> dict[str, torch.Tensor]:
     from turntree.engines.checkpoint import merged
 

@@ -32,8 +32,8 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sft(model: Path, tmp_path: Path):
-    def command(max_tokens: int, words: tuple[int, ...] = WORDS):
-        write_traces(tmp_path / "traces.jsonl", [trace(number) for number in words])
+    def command(max_tokens: int, words: tuple[int, ...] = WORDS, more: tuple[Trace, ...] = ()):
+        write_traces(tmp_path / "traces.jsonl", [*map(trace, words), *more])
         settings = SFTConfig(epochs=1, batch=4, max_tokens=max_tokens)
         return run_sft(
             SFTStageConfig(traces=str(tmp_path / "traces.jsonl"), model=str(model), sft=settings), tmp_path / "run"
@@ -84,3 +84,25 @@ def test_where_every_example_is_too_long_the_error_names_the_setting(sft, model,
     set_positions(model, sizes[3] - 1)
     with pytest.raises(InputError, match=f"field 'model': 1 of 1 .*it has {sizes[3] - 1} positions"):
         sft(8192, words=WORDS[3:])
+
+
+def test_tokens_that_the_model_does_not_know_are_left_out_counted_and_said(sft, model, capsys) -> None:
+    """Words were added to the tokenizer, and the embeddings were not resized."""
+    tokenizer = load_tokenizer(model)
+    tokenizer.add_tokens(["hurrah"])
+    tokenizer.save_pretrained(model)
+    new = Trace(id="new", messages=(Message("user", "say it"), Message("assistant", "hurrah")), split="train")
+    result = sft(8192, more=(new,))
+    assert result["dropped"] == {"example_outside_vocabulary": 1} and result["traces"] == 4
+    said = "1 of 5 examples have tokens above the 384 that the model knows and are left out; resize_token_embeddings"
+    assert said in capsys.readouterr().err
+    with pytest.raises(InputError, match="field 'model': 1 of 1 examples have tokens above"):
+        sft(8192, words=(), more=(new,))
+
+
+def test_a_stop_that_the_model_does_not_know_is_refused_with_the_folder(sft, model) -> None:
+    tokenizer = load_tokenizer(model)
+    tokenizer.add_special_tokens({"eos_token": "<|stop|>"})
+    tokenizer.save_pretrained(model)
+    with pytest.raises(InputError, match=r"policy: '<\|stop\|>' ends a turn, and is token 384 of a model with 384"):
+        sft(8192)

@@ -228,6 +228,44 @@ def test_the_same_adapter_is_the_same_file(base_folder: Path) -> None:
     assert targets == sorted(targets)
 
 
+def test_another_scale_of_the_same_matrices_is_another_policy(base_folder: Path) -> None:
+    model, folder = saved(base_folder)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": 4 * config["lora_alpha"]}))
+    assert not torch.allclose(logits(load_model(folder)), logits(model), atol=1e-2)
+    assert policy_hash(load_model(folder)) != policy_hash(model)
+
+
+def test_targets_that_are_one_regular_expression_stay_one(base_folder: Path) -> None:
+    from peft import LoraConfig
+
+    targets = r"model\.layers\.\d+\.self_attn\.(q_proj|v_proj)"
+    model = load_model(base_folder)
+    model.add_adapter(LoraConfig(r=2, target_modules=targets, task_type="CAUSAL_LM"))
+    folder = save_model(model, load_tokenizer(base_folder), base_folder.parent / "adapter")
+    again = save_model(load_model(folder), load_tokenizer(folder), base_folder.parent / "again")
+    assert json.loads((again / "adapter_config.json").read_text())["target_modules"] == targets
+    assert policy_hash(load_model(again)) == policy_hash(model)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PEFT says what to mind
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_an_adapter_on_one_end_of_a_tied_matrix_is_merged_into_that_end_only(tmp_path: Path, target: str) -> None:
+    from peft import LoraConfig
+
+    base = save_tiny_checkpoint(tmp_path / "base")
+    assert load_model(base).config.tie_word_embeddings
+    model = load_model(base)
+    model.add_adapter(LoraConfig(r=2, target_modules=["q_proj", target], task_type="CAUSAL_LM"))
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if "lora" in name:
+                value.normal_(std=0.2)
+    folder = save_model(model, load_tokenizer(base), tmp_path / "adapter")
+    whole = load_model(save_model(merged(folder), load_tokenizer(base), tmp_path / "merged"))
+    assert torch.allclose(logits(whole), logits(load_model(folder)), atol=1e-4)
+
+
 def test_merging_gives_an_ordinary_policy(base_folder: Path) -> None:
     model, folder = saved(base_folder)
     whole = save_model(merged(folder), load_tokenizer(folder), base_folder.parent / "merged")

@@ -87,7 +87,7 @@ def check_model(model: str, named: str | None, json_path: str | None) -> None:
     from turntree.renderers.examine import LOOP, LOOPS, TALK, examine, shown
     from turntree.stages.policy import resolve
 
-    folder = resolve(model)
+    folder = resolve(model, weights=False)
     tokenizer = load_tokenizer(folder)
     if named is None:
         choice = choose(tokenizer, folder)

@@ -8,6 +8,7 @@ import json
 import logging
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,8 @@ from turntree.engines.hub import folder_of
 from turntree.observe.files import replace_folder, writing
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_SAVED = _DTYPES | {"float16": torch.float16}
+_SCALES = ("r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern")  # of an adapter
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _ADAPTER, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json")
@@ -77,7 +80,15 @@ def merged(folder: str | Path, *, dtype: str = "float32", device: str = "cpu") -
 
     path = _checked_folder(folder)
     base = load_model(base_of(path), dtype=dtype, device=device)
-    return cast(Any, PeftModel.from_pretrained(cast(Any, base), str(path))).merge_and_unload().eval()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*tie")  # PEFT would add what it learned of one end to both
+        model: Any = PeftModel.from_pretrained(cast(Any, base), str(path))
+        ends = [getattr(base, f"get_{end}_embeddings")() for end in ("input", "output")]
+        first, last = (getattr(end, "base_layer", end) for end in ends)
+        if any(hasattr(end, "base_layer") for end in ends) and first.weight is last.weight:
+            last.weight = torch.nn.Parameter(last.weight.detach().clone())
+            base.config.get_text_config().tie_word_embeddings = base.config.tie_word_embeddings = False
+        return model.merge_and_unload().eval()
 
 
 def _load_adapted(folder: Path, *, dtype: str, device: str) -> PreTrainedModel:
@@ -139,11 +150,12 @@ def save_model(
     """Write a checkpoint folder that `load_model` and `load_tokenizer` read back, and return it.
 
     Of a model with an adapter only the adapter is written, in PEFT's format; `merged` makes a whole model of it.
-    `dtype` ("float32" or "bfloat16") converts whole models on the way to disk; the model itself is left as it is.
+    `dtype` ("float32", "bfloat16", "float16") converts whole models on the way to disk; the model itself is left as it
+    is.
     A reader sees the old folder or the new one, never a mixture: files are written beside it and renamed over.
     """
-    if dtype is not None and dtype not in _DTYPES:
-        raise ConfigError(f"{dtype!r} is not allowed", field="dtype", hint="use float32 or bfloat16")
+    if dtype is not None and dtype not in _SAVED:
+        raise ConfigError(f"{dtype!r} is not allowed", field="dtype", hint=f"use {', '.join(_SAVED)}")
     target = Path(folder).absolute()
     if target.exists() and not target.is_dir():
         raise InputError("is a file", path=folder, hint="name a folder for the checkpoint")
@@ -162,7 +174,8 @@ def save_model(
 
 
 def policy_hash(model: PreTrainedModel) -> str:
-    """A hash of these exact weights: 32 hexadecimal digits over name, dtype, shape and bytes of every parameter.
+    """A hash of these exact weights: 32 hexadecimal digits over name, dtype, shape and bytes of every parameter, and
+    the settings that users edit beside them: positions (RoPE, the window) and the scale of an adapter.
 
     Tied weights count once, under their first name; the device does not matter. Saving and loading in the same
     dtype keeps the hash.
@@ -172,6 +185,11 @@ def policy_hash(model: PreTrainedModel) -> str:
         digest.update(f"{name}|{parameter.dtype}|{tuple(parameter.shape)}\n".encode())
         values = parameter.detach().to("cpu").contiguous().reshape(-1)
         digest.update(values.view(torch.uint8).numpy().data)
+    config = model.config.get_text_config()
+    beside: dict[str, Any] = {name: getattr(config, name, None) for name in ("rope_parameters", "sliding_window")}
+    for name, adapter in getattr(model, "peft_config", {}).items():
+        beside[f"adapter {name}"] = {key: getattr(adapter, key, None) for key in _SCALES}
+    digest.update(json.dumps(beside, sort_keys=True).encode())
     return digest.hexdigest()
 
 
@@ -203,11 +221,11 @@ def write_weights(model: PreTrainedModel, folder: Path, dtype: str | None = None
     if getattr(model, "_hf_peft_config_loaded", False):
         _write_adapter(model, folder)
         return
-    if dtype is None or model.dtype == _DTYPES[dtype]:
+    if dtype is None or model.dtype == _SAVED[dtype]:
         model.save_pretrained(folder)
         return
     converted = {
-        name: value.to(_DTYPES[dtype]) if value.is_floating_point() else value
+        name: value.to(_SAVED[dtype]) if value.is_floating_point() else value
         for name, value in model.state_dict().items()
     }
     model.save_pretrained(folder, state_dict=converted)
@@ -218,10 +236,14 @@ def write_weights(model: PreTrainedModel, folder: Path, dtype: str | None = None
 
 def _write_adapter(model: PreTrainedModel, folder: Path) -> None:
     """PEFT writes a set of module names in arbitrary order; sort it so that equal adapters give equal files."""
-    model.save_pretrained(folder)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Could not find a config file")  # of a base on the Hub, when offline
+        model.save_pretrained(folder)
     config = json.loads((folder / _ADAPTER).read_text())
-    config["target_modules"] = sorted(config["target_modules"])
-    config["base_model_name_or_path"] = str(Path(config["base_model_name_or_path"]).resolve())
+    if isinstance(config["target_modules"], list):  # else one regular expression
+        config["target_modules"] = sorted(config["target_modules"])
+    if (base := Path(config["base_model_name_or_path"])).exists():  # else a name on the Hub
+        config["base_model_name_or_path"] = str(base.resolve())
     (folder / _ADAPTER).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 

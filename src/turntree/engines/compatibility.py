@@ -34,6 +34,22 @@ def check_window(model: PreTrainedModel, tokens: int, *, field: str) -> None:
         raise InputError(f"{name} has layers of {', '.join(sorted(unknown))}", hint="use a decoder with full attention")
     if slides and window is not None and window < tokens:
         raise InputError(f"{name} attends to the last {window} tokens only", field=field, hint=f"use at most {window}")
+    check_positions(model, tokens, field=field)
+
+
+def check_positions(model: PreTrainedModel, tokens: int, *, field: str) -> None:
+    """Raise `InputError` where rows of up to `tokens` tokens could change each other's positions: LongRoPE and dynamic
+    scaling choose the frequencies of a whole batch by its longest row, beyond a length that they name."""
+    config = model.config.get_text_config()
+    given = getattr(config, "rope_parameters", None) or {}
+    for rope in [given, *(each for each in given.values() if isinstance(each, dict))]:
+        if (kind := rope.get("rope_type")) not in ("longrope", "dynamic"):
+            continue
+        own = getattr(config, "original_max_position_embeddings", None) or config.max_position_embeddings
+        limit = int(rope.get("original_max_position_embeddings") or own)
+        if limit < tokens:
+            problem = f"{type(model).__name__} has other positions in batches with more than {limit} tokens in a row"
+            raise InputError(f"{problem} ({kind})", field=field, hint=f"use at most {limit}")
 
 
 def check_generation(model: PreTrainedModel, generate: Generate) -> None:

@@ -10,12 +10,14 @@ from turntree.core.errors import InputError
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
 _FILES = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]  # no pickle, and no code
-_LEAVE = ["*/*", "consolidated*"]  # copies in other formats
+# copies in other formats: all folders but additional_chat_templates, which these patterns cannot name as one
+_LEAVE = ["[!a]*/*", "a[!d]*/*", "consolidated*"]
+_WEIGHTS = ["*.safetensors", "*.safetensors.index.json"]
 
 
-def folder_of(source: str) -> Path:
+def folder_of(source: str, *, weights: bool = True) -> Path:
     """The folder `source`, or the local copy of the model of that name on the Hub (`owner/name` or
-    `owner/name@revision`), fetched where it is not in the cache.
+    `owner/name@revision`), fetched where it is not in the cache, with its weights or without.
 
     `source` is taken as a path where it or its parent folder exists. Raises `InputError` for a model that the Hub does
     not have, that may not be read, or that cannot be fetched.
@@ -27,7 +29,8 @@ def folder_of(source: str) -> Path:
 
     name, _, revision = source.partition("@")
     try:
-        found = snapshot_download(name, revision=revision or None, allow_patterns=_FILES, ignore_patterns=_LEAVE)
+        leave = _LEAVE if weights else [*_LEAVE, *_WEIGHTS]
+        found = snapshot_download(name, revision=revision or None, allow_patterns=_FILES, ignore_patterns=leave)
     except Exception as error:  # the boundary to a server
         _refuse(source, error, "is not a folder here, and")
     return Path(found)

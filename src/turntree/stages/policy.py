@@ -90,7 +90,7 @@ def open_speaker(model: str, endpoint: EndpointConfig | None, device: Device) ->
     if device.engine.name != HF.name:
         hint = "leave --endpoint out, or the engine"
         raise ConfigError("samples in place of the server at --endpoint", field="device.engine", hint=hint)
-    folder = folder_of(endpoint.tokenizer)
+    folder = folder_of(endpoint.tokenizer, weights=False)
     endpoint = dataclasses.replace(endpoint, tokenizer=str(folder))
     tokenizer = load_tokenizer(folder)
     renderer = _renderer(device.renderer, tokenizer, folder)
@@ -98,15 +98,17 @@ def open_speaker(model: str, endpoint: EndpointConfig | None, device: Device) ->
         yield Speaker(engine, renderer, identity_of(engine.identity, tokenizer, renderer, device.renderer))
 
 
-def resolve(source: str) -> Path:
+def resolve(source: str, *, weights: bool = True) -> Path:
     """The folder of a policy: a registered name (`turntree.policies`), the folder itself, or the local copy of a model
-    on the Hub."""
-    return parts.load("policies", source).target if source in parts.names("policies") else folder_of(source)
+    on the Hub, with its weights or without."""
+    if source in parts.names("policies"):
+        return parts.load("policies", source).target
+    return folder_of(source, weights=weights)
 
 
 def load_renderer(source: str, renderer: Part = AUTO) -> tuple[PreTrainedTokenizerBase, Renderer]:
     """The tokenizer and the renderer of a policy, without its weights."""
-    folder = resolve(source)
+    folder = resolve(source, weights=False)
     tokenizer = load_tokenizer(folder)
     return tokenizer, _renderer(renderer, tokenizer, folder)
 
@@ -122,10 +124,20 @@ def load_policy(source: str, device: Device) -> Policy:
     if device.lora is not None:
         add_adapter(model, device.lora)
     loaded = Weights(source, model, tokenizer, _renderer(device.renderer, tokenizer, folder))
+    _check_stops(loaded, folder)
     engine = _engine(device.engine, loaded)
     _set_passes(model, device)
     identity = identity_of(weights, tokenizer, loaded.renderer, device.renderer)
     return Policy(source, model, tokenizer, loaded.renderer, engine, weights, identity)
+
+
+def _check_stops(loaded: Weights, folder: Path) -> None:
+    """Raises `InputError` where the policy cannot say what ends its turns."""
+    tokens = loaded.model.config.get_text_config().vocab_size
+    if unknown := sorted(stop for stop in loaded.renderer.stop_ids if stop >= tokens):
+        stop = loaded.tokenizer.convert_ids_to_tokens(unknown[0])
+        problem = f"{stop!r} ends a turn, and is token {unknown[0]} of a model with {tokens}"
+        raise InputError(problem, path=folder, hint="resize_token_embeddings, or use the tokenizer that came with it")
 
 
 def load_trained(source: str, device: Device) -> PreTrainedModel:

@@ -13,6 +13,7 @@ from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
 from turntree.core.protocols import Renderer
 from turntree.engines.checkpoint import save_model
+from turntree.engines.compatibility import check_positions
 from turntree.observe import loggers
 from turntree.observe.files import file_hash
 from turntree.observe.run import RunDirectory, notice, open_run, progress
@@ -36,7 +37,9 @@ def run_sft(config: SFTStageConfig, out: Path, *, overwrite: bool = False, group
     policy = load_policy(config.model, config.device)
     check_head(policy.model)
     group.load = functools.partial(load_trained, policy.source, config.device)
-    limits = _Limits(config.sft.max_tokens, policy.model.config.get_text_config().max_position_embeddings)
+    of_model = policy.model.config.get_text_config()
+    limits = _Limits(config.sft.max_tokens, of_model.max_position_embeddings, of_model.vocab_size)
+    check_positions(policy.model, min(limits.max_tokens, limits.positions), field="sft.max_tokens")
     learned = _learned(found, policy.renderer, limits)
     if not learned.examples:
         raise InputError("holds no turn to learn from", path=config.traces, hint="see skip_turns in docs/traces.md")
@@ -58,13 +61,16 @@ def run_sft(config: SFTStageConfig, out: Path, *, overwrite: bool = False, group
 
 @dataclass(frozen=True)
 class _Limits:
-    """The longest example, in tokens: of one forward pass, and of the model."""
+    """The longest example, in tokens: of one forward pass, and of the model; and how many tokens the model knows."""
 
     max_tokens: int
     positions: int
+    vocabulary: int
 
-    def above(self, row: Example) -> str | None:
-        """Why the example is too long."""
+    def against(self, row: Example) -> str | None:
+        """Why the example cannot be learned."""
+        if max(row.token_ids) >= self.vocabulary:
+            return "example_outside_vocabulary"
         if len(row.token_ids) > self.positions:
             return "example_above_model_positions"
         return "example_above_sft_max_tokens" if len(row.token_ids) > self.max_tokens else None
@@ -81,43 +87,49 @@ class _Learned:
 
 def _learned(traces: Sequence[Trace], renderer: Renderer, limits: _Limits) -> _Learned:
     """What is learned. Left out are traces without a turn to learn from, traces that the renderer refuses, and examples
-    that are too long. An error if it is all of them."""
+    that are too long or have tokens that the model lacks. An error if it is all of them."""
     found: list[Example] = []
     left_out = 0
     refused: list[InputError] = []
-    long: list[Example] = []
+    unfit: list[Example] = []
     for trace in traces:
         try:
             rows = [row for row in examples(trace, renderer) if any(row.loss_mask)]
         except InputError as error:
             refused.append(error)
             rows = []
-        fitting = [row for row in rows if limits.above(row) is None]
-        long += [row for row in rows if limits.above(row) is not None]
+        fitting = [row for row in rows if limits.against(row) is None]
+        unfit += [row for row in rows if limits.against(row) is not None]
         found += fitting
         left_out += not fitting
-    if long:
-        _say_long(long, len(found), limits)
+    if unfit:
+        _say_unfit(unfit, len(found), limits)
     if refused:
         if not found:
             raise refused[0]
         notice(f"{len(refused)} of {len(traces)} traces cannot be rendered and are left out; the first: {refused[0]}")
-    return _Learned(found, left_out, Counter(str(limits.above(row)) for row in long))
+    return _Learned(found, left_out, Counter(str(limits.against(row)) for row in unfit))
 
 
-def _say_long(long: Sequence[Example], kept: int, limits: _Limits) -> None:
-    """Say how many examples are too long. Raises `InputError` where no other is left."""
-    sizes = sorted(len(row.token_ids) for row in long)
-    if sizes[0] > limits.positions:
+def _say_unfit(unfit: Sequence[Example], kept: int, limits: _Limits) -> None:
+    """Say how many examples cannot be learned. Raises `InputError` where no other is left."""
+    sizes = sorted(len(row.token_ids) for row in unfit if max(row.token_ids) < limits.vocabulary)
+    whole, said = f"of {len(unfit) + kept} examples have", list[tuple[str, str, str]]()
+    if foreign := len(unfit) - len(sizes):
+        what = f"{foreign} {whole} tokens above the {limits.vocabulary} that the model knows"
+        said.append((what, "model", "resize_token_embeddings, or use the tokenizer that came with it"))
+    if sizes and sizes[0] > limits.positions:
         field, hint = "model", f"it has {limits.positions} positions: use one with more, or shorter traces"
     else:
-        reached = max(size for size in sizes if size <= limits.positions)
+        reached = max((size for size in sizes if size <= limits.positions), default=0)
         field, hint = "sft.max_tokens", f"--set sft.max_tokens={reached} takes all that the model can, and more memory"
-    most = min(limits.max_tokens, limits.positions)
-    what = f"{len(sizes)} of {len(sizes) + kept} examples have more than {most} tokens (up to {sizes[-1]})"
-    if not kept:
-        raise InputError(what, field=field, hint=hint)
-    notice(f"{what} and are left out; {hint}")
+    if sizes:
+        most = min(limits.max_tokens, limits.positions)
+        said.append((f"{len(sizes)} {whole} more than {most} tokens (up to {sizes[-1]})", field, hint))
+    for what, field, hint in said:
+        if not kept:
+            raise InputError(what, field=field, hint=hint)
+        notice(f"{what} and are left out; {hint}")
 
 
 def _train(run: RunDirectory, policy: Policy, examples: list[Example], config: SFTStageConfig, group: Alone) -> None:
