@@ -98,18 +98,37 @@ def _parts(folder: Path, kind: str) -> dict[str, list[Path]]:
     return found
 
 
-def table(found: Mapping[str, Mapping[str, Values]], names: Sequence[str], *, changes: bool) -> list[str]:
-    """A line per arm: its figures, or how they differ from those before it (the pretrained model's: from the warm
-    start too)."""
+def over_seeds(found: Mapping[str, Mapping[str, Values]]) -> dict[str, dict[str, Values]]:
+    """Of the arms of several seeds the means over them, of the items that all of them have; the warm start as it is."""
+    seeds: dict[str, list[Mapping[str, Values]]] = defaultdict(list)
+    for name, values in found.items():
+        seeds[name.rpartition(".")[0] or name].append(values)
+    several = {arm: each for arm, each in seeds.items() if len(each) > 1 or arm == BEFORE}
+    return {
+        arm: {figure: _means([each[figure] for each in runs]) for figure in runs[0] if all(figure in r for r in runs)}
+        for arm, runs in several.items()
+    }
+
+
+def _means(runs: Sequence[Values]) -> Values:
+    shared = set.intersection(*(set(run) for run in runs))
+    return {
+        name: (runs[0][name][0], *(statistics.fmean(run[name][part] for run in runs) for part in (1, 2)))
+        for name in sorted(shared)
+    }
+
+
+def table(found: Mapping[str, Mapping[str, Values]], names: Sequence[str], *, minus: str | None = None) -> list[str]:
+    """A line per arm: its figures, or how they differ from those of the arm `minus`."""
     counts = {name: max((len(each[name]) for each in found.values() if name in each), default=0) for name in names}
     columns = " | ".join(f"{name} (n = {counts[name]})" for name in names)
     lines = [f"| policy | {columns} |", "|---" * (len(names) + 1) + "|"]
     for arm, values in found.items():
-        if changes and arm == BEFORE:
+        if arm == minus:
             continue
-        before = found.get(BEFORE, {})
+        before = found.get(minus or "", {})
         cells = (
-            "" if name not in values else change(values[name], before.get(name, {})) if changes else mean(values[name])
+            "" if name not in values else change(values[name], before.get(name, {})) if minus else mean(values[name])
             for name in names
         )
         lines.append(f"| {arm} | " + " | ".join(cells) + " |")
@@ -131,13 +150,20 @@ def main(folder: Path) -> None:
     first = [arm for arm in ("base", BEFORE) if arm in found]
     found = {arm: found[arm] for arm in (*first, *sorted(found.keys() - set(first)))}
     inside, beside = ("accepted turns", "won games"), (*TEXTS, "instructions")
-    parts = (
-        ("In the task", table(found, inside, changes=False)),
-        (f"In the task, change from {BEFORE}", table(found, inside, changes=True)),
-        ("Beside it: log-likelihood in nats a token; instructions followed", table(found, beside, changes=False)),
-        (f"Beside it, change from {BEFORE}", table(found, beside, changes=True)),
+    seeds = over_seeds(found)
+    parts = [
+        ("In the task", table(found, inside)),
+        (f"In the task, change from {BEFORE}", table(found, inside, minus=BEFORE)),
+        ("Beside it: log-likelihood in nats a token; instructions followed", table(found, beside)),
+        (f"Beside it, change from {BEFORE}", table(found, beside, minus=BEFORE)),
+        ("Over seeds", table(seeds, (*inside, *beside))),
+        *(
+            (f"Over seeds, change from {arm}", table(seeds, (*inside, *beside), minus=arm))
+            for arm in (BEFORE, "pivot")
+            if arm in seeds
+        ),
         ("Seconds", seconds(folder)),
-    )
+    ]
     for title, lines in parts:
         print(f"## {title}\n\n" + "\n".join(lines) + "\n")
 

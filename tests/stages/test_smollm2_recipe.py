@@ -131,6 +131,18 @@ def test_changes_are_paired_over_the_items_that_both_have(monkeypatch: pytest.Mo
     sys.modules.pop("table", None)
 
 
+def test_seeds_are_averaged_over_the_items_that_all_of_them_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    table = importlib.import_module("table")
+    games = {
+        name: {"won games": {"a": ("a", won, 1.0), name: (name, 1.0, 1.0)}} for name, won in (("x.0", 1), ("x.1", 0))
+    }
+    found = table.over_seeds({**games, "warm": {"won games": {"a": ("a", 0.0, 1.0)}}, "alone.0": games["x.0"]})
+    assert found == {"x": {"won games": {"a": ("a", 0.5, 1.0)}}, "warm": {"won games": {"a": ("a", 0.0, 1.0)}}}
+    assert "| x | +0.500 [+0.500, +0.500] |" in table.table(found, ["won games"], minus="warm")
+    sys.modules.pop("table", None)
+
+
 def test_a_model_that_answers_everything_with_a_command_follows_no_instruction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     instructions = importlib.import_module("instructions")
