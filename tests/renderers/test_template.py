@@ -414,6 +414,12 @@ def test_a_call_inside_of_a_thought_is_not_made_without_a_place_for_thoughts_eit
     assert read(chatml(), f"{thought}\n{CALLED}") == said(thought, LOOK_AT_MAP)
 
 
+def test_a_demonstrated_call_inside_of_a_thought_is_refused_by_its_reason() -> None:
+    """Real logs hold some: servers end an open thought at a call."""
+    with pytest.raises(InputError, match=r"'content': the calls .* stand inside a thought that does not end, .*; end"):
+        renderer_of(chatml()).completion(said("<think>\nI look.", LOOK_AT_MAP))
+
+
 # what is read is what was said
 
 

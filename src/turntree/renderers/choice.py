@@ -214,10 +214,11 @@ def _model_type(folder: Path | None) -> str | None:
         return None
     try:
         if (folder / _ADAPTER).is_file():
-            base = str(_read(folder / _ADAPTER).get("base_model_name_or_path"))
+            base: str | Path = str(_read(folder / _ADAPTER).get("base_model_name_or_path"))
             name, _, revision = base.partition("@")
             if not Path(base).is_dir():
-                base = Path(cached_file(name, "config.json", revision=revision or None, local_files_only=True)).parent
+                file = cached_file(name, "config.json", revision=revision or None, local_files_only=True)
+                base = Path(file or base).parent
             folder = Path(base)
         kind = _read(folder / "config.json").get("model_type")
     except (OSError, ValueError):

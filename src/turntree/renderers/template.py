@@ -206,6 +206,12 @@ class ChatRenderer(TurnByTurn):
     def _check_read(self, message: Message, read: Message, text: str) -> None:
         """Raise `InputError` where a message is read otherwise than it was said: a demonstration would teach something
         else, and no rollout could match it."""
+        if message.tool_calls and read.reasoning and not (read.content or read.tool_calls or message.reasoning):
+            raise InputError(
+                f"the calls of an assistant message stand inside a thought that does not end, {text[:80]!r}",
+                field="content",
+                hint="end the thought in the file, or put it into reasoning_content",
+            )
         if message.tool_calls and _calls(read) != _calls(message):
             raise InputError(
                 f"the calls of an assistant message are not found again in {text[:80]!r}",
