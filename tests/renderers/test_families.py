@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("renderers", reason="needs the extra turntree[renderers]", exc_type=ImportError)
 
+import chat_templates
 from chat_templates import chatml
 from family_tokenizers import TOKENS, with_tokens_of
-from tiny_models import tiny_tokenizer
+from tiny_models import CHAT_TEMPLATE, tiny_tokenizer
 from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
@@ -177,6 +178,19 @@ def test_a_broken_call_is_text_as_a_whole_and_not_half_of_the_calls() -> None:
     assert read == Message("assistant", said.removesuffix("<|im_end|>"))
 
 
+def test_a_call_inside_of_a_thought_is_not_made(name: str) -> None:
+    """The package ends an open thought at a call, so that what a policy only thought of was executed."""
+    if name == "inkling":  # whose calls are messages of their own: the next one ends a thought
+        pytest.skip("a thought cannot hold a call")
+    renderer, thinking = renderer_for(name), replace(SAY, reasoning="Hm, left.")
+    call = decode(name, renderer.completion(CALL)[:-1]).partition("</think>")
+    opening = decode(name, renderer.completion(thinking)).partition("Hm, left.")
+    opened = opening[0] if opening[1] else "" if decode(name, renderer.prompt([ASK])).endswith("<think>") else "<think>"
+    read = renderer.parse(tokenizer_of(name).encode(f"{opened}Hm: {call[2] or call[0]}", add_special_tokens=False))
+    assert (read.content, read.tool_calls) == ("", ())
+    assert read.reasoning.startswith("Hm: ") and "look" in read.reasoning
+
+
 def test_the_schema_decides_whether_true_is_a_text() -> None:
     """Qwen3.5 writes arguments without quotes."""
     renderer = renderer_for("qwen3.5")
@@ -231,6 +245,27 @@ def test_without_a_template_the_model_type_decides(tmp_path: Path) -> None:
     assert choose(tokenizer, tmp_path).name == "family:qwen3"
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert choose(tokenizer, tmp_path).why.endswith("name one")
+
+
+def test_an_adapters_base_has_the_model_type(tmp_path: Path) -> None:
+    base, adapter = tmp_path / "base@1", tmp_path / "adapter"
+    for folder, file, held in (
+        (base, "config.json", '{"model_type": "qwen3"}'),
+        (adapter, "adapter_config.json", json.dumps({"base_model_name_or_path": str(base)})),
+    ):
+        folder.mkdir()
+        (folder / file).write_text(held)
+    assert choose(with_tokens_of("qwen3"), adapter).name == "family:qwen3"
+    (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "nobody/has-this"}')
+    assert choose(with_tokens_of("qwen3"), adapter).why.endswith("name one")
+
+
+def test_several_templates_are_not_none() -> None:
+    """A folder with one for talks and one for tools (Hermes 3) was served in the form of a family that it is not of."""
+    tokenizer = with_tokens_of("llama-3", chat_templates.tokenizer_of(chatml()))
+    tokenizer.chat_template = {"default": CHAT_TEMPLATE, "tool_use": chatml()}
+    found = choose(tokenizer)
+    assert (found.name, found.why[:8]) == ("template", "the near")
 
 
 def test_embedded_policies_keep_their_template() -> None:

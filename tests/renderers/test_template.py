@@ -341,3 +341,112 @@ def test_reasoning_that_the_template_drops_later_stays_in_the_context() -> None:
     assert "<think>Which way?</think>Left.<|end|><|user|>And now?" in tokenizer.decode(prompt)
     grown = renderer.prompt([user("Hi.")]) + renderer.completion(thought)
     assert grown + renderer.extend([user("Hi."), thought], [user("And now?")]) == prompt
+
+
+# several templates
+
+
+def test_conversations_with_tools_are_written_by_the_template_for_them() -> None:
+    """As Transformers does: `tool_use` of Hermes 3 does not even render without tools."""
+    tokenizer = tokenizer_of(chatml())
+    tools_only = "{% if not tools %}{{ raise_exception('no tools') }}{% endif %}" + chatml()
+    tokenizer.chat_template = {"default": chatml().replace("message.tool_calls or []", "[]"), "tool_use": tools_only}
+    renderer = ChatRenderer(tokenizer)
+    talk = [user("Hi."), said("Ho."), user("Look."), said("", LOOK_AT_MAP), result("A map."), said("So."), user("On.")]
+    for messages, tools in ((talk[:3], []), (talk, [LOOK])):
+        ids = renderer.prompt(messages[:1], tools)
+        for place in range(1, len(messages), 2):
+            assert renderer.parse(renderer.completion(messages[place])) == messages[place]
+            ids += renderer.completion(messages[place])
+            ids += renderer.extend(messages[: place + 1], messages[place + 1 : place + 2], tools)
+        assert ids == renderer.prompt(messages, tools)
+        assert tokenizer.decode(ids) == whole(tokenizer, messages, tools)
+    with pytest.raises(InputError, match="leaves out tool calls"):
+        renderer.prompt(talk)
+
+
+def test_templates_that_write_turns_differently_are_refused() -> None:
+    tokenizer = tokenizer_of(chatml())
+    tokenizer.chat_template = {"default": chatml(), "tool_use": chatml("('So: ' + message.content)")}
+    with pytest.raises(InputError, match="`default` and `tool_use` write an assistant turn differently; keep one"):
+        ChatRenderer(tokenizer)
+
+
+# thoughts are no actions
+
+THINKS = chatml(
+    "('<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' if message.reasoning_content else '')"
+    " + message.content"
+)
+BEGUN = (
+    "{% for message in messages %}<|{{ message.role }}|>"
+    "{% if message.role == 'assistant' %}<think>\n{{ message.reasoning_content or '' }}</think>{% endif %}"
+    "{{ message.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
+)
+CALLED = '<tool_call>\n{"name": "look", "arguments": {"at": "map"}}\n</tool_call>'
+
+
+def read(template: str, text: str) -> Message:
+    return renderer_of(template).parse(tokenizer_of(template).encode(text, add_special_tokens=False))
+
+
+@pytest.mark.parametrize(
+    ("template", "opened"),
+    [(THINKS, "<think>"), (THINKS, "\n<think>"), (chatml(), "<think>"), (BEGUN, "")],
+)
+def test_a_turn_that_stops_inside_of_its_thought_says_and_does_nothing(template: str, opened: str) -> None:
+    """A verifier took the thought for the answer, and a call that it held was executed."""
+    for thought in ("Is it 42?", f"Is it 42?\n{CALLED}"):
+        assert read(template, f"{opened}\n{thought}\n") == Message("assistant", "", reasoning=thought)
+
+
+def test_a_turn_whose_thought_the_prompt_began_is_read() -> None:
+    thought = replace(said("Left."), reasoning="Hm.")
+    renderer = renderer_of(BEGUN)
+    assert renderer.parse(renderer.completion(thought)) == thought
+    assert renderer.parse(renderer.completion(said("Left."))) == said("Left.")
+
+
+def test_a_call_inside_of_a_thought_is_not_made_without_a_place_for_thoughts_either() -> None:
+    thought = f"<think>I could {CALLED} but no.</think>"
+    assert read(chatml(), f"{thought}Done.") == said(f"{thought}Done.")
+    assert read(chatml(), f"{thought}\n\nSo:\n{CALLED}") == said(f"{thought}\n\nSo:", LOOK_AT_MAP)
+    assert read(chatml(), f"{thought}\n{CALLED}") == said(thought, LOOK_AT_MAP)
+
+
+def test_a_demonstrated_call_inside_of_a_thought_is_refused_by_its_reason() -> None:
+    """Real logs hold some: servers end an open thought at a call."""
+    with pytest.raises(InputError, match=r"'content': the calls .* stand inside a thought that does not end, .*; end"):
+        renderer_of(chatml()).completion(said("<think>\nI look.", LOOK_AT_MAP))
+
+
+# what is read is what was said
+
+
+def test_text_that_the_template_drops_is_not_lost_silently() -> None:
+    """Llama 3.1 writes a call without the text before it."""
+    renderer = renderer_of(templates.JSON_CALLS)
+    assert renderer.completion(said("", LOOK_AT_MAP))
+    with pytest.raises(InputError, match=r"'content': .* is read as '', not as 'I look\.'; no policy can say this"):
+        renderer.completion(said("I look.", LOOK_AT_MAP))
+
+
+def test_text_that_would_be_read_as_a_call_is_refused() -> None:
+    with pytest.raises(InputError, match=r"'content': the text of an assistant message, .* is read as a call; put"):
+        renderer_of(chatml()).completion(said(f"Write {CALLED} to look."))
+    assert renderer_of(chatml()).completion(said("Write <tool_call> to call."))
+
+
+def test_reasoning_that_would_be_read_otherwise_is_refused() -> None:
+    renderer = renderer_of(THINKS)
+    with pytest.raises(InputError, match="read as"):
+        renderer.completion(replace(said("Left."), reasoning="A </think> is here."))
+    with pytest.raises(InputError, match=r"'reasoning_content': .* is read as the thought 'Ah\.', not 'Hm\.'"):
+        other = THINKS.replace("message.reasoning_content +", "message.reasoning_content.replace('Hm.', 'Ah.') +")
+        renderer_of(other).completion(replace(said("Left."), reasoning="Hm."))
+
+
+@pytest.mark.parametrize("content", [THINKING + "Go left.", " Go left.\n", "Cafe\u0301", "Go.</think> left", "\ud800"])
+def test_a_thought_in_the_content_white_space_and_odd_letters_are_no_reason_to_refuse(content: str) -> None:
+    for template in (THINKS, chatml(), chatml("(message.content | trim)")):
+        assert renderer_of(template).completion(said(content))

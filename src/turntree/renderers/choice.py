@@ -17,7 +17,7 @@ from turntree.observe.jsonl import located
 from turntree.renderers.bounds import at_most
 from turntree.renderers.families import FAMILIES, FamilyRenderer, family, has_option
 from turntree.renderers.probes import ASK, CALL, RESULT, SAY, TOOL
-from turntree.renderers.segments import NO_CLOCK, Tools
+from turntree.renderers.segments import Tools, dateless
 from turntree.renderers.template import ChatRenderer, Options
 from turntree.renderers.thoughts import Thoughts
 from turntree.renderers.tool_calls import ToolFormat
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TEMPLATE = "template"
+_ADAPTER = "adapter_config.json"
 
 _MOST_STEPS = 2_000_000  # of the folder's template over all probes
 _MOST_DIFFERENCES = 2
@@ -94,7 +95,7 @@ def choose(tokenizer: PreTrainedTokenizerBase, folder: Path | None = None) -> Ch
     names.sort(key=lambda name: model_type not in FAMILIES[name].model_types)
     if not names:
         return Choice(TEMPLATE, "no family of the package `renderers` has these special tokens")
-    if not isinstance(tokenizer.chat_template, str):
+    if not tokenizer.chat_template:
         return _without_template(names, model_type)
     try:
         has_option(names[0], "name")
@@ -174,8 +175,7 @@ def _alike(renderer: FamilyRenderer, key: str, wanted: str | None) -> bool:
 def written(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Tools = ()) -> str | None:
     """A conversation by the folder's own template, with a fixed date and the opening of the next turn; None where it
     cannot be written or there is no template. Some templates want arguments as JSON text."""
-    source = tokenizer.chat_template
-    if not isinstance(source, str):
+    if not tokenizer.chat_template:
         return None
     for as_text in (False, True):
         chats = [message.to_chat() for message in messages]
@@ -185,7 +185,7 @@ def written(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], too
             text = tokenizer.apply_chat_template(
                 chats,
                 tools=list(tools) or None,
-                chat_template=NO_CLOCK + source if "strftime_now" in source else source,
+                chat_template=dateless(tokenizer, tools),
                 add_generation_prompt=True,
                 tokenize=False,
             )
@@ -207,9 +207,25 @@ def _without_template(names: list[str], model_type: str | None) -> Choice:
 
 
 def _model_type(folder: Path | None) -> str | None:
+    """That of config.json; an adapter's folder has none and names its base, a folder or a model in the Hub's cache."""
+    from transformers.utils.hub import cached_file
+
+    if folder is None:
+        return None
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8")) if folder is not None else {}
+        if (folder / _ADAPTER).is_file():
+            base: str | Path = str(_read(folder / _ADAPTER).get("base_model_name_or_path"))
+            name, _, revision = base.partition("@")
+            if not Path(base).is_dir():
+                file = cached_file(name, "config.json", revision=revision or None, local_files_only=True)
+                base = Path(file or base).parent
+            folder = Path(base)
+        kind = _read(folder / "config.json").get("model_type")
     except (OSError, ValueError):
         return None
-    kind = config.get("model_type") if isinstance(config, dict) else None
     return kind if isinstance(kind, str) else None
+
+
+def _read(file: Path) -> dict[str, Any]:
+    held = json.loads(file.read_text(encoding="utf-8"))
+    return cast("dict[str, Any]", held) if isinstance(held, dict) else {}

@@ -146,11 +146,16 @@ def loop_law(renderer: Renderer, tokenizer: PreTrainedTokenizerBase, messages: S
             prompt = whole_prompt(renderer, said, new, tools)
             ids = ids + renderer.extend(said, new, tools) if prompt is None else prompt
     before = messages[: turns[-1]]
-    ours, whole = _decode(tokenizer, renderer.prompt(before, tools)), written(tokenizer, before, tools)
+    ids, whole = renderer.prompt(before, tools), written(tokenizer, before, tools)
     if whole is None and isinstance(renderer, FamilyRenderer):
         whole = _decode(tokenizer, renderer.whole(before, tools))
-    if whole is None or ours == whole:
-        return "" if whole is not None else "there is no template to compare with"
+    if whole is None:
+        return "there is no template to compare with"
+    ours = _decode(tokenizer, ids)
+    if ours == whole or list(ids) == tokenizer.encode(whole, add_special_tokens=False):
+        return ""
+    if "".join(ours.split()) == "".join(whole.split()):
+        return "white space is not all as the template writes it"
     ours, whole = _thoughtless(ours), _thoughtless(whole)
     if ours == whole:
         return "thoughts stay that the template drops (renderer.thoughts=model drops them here too)"

@@ -24,9 +24,10 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.parts import described_by
 from turntree.renderers import harmony
+from turntree.renderers.pieces import whole_characters
 from turntree.renderers.probes import ASK, CALL, RESULT, SAY, TOOL
 from turntree.renderers.rounds import Round, split
-from turntree.renderers.segments import Tools, whole_characters
+from turntree.renderers.segments import Tools
 from turntree.renderers.template import Recent, key_of
 from turntree.renderers.thoughts import Thoughts, TurnByTurn
 
@@ -204,7 +205,9 @@ class FamilyRenderer(TurnByTurn):
         self._ask = self._opening([ASK], ())
         self.tools_as_text = self._opening([ASK], [TOOL]) == self._ask
         self._thinks = True
+        self._marks = "", ""  # nothing is taken for an open thought yet
         self._thinks = self._can_think()
+        self._marks = self._find_marks()
         self.completion(SAY)  # raises here for a family that cannot be sampled turn by turn
 
     @property
@@ -235,11 +238,15 @@ class FamilyRenderer(TurnByTurn):
 
     def parse(self, token_ids: Sequence[int], tools: Tools = ()) -> Message:
         """`tools` decide between "true" and true where the family writes arguments without quotes."""
+        text = self._decode([id for id in token_ids if id not in self._stop_ids])
         ids = [*self._unread, *token_ids]
         found = self._source.parse_response(ids, tools=_plain(tools) or None, prompt_ids=list(self._ask))
         calls = [_call(call, tools) for call in found.tool_calls]
+        opened, closed = self._marks
+        if closed not in text and (found.reasoning_content or text.lstrip().startswith(opened)):
+            # The package ends an open thought at a call. What is only thought of must not be executed.
+            return Message("assistant", "", reasoning=text.lstrip().removeprefix(opened).strip())
         if any(call is None for call in calls):  # half of a turn's calls must not be executed
-            text = self._decode([id for id in token_ids if id not in self._stop_ids])
             return Message("assistant", text)
         reasoning = found.reasoning_content or ""
         return Message("assistant", found.content, tuple(cast("list[ToolCall]", calls)), reasoning=reasoning)
@@ -370,6 +377,13 @@ class FamilyRenderer(TurnByTurn):
             return self._until_thought(self.completion(_THINKING)) != ()
         except (InputError, StopIteration):
             return False
+
+    def _find_marks(self) -> tuple[str, str]:
+        """What begins a sampled thought ("" where the prompt has begun it) and what ends it."""
+        if not self._thinks:
+            return "" if self._decode(self._ask).rstrip().endswith("<think>") else "<think>", "</think>"
+        before, _, after = self._decode(self.completion(_THINKING)).partition(_THINKING.reasoning)
+        return before.strip(), after[: after.index(">") + 1].strip()
 
     # the package
 

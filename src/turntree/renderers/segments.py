@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.renderers.bounds import TemplateLoops, at_most
+from turntree.renderers.pieces import Pieces
 from turntree.renderers.probes import ASK, CALL, SAY, Kind
 from turntree.renderers.rounds import Round, split
 
@@ -39,6 +40,13 @@ NO_CLOCK = """{%- macro strftime_now(format) -%}
 {%- endmacro %}"""
 
 
+def dateless(tokenizer: PreTrainedTokenizerBase, tools: Tools) -> str:
+    """The source of the template that Transformers takes (of several: `tool_use` where there are tools), without the
+    date. Raises `ValueError` where there is none."""
+    source = tokenizer.get_chat_template(tools=list(tools) or None)
+    return NO_CLOCK + source if "strftime_now" in source else source
+
+
 @dataclass(frozen=True)
 class Said:
     """The text of an assistant turn up to its stop text, and that stop text."""
@@ -51,22 +59,24 @@ class SegmentedTemplate:
     """The texts of one tokenizer's chat template.
 
     `stops` maps the texts of the tokens that end an assistant turn to their ids, the usual one first; `lead` is the
-    white space that the template writes before the assistant's content, and so expects the policy to say. Raises
+    white space that the template writes before the assistant's content, and so expects the policy to say. `tools` are
+    declared where pieces are rendered: of several templates in a folder, one is for conversations with tools. Raises
     `InputError` for a template without a generation prompt, or one that does not end an assistant turn.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
-        source = tokenizer.chat_template
-        self._source = NO_CLOCK + source if isinstance(source, str) and "strftime_now" in source else None
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: Tools = ()) -> None:
+        self._tokenizer, self._tools = tokenizer, tools
+        self.pieces = Pieces(tokenizer)
         self._special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._local: dict[Kind, bool] = {}
         with at_most(_MOST_STEPS):
             self._probe()
 
     def _probe(self) -> None:
-        self._ask = self.render([ASK])
-        if self._ask == self.render([ASK], generation_prompt=False):
+        self.ask = self.render([ASK], self._tools)
+        opened = self.ask != self.render([ASK], self._tools, generation_prompt=False)
+        # Mistral's templates have none, and need none: what is said follows at once.
+        if not opened and self._after_ask(SAY).partition(SAY.content)[0].strip():
             raise InputError(
                 "the chat template has no generation prompt (add_generation_prompt changes nothing)",
                 field="chat_template",
@@ -81,7 +91,7 @@ class SegmentedTemplate:
             text = self._tokenizer.apply_chat_template(
                 [message.to_chat() for message in messages],
                 tools=list(tools) or None,
-                chat_template=self._source,
+                chat_template=dateless(self._tokenizer, tools),
                 add_generation_prompt=generation_prompt,
                 tokenize=False,
             )
@@ -129,11 +139,11 @@ class SegmentedTemplate:
     def follow(self, part: Round) -> str:
         """The text between the stop text of a turn and the next turn, for a local template."""
         turn = part.turn if part.tied else SAY
-        before = self._until_stop(turn) if part.tied else self._until_probe_stop
-        text = self.render([ASK, turn, *part.run])
+        before = self._until_stop(turn) if part.tied else self.until_probe_stop
+        text = self.render([ASK, turn, *part.run], self._tools)
         if not text.startswith(before):
             raise _rewritten(part.index, "once more messages follow")
-        self._check_complete(text, [ASK, turn, *part.run], (), part.index - 1)
+        self._check_complete(text, [ASK, turn, *part.run], self._tools, part.index - 1)
         return text[len(before) :]
 
     def is_local(self, messages: Sequence[Message], tools: Tools) -> bool:
@@ -185,17 +195,17 @@ class SegmentedTemplate:
     # what the template is like
 
     def _after_ask(self, message: Message) -> str:
-        text = self.render([ASK, message], generation_prompt=False)
-        if not text.startswith(self._ask):
+        text = self.render([ASK, message], self._tools, generation_prompt=False)
+        if not text.startswith(self.ask):
             raise _rewritten(1, "than its generation prompt begins it")
-        return text.removeprefix(self._ask)
+        return text.removeprefix(self.ask)
 
     def _until_stop(self, turn: Message) -> str:
         said = self.said(turn)
-        return self._ask + said.text + said.stop
+        return self.ask + said.text + said.stop
 
     @functools.cached_property
-    def _until_probe_stop(self) -> str:
+    def until_probe_stop(self) -> str:
         return self._until_stop(SAY)
 
     @functools.cached_property
@@ -211,6 +221,18 @@ class SegmentedTemplate:
         return (before.strip(), after.strip()) if found and said and after.strip() else None
 
     @functools.cached_property
+    def marks(self) -> tuple[str, str]:
+        """What begins a sampled thought ("" where the prompt has begun it) and what ends it, also where the template
+        has no place for one: a model may think all the same."""
+        return self.thought or ("" if self.ask.rstrip().endswith("<think>") else "<think>", "</think>")
+
+    @functools.cached_property
+    def begun(self) -> bool:
+        """Whether the generation prompt has begun a thought."""
+        closed = self.marks[1]
+        return self.ask.rstrip().endswith(closed.replace("/", "", 1)) or closed in self._after_ask(SAY)
+
+    @functools.cached_property
     def _renders_calls(self) -> bool:
         return self._after_ask(CALL) != self._after_ask(replace(CALL, tool_calls=()))
 
@@ -218,7 +240,7 @@ class SegmentedTemplate:
         """White space before the content of an assistant turn; all that the template writes from its stop token on;
         and that token: the first special one after the content, or the first one where none is special."""
         lead, content, close = self._after_ask(SAY).rpartition(SAY.content)
-        ids = self._encode(close)
+        ids = self.pieces.encode(close, after=self.ask + lead + content)
         stop = next((id for id in ids if id in self._special), ids[0] if ids else None)
         if not content or stop is None or self._text(stop) not in close:
             raise InputError(
@@ -236,7 +258,7 @@ class SegmentedTemplate:
             raise
         except InputError:  # no tool calls in this template: reported where one has to be rendered
             return {}
-        last = [id for id in self._encode(text) if id in self._special][-1:]
+        last = [id for id in self.pieces.encode(text, after=self.ask) if id in self._special][-1:]
         return {} if text.endswith(self._close) else {self._text(id): id for id in last}
 
     def _check_local(self, kind: Kind) -> bool:
@@ -255,17 +277,8 @@ class SegmentedTemplate:
         except InputError:  # cannot be rendered in this shape: whole renders decide, and name the message
             return False
 
-    def _encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(whole_characters(text), add_special_tokens=False)
-
     def _text(self, id: int) -> str:
         return cast(str, self._tokenizer.decode([id], clean_up_tokenization_spaces=False))
-
-
-def whole_characters(text: str) -> str:
-    """The text in valid UTF-8: a lone surrogate, which a model can write as an escape and a tool can repeat, becomes
-    the replacement character."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _rewritten(index: int, when: str) -> InputError:

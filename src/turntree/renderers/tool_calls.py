@@ -118,7 +118,8 @@ def _parse_call(text: str) -> ToolCall | None:
 def _parse_object(text: str) -> dict[str, Any] | None:
     try:
         value = json.loads(text, parse_constant=_refuse)
-        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair could never be rendered again
+        # half a surrogate pair, or a number too large (infinity), could never be rendered again
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return None
     return cast("dict[str, Any]", value) if isinstance(value, dict) else None
