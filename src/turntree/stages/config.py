@@ -236,8 +236,9 @@ class OwnPathConfig:
     refresh: int = 20
     """Steps between two searches (0: only before the first step)."""
     keep: float = 0.0
-    """Share of the draws that pivots of earlier searches keep (0: new pivots replace them). A mastered state is not
-    selected again, and may be forgotten."""
+    """Share of the weight that pivots of earlier searches keep (0: new pivots replace them). It is their share of the
+    draws where a step draws few of the pivots; it draws distinct ones, so where new pivots are few, earlier ones fill
+    it up. A mastered state is not selected again, and may be forgotten."""
     tasks: int = 32
     """Tasks that a search plays, each once."""
     count: int = 400

@@ -59,6 +59,7 @@ from turntree.training.isolation import check_path_isolation
 from turntree.training.pivot import Check, Checked, Draw, OwnPath, Pivot, PivotGroup, Trained, draw_local, train_pivot
 from turntree.training.sharded import ALONE, Alone
 
+_FAR = 0.1  # from the share of the draws that was asked for, from which on it is said
 _STATES = 8  # that a worker plays in one batch
 
 
@@ -155,6 +156,8 @@ def _train(
 
         def log(row: dict[str, Any]) -> None:
             run.log(row)
+            for said in _unlike_the_weights(row, config.own.keep):
+                notice(said)
             for alarm in row.get("drift_alarms", ()):
                 notice(_warning(alarm, row["step"]))
             if said := none_rewarded(row):
@@ -266,6 +269,17 @@ def _warning(alarm: dict[str, Any], step: int) -> str:
         f"warning: step {step}: {alarm['kind']!r} is accepted less often {where} than at the start: "
         f"{alarm['start']:.0%} -> {alarm['now']:.0%} (p = {alarm['p_value']:.1g})"
     )
+
+
+def _unlike_the_weights(row: dict[str, Any], keep: float) -> Iterator[str]:
+    """Where a step draws so many of the pivots that it cannot draw them as their weights say."""
+    if one := row.get("weights"):
+        few = f"because a step draws {one['states']} distinct pivots of {one['distinct']}"
+        yield f"step {row['step']}: weights of up to {one['asked']:.3g}:1 are draws of {one['drawn']:.3g}:1, {few}"
+    share = row.get("own_path", {}).get("kept_share")
+    if share is not None and abs(share - keep) > _FAR:
+        why = "because its pivots are distinct, and few are new" if share > keep else "because few are left"
+        yield f"step {row['step']}: earlier pivots have {share:.0%} of the draws, not own.keep={keep:g}, {why}"
 
 
 def _pass_rates(pivots: Sequence[Pivot], records: Sequence[PivotRecord]) -> Iterator[dict[str, Any]]:

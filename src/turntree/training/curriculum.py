@@ -8,6 +8,7 @@ selected by that mean, so it is biased (regression to the mean).
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from turntree.core import seeds
 from turntree.core.outcome import GroupOutcome, group_outcome
 from turntree.training.config import CurriculumConfig
 
+_FAR = 1.25  # ratio of weights to ratio of draws, from which on it is said
 _DISCOUNT = 0.5  # factor on earlier visits at each new one: the policy has trained for an epoch between two visits
 
 
@@ -40,7 +42,9 @@ class Curriculum:
     """Which of the pivots that are not retired a step draws.
 
     Pivots of equal weight are drawn in seeded epochs: none is drawn twice before all were drawn. Otherwise a step draws
-    without replacement, in proportion to the weights (Efraimidis and Spirakis 2006). Weight 0 is never drawn."""
+    one pivot after the other, each time in proportion to the weights of those that are left (Efraimidis and Spirakis
+    2006). Its pivots are distinct, so weights saturate where a step draws most of them (`expected`). Weight 0 is never
+    drawn."""
 
     def __init__(
         self, roles: Sequence[str], config: CurriculumConfig, seed: int, weights: Sequence[float] | None = None
@@ -80,6 +84,23 @@ class Curriculum:
     def exhausted(self, step: int) -> bool:
         """Whether every pivot is retired, and none comes back by `step`."""
         return not any(self._may_be_drawn(index, step) for index in range(len(self.records)))
+
+    def expected(self, count: int, step: int) -> dict[int, float]:
+        """How often each pivot is among the `count` that `step` draws, in expectation up to some percent, by index."""
+        live = [index for index in range(len(self.records)) if self._may_be_drawn(index, step)]
+        if not live:
+            return {}
+        rounds, rest = divmod(count, len(live))  # all are drawn before any is drawn again
+        chances = _inclusion([self._weights[index] for index in live], rest)
+        return {index: rounds + chance for index, chance in zip(live, chances, strict=True)}
+
+    def saturation(self, count: int, step: int) -> dict[str, float]:
+        """How many times as often as the lightest pivot the heaviest one should be drawn, and is at `step`; empty where
+        that is about the same."""
+        expected = self.expected(count, step)
+        weights = [self._weights[index] for index in expected]
+        asked, drawn = max(weights) / min(weights), max(expected.values()) / min(expected.values())
+        return {"asked": asked, "drawn": drawn, "distinct": len(weights)} if asked > _FAR * drawn else {}
 
     def draw(self, count: int, step: int) -> list[int]:
         """Indices of the next `count` pivots, with repeats where there are fewer. Do not call it when `exhausted`."""
@@ -168,3 +189,14 @@ class Curriculum:
             if weight and self._due(record, step):
                 record.retired_at = None
                 record.streak = self.config.retire_after - 1
+
+
+def _inclusion(weights: Sequence[float], count: int) -> list[float]:
+    """The chance of each weight to be among `count` distinct ones. The draw takes the first `count` of exponential
+    clocks with these rates; they are asked at the time by which `count` of them have rung in expectation."""
+    low, high = 0.0, (1 + math.log(len(weights))) / min(weights)  # then more than all but one have rung
+    for _ in range(60):
+        middle = (low + high) / 2
+        rung = sum(-math.expm1(-weight * middle) for weight in weights)
+        low, high = (middle, high) if rung < count else (low, middle)
+    return [-math.expm1(-weight * high) for weight in weights]
