@@ -150,6 +150,17 @@ def test_credit_beside_an_estimator_of_ones_own_is_refused() -> None:
         replace(CONFIG, train=train, teacher=None, verifier=None, estimator=Part("mine:credit"))
 
 
+@pytest.mark.parametrize("rollouts", [{"group_size": 2}, {"group_size": 4, "initial_rollouts": 1}])
+def test_starts_are_not_compared_where_only_one_begins(rollouts: dict[str, int]) -> None:
+    credit = CreditConfig(advantages="rloo", comparison="starts")
+    settings = SchedulerConfig(episodes=ROLLOUTS.episodes, **rollouts)
+    with pytest.raises(ConfigError, match=r"'train.rollouts.initial_rollouts': 1 rollout begins independently"):
+        replace(CONFIG, train=replace(CONFIG.train, credit=credit, rollouts=settings))
+    replace(
+        CONFIG, train=replace(CONFIG.train, credit=credit, rollouts=replace(settings, group_size=5, initial_rollouts=2))
+    )
+
+
 def test_several_workers_do_not_share_servers_that_get_weights() -> None:
     with pytest.raises(ConfigError, match="one while another samples"):
         replace(CONFIG, cluster=ClusterConfig(workers=2), device=Device(engine=Part("vllm")))

@@ -43,8 +43,11 @@ class DapoFilter(Filter):
 
     def drop(self, group: FinishedGroup) -> str | None:
         """Decide by the credit of the update: under path weights refills do not count, so a group whose rewards differ
-        only in refills has no gradient."""
-        if group.credit is None or (group.credit.nodes and not group.credit.zero_variance):
+        only in refills has no gradient, and none where faults left one start to compare starts with."""
+        credit = group.credit
+        if credit is None:
+            return None
+        if not credit.zero_variance and any(one.positive or one.negative for one in credit.nodes.values()):
             return None
         decision = self.judge(group.rewards)
         return "no difference among rewards that count" if decision.keep else decision.reason

@@ -422,6 +422,13 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
                 hint="set it below group_size together with brancher, or neither",
             )
 
+        if self.estimator is None and self.train.credit.comparison == "starts" and rollouts.initial < 2:
+            raise ConfigError(
+                f"{rollouts.initial} rollout begins independently, and 'starts' compares those that do: no gradient",
+                field="train.rollouts.initial_rollouts",
+                hint="at least 2 (a brancher takes half of group_size by default), or another train.credit.comparison",
+            )
+
     def build_gate(self) -> Gate | None:
         return None if self.gate is None else parts.build("gates", self.gate, seed=self.train.seed)
 
