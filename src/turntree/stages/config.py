@@ -5,7 +5,7 @@ The line of text below a field is its documentation: `turntree config` and `--he
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from turntree.advantages.config import CreditConfig
@@ -222,8 +222,8 @@ class CheckConfig:
     """Seed for environments that draw their tasks."""
     max_turns: int = 16
     """Longest episode."""
-    max_tokens: int = 24
-    """Longest completion of one turn."""
+    max_tokens: int | None = None
+    """Longest completion of one turn (default: that of training, train.sampling.max_tokens)."""
     max_context: int = 4096
     """Longest prompt plus completion of an episode, in tokens, beside the engine's own limit."""
 
@@ -351,6 +351,12 @@ class TrainPivotConfig(ReinforcedTraining, FromProfile):
                 raise ConfigError(f"is missing, and --states {self.states} needs it", field=name, hint=hint)
         if self.states == "own" and self.check.states:
             raise ConfigError("are states of traces, and there are none", field="check.states", hint="set it to 0")
+
+    @property
+    def checked(self) -> CheckConfig:
+        """`check` with the default that depends on the training filled in."""
+        tokens = self.train.sampling.max_tokens if self.check.max_tokens is None else self.check.max_tokens
+        return replace(self.check, max_tokens=tokens)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,6 +72,7 @@ def run_train_pivot(
     `out/held_out.jsonl`, the cost in `out/cost.json`. An unfinished run of the same configuration and contents in `out`
     is resumed; any other is refused unless `overwrite`."""
     config = parts.resolved(config)
+    config = replace(config, check=config.checked)  # what counts, for the identity of the run
     loggers.check(config.loggers)
     selected = None if config.pivots is None else read_selected(config.pivots, config.traces)
     policy = load_policy(config.model, config.device)
@@ -374,7 +375,7 @@ def _checks(
         if opened is not None:
             played = EvaluateConfig(
                 max_turns=settings.max_turns,
-                max_tokens=settings.max_tokens,
+                max_tokens=settings.max_tokens or config.train.sampling.max_tokens,
                 max_context=settings.max_context,
                 cut_turns=config.train.cut_turns,
             )
