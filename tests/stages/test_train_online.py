@@ -200,5 +200,14 @@ def test_a_run_with_some_rewards_is_a_success() -> None:
     rest = {"step": 2, "reward_mean": 0.0, "censored_reasons": {"fire": 4, "flood": 2}}
     require_rewards([{"step": 0}, lost, rest])
     assert reasons([lost, rest]) == {"fire": 12, "flood": 2}
-    require_rewards([{"step": 1, "reward_mean": None, "censored_reasons": {}}])  # all cut by a gate, none censored
+    require_rewards([{"step": 1, "reward_mean": None, "censored_reasons": {}}])  # a search that found nothing
     assert none_rewarded(rest) is None
+
+
+def test_a_run_whose_groups_were_all_cut_says_so_and_is_no_success() -> None:
+    cut = {"step": 1, "reward_mean": None, "censored_reasons": {}, "groups_cut": 2}
+    assert (none_rewarded(cut) or "").endswith("so nothing was trained (2 x group cut by the gate)")
+    with pytest.raises(InputError, match=r"no rollout of the run has a reward.*\(4 x group cut by the gate\).*loosen"):
+        require_rewards([cut, {**cut, "step": 2}])
+    require_rewards([cut, {**cut, "step": 2, "reward_mean": 0.0}])
+    assert reasons([cut]) == {}, "a cut is no fault"
