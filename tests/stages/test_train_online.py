@@ -161,6 +161,37 @@ def test_starts_are_not_compared_where_only_one_begins(rollouts: dict[str, int])
     )
 
 
+LATE = {"checkpoints": [{"turn": 3, "threshold": 0.5}]}
+
+
+@pytest.mark.parametrize(
+    ("gate", "refused"),
+    [
+        (Part("divergence"), "first looks at turn 10, and episodes end at turn 3"),
+        (Part("divergence", {**LATE, "audit": 0.5}), "first looks at turn 3"),
+        (Part("divergence", {"checkpoints": [{"turn": 9}, {"turn": 4}]}), "first looks at turn 4"),
+        (Part("random"), "first looks at turn 10"),
+        (Part("divergence", {**LATE, "early": True}), None),
+        (Part("divergence", {"checkpoints": [{"turn": 9}, {"turn": 2}]}), None),
+        (Part("random", {"turn": 2}), None),
+    ],
+)
+def test_a_gate_that_never_looks_is_refused(gate: Part, refused: str | None, tmp_path: Path) -> None:
+    config = replace(CONFIG, gate=gate)
+    if refused is None:
+        assert config.build_gate() is not None
+        return
+    with pytest.raises(ConfigError, match=rf"'gate': {refused}"):
+        run_train_online(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_gate_of_groups_that_begin_with_one_rollout_is_refused() -> None:
+    rollouts = replace(ROLLOUTS, initial_rollouts=1)
+    with pytest.raises(ConfigError, match="'gate': compares rollouts that begin independently, and one does"):
+        replace(CONFIG, train=replace(CONFIG.train, rollouts=rollouts)).build_gate()
+
+
 def test_several_workers_do_not_share_servers_that_get_weights() -> None:
     with pytest.raises(ConfigError, match="one while another samples"):
         replace(CONFIG, cluster=ClusterConfig(workers=2), device=Device(engine=Part("vllm")))

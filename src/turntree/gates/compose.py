@@ -22,6 +22,10 @@ class AnyOf:
         if not self.gates:
             raise ValueError("needs at least one gate")
 
+    @property
+    def first_look(self) -> int:
+        return min(getattr(gate, "first_look", 1) for gate in self.gates)
+
     def decide(self, group: GroupProgress) -> GateDecision | None:
         decisions = [gate.decide(group) for gate in self.gates]
         known = [decision for decision in decisions if decision is not None]
@@ -56,6 +60,10 @@ class AuditedGate:
         if not 0 < self.share <= 1:
             raise ValueError(f"the audited share must be in (0, 1], not {self.share}")
 
+    @property
+    def first_look(self) -> int:
+        return getattr(self.gate, "first_look", 1)
+
     def decide(self, group: GroupProgress) -> GateDecision | None:
         decision = self.gate.decide(group)
         if decision is None or not decision.cut:
@@ -80,6 +88,10 @@ class RandomGate:
             raise ValueError(f"turn must be at least 1, not {self.turn}")
         if not 0 <= self.rate <= 1:
             raise ValueError(f"rate must be in [0, 1], not {self.rate}")
+
+    @property
+    def first_look(self) -> int:
+        return self.turn
 
     def decide(self, group: GroupProgress) -> GateDecision | None:
         hopeless = unable(group)

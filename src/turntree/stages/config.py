@@ -436,7 +436,19 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
             )
 
     def build_gate(self) -> Gate | None:
-        return None if self.gate is None else parts.build("gates", self.gate, seed=self.train.seed)
+        """Raises `ConfigError` for a gate that could never cut a group."""
+        if self.gate is None:
+            return None
+        gate = parts.build("gates", self.gate, seed=self.train.seed)
+        first, longest = getattr(gate, "first_look", None), self.train.rollouts.episodes.max_turns
+        if first is not None and first >= longest:
+            problem = f"first looks at turn {first}, and episodes end at turn {longest}: nothing is left to cut"
+            raise ConfigError(problem, field="gate", hint="an earlier turn, or train.rollouts.episodes.max_turns")
+        rollouts = self.train.rollouts.of_training(self.train.groups, branching=self.brancher is not None)
+        if first is not None and rollouts.initial < 2:
+            problem = "compares rollouts that begin independently, and one does"
+            raise ConfigError(problem, field="gate", hint="set train.rollouts.initial_rollouts to at least 2")
+        return gate
 
     def build_brancher(self, vocabulary: int) -> Brancher | None:
         """For a policy over `vocabulary` tokens. Raises `ConfigError` where loss or credit do not go with it."""
