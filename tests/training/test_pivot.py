@@ -15,7 +15,8 @@ from turntree.core.verdict import Verdict
 from turntree.engines.hf import HFEngine
 from turntree.renderers.template import ChatRenderer
 from turntree.rollouts.local import render
-from turntree.stages.train_pivot import _unlike_the_weights
+from turntree.stages.config import TrainPivotConfig
+from turntree.stages.train_pivot import _ended_early, _unlike_the_weights
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
 from turntree.training.curriculum import CurriculumConfig
 from turntree.training.optimizer import OptimizerConfig
@@ -204,6 +205,14 @@ def test_training_ends_when_every_pivot_has_retired_with_its_last_check(train) -
     assert [(row["step"], row.get("checked")) for row in done.rows] == [(0, 0), (1, None), (2, 2)]
     assert done.rows[-1]["retired_pivots"] == 4 and done.rows[-1]["live_pivots"] == 0
     assert [record.retired_at for record in done.trained.records] == [2] * 4
+
+
+def test_a_run_that_ends_before_its_last_step_says_why() -> None:
+    curriculum = CurriculumConfig(retire_after=1, revisit_after=3)
+    config = TrainPivotConfig(pivots="pivots.jsonl", train=PivotConfig(steps=20, curriculum=curriculum))
+    told = _ended_early(1, config)
+    assert told is not None and "after step 1 of 20: every pivot is retired, and none is back before its 3" in told
+    assert _ended_early(20, config) is None
 
 
 def test_a_search_that_finds_nothing_ends_the_run_with_a_check_and_what_it_cost(train, renderer) -> None:

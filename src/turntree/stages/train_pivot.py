@@ -118,6 +118,8 @@ def run_train_pivot(
         rows = run.metrics()
         require_rewards(rows)
     last = next(row for row in reversed(rows) if "reward_mean" in row)  # a search may have ended the run after it
+    if said := _ended_early(last["step"], config):
+        notice(said)
     return {
         "model": str(run.model),
         "states": len(trained.pivots),
@@ -270,6 +272,15 @@ def _warning(alarm: dict[str, Any], step: int) -> str:
         f"warning: step {step}: {alarm['kind']!r} is accepted less often {where} than at the start: "
         f"{alarm['start']:.0%} -> {alarm['now']:.0%} (p = {alarm['p_value']:.1g})"
     )
+
+
+def _ended_early(step: int, config: TrainPivotConfig) -> str | None:
+    """For a run whose pivots were all retired before its last step."""
+    if step >= config.train.steps:
+        return None
+    after = config.train.curriculum.revisit_after
+    why = f", and none is back before its {after} steps are over (train.curriculum.revisit_after)" if after else ""
+    return f"the run ended after step {step} of {config.train.steps}: every pivot is retired{why}"
 
 
 def _unlike_the_weights(row: dict[str, Any], keep: float) -> Iterator[str]:
