@@ -194,3 +194,21 @@ def test_weights_that_say_less_than_they_ask_for_are_told() -> None:
     few, many = (Curriculum(["pivot"] * len(w), CurriculumConfig(), 0, w) for w in (weights, weights * 20))
     assert few.saturation(32, 1) == {"asked": pytest.approx(19), "drawn": pytest.approx(1.67, abs=0.01), "distinct": 40}
     assert many.saturation(32, 1) == {} == curriculum(4).saturation(32, 1)
+
+
+@pytest.mark.parametrize("weights", [[1.0] * 12, [1.0] * 11 + [1.01]])
+def test_replacements_are_others_as_long_as_there_are_any(weights: list[float]) -> None:
+    pivots = Curriculum(["pivot"] * 12, CurriculumConfig(), 0, weights)
+    for step in range(1, 100):
+        first, second, third = pivots.draw(8, step), pivots.draw(3, step), pivots.draw(3, step)
+        assert not set(first) & set(second) and len(set(second)) == 3
+        free = set(range(12)) - set(first) - set(second)
+        assert len(free & set(third)) == min(3, len(free))
+        assert len(set(third)) == 3 or len(set(weights)) > 1
+        assert len(pivots._queue) <= 24
+
+
+def test_replacements_do_not_change_how_often_a_pivot_comes() -> None:
+    pivots = curriculum(12)
+    drawn = [index for step in range(1, 201) for count in (5, 3) for index in pivots.draw(count, step)]
+    assert all(drawn.count(index) == pytest.approx(len(drawn) / 12, abs=3) for index in range(12))

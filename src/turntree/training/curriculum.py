@@ -55,7 +55,7 @@ class Curriculum:
         self.records: list[PivotRecord] = []
         self._queue: list[int] = []
         self._epoch = 0
-        self._drawn: tuple[int, set[int]] = (0, set())  # by weight, at the latest step
+        self._drawn: tuple[int, set[int]] = (0, set())  # at the latest step
         self.add(roles, [1.0] * len(roles) if weights is None else weights)
 
     def add(self, roles: Sequence[str], weights: Sequence[float]) -> None:
@@ -107,12 +107,18 @@ class Curriculum:
         if len({weight for weight in self._weights if weight}) > 1:
             return self._draw_by_weight(count, step)
         drawn: list[int] = []
+        seen = self._seen(step)
+        again = bool(seen)  # replacements are others, as long as there are any
         while len(drawn) < count:
-            if not self._queue:
+            while not any(self._may_be_drawn(index, step) and index not in seen for index in range(len(self.records))):
+                seen = set() if seen <= set(drawn) else set(drawn)
+            if (index := self._next(seen)) is None:
                 self._refill(step)
-            index = self._queue.pop(0)
-            if self.records[index].retired_at is None:
-                drawn.append(index)
+                continue
+            drawn.append(index)
+            if again:
+                seen.add(index)
+        self._drawn = (step, self._seen(step) | set(drawn))
         return drawn
 
     def record(self, index: int, step: int, rewards: Sequence[float | None]) -> None:
@@ -160,7 +166,7 @@ class Curriculum:
         self._epoch += 1  # a step may draw again, for replacements
         self._bring_back(step)
         live = [index for index in range(len(self.records)) if self._may_be_drawn(index, step)]
-        seen = self._drawn[1] if self._drawn[0] == step else set[int]()
+        seen = self._seen(step)
         live = [index for index in live if index not in seen] or live  # replacements are others
         drawn: list[int] = []
         while len(drawn) < count:
@@ -168,6 +174,24 @@ class Curriculum:
             drawn += sorted(live, key=lambda index: (-keys[index], index))[: count - len(drawn)]
         self._drawn = (step, seen | set(drawn))
         return drawn
+
+    def _seen(self, step: int) -> set[int]:
+        """What this step has drawn so far."""
+        return set(self._drawn[1]) if self._drawn[0] == step else set()
+
+    def _next(self, seen: set[int]) -> int | None:
+        """Take the first of the epoch that is not in `seen`; those before it stay for the next step. None: there is
+        none."""
+        waiting: list[int] = []
+        for place, index in enumerate(self._queue):
+            if self.records[index].retired_at is not None:
+                continue
+            if index not in seen:
+                self._queue = waiting + self._queue[place + 1 :]
+                return index
+            waiting.append(index)
+        self._queue = waiting
+        return None
 
     def _may_be_drawn(self, index: int, step: int) -> bool:
         record = self.records[index]
@@ -180,8 +204,9 @@ class Curriculum:
     def _refill(self, step: int) -> None:
         """Shuffle in the next epoch, with the retired pivots whose time has come."""
         self._bring_back(step)
-        self._queue = [index for index in range(len(self.records)) if self._may_be_drawn(index, step)]
-        seeds.generator(self._seed, "epoch", self._epoch).shuffle(self._queue)
+        following = [index for index in range(len(self.records)) if self._may_be_drawn(index, step)]
+        seeds.generator(self._seed, "epoch", self._epoch).shuffle(following)
+        self._queue += following
         self._epoch += 1
 
     def _bring_back(self, step: int) -> None:
