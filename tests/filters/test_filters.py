@@ -40,7 +40,12 @@ def test_the_reward_that_counts_as_success_is_the_users():
 def test_a_refill_never_passes_its_cap_nor_what_is_missing(wanted, kept, started, cap):
     more = refill(cap, wanted=wanted, kept=kept, started=started)
     assert 0 <= more <= max(0, wanted - kept)
-    assert more == 0 or started + more <= wanted * (1 + cap)
+    assert more == 0 or started + more < wanted * (1 + cap) + 1
+
+
+@pytest.mark.parametrize(("cap", "wanted", "most"), [(0.1, 8, 1), (0.29, 100, 29), (0.5, 16, 8), (1.15, 20, 23)])
+def test_a_cap_is_a_share_of_the_batch_and_never_silently_none(cap, wanted, most):
+    assert refill(cap, wanted=wanted, kept=0, started=wanted) == most
 
 
 def test_without_a_cap_there_is_no_refill():
