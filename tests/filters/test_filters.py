@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from turntree.core.errors import ConfigError
 from turntree.core.outcome import GroupOutcome, group_outcome
-from turntree.filters.dapo import DapoFilter, refill
+from turntree.filters.dapo import DapoFilter, allowed, refill
 from turntree.filters.greso import Greso, GresoConfig, PromptDecision
 
 FAIL, SUCCEED, MIXED, CENSORED = [0.0, 0.0], [1.0, 1.0], [0.0, 1.0], [None, None]
@@ -45,7 +45,7 @@ def test_a_refill_never_passes_its_cap_nor_what_is_missing(wanted, kept, started
 
 @pytest.mark.parametrize(("cap", "wanted", "most"), [(0.1, 8, 1), (0.29, 100, 29), (0.5, 16, 8), (1.15, 20, 23)])
 def test_a_cap_is_a_share_of_the_batch_and_never_silently_none(cap, wanted, most):
-    assert refill(cap, wanted=wanted, kept=0, started=wanted) == most
+    assert allowed(cap, wanted=wanted, started=wanted) == most
 
 
 def test_without_a_cap_there_is_no_refill():

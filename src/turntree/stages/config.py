@@ -30,6 +30,14 @@ _FILTERS = [name for name in vars(Filter) if not name.startswith("_")]
 AUTO = Part("auto")  # the renderer that the model's folder asks for
 
 
+def _at_least(config: object, section: str = "", /, **least: int) -> None:
+    """Raise `ConfigError` for the first field that is below its number (None: its default)."""
+    for name, number in least.items():
+        value = getattr(config, name)
+        if value is not None and value < number:
+            raise ConfigError(f"must be at least {number}", field=section + name)
+
+
 @dataclass(frozen=True)
 class Device:
     """Where and how to compute."""
@@ -201,9 +209,7 @@ class ImportanceConfig(FromProfile):
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
-        for name, least in (("forks", 2), ("wave", 1), ("limit", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"must be at least {least}", field=name)
+        _at_least(self, forks=2, wave=1, limit=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,6 +232,10 @@ class CheckConfig:
     """Longest completion of one turn (default: that of training, train.sampling.max_tokens)."""
     max_context: int = 4096
     """Longest prompt plus completion of an episode, in tokens, beside the engine's own limit."""
+
+    def __post_init__(self) -> None:
+        least = {"states": 0, "tasks": 0, "samples": 1, "max_turns": 1, "max_tokens": 1, "max_context": 1}
+        _at_least(self, "check.", **least)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,18 +279,7 @@ class OwnPathConfig:
     select: SelectConfig = field(default_factory=lambda: SelectConfig(threshold=1.0))
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("refresh", 0),
-            ("tasks", 1),
-            ("count", 1),
-            ("max_turns", 1),
-            ("rollouts", 2),
-            ("measured", 1),
-        ):
-            if getattr(self, name) < least:
-                raise ConfigError(f"must be at least {least}", field=name)
-        if self.candidates is not None and self.candidates < 1:
-            raise ConfigError("must be at least 1", field="candidates")
+        _at_least(self, refresh=0, tasks=1, count=1, max_turns=1, rollouts=2, measured=1, candidates=1)
         if self.others == "kind":
             self._check_others(self.select)
         if not 0 <= self.greedy <= 1:
@@ -394,9 +393,7 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("count", "held_out_count", "held_out_samples"):
-            if getattr(self, name) < 1:
-                raise ConfigError("must be at least 1", field=name)
+        _at_least(self, count=1, held_out_count=1, held_out_samples=1)
         if self.train.max_off_policy_steps and not self.cluster.workers:
             hint = "set cluster.workers, or leave it at 0"
             raise ConfigError("needs rollout workers", field="train.max_off_policy_steps", hint=hint)
@@ -528,10 +525,9 @@ class EvaluateConfig(Playing):
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
     def __post_init__(self) -> None:
-        if min(self.samples, self.max_turns, self.count) < 1 or self.temperature <= 0 or self.skills_per_kind < 0:
-            raise ConfigError("count, samples, max_turns and temperature must be above 0", field="samples")
-        if self.max_live_rollouts < 1:
-            raise ConfigError("must be at least 1", field="max_live_rollouts")
+        _at_least(self, samples=1, max_turns=1, max_tokens=1, count=1, skills_per_kind=0, max_live_rollouts=1)
+        if self.temperature <= 0:
+            raise ConfigError("must be above 0", field="temperature")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -562,9 +558,7 @@ class RecordConfig(Playing):
     workers: ProcessPoolConfig = field(default_factory=lambda: ProcessPoolConfig(workers=0))
 
     def __post_init__(self) -> None:
-        for name in ("count", "samples", "wave"):
-            if getattr(self, name) < 1:
-                raise ConfigError("must be at least 1", field=name)
+        _at_least(self, count=1, samples=1, wave=1)
 
 
 @dataclass(frozen=True, kw_only=True)
