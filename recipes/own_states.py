@@ -14,7 +14,7 @@ every policy. The tables of what is there come at the end, and with `--table` no
   expert-important  ... by variance times importance
   own               the same at states of the policy's own path, which are searched again while training
   own-important     ... by variance times importance
-  own-kept          ... half of the draws from pivots of earlier searches
+  own-kept          ... half of the weight with pivots of earlier searches
   own-outcome       own states without a teacher, judged by how episodes go on from there
   grpo              GRPO on whole episodes of the same tasks
   grpo-long         ... for four times as long: of questions it then costs what own states cost

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from turntree.core.errors import ConfigError
 from turntree.core.outcome import GroupOutcome, group_outcome
-from turntree.filters.dapo import DapoFilter, refill
+from turntree.filters.dapo import DapoFilter, allowed, refill
 from turntree.filters.greso import Greso, GresoConfig, PromptDecision
 
 FAIL, SUCCEED, MIXED, CENSORED = [0.0, 0.0], [1.0, 1.0], [0.0, 1.0], [None, None]
@@ -40,7 +40,12 @@ def test_the_reward_that_counts_as_success_is_the_users():
 def test_a_refill_never_passes_its_cap_nor_what_is_missing(wanted, kept, started, cap):
     more = refill(cap, wanted=wanted, kept=kept, started=started)
     assert 0 <= more <= max(0, wanted - kept)
-    assert more == 0 or started + more <= wanted * (1 + cap)
+    assert more == 0 or started + more < wanted * (1 + cap) + 1
+
+
+@pytest.mark.parametrize(("cap", "wanted", "most"), [(0.1, 8, 1), (0.29, 100, 29), (0.5, 16, 8), (1.15, 20, 23)])
+def test_a_cap_is_a_share_of_the_batch_and_never_silently_none(cap, wanted, most):
+    assert allowed(cap, wanted=wanted, started=wanted) == most
 
 
 def test_without_a_cap_there_is_no_refill():

@@ -31,6 +31,14 @@ def test_a_later_checkpoint_is_asked_when_the_earlier_one_passed():
     assert decision.cut and decision.numbers["1.prefix_edit_distance_mean"] == 0.25
 
 
+def test_a_checkpoint_is_not_asked_again_about_a_group_that_it_let_pass():
+    """A fault took the rollout that differed."""
+    gate = checkpoints()
+    assert gate.decide(progress("aa", "aa", "bc")) is None
+    assert gate.decide(progress("aaa", "aaa")) is None
+    assert gate.decide(progress("aaaa", "aaaa")).cut, "the next one decides at its own turn"
+
+
 def test_the_first_checkpoint_cuts_without_waiting_for_the_others():
     decision = checkpoints().decide(progress("aa", "aa"))
     assert decision.cut and {name[0] for name in decision.numbers} == {"0"}

@@ -18,7 +18,7 @@ def test_the_default_is_the_paper_s_point():
 def test_checkpoints_early_decisions_and_audits_compose():
     looks = (CheckpointConfig(turn=3, threshold=0.1), CheckpointConfig(turn=5, threshold=0.3, termination=0.9))
     config = GateConfig(checkpoints=looks, early=True, audit=1.0)
-    decision = build_gate(config, seed=0).decide(progress("aaaa", "aaaa"))
+    decision = build_gate(config, seed=0).decide(progress("aaa", "aaa"))
     assert decision.audited and "0.threshold" in decision.numbers
     plain = build_gate(GateConfig(checkpoints=looks[1:]), seed=0)
     assert plain.decide(progress("aaaa", "aaaa")) is None, "without bounds it waits for its turn"

@@ -150,6 +150,48 @@ def test_credit_beside_an_estimator_of_ones_own_is_refused() -> None:
         replace(CONFIG, train=train, teacher=None, verifier=None, estimator=Part("mine:credit"))
 
 
+@pytest.mark.parametrize("rollouts", [{"group_size": 2}, {"group_size": 4, "initial_rollouts": 1}])
+def test_starts_are_not_compared_where_only_one_begins(rollouts: dict[str, int]) -> None:
+    credit = CreditConfig(advantages="rloo", comparison="starts")
+    settings = SchedulerConfig(episodes=ROLLOUTS.episodes, **rollouts)
+    with pytest.raises(ConfigError, match=r"'train.rollouts.initial_rollouts': 1 rollout begins independently"):
+        replace(CONFIG, train=replace(CONFIG.train, credit=credit, rollouts=settings))
+    replace(
+        CONFIG, train=replace(CONFIG.train, credit=credit, rollouts=replace(settings, group_size=5, initial_rollouts=2))
+    )
+
+
+LATE = {"checkpoints": [{"turn": 3, "threshold": 0.5}]}
+
+
+@pytest.mark.parametrize(
+    ("gate", "refused"),
+    [
+        (Part("divergence"), "first looks at turn 10, and episodes end at turn 3"),
+        (Part("divergence", {**LATE, "audit": 0.5}), "first looks at turn 3"),
+        (Part("divergence", {"checkpoints": [{"turn": 9}, {"turn": 4}]}), "first looks at turn 4"),
+        (Part("random"), "first looks at turn 10"),
+        (Part("divergence", {**LATE, "early": True}), None),
+        (Part("divergence", {"checkpoints": [{"turn": 9}, {"turn": 2}]}), None),
+        (Part("random", {"turn": 2}), None),
+    ],
+)
+def test_a_gate_that_never_looks_is_refused(gate: Part, refused: str | None, tmp_path: Path) -> None:
+    config = replace(CONFIG, gate=gate)
+    if refused is None:
+        assert config.build_gate() is not None
+        return
+    with pytest.raises(ConfigError, match=rf"'gate': {refused}"):
+        run_train_online(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_gate_of_groups_that_begin_with_one_rollout_is_refused() -> None:
+    rollouts = replace(ROLLOUTS, initial_rollouts=1)
+    with pytest.raises(ConfigError, match="'gate': compares rollouts that begin independently, and one does"):
+        replace(CONFIG, train=replace(CONFIG.train, rollouts=rollouts)).build_gate()
+
+
 def test_several_workers_do_not_share_servers_that_get_weights() -> None:
     with pytest.raises(ConfigError, match="one while another samples"):
         replace(CONFIG, cluster=ClusterConfig(workers=2), device=Device(engine=Part("vllm")))
@@ -189,5 +231,14 @@ def test_a_run_with_some_rewards_is_a_success() -> None:
     rest = {"step": 2, "reward_mean": 0.0, "censored_reasons": {"fire": 4, "flood": 2}}
     require_rewards([{"step": 0}, lost, rest])
     assert reasons([lost, rest]) == {"fire": 12, "flood": 2}
-    require_rewards([{"step": 1, "reward_mean": None, "censored_reasons": {}}])  # all cut by a gate, none censored
+    require_rewards([{"step": 1, "reward_mean": None, "censored_reasons": {}}])  # a search that found nothing
     assert none_rewarded(rest) is None
+
+
+def test_a_run_whose_groups_were_all_cut_says_so_and_is_no_success() -> None:
+    cut = {"step": 1, "reward_mean": None, "censored_reasons": {}, "groups_cut": 2}
+    assert (none_rewarded(cut) or "").endswith("so nothing was trained (2 x group cut by the gate)")
+    with pytest.raises(InputError, match=r"no rollout of the run has a reward.*\(4 x group cut by the gate\).*loosen"):
+        require_rewards([cut, {**cut, "step": 2}])
+    require_rewards([cut, {**cut, "step": 2, "reward_mean": 0.0}])
+    assert reasons([cut]) == {}, "a cut is no fault"

@@ -176,3 +176,39 @@ def test_earlier_pivots_keep_their_share_of_the_draws_and_their_proportions() ->
     drawn = [index for step in range(3000) for index in pivots.draw(1, step)]
     shares = [drawn.count(index) / len(drawn) for index in range(5)]
     assert shares == pytest.approx([1 / 6, 1 / 3, 0, 1 / 8, 3 / 8], abs=0.03)
+
+
+@pytest.mark.parametrize(("pivots", "count"), [(40, 32), (40, 8), (20, 32), (10, 10)])
+def test_what_a_step_is_expected_to_draw_is_what_it_draws(pivots: int, count: int) -> None:
+    """Its pivots are distinct, so weights of 19:1 say next to nothing where it draws most of them."""
+    weighted = Curriculum(["pivot"] * pivots, CurriculumConfig(), 0, [1.9, 0.1] * (pivots // 2))
+    expected = weighted.expected(count, 1)
+    assert sum(expected.values()) == pytest.approx(count)
+    drawn = [index for step in range(1, 401) for index in weighted.draw(count, step)]
+    for index in (0, 1):
+        assert sum(one % 2 == index for one in drawn) / 400 == pytest.approx(expected[index] * pivots / 2, rel=0.06)
+
+
+def test_weights_that_say_less_than_they_ask_for_are_told() -> None:
+    weights = [1.9, 0.1] * 20
+    few, many = (Curriculum(["pivot"] * len(w), CurriculumConfig(), 0, w) for w in (weights, weights * 20))
+    assert few.saturation(32, 1) == {"asked": pytest.approx(19), "drawn": pytest.approx(1.67, abs=0.01), "distinct": 40}
+    assert many.saturation(32, 1) == {} == curriculum(4).saturation(32, 1)
+
+
+@pytest.mark.parametrize("weights", [[1.0] * 12, [1.0] * 11 + [1.01]])
+def test_replacements_are_others_as_long_as_there_are_any(weights: list[float]) -> None:
+    pivots = Curriculum(["pivot"] * 12, CurriculumConfig(), 0, weights)
+    for step in range(1, 100):
+        first, second, third = pivots.draw(8, step), pivots.draw(3, step), pivots.draw(3, step)
+        assert not set(first) & set(second) and len(set(second)) == 3
+        free = set(range(12)) - set(first) - set(second)
+        assert len(free & set(third)) == min(3, len(free))
+        assert len(set(third)) == 3 or len(set(weights)) > 1
+        assert len(pivots._queue) <= 24
+
+
+def test_replacements_do_not_change_how_often_a_pivot_comes() -> None:
+    pivots = curriculum(12)
+    drawn = [index for step in range(1, 201) for count in (5, 3) for index in pivots.draw(count, step)]
+    assert all(drawn.count(index) == pytest.approx(len(drawn) / 12, abs=3) for index in range(12))

@@ -95,7 +95,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
             greso=GresoConfig(),
             optimizer=optimizer,
         )
-        parts: dict[str, Any] = {"brancher": Part("entropy", {"probe_tokens": 2}), "gate": Part("random")}
+        parts: dict[str, Any] = {"brancher": Part("entropy", {"probe_tokens": 2}), "gate": Part("random", {"turn": 1})}
         rewards = (Part("test_extend:wordy"),)
         run_train_online(
             TrainOnlineConfig(count=3, held_out_count=1, train=train, rewards=rewards, **parts, **changes), out

@@ -6,18 +6,23 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from turntree.core.config import Part
+from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
 from turntree.environments.tasks import TaskSet, environment_record
-from turntree.stages.config import CheckConfig, OwnPathConfig, TrainPivotConfig
+from turntree.stages import train_pivot
+from turntree.stages.config import CheckConfig, EvaluateConfig, OwnPathConfig, TrainPivotConfig
 from turntree.stages.policy import Device, Policy, load_policy
 from turntree.stages.train_pivot import _development_tasks
 from turntree.traces.schema import Trace, write_traces
+from turntree.training.config import PivotConfig
 
 HERE = Part("tests.training.test_held_out_tasks:Numbers")
 
@@ -62,6 +67,24 @@ def checked(config: TrainPivotConfig, policy: Policy, traces: Path | str = "") -
     with _development_tasks(config, policy, str(traces)) as opened:
         assert opened is not None
         return [task.task_id for task in opened.of("dev")]
+
+
+def test_turns_of_the_check_are_as_long_as_training_lets_them_be(policy: Policy, monkeypatch: Any) -> None:
+    """A policy that learns to say more than 24 tokens would be cut, and fail."""
+    limits = []
+
+    def played(policy: Any, tasks: Any, settings: EvaluateConfig, *rest: Any, **named: Any) -> Any:
+        limits.append(settings.max_tokens)
+        return {"success": 0.0, "outcomes": []}, NO_COST
+
+    monkeypatch.setattr(train_pivot, "play", played)
+    run = SimpleNamespace(append=lambda name, rows: None)
+    for own in (None, 48):
+        config = TrainPivotConfig(pivots="pivots.jsonl", check=CheckConfig(tasks=1, max_tokens=own))
+        check = train_pivot._checks(config, policy, None, "", TaskSet(tasks={"dev": [Number("0")]}), run)
+        assert check is not None and check(0).figures == {"held_out_success": 0.0}
+        assert config.checked.max_tokens == limits[-1]
+    assert limits == [PivotConfig().sampling.max_tokens, 48]
 
 
 def recorded(path: Path, ids: list[int], count: int) -> Path:

@@ -290,3 +290,26 @@ def test_local_rollouts_are_no_cost_of_the_refills_in_whose_trees_they_lie() -> 
     assert found[1]["spent"]["turns"] - found[0]["spent"]["turns"] == 6000
     assert found[0]["saved"]["dapo"]["turns"] < 0
     assert found[1]["saved"]["dapo"]["turns"] == found[0]["saved"]["dapo"]["turns"]
+
+
+class Judged(Again):
+    """Two samples of the first turn of every group, one of them accepted, so that they have credit."""
+
+    def grow(self, groups: Sequence[GrownGroup], iteration: int) -> GrownInside:
+        one, other = super().grow(groups, iteration), super().grow(groups, iteration)
+        for tree in (group.tree for group in groups):
+            tree.record(Decision("verifier", max(tree.local_rollouts()), LOCAL, "drawn", {"reward": 0.0}))
+        places = [{group.tree.roots[0]: "say"} for group in groups]
+        return GrownInside(one.cost + other.cost, {}, places, Acceptance())
+
+
+def test_what_dapo_saved_counts_the_local_rollouts_that_are_trained_either_way() -> None:
+    found = {}
+    for dapo in (None, DapoFilter()):
+        rows: list[dict[str, Any]] = []
+        run = parts(corridors(Hopeless, 3), inside=Judged())
+        train_online(run, config(iterations=1, dapo=dapo, local=LocalConfig(states=3)), log=rows.append)
+        found[dapo is not None] = rows[-1]
+    assert found[True]["groups_dropped"] == {"all_fail": 3} and found[True]["spent"]["trained_tokens"] > 0
+    saved = found[False]["spent"]["trained_tokens"] - found[True]["spent"]["trained_tokens"]
+    assert found[True]["saved"]["dapo"]["trained_tokens"] == saved > 0

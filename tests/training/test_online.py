@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 from collections import Counter
 from dataclasses import replace
@@ -203,6 +204,35 @@ def test_dapo_keeps_no_group_that_differs_only_in_refills_which_path_weights_do_
     assert rows[0]["groups_mixed"] == 1
     assert rows[0]["trained_groups"] == 0
     assert all(torch.equal(value, before[name]) for name, value in weights(run).items())
+
+
+def test_dapo_keeps_no_group_in_which_one_start_is_left_to_compare() -> None:
+    """Its branches differ, and no start is compared with another."""
+
+    class Coin(Corridor):
+        drawn = itertools.count()
+
+        def step(self, action: Message) -> Observation:
+            told = super().step(action)
+            return Observation(told.messages, told.done, next(Coin.drawn) % 2 == 0 if told.done else None)
+
+        def fork(self) -> Coin:
+            twin = Coin(self.task_id, self.length)
+            twin.said = list(self.said)
+            return twin
+
+    run, rows = parts([Coin("coin", 3)], brancher=FixedBrancher(turns=(2,), branches=4)), []
+    settings = config(
+        iterations=1,
+        groups=1,
+        rollouts=replace(ROLLOUTS, initial_rollouts=1),
+        credit=PATH_WEIGHTED,
+        loss=LossConfig(normalizer="constant", constant=100.0),
+        dapo=DapoFilter(),
+    )
+    train_online(run, settings, log=rows.append)
+    assert rows[0]["groups_mixed"] == 1 and rows[0]["branching"]["leaves"] == 4
+    assert rows[0]["trained_groups"] == 0 and rows[0]["groups_dropped"] == {"no difference among rewards that count": 1}
 
 
 def spent(rows: list[dict[str, Any]], what: str) -> float:

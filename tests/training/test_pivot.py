@@ -15,6 +15,8 @@ from turntree.core.verdict import Verdict
 from turntree.engines.hf import HFEngine
 from turntree.renderers.template import ChatRenderer
 from turntree.rollouts.local import render
+from turntree.stages.config import TrainPivotConfig
+from turntree.stages.train_pivot import _ended_early, _unlike_the_weights
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
 from turntree.training.curriculum import CurriculumConfig
 from turntree.training.optimizer import OptimizerConfig
@@ -205,6 +207,14 @@ def test_training_ends_when_every_pivot_has_retired_with_its_last_check(train) -
     assert [record.retired_at for record in done.trained.records] == [2] * 4
 
 
+def test_a_run_that_ends_before_its_last_step_says_why() -> None:
+    curriculum = CurriculumConfig(retire_after=1, revisit_after=3)
+    config = TrainPivotConfig(pivots="pivots.jsonl", train=PivotConfig(steps=20, curriculum=curriculum))
+    told = _ended_early(1, config)
+    assert told is not None and "after step 1 of 20: every pivot is retired, and none is back before its 3" in told
+    assert _ended_early(20, config) is None
+
+
 def test_a_search_that_finds_nothing_ends_the_run_with_a_check_and_what_it_cost(train, renderer) -> None:
     class Own:
         keep = 0.0
@@ -220,6 +230,35 @@ def test_a_search_that_finds_nothing_ends_the_run_with_a_check_and_what_it_cost(
     trained, last = done.rows[-2:]
     assert (trained["step"], last["step"], last["checked"], last["trained_groups"]) == (1, 2, 2, 0)
     assert last["own_path"]["states"] == 9 and last["turns"] == trained["turns"] + 100 == done.trained.cost.turns
+
+
+def test_a_run_says_where_its_draws_are_far_from_what_was_asked_for(train, renderer) -> None:
+    """Four earlier pivots and a new one share the weight, and a step draws four of the five."""
+    state = TurnState("new", 0, (Message("user", "say it"),), Message("assistant", "yes"))
+
+    class Own:
+        keep = 0.5
+
+        def due(self, step):
+            return step in (1, 2)
+
+        def draw(self, step, number):
+            found = [Pivot(render(state, renderer), "say", "pivot", own=True) for _ in range(1 if number else 4)]
+            return Drawn(found, Cost(), {})
+
+    first, second = train([], steps=2, own=Own()).rows
+    assert "weights" not in first and "kept_share" not in first["own_path"]
+    assert second["own_path"]["kept_share"] == pytest.approx(0.75, abs=0.01)
+    assert second["weights"] == {
+        "asked": 4,
+        "drawn": pytest.approx(1.29, abs=0.05),
+        "distinct": 5,
+        "states": 4,
+    }
+    told = list(_unlike_the_weights(second, keep=0.5))
+    assert "weights of up to 4:1 are draws of 1." in told[0] and "4 distinct pivots of 5" in told[0]
+    assert "have 75% of the draws, not own.keep=0.5" in told[1] or "have 76%" in told[1]
+    assert not list(_unlike_the_weights(first, keep=0.5))
 
 
 def test_a_group_with_one_reward_has_nothing_to_compare_and_is_not_trained_on(train) -> None:

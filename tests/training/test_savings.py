@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from turntree.core.cost import Cost
+from turntree.core.cost import NO_COST, Cost
 from turntree.core.labels import Rewards
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
@@ -17,8 +17,9 @@ TASK = HouseholdEnvironment(generate_game(0).parse())
 TURN, STEP = Cost(turns=1, decoded_tokens=10), Cost(tool_calls=1, environment_seconds=0.5)
 
 
-def group(*turns: int, cut: int | None = None) -> GrownGroup:
-    """Independent rollouts of so many turns; in a cut group those that reached the cut were alive."""
+def group(*turns: int, cut: int | None = None, beyond: Cost = NO_COST) -> GrownGroup:
+    """Independent rollouts of so many turns; in a cut group those that reached the cut were alive, and the cost of what
+    each had played `beyond` it lies in an empty observation."""
     tree = RolloutTree("task")
     root = tree.add(None, NodeKind.PROMPT, (1, 2, 3), cost=Cost(prefilled_tokens=3))
     verdicts: dict[int, Verdict] = {}
@@ -28,6 +29,8 @@ def group(*turns: int, cut: int | None = None) -> GrownGroup:
             said = tree.add(leaf, NodeKind.COMPLETION, (4,), logprobs=(0.0,), entropies=(0.0,), cost=TURN)
             leaf = tree.add(said.id, NodeKind.OBSERVATION, (5,), cost=STEP).id
         alive = cut is not None and count >= cut
+        if alive:
+            leaf = tree.add(leaf, NodeKind.OBSERVATION, (), cost=beyond).id
         tree.stop(leaf, StopReason.GATED if alive else StopReason.COMPLETED)
         verdicts[leaf] = Verdict(None if cut is not None else 0.0, "")
     return GrownGroup(index=0, task=TASK, tree=tree, rewards=Rewards(verdicts), seconds=1.0, cut=cut)
@@ -41,6 +44,16 @@ def test_a_cut_rollout_saves_what_rollouts_alive_at_that_turn_went_on_to_cost() 
     assert (saved.turns, saved.decoded_tokens, saved.tool_calls) == (2 * 2.5, 2 * 25.0, 2 * 2.5)
     assert saved.seconds == 2 * 1.25
     assert saved.prefilled_tokens == 0  # the prompt had been paid for
+
+
+def test_what_faster_rollouts_had_played_beyond_the_cut_is_not_saved() -> None:
+    ledger = SavingsLedger()
+    ledger.came_back(group(3, cut=3, beyond=TURN))  # with no evidence nothing is claimed
+    assert ledger.saved["gate"].turns == 0
+    ledger.came_back(group(5, 7))  # after turn 3 two more turns and four
+    ledger.came_back(group(3, 3, cut=3, beyond=TURN + STEP))
+    saved = ledger.saved["gate"]
+    assert (saved.turns, saved.decoded_tokens, saved.tool_calls) == (2 * (3 - 1), 2 * (30 - 10), 2 * (3 - 1))
 
 
 def test_what_cut_groups_save_adds_up_also_after_a_single_turn() -> None:

@@ -251,6 +251,8 @@ class Gate(Protocol):
     """Decides mid-rollout whether a group is likely to have a gradient (Selective Rollout, section 3).
 
     It is asked after every turn that all unfinished rollouts of the group have completed.
+
+    Optional: `first_look`, the first turn at which it may decide to cut a group of two rollouts or more.
     """
 
     def decide(self, group: GroupProgress) -> GateDecision | None:

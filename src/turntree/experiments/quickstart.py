@@ -84,7 +84,7 @@ class QuickstartConfig:
     """The search for own states; its tasks are the games of the demonstrator."""
     own_steps: int = 30
     """Training steps on own states; everything else is as in `train`."""
-    check: CheckConfig = field(default_factory=lambda: CheckConfig(states=150, tasks=60))
+    check: CheckConfig = field(default_factory=lambda: CheckConfig(states=150, tasks=60, max_tokens=COMMAND.max_tokens))
     evaluate: EvaluateConfig = field(
         default_factory=lambda: EvaluateConfig(count=400, max_tokens=24, skills_per_kind=100)
     )

@@ -6,6 +6,7 @@ rollouts; here this refill has a cap.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,7 +30,7 @@ class DapoFilter(Filter):
     success: float = SUCCESS_REWARD
     """A reward from this on is a success."""
     refill_cap: float = 0.0
-    """An update may start this many times its batch in further groups (0: no refill)."""
+    """An update may start this many times its batch in further groups, rounded up (0: no refill)."""
 
     def __post_init__(self) -> None:
         if self.refill_cap < 0:
@@ -43,8 +44,11 @@ class DapoFilter(Filter):
 
     def drop(self, group: FinishedGroup) -> str | None:
         """Decide by the credit of the update: under path weights refills do not count, so a group whose rewards differ
-        only in refills has no gradient."""
-        if group.credit is None or (group.credit.nodes and not group.credit.zero_variance):
+        only in refills has no gradient, and none where faults left one start to compare starts with."""
+        credit = group.credit
+        if credit is None:
+            return None
+        if not credit.zero_variance and any(one.positive or one.negative for one in credit.nodes.values()):
             return None
         decision = self.judge(group.rewards)
         return "no difference among rewards that count" if decision.keep else decision.reason
@@ -57,4 +61,4 @@ def refill(cap: float, *, wanted: int, kept: int, started: int) -> int:
 
 def allowed(cap: float, *, wanted: int, started: int) -> int:
     """How many further groups the cap leaves for a batch of `wanted` groups after `started`."""
-    return wanted + int(cap * wanted) - started
+    return wanted + math.ceil(cap * wanted - 1e-9) - started  # 0.29 * 100 is a little less than 29

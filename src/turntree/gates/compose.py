@@ -6,14 +6,15 @@ from dataclasses import dataclass, replace
 
 from turntree.core import seeds
 from turntree.core.protocols import Gate, GateDecision, GroupProgress
-from turntree.gates.divergence import turns_reached, unable
+from turntree.gates.divergence import PrefixDivergenceGate, turns_reached, unable
 
 
 @dataclass(frozen=True)
 class AnyOf:
     """Cuts as soon as one of its gates does: several checkpoints, or signals of several kinds.
 
-    It decides nothing until one cuts or all have decided; the numbers of gate i are called `i.name`.
+    It decides nothing until one cuts or all have decided; the numbers of gate i are called `i.name`. A checkpoint that
+    let a group pass at its turn is not asked again: a fault may have taken a rollout out of the group since.
     """
 
     gates: tuple[Gate, ...]
@@ -22,8 +23,12 @@ class AnyOf:
         if not self.gates:
             raise ValueError("needs at least one gate")
 
+    @property
+    def first_look(self) -> int:
+        return min(getattr(gate, "first_look", 1) for gate in self.gates)
+
     def decide(self, group: GroupProgress) -> GateDecision | None:
-        decisions = [gate.decide(group) for gate in self.gates]
+        decisions = [_passed(gate, group) or gate.decide(group) for gate in self.gates]
         known = [decision for decision in decisions if decision is not None]
         numbers = {
             f"{i}.{name}": value
@@ -56,6 +61,10 @@ class AuditedGate:
         if not 0 < self.share <= 1:
             raise ValueError(f"the audited share must be in (0, 1], not {self.share}")
 
+    @property
+    def first_look(self) -> int:
+        return getattr(self.gate, "first_look", 1)
+
     def decide(self, group: GroupProgress) -> GateDecision | None:
         decision = self.gate.decide(group)
         if decision is None or not decision.cut:
@@ -81,6 +90,10 @@ class RandomGate:
         if not 0 <= self.rate <= 1:
             raise ValueError(f"rate must be in [0, 1], not {self.rate}")
 
+    @property
+    def first_look(self) -> int:
+        return self.turn
+
     def decide(self, group: GroupProgress) -> GateDecision | None:
         hopeless = unable(group)
         if hopeless is not None or turns_reached(group) < self.turn:
@@ -88,6 +101,13 @@ class RandomGate:
         cut = _draw(self.seed, "random gate", group) < self.rate
         numbers = {"turn": float(self.turn), "rate": self.rate}
         return GateDecision(cut=cut, reason="drawn to be cut" if cut else "drawn to go on", numbers=numbers, final=True)
+
+
+def _passed(gate: Gate, group: GroupProgress) -> GateDecision | None:
+    """The decision of a checkpoint whose turn is over: it did not cut then."""
+    if not isinstance(gate, PrefixDivergenceGate) or all(group.finished) or turns_reached(group) <= gate.turn:
+        return None
+    return GateDecision(cut=False, reason=f"passed at turn {gate.turn}", numbers={}, final=True)
 
 
 def _draw(seed: int, what: str, group: GroupProgress) -> float:

@@ -63,6 +63,10 @@ class PrefixDivergenceGate:
         if self.termination is not None and not 0 < self.termination <= 1:
             raise ValueError(f"termination must be in (0, 1], not {self.termination}")
 
+    @property
+    def first_look(self) -> int:
+        return self.turn if self.bounds is None else 1
+
     def decide(self, group: GroupProgress) -> GateDecision | None:
         hopeless = unable(group)
         if hopeless is not None:

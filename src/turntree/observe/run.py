@@ -217,8 +217,9 @@ class RunDirectory:
     def _clear(self) -> None:
         """Remove the files of the previous run; `cost.json`, the mark of a finished run, goes first."""
         self._cost.unlink(missing_ok=True)
-        (self.path / LOGGER_MARKS).unlink(missing_ok=True)
-        for folder in (self.checkpoints, self.model):
+        for name in (LOGGER_MARKS, "pass_rates.jsonl"):
+            (self.path / name).unlink(missing_ok=True)
+        for folder in (self.checkpoints, self.model, self.path / "own"):
             shutil.rmtree(folder, ignore_errors=True)
 
 

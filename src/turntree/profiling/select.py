@@ -45,8 +45,9 @@ class SelectConfig:
     max_per_kind: float = 1.0
     """Largest share of one action kind among the pivots, rounded to whole pivots."""
     weight: Literal["equal", "variance", "importance", "both"] = "equal"
-    """How often a pivot is drawn in training: all alike, by its reward variance, by its importance (what
-    `turntree importance` measured), or by the product of both. Anchors have the mean weight of the pivots."""
+    """How heavy a pivot is in the draws of training: all alike, by its reward variance, by its importance (what
+    `turntree importance` measured), or by the product of both. Anchors have the mean weight of the pivots. A step draws
+    distinct pivots: in proportion to the weights where it draws few of them, nearly all alike where it draws most."""
     seed: int = 0
     """Seed for choosing what is dropped at a limit."""
 

@@ -38,6 +38,11 @@ class EpisodeConfig:
     are never executed."""
     sampling: Sampling = field(default_factory=Sampling)
 
+    def __post_init__(self) -> None:
+        for name in ("max_turns", "max_context"):
+            if getattr(self, name) < 1:
+                raise ConfigError("must be at least 1", field=name)
+
     def fails(self, action: Message) -> bool:
         """Whether the episode ends with this turn, which its environment does not see."""
         return action.cut and self.cut_turns == "fail"

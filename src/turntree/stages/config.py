@@ -5,7 +5,7 @@ The line of text below a field is its documentation: `turntree config` and `--he
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from turntree.advantages.config import CreditConfig
@@ -28,6 +28,14 @@ from turntree.training.config import CheckpointConfig, LoRAConfig, OnlineConfig,
 HF = Part("hf")  # the engine in this process
 _FILTERS = [name for name in vars(Filter) if not name.startswith("_")]
 AUTO = Part("auto")  # the renderer that the model's folder asks for
+
+
+def _at_least(config: object, section: str = "", /, **least: int) -> None:
+    """Raise `ConfigError` for the first field that is below its number (None: its default)."""
+    for name, number in least.items():
+        value = getattr(config, name)
+        if value is not None and value < number:
+            raise ConfigError(f"must be at least {number}", field=section + name)
 
 
 @dataclass(frozen=True)
@@ -201,9 +209,7 @@ class ImportanceConfig(FromProfile):
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
-        for name, least in (("forks", 2), ("wave", 1), ("limit", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"must be at least {least}", field=name)
+        _at_least(self, forks=2, wave=1, limit=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,10 +228,14 @@ class CheckConfig:
     """Seed for environments that draw their tasks."""
     max_turns: int = 16
     """Longest episode."""
-    max_tokens: int = 24
-    """Longest completion of one turn."""
+    max_tokens: int | None = None
+    """Longest completion of one turn (default: that of training, train.sampling.max_tokens)."""
     max_context: int = 4096
     """Longest prompt plus completion of an episode, in tokens, beside the engine's own limit."""
+
+    def __post_init__(self) -> None:
+        least = {"states": 0, "tasks": 0, "samples": 1, "max_turns": 1, "max_tokens": 1, "max_context": 1}
+        _at_least(self, "check.", **least)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,8 +246,9 @@ class OwnPathConfig:
     refresh: int = 20
     """Steps between two searches (0: only before the first step)."""
     keep: float = 0.0
-    """Share of the draws that pivots of earlier searches keep (0: new pivots replace them). A mastered state is not
-    selected again, and may be forgotten."""
+    """Share of the weight that pivots of earlier searches keep (0: new pivots replace them). It is their share of the
+    draws where a step draws few of the pivots; it draws distinct ones, so where new pivots are few, earlier ones fill
+    it up. A mastered state is not selected again, and may be forgotten."""
     tasks: int = 32
     """Tasks that a search plays, each once."""
     count: int = 400
@@ -268,18 +279,7 @@ class OwnPathConfig:
     select: SelectConfig = field(default_factory=lambda: SelectConfig(threshold=1.0))
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("refresh", 0),
-            ("tasks", 1),
-            ("count", 1),
-            ("max_turns", 1),
-            ("rollouts", 2),
-            ("measured", 1),
-        ):
-            if getattr(self, name) < least:
-                raise ConfigError(f"must be at least {least}", field=name)
-        if self.candidates is not None and self.candidates < 1:
-            raise ConfigError("must be at least 1", field="candidates")
+        _at_least(self, refresh=0, tasks=1, count=1, max_turns=1, rollouts=2, measured=1, candidates=1)
         if self.others == "kind":
             self._check_others(self.select)
         if not 0 <= self.greedy <= 1:
@@ -351,6 +351,12 @@ class TrainPivotConfig(ReinforcedTraining, FromProfile):
         if self.states == "own" and self.check.states:
             raise ConfigError("are states of traces, and there are none", field="check.states", hint="set it to 0")
 
+    @property
+    def checked(self) -> CheckConfig:
+        """`check` with the default that depends on the training filled in."""
+        tokens = self.train.sampling.max_tokens if self.check.max_tokens is None else self.check.max_tokens
+        return replace(self.check, max_tokens=tokens)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOnlineConfig(ReinforcedTraining, Playing):
@@ -387,9 +393,7 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("count", "held_out_count", "held_out_samples"):
-            if getattr(self, name) < 1:
-                raise ConfigError("must be at least 1", field=name)
+        _at_least(self, count=1, held_out_count=1, held_out_samples=1)
         if self.train.max_off_policy_steps and not self.cluster.workers:
             hint = "set cluster.workers, or leave it at 0"
             raise ConfigError("needs rollout workers", field="train.max_off_policy_steps", hint=hint)
@@ -421,8 +425,27 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
                 hint="set it below group_size together with brancher, or neither",
             )
 
+        if self.estimator is None and self.train.credit.comparison == "starts" and rollouts.initial < 2:
+            raise ConfigError(
+                f"{rollouts.initial} rollout begins independently, and 'starts' compares those that do: no gradient",
+                field="train.rollouts.initial_rollouts",
+                hint="at least 2 (a brancher takes half of group_size by default), or another train.credit.comparison",
+            )
+
     def build_gate(self) -> Gate | None:
-        return None if self.gate is None else parts.build("gates", self.gate, seed=self.train.seed)
+        """Raises `ConfigError` for a gate that could never cut a group."""
+        if self.gate is None:
+            return None
+        gate = parts.build("gates", self.gate, seed=self.train.seed)
+        first, longest = getattr(gate, "first_look", None), self.train.rollouts.episodes.max_turns
+        if first is not None and first >= longest:
+            problem = f"first looks at turn {first}, and episodes end at turn {longest}: nothing is left to cut"
+            raise ConfigError(problem, field="gate", hint="an earlier turn, or train.rollouts.episodes.max_turns")
+        rollouts = self.train.rollouts.of_training(self.train.groups, branching=self.brancher is not None)
+        if first is not None and rollouts.initial < 2:
+            problem = "compares rollouts that begin independently, and one does"
+            raise ConfigError(problem, field="gate", hint="set train.rollouts.initial_rollouts to at least 2")
+        return gate
 
     def build_brancher(self, vocabulary: int) -> Brancher | None:
         """For a policy over `vocabulary` tokens. Raises `ConfigError` where loss or credit do not go with it."""
@@ -502,10 +525,9 @@ class EvaluateConfig(Playing):
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
     def __post_init__(self) -> None:
-        if min(self.samples, self.max_turns, self.count) < 1 or self.temperature <= 0 or self.skills_per_kind < 0:
-            raise ConfigError("count, samples, max_turns and temperature must be above 0", field="samples")
-        if self.max_live_rollouts < 1:
-            raise ConfigError("must be at least 1", field="max_live_rollouts")
+        _at_least(self, samples=1, max_turns=1, max_tokens=1, count=1, skills_per_kind=0, max_live_rollouts=1)
+        if self.temperature <= 0:
+            raise ConfigError("must be above 0", field="temperature")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -536,9 +558,7 @@ class RecordConfig(Playing):
     workers: ProcessPoolConfig = field(default_factory=lambda: ProcessPoolConfig(workers=0))
 
     def __post_init__(self) -> None:
-        for name in ("count", "samples", "wave"):
-            if getattr(self, name) < 1:
-                raise ConfigError("must be at least 1", field=name)
+        _at_least(self, count=1, samples=1, wave=1)
 
 
 @dataclass(frozen=True, kw_only=True)

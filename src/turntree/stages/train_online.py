@@ -61,6 +61,7 @@ def run_train_online(
     config = dataclasses.replace(config, filters=tuple(named))
     loggers.check(config.loggers)
     summed, filters = rewards.build_rewards(config.rewards), config.build_filters()
+    config.build_gate()  # refuses one that would do nothing
     policy = load_policy(policy_name(config.model, config.environment), config.device)
     group.load = partial(load_trained, policy.source, config.device)
     _require_trainable(policy, config)

@@ -59,6 +59,7 @@ from turntree.training.isolation import check_path_isolation
 from turntree.training.pivot import Check, Checked, Draw, OwnPath, Pivot, PivotGroup, Trained, draw_local, train_pivot
 from turntree.training.sharded import ALONE, Alone
 
+_FAR = 0.1  # from the share of the draws that was asked for, from which on it is said
 _STATES = 8  # that a worker plays in one batch
 
 
@@ -71,6 +72,7 @@ def run_train_pivot(
     `out/held_out.jsonl`, the cost in `out/cost.json`. An unfinished run of the same configuration and contents in `out`
     is resumed; any other is refused unless `overwrite`."""
     config = parts.resolved(config)
+    config = replace(config, check=config.checked)  # what counts, for the identity of the run
     loggers.check(config.loggers)
     selected = None if config.pivots is None else read_selected(config.pivots, config.traces)
     policy = load_policy(config.model, config.device)
@@ -116,6 +118,8 @@ def run_train_pivot(
         rows = run.metrics()
         require_rewards(rows)
     last = next(row for row in reversed(rows) if "reward_mean" in row)  # a search may have ended the run after it
+    if said := _ended_early(last["step"], config):
+        notice(said)
     return {
         "model": str(run.model),
         "states": len(trained.pivots),
@@ -155,6 +159,8 @@ def _train(
 
         def log(row: dict[str, Any]) -> None:
             run.log(row)
+            for said in _unlike_the_weights(row, config.own.keep):
+                notice(said)
             for alarm in row.get("drift_alarms", ()):
                 notice(_warning(alarm, row["step"]))
             if said := none_rewarded(row):
@@ -268,6 +274,26 @@ def _warning(alarm: dict[str, Any], step: int) -> str:
     )
 
 
+def _ended_early(step: int, config: TrainPivotConfig) -> str | None:
+    """For a run whose pivots were all retired before its last step."""
+    if step >= config.train.steps:
+        return None
+    after = config.train.curriculum.revisit_after
+    why = f", and none is back before its {after} steps are over (train.curriculum.revisit_after)" if after else ""
+    return f"the run ended after step {step} of {config.train.steps}: every pivot is retired{why}"
+
+
+def _unlike_the_weights(row: dict[str, Any], keep: float) -> Iterator[str]:
+    """Where a step draws so many of the pivots that it cannot draw them as their weights say."""
+    if one := row.get("weights"):
+        few = f"because a step draws {one['states']} distinct pivots of {one['distinct']}"
+        yield f"step {row['step']}: weights of up to {one['asked']:.3g}:1 are draws of {one['drawn']:.3g}:1, {few}"
+    share = row.get("own_path", {}).get("kept_share")
+    if share is not None and abs(share - keep) > _FAR:
+        why = "because its pivots are distinct, and few are new" if share > keep else "because few are left"
+        yield f"step {row['step']}: earlier pivots have {share:.0%} of the draws, not own.keep={keep:g}, {why}"
+
+
 def _pass_rates(pivots: Sequence[Pivot], records: Sequence[PivotRecord]) -> Iterator[dict[str, Any]]:
     for pivot, record in zip(pivots, records, strict=True):
         state = pivot.prompted.state
@@ -360,7 +386,7 @@ def _checks(
         if opened is not None:
             played = EvaluateConfig(
                 max_turns=settings.max_turns,
-                max_tokens=settings.max_tokens,
+                max_tokens=settings.max_tokens or config.train.sampling.max_tokens,
                 max_context=settings.max_context,
                 cut_turns=config.train.cut_turns,
             )

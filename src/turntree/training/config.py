@@ -209,7 +209,8 @@ class CurriculumConfig:
     retire_after: int = 0
     """Retire a pivot after this many visits in a row at which all its rollouts succeeded (0: never)."""
     revisit_after: int = 0
-    """Steps after which a retired pivot may be drawn again; one more such visit retires it again (0: never)."""
+    """Steps after which a retired pivot may be drawn again; one more such visit retires it again (0: never). A run
+    does not wait for that: once every pivot is retired, it ends, or with own states it searches."""
     replacement_rounds: int = 0
     """Further waves that a step may draw to replace groups without reward variance (0: none)."""
 

@@ -8,6 +8,7 @@ selected by that mean, so it is biased (regression to the mean).
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from turntree.core import seeds
 from turntree.core.outcome import GroupOutcome, group_outcome
 from turntree.training.config import CurriculumConfig
 
+_FAR = 1.25  # ratio of weights to ratio of draws, from which on it is said
 _DISCOUNT = 0.5  # factor on earlier visits at each new one: the policy has trained for an epoch between two visits
 
 
@@ -40,7 +42,9 @@ class Curriculum:
     """Which of the pivots that are not retired a step draws.
 
     Pivots of equal weight are drawn in seeded epochs: none is drawn twice before all were drawn. Otherwise a step draws
-    without replacement, in proportion to the weights (Efraimidis and Spirakis 2006). Weight 0 is never drawn."""
+    one pivot after the other, each time in proportion to the weights of those that are left (Efraimidis and Spirakis
+    2006). Its pivots are distinct, so weights saturate where a step draws most of them (`expected`). Weight 0 is never
+    drawn."""
 
     def __init__(
         self, roles: Sequence[str], config: CurriculumConfig, seed: int, weights: Sequence[float] | None = None
@@ -51,7 +55,7 @@ class Curriculum:
         self.records: list[PivotRecord] = []
         self._queue: list[int] = []
         self._epoch = 0
-        self._drawn: tuple[int, set[int]] = (0, set())  # by weight, at the latest step
+        self._drawn: tuple[int, set[int]] = (0, set())  # at the latest step
         self.add(roles, [1.0] * len(roles) if weights is None else weights)
 
     def add(self, roles: Sequence[str], weights: Sequence[float]) -> None:
@@ -81,17 +85,40 @@ class Curriculum:
         """Whether every pivot is retired, and none comes back by `step`."""
         return not any(self._may_be_drawn(index, step) for index in range(len(self.records)))
 
+    def expected(self, count: int, step: int) -> dict[int, float]:
+        """How often each pivot is among the `count` that `step` draws, in expectation up to some percent, by index."""
+        live = [index for index in range(len(self.records)) if self._may_be_drawn(index, step)]
+        if not live:
+            return {}
+        rounds, rest = divmod(count, len(live))  # all are drawn before any is drawn again
+        chances = _inclusion([self._weights[index] for index in live], rest)
+        return {index: rounds + chance for index, chance in zip(live, chances, strict=True)}
+
+    def saturation(self, count: int, step: int) -> dict[str, float]:
+        """How many times as often as the lightest pivot the heaviest one should be drawn, and is at `step`; empty where
+        that is about the same."""
+        expected = self.expected(count, step)
+        weights = [self._weights[index] for index in expected]
+        asked, drawn = max(weights) / min(weights), max(expected.values()) / min(expected.values())
+        return {"asked": asked, "drawn": drawn, "distinct": len(weights)} if asked > _FAR * drawn else {}
+
     def draw(self, count: int, step: int) -> list[int]:
         """Indices of the next `count` pivots, with repeats where there are fewer. Do not call it when `exhausted`."""
         if len({weight for weight in self._weights if weight}) > 1:
             return self._draw_by_weight(count, step)
         drawn: list[int] = []
+        seen = self._seen(step)
+        again = bool(seen)  # replacements are others, as long as there are any
         while len(drawn) < count:
-            if not self._queue:
+            while not any(self._may_be_drawn(index, step) and index not in seen for index in range(len(self.records))):
+                seen = set() if seen <= set(drawn) else set(drawn)
+            if (index := self._next(seen)) is None:
                 self._refill(step)
-            index = self._queue.pop(0)
-            if self.records[index].retired_at is None:
-                drawn.append(index)
+                continue
+            drawn.append(index)
+            if again:
+                seen.add(index)
+        self._drawn = (step, self._seen(step) | set(drawn))
         return drawn
 
     def record(self, index: int, step: int, rewards: Sequence[float | None]) -> None:
@@ -139,7 +166,7 @@ class Curriculum:
         self._epoch += 1  # a step may draw again, for replacements
         self._bring_back(step)
         live = [index for index in range(len(self.records)) if self._may_be_drawn(index, step)]
-        seen = self._drawn[1] if self._drawn[0] == step else set[int]()
+        seen = self._seen(step)
         live = [index for index in live if index not in seen] or live  # replacements are others
         drawn: list[int] = []
         while len(drawn) < count:
@@ -147,6 +174,24 @@ class Curriculum:
             drawn += sorted(live, key=lambda index: (-keys[index], index))[: count - len(drawn)]
         self._drawn = (step, seen | set(drawn))
         return drawn
+
+    def _seen(self, step: int) -> set[int]:
+        """What this step has drawn so far."""
+        return set(self._drawn[1]) if self._drawn[0] == step else set()
+
+    def _next(self, seen: set[int]) -> int | None:
+        """Take the first of the epoch that is not in `seen`; those before it stay for the next step. None: there is
+        none."""
+        waiting: list[int] = []
+        for place, index in enumerate(self._queue):
+            if self.records[index].retired_at is not None:
+                continue
+            if index not in seen:
+                self._queue = waiting + self._queue[place + 1 :]
+                return index
+            waiting.append(index)
+        self._queue = waiting
+        return None
 
     def _may_be_drawn(self, index: int, step: int) -> bool:
         record = self.records[index]
@@ -159,8 +204,9 @@ class Curriculum:
     def _refill(self, step: int) -> None:
         """Shuffle in the next epoch, with the retired pivots whose time has come."""
         self._bring_back(step)
-        self._queue = [index for index in range(len(self.records)) if self._may_be_drawn(index, step)]
-        seeds.generator(self._seed, "epoch", self._epoch).shuffle(self._queue)
+        following = [index for index in range(len(self.records)) if self._may_be_drawn(index, step)]
+        seeds.generator(self._seed, "epoch", self._epoch).shuffle(following)
+        self._queue += following
         self._epoch += 1
 
     def _bring_back(self, step: int) -> None:
@@ -168,3 +214,14 @@ class Curriculum:
             if weight and self._due(record, step):
                 record.retired_at = None
                 record.streak = self.config.retire_after - 1
+
+
+def _inclusion(weights: Sequence[float], count: int) -> list[float]:
+    """The chance of each weight to be among `count` distinct ones. The draw takes the first `count` of exponential
+    clocks with these rates; they are asked at the time by which `count` of them have rung in expectation."""
+    low, high = 0.0, (1 + math.log(len(weights))) / min(weights)  # then more than all but one have rung
+    for _ in range(60):
+        middle = (low + high) / 2
+        rung = sum(-math.expm1(-weight * middle) for weight in weights)
+        low, high = (middle, high) if rung < count else (low, middle)
+    return [-math.expm1(-weight * high) for weight in weights]

@@ -39,7 +39,7 @@ _HANG = 30.0  # seconds that this process has to end once a rank is lost
 def open_ranks(trainers: int, device: str = "cpu") -> Iterator[Alone]:
     """The group of this run, on every rank. Raises `TurntreeError`
     on rank 0 within seconds when another rank dies."""
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    launched = _launched()
     if max(trainers, launched) > 1 and torch.device(device).index is not None:
         raise ConfigError(f"{device!r} is one device", field="device.name", hint="use cuda: each rank takes its own")
     if launched > 1 and trainers not in (1, launched):
@@ -57,6 +57,17 @@ def open_ranks(trainers: int, device: str = "cpu") -> Iterator[Alone]:
                 yield group
     else:
         yield Alone()
+
+
+def _launched() -> int:
+    """How many ranks the launcher started; 1 without a launcher."""
+    said = {name: os.environ.get(name, "") for name in ("WORLD_SIZE", "RANK")}
+    size = said["WORLD_SIZE"] or "1"
+    if not size.isdecimal() or (int(size) > 1 and not said["RANK"].isdecimal()):
+        problem = f"the environment says WORLD_SIZE={said['WORLD_SIZE']!r} and RANK={said['RANK']!r}"
+        hint = "a launcher such as torchrun sets both to numbers: unset WORLD_SIZE to run without one"
+        raise ConfigError(problem, field="cluster.trainers", hint=hint)
+    return int(size)
 
 
 @contextlib.contextmanager

@@ -378,10 +378,13 @@ class _Run:
 
     def credits(self, groups: Sequence[GrownGroup]) -> list[Credit | None]:
         """The credit of every group that the update learns from; None for the others."""
-        episodes = [self._labels[id(group)] for group in groups]
+        return self._beside_judged([self._labels[id(group)] for group in groups])
+
+    def _beside_judged(self, episodes: Sequence[Credit | None]) -> list[Credit | None]:
+        """The credit of the first groups' whole rollouts together with that of their judged turns."""
         if self._inside is None:
-            return episodes
-        return [judged.beside(credit) for credit, judged in zip(episodes, self._judged_turns, strict=True)]
+            return list(episodes)
+        return [judged.beside(credit) for credit, judged in zip(episodes, self._judged_turns, strict=False)]
 
     def update(self, groups: Sequence[GrownGroup], labels: Sequence[Credit | None]) -> dict[str, Any]:
         """One update on the groups that have credit; no step where none has."""
@@ -389,9 +392,10 @@ class _Run:
         kept = [(group, credit) for group, credit in zip(groups, labels, strict=True) if credit is not None]
         credits = [credit for _, credit in kept]
         if self._dropped or len(groups) > self._first:
-            unfiltered = self._trained_tokens(_scored(groups[: self._first]))
-            trained = self._trained_tokens(self._kept(groups))
-            self.savings.filtered(unfiltered - trained, self._refills)
+            first = groups[: self._first]
+            whole = [self.credit(group.tree, group.rewards) if _is_scored(group) else None for group in first]
+            unfiltered = self._trained_tokens(first, self._beside_judged(whole))
+            self.savings.filtered(unfiltered - self._trained_tokens(groups, labels), self._refills)
         metrics, cost = self.learner.learn([group.tree for group, _ in kept], credits)
         self.cost += cost
         return {
@@ -401,11 +405,11 @@ class _Run:
             **metrics,
         }
 
-    def _trained_tokens(self, groups: Sequence[GrownGroup]) -> int:
+    def _trained_tokens(self, groups: Sequence[GrownGroup], labels: Sequence[Credit | None]) -> int:
         """The tokens that an update on these groups computes: the packer's slots times the optimizer steps."""
-        credits = [self.credit(group.tree, group.rewards) for group in groups]
-        slots = packed_slots([group.tree for group in groups], credits, max_tokens=self.config.max_tokens)
-        return slots * self.config.updates
+        kept = [(group.tree, credit) for group, credit in zip(groups, labels, strict=True) if credit is not None]
+        trees, credits = [tree for tree, _ in kept], [credit for _, credit in kept]
+        return packed_slots(trees, credits, max_tokens=self.config.max_tokens) * self.config.updates
 
     def observe(self, groups: Sequence[GrownGroup]) -> dict[str, Any]:
         """The metrics of the groups. Means are over scored rollouts; a cut group has none, and no outcome.
@@ -543,12 +547,8 @@ def _forks_by_turn(groups: Sequence[GrownGroup]) -> dict[str, int]:
     return {str(turn): count for turn, count in sorted(turns.items())}
 
 
-def _scored(groups: Sequence[GrownGroup]) -> list[GrownGroup]:
-    """Those with something to compare: whole groups with at least two rewards."""
-    return [group for group in groups if _is_scored(group)]
-
-
 def _is_scored(group: GrownGroup) -> bool:
+    """Whether there is something to compare: a whole group with at least two rewards."""
     return group_outcome(_rewards(group)) is not GroupOutcome.CENSORED
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -55,7 +55,7 @@ class OwnPath(Protocol):
 
     @property
     def keep(self) -> float:
-        """Share of the own draws that earlier ones keep when new ones come (0: they are replaced)."""
+        """Share of the weight of own pivots that earlier ones keep when new ones come (0: they are replaced)."""
         ...
 
     def due(self, step: int) -> bool:
@@ -161,10 +161,12 @@ def train_pivot(
                 checked = run.check(step)
                 log({"step": step, "trained_groups": 0, **run.spent(), **figures, **checked, **run.alarms()})
             break
+        law = run.law(step) if step == 1 or figures else {}
         drawn, trained = run.sample(step)
         compared = [group for group in trained if group_outcome(group.verdicts) is not GroupOutcome.CENSORED]
         credits = [estimator(group.tree, group.rewards) for group in compared]
-        run.row = {"step": step, **run.update(compared, credits), **run.observe(step, drawn, trained), **figures}
+        observed = {**run.observe(step, drawn, trained), **figures, **law}
+        run.row = {"step": step, **run.update(compared, credits), **observed}
         labels = {id(group): credit for group, credit in zip(compared, credits, strict=True)}
         keep(step, drawn, [labels.get(id(group)) for group in drawn])
         saves = checkpoints if checkpoints and checkpoints.due(step, last=run.is_last(step)) else None
@@ -255,8 +257,24 @@ class _Run:
             problem = f"no state of the policy's own path is a pivot ({dict(found.figures)})"
             hint = "play more tasks (own.tasks), or look at the verifier and, where there is one, the teacher"
             raise InputError(problem, field="own", hint=hint)
+        earlier = {index for index, pivot in enumerate(self.pivots) if pivot.own}
         self._enter(found.pivots, step)
-        return {"own_path": {**found.figures, "cost": found.cost.counts()}}
+        figures = {**found.figures, "cost": found.cost.counts()}
+        if self.own.keep and earlier and found.pivots:
+            figures["kept_share"] = self._share(earlier, step)
+        return {"own_path": figures}
+
+    def _share(self, earlier: Collection[int], step: int) -> float:
+        """The share of the draws of own pivots that these are expected to have. A step draws distinct ones, so it is
+        more than `OwnPath.keep` where new ones are few."""
+        expected = self.curriculum.expected(self.config.states, step)
+        own = {index: count for index, count in expected.items() if self.pivots[index].own}
+        return sum(count for index, count in own.items() if index in earlier) / (sum(own.values()) or 1.0)
+
+    def law(self, step: int) -> dict[str, Any]:
+        """Where a step draws so many of the pivots that their weights say little: what they asked for, and what is."""
+        found = self.curriculum.saturation(self.config.states, step)
+        return {"weights": {**found, "states": self.config.states}} if found else {}
 
     def _enter(self, pivots: Sequence[Pivot], step: int) -> None:
         """Put new pivots of the policy's own path in place of the earlier ones, or beside them (`OwnPath.keep`); where

@@ -1,8 +1,9 @@
 """What each filter saved, compared with the same iteration without it.
 
 Gate: an estimate. The turns after a cut were not sampled, so each rollout alive at the cut is priced at the mean
-remaining cost of rollouts of whole groups that were alive at the same turn. This assumes that cut groups would have
-continued like the others; an audited share, or an arm without the gate, measures it.
+remaining cost of rollouts of whole groups that were alive at the same turn, minus what faster ones had played beyond
+the cut when it came. This assumes that cut groups would have continued like the others; an audited share, or an arm
+without the gate, measures it.
 
 DAPO: exact, given the groups that were played. Saved are the tokens that an update on the groups of the first round
 would have computed beyond those that were trained. Refills would not have been played, so their cost is negative.
@@ -79,8 +80,10 @@ class SavingsLedger:
     def came_back(self, group: GrownGroup) -> None:
         tree = group.tree
         if group.cut is not None:
-            alive = sum(tree.stop_reason(leaf) is StopReason.GATED for leaf in tree.leaves())
-            self.saved["gate"] += self._after[group.cut].mean * alive
+            alive = [leaf for leaf in tree.leaves() if tree.stop_reason(leaf) is StopReason.GATED]
+            if (after := self._after[group.cut]).count:
+                beyond = sum((tree[leaf].cost for leaf in alive), NO_COST)  # in the empty observation that each ends in
+                self.saved["gate"] += after.mean * len(alive) + Saving.mean(beyond, 1) * -1
             return
         paid: set[int] = set()
         for end in tree.ends():

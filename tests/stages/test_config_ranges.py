@@ -1,0 +1,53 @@
+"""Numbers that no run can have are refused where they are given, under their own names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from turntree.core.config import from_mapping
+from turntree.core.errors import ConfigError
+from turntree.stages.config import EvaluateConfig, TrainOnlineConfig, TrainPivotConfig
+from turntree.training.launch import open_ranks
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "field"),
+    [
+        (TrainPivotConfig, {"pivots": "p", "check": {"samples": 0}}, "check.samples"),
+        (TrainPivotConfig, {"pivots": "p", "check": {"tasks": -3}}, "check.tasks"),
+        (TrainPivotConfig, {"pivots": "p", "check": {"states": -1}}, "check.states"),
+        (TrainPivotConfig, {"pivots": "p", "check": {"max_turns": 0}}, "check.max_turns"),
+        (TrainPivotConfig, {"pivots": "p", "check": {"max_tokens": 0}}, "check.max_tokens"),
+        (TrainPivotConfig, {"states": "own", "own": {"candidates": 0}}, "candidates"),
+        (
+            TrainOnlineConfig,
+            {"train": {"rollouts": {"episodes": {"max_turns": 0}}}},
+            "max_turns",
+        ),
+        (EvaluateConfig, {"max_turns": 0}, "max_turns"),
+        (EvaluateConfig, {"count": 0}, "count"),
+        (EvaluateConfig, {"temperature": 0.0}, "temperature"),
+        (EvaluateConfig, {"max_live_rollouts": 0}, "max_live_rollouts"),
+    ],
+)
+def test_a_number_out_of_range_is_refused_by_its_name(kind: Any, given: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{field}': must be "):
+        from_mapping(kind, given)
+
+
+@pytest.mark.parametrize("said", [{"WORLD_SIZE": "2"}, {"WORLD_SIZE": "two"}, {"WORLD_SIZE": "2", "RANK": ""}])
+def test_half_of_a_launcher_is_refused_in_one_line(said: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WORLD_SIZE", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=f"WORLD_SIZE='{said['WORLD_SIZE']}' and RANK=''"), open_ranks(1):
+        pass
+
+
+def test_an_empty_world_size_is_no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "")
+    with open_ranks(1) as group:
+        assert group is not None
