@@ -29,7 +29,7 @@ from typing import Any
 
 from turntree.core.errors import TurntreeError
 from turntree.core.messages import Message
-from turntree.experiments.book import Book, Stage, words
+from turntree.experiments.book import GIVEN, Book, Stage, words
 from turntree.observe.artifacts import PROFILE
 from turntree.observe.files import read_json
 from turntree.observe.statistics import clustered_wilson, t_interval
@@ -132,7 +132,7 @@ class Recipe:
         cut = Stage("cut", "held_out.jsonl", words("domains.py", "cut", imported.result, *told), (imported,))
         for stage in (imported, cut):
             self.book.run(stage)
-        base = Stage("base", options.model, ("given",))
+        base = Stage("base", options.model, GIVEN)
         self.accept("base", base, cut)
         warm = self.sft("warm", base, "warm.traces.jsonl", options.epochs, options.warm_rate, 2, (), cut)
         self.book.run(warm)

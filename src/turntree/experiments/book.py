@@ -19,6 +19,8 @@ from pathlib import Path
 
 from turntree.observe.files import read_json, write_json
 
+GIVEN = ("given",)  # the command of a stage that is there from the start, and is only part of others' keys
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -74,7 +76,7 @@ class Book:
             self.listed.add(stage.name)
         if done or self.plan or not fnmatch.fnmatch(stage.name, self.only):
             return
-        if missing := [need.name for need in stage.needs if not self.done(need)]:
+        if missing := [need.name for need in stage.needs if need.command != GIVEN and not self.done(need)]:
             print(f"{stage.name} waits for {', '.join(missing)}", flush=True)
             return
         told = {"command": list(stage.command), "key": stage.key, "load": [os.getloadavg()[0]]}
