@@ -37,7 +37,18 @@ from typing import Any, Literal, get_args
 import torch
 from generate import Clock, Turns
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
-from update_step import BATCH_ROWS, LOSS, Shape, arguments_of, fastest, interleaved, ratio, sampled_tree, trl_step
+from update_step import (
+    BATCH_ROWS,
+    LOSS,
+    Shape,
+    arguments_of,
+    cpu_clock,
+    fastest,
+    interleaved,
+    ratio,
+    sampled_tree,
+    trl_step,
+)
 
 from turntree.cli.common import finish
 from turntree.engines.checkpoint import load_model
@@ -81,9 +92,7 @@ def the_model(given: argparse.Namespace) -> PreTrainedModel:
 
 
 def clock_of(device: str) -> Clock:
-    if device != "cpu":
-        return finished
-    return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    return cpu_clock() if device == "cpu" else finished
 
 
 def finished() -> float:

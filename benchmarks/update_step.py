@@ -101,6 +101,11 @@ def random_qwen3(vocabulary: int, width: int) -> transformers.PreTrainedModel:
     return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes, **heads, tie_word_embeddings=True)).eval()
 
 
+def cpu_clock() -> Callable[[], float]:
+    """CPU time of this process with one thread, else the time on the wall."""
+    return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+
+
 def interleaved(
     sides: Sequence[Callable[[], object]], repeats: int, clock: Callable[[], float] = time.perf_counter
 ) -> list[list[float]]:
@@ -196,7 +201,7 @@ def measure(shape: Shape, vocabulary: int, repeats: int) -> dict[str, Any]:
     model = random_qwen3(vocabulary, shape.width)
     set_tree_attention(model)
     tree, credit = sampled_tree(shape, vocabulary)
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    clock = cpu_clock()
 
     def packed() -> list[PackedBatch]:
         return pack([tree], [credit], max_tokens=shape.rollouts * shape.path)
@@ -245,7 +250,7 @@ def measure_point(shape: Shape, repeats: int) -> dict[str, Any]:
     model = random_qwen3(shape.vocabularies[0], shape.width)
     set_tree_attention(model)
     tree, credit = sampled_tree(shape, shape.vocabularies[0])
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    clock = cpu_clock()
     update = partial(update_step, model, None, build_optimizer(model, OptimizerConfig()), config=LOSS)
     rows = flat_batches([tree], [credit], max_tokens=shape.path)
     kept = dataclasses.replace(rows[0].stats, rollout_tokens=float(rows[0].multiplicity_A[rows[0].action_T].sum()))

@@ -166,6 +166,13 @@ class LuckyRefills(Corridor):
 PATH_WEIGHTED = CreditConfig(advantages="rloo", comparison="starts", leaf_weights="path_weighted")
 
 
+def one_group(*, credit: CreditConfig, dapo: DapoFilter | None = None, **rollouts: Any) -> OnlineConfig:
+    """One iteration on one group, under the normaliser that path weights need."""
+    loss = LossConfig(normalizer="constant", constant=100.0)
+    shape = replace(ROLLOUTS, **rollouts)
+    return config(iterations=1, groups=1, rollouts=shape, credit=credit, loss=loss, dapo=dapo)
+
+
 @pytest.mark.parametrize(
     ("credit", "estimator", "sampled"),
     [(PATH_WEIGHTED, None, 0), (CreditConfig(), None, 2), (PATH_WEIGHTED, CreditRule(), 2)],
@@ -176,13 +183,7 @@ def test_refills_are_sampled_only_where_the_credit_may_count_them(
 ) -> None:
     """A task of two independent rollouts and two leaves that no branch is made for."""
     run, rows = parts(corridors(count=1), brancher=FixedBrancher(turns=(9,)), estimator=estimator), []
-    settings = config(
-        iterations=1,
-        groups=1,
-        rollouts=replace(ROLLOUTS, initial_rollouts=2),
-        credit=credit,
-        loss=LossConfig(normalizer="constant", constant=100.0),
-    )
+    settings = one_group(initial_rollouts=2, credit=credit)
     train_online(run, settings, log=rows.append)
     figures = rows[0]["branching"]
     assert (figures["refills"], figures["unfilled_leaves"], figures["leaves"]) == (sampled, 2 - sampled, 2 + sampled)
@@ -191,14 +192,7 @@ def test_refills_are_sampled_only_where_the_credit_may_count_them(
 def test_dapo_keeps_no_group_that_differs_only_in_refills_which_path_weights_do_not_count() -> None:
     """Such a group has no gradient; kept, it takes the place of a refill that has one."""
     run, rows = parts([LuckyRefills("lucky", 2)], brancher=FixedBrancher(turns=(9,))), []
-    settings = config(
-        iterations=1,
-        groups=1,
-        rollouts=replace(ROLLOUTS, initial_rollouts=2, max_live_rollouts=1, refills=True),
-        credit=PATH_WEIGHTED,
-        loss=LossConfig(normalizer="constant", constant=100.0),
-        dapo=DapoFilter(),
-    )
+    settings = one_group(initial_rollouts=2, max_live_rollouts=1, refills=True, credit=PATH_WEIGHTED, dapo=DapoFilter())
     before = weights(run)
     train_online(run, settings, log=rows.append)
     assert rows[0]["groups_mixed"] == 1
@@ -222,14 +216,7 @@ def test_dapo_keeps_no_group_in_which_one_start_is_left_to_compare() -> None:
             return twin
 
     run, rows = parts([Coin("coin", 3)], brancher=FixedBrancher(turns=(2,), branches=4)), []
-    settings = config(
-        iterations=1,
-        groups=1,
-        rollouts=replace(ROLLOUTS, initial_rollouts=1),
-        credit=PATH_WEIGHTED,
-        loss=LossConfig(normalizer="constant", constant=100.0),
-        dapo=DapoFilter(),
-    )
+    settings = one_group(initial_rollouts=1, credit=PATH_WEIGHTED, dapo=DapoFilter())
     train_online(run, settings, log=rows.append)
     assert rows[0]["groups_mixed"] == 1 and rows[0]["branching"]["leaves"] == 4
     assert rows[0]["trained_groups"] == 0 and rows[0]["groups_dropped"] == {"no difference among rewards that count": 1}

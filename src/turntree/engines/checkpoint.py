@@ -23,7 +23,7 @@ from turntree.engines.hub import folder_of
 from turntree.observe.files import replace_folder, writing
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_SAVED = _DTYPES | {"float16": torch.float16}
+SAVED = _DTYPES | {"float16": torch.float16}
 _SCALES = ("r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern")  # of an adapter
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _ADAPTER, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -154,8 +154,8 @@ def save_model(
     is.
     A reader sees the old folder or the new one, never a mixture: files are written beside it and renamed over.
     """
-    if dtype is not None and dtype not in _SAVED:
-        raise ConfigError(f"{dtype!r} is not allowed", field="dtype", hint=f"use {', '.join(_SAVED)}")
+    if dtype is not None and dtype not in SAVED:
+        raise ConfigError(f"{dtype!r} is not allowed", field="dtype", hint=f"use {', '.join(SAVED)}")
     target = Path(folder).absolute()
     if target.exists() and not target.is_dir():
         raise InputError("is a file", path=folder, hint="name a folder for the checkpoint")
@@ -221,11 +221,11 @@ def write_weights(model: PreTrainedModel, folder: Path, dtype: str | None = None
     if getattr(model, "_hf_peft_config_loaded", False):
         _write_adapter(model, folder)
         return
-    if dtype is None or model.dtype == _SAVED[dtype]:
+    if dtype is None or model.dtype == SAVED[dtype]:
         model.save_pretrained(folder)
         return
     converted = {
-        name: value.to(_SAVED[dtype]) if value.is_floating_point() else value
+        name: value.to(SAVED[dtype]) if value.is_floating_point() else value
         for name, value in model.state_dict().items()
     }
     model.save_pretrained(folder, state_dict=converted)

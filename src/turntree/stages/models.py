@@ -20,7 +20,7 @@ from transformers import (
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Renderer
-from turntree.engines.checkpoint import base_of, load_tokenizer, merged, policy_hash, quiet, save_model
+from turntree.engines.checkpoint import SAVED, base_of, load_tokenizer, merged, policy_hash, quiet, save_model
 from turntree.engines.hub import push
 from turntree.renderers.template import ChatRenderer
 
@@ -61,7 +61,7 @@ def merge_adapter(adapter: Path, out: Path, *, push_to: str | None = None, overw
     saved = json.loads((Path(base_of(adapter)) / "config.json").read_text())
     dtype = str(saved.get("dtype") or saved.get("torch_dtype"))
     model = merged(adapter)
-    save_model(model, load_tokenizer(adapter), out, dtype if dtype in ("float32", "bfloat16", "float16") else None)
+    save_model(model, load_tokenizer(adapter), out, dtype if dtype in SAVED else None)
     pushed = None if push_to is None else push(out, push_to)
     return {"model": str(out), "base": base_of(adapter), "parameters": model.num_parameters(), "pushed": pushed}
 

@@ -59,6 +59,9 @@ def run_sft(config: SFTStageConfig, out: Path, *, overwrite: bool = False, group
     }
 
 
+_FOREIGN = "example_outside_vocabulary"
+
+
 @dataclass(frozen=True)
 class _Limits:
     """The longest example, in tokens: of one forward pass, and of the model; and how many tokens the model knows."""
@@ -70,7 +73,7 @@ class _Limits:
     def against(self, row: Example) -> str | None:
         """Why the example cannot be learned."""
         if max(row.token_ids) >= self.vocabulary:
-            return "example_outside_vocabulary"
+            return _FOREIGN
         if len(row.token_ids) > self.positions:
             return "example_above_model_positions"
         return "example_above_sft_max_tokens" if len(row.token_ids) > self.max_tokens else None
@@ -91,15 +94,19 @@ def _learned(traces: Sequence[Trace], renderer: Renderer, limits: _Limits) -> _L
     found: list[Example] = []
     left_out = 0
     refused: list[InputError] = []
-    unfit: list[Example] = []
+    unfit: list[tuple[str, Example]] = []
     for trace in traces:
         try:
             rows = [row for row in examples(trace, renderer) if any(row.loss_mask)]
         except InputError as error:
             refused.append(error)
             rows = []
-        fitting = [row for row in rows if limits.against(row) is None]
-        unfit += [row for row in rows if limits.against(row) is not None]
+        fitting: list[Example] = []
+        for row in rows:
+            if (reason := limits.against(row)) is None:
+                fitting.append(row)
+            else:
+                unfit.append((reason, row))
         found += fitting
         left_out += not fitting
     if unfit:
@@ -108,12 +115,12 @@ def _learned(traces: Sequence[Trace], renderer: Renderer, limits: _Limits) -> _L
         if not found:
             raise refused[0]
         notice(f"{len(refused)} of {len(traces)} traces cannot be rendered and are left out; the first: {refused[0]}")
-    return _Learned(found, left_out, Counter(str(limits.against(row)) for row in unfit))
+    return _Learned(found, left_out, Counter(reason for reason, _ in unfit))
 
 
-def _say_unfit(unfit: Sequence[Example], kept: int, limits: _Limits) -> None:
+def _say_unfit(unfit: Sequence[tuple[str, Example]], kept: int, limits: _Limits) -> None:
     """Say how many examples cannot be learned. Raises `InputError` where no other is left."""
-    sizes = sorted(len(row.token_ids) for row in unfit if max(row.token_ids) < limits.vocabulary)
+    sizes = sorted(len(row.token_ids) for reason, row in unfit if reason != _FOREIGN)
     whole, said = f"of {len(unfit) + kept} examples have", list[tuple[str, str, str]]()
     if foreign := len(unfit) - len(sizes):
         what = f"{foreign} {whole} tokens above the {limits.vocabulary} that the model knows"
