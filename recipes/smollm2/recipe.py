@@ -57,7 +57,8 @@ class Settings:
     model: str = ""  # a folder or name; empty: get SmolLM2
     environment: tuple[str, ...] = ("household", "--difficulty", "easy")  # its name and options
     rank: int = 0  # of the adapter that the arms train; 0: all weights
-    device: tuple[str, ...] = ("--set", "device.dtype=bfloat16", "--set", "device.threads=1")
+    device: str = "cpu"
+    dtype: str = "bfloat16"
     games: int = 480
     parts: tuple[int, ...] = (120, 180)  # traces of a warm start
     least: float = 0.15  # success below which there is too little to reinforce; above 60% too little is left to gain
@@ -81,12 +82,20 @@ class Settings:
     play: int = 50  # test games of one stage
     items: int = 50  # passages and answers of each kind, of one stage
 
+    @property
+    def where(self) -> tuple[str, ...]:
+        """Options of every command that computes, except retention.py."""
+        found = () if self.device == "cpu" else words("--set", f"device.name={self.device}")
+        if self.dtype != "float32":
+            found += words("--set", f"device.dtype={self.dtype}", "--set", "device.threads=1")
+        return found
+
 
 QUESTIONS = Settings(  # with tools; a call has up to forty tokens
     environment=("qa",), max_turns=10, max_tokens=48, verifier=("--verifier", "recommended"), play=200, cap=1.0,
 )  # fmt: skip
 SMOKE = Settings(
-    device=(), games=16, parts=(2, 4), least=0.0, development=2, rest=4, turns=2, rollouts=4, held_out=(2, 1),
+    dtype="float32", games=16, parts=(2, 4), least=0.0, development=2, rest=4, turns=2, rollouts=4, held_out=(2, 1),
     samples=2, steps=1, states=2, group=2, rates=(1e-4,), max_turns=3, play=2, items=2,
 )  # fmt: skip
 
@@ -224,26 +233,24 @@ class Recipe:
         """An arm may train an adapter; a warm start trains all weights."""
         rank = 0 if name.startswith("warm-") else self.settings.rank
         adapter = words("--set", f"device.lora.rank={rank}", "--set", f"device.lora.alpha={2 * rank}") if rank else ()
-        return (*self.settings.device, *adapter, "--set", "checkpoints.extendable=false", "--out", name)
+        return (*self.settings.where, *adapter, "--set", "checkpoints.extendable=false", "--out", name)
 
     # what is measured of them
 
     def profile(self, name: str, model: Stage, traces: str, split: str, rollouts: int) -> Stage:
         command = words(
             *("profile", "--model", model.model, "--traces", traces, "--split", split, "--rollouts", rollouts),
-            *("--max-tokens", self.settings.max_tokens, *self.settings.verifier, *self.settings.device),
+            *("--max-tokens", self.settings.max_tokens, *self.settings.verifier, *self.settings.where),
         )
         return Stage(name, f"{name}.jsonl", (*command, "--out", f"{name}.jsonl"), (model,))
 
     def retention(self, name: str, model: Stage) -> None:
-        options, count = self.settings.device, self.settings.items
-        dtype = "bfloat16" if "device.dtype=bfloat16" in options else "float32"
-        names = [word.partition("=")[2] for word in options if word.startswith("device.name=")]
-        where = words("--device", *names) if names else ()
+        options, count = self.settings, self.settings.items
+        where = () if options.device == "cpu" else words("--device", options.device)
         for start in range(0, self.items, count):
             label = f"keep.{name}.{start}"
-            command = words("retention.py", model.model, "--start", start, "--count", count, "--dtype", dtype)
-            command += where
+            command = words("retention.py", model.model, "--start", start, "--count", count)
+            command += words("--dtype", options.dtype) + where
             self.book.run(Stage(label, f"{label}.json", (*command, "--out", f"{label}.json"), (model,)))
 
     def play(self, name: str, model: Stage, split: str, start: int, count: int) -> Stage:
@@ -252,7 +259,7 @@ class Recipe:
             *("evaluate", "--model", model.model, "--environment"),
             *self.flags("--split", split, "--count", count, *(("--offset", start) if start or self.of_games else ())),
             *("--max-turns", self.settings.max_turns),
-            *("--max-tokens", self.settings.max_tokens, "--set", "greedy=false", *self.settings.device),
+            *("--max-tokens", self.settings.max_tokens, "--set", "greedy=false", *self.settings.where),
         )
         return Stage(name, f"{name}.json", (*command, "--out", f"{name}.json"), (model,))
 
@@ -316,9 +323,7 @@ def main() -> None:
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     model = str(Path(given.model).resolve()) if given.model and Path(given.model).exists() else given.model
-    settings = replace(settings_of(given.smoke, given.questions, given.rank), model=model)
-    if given.device != "cpu":
-        settings = replace(settings, device=words("--set", f"device.name={given.device}", *settings.device))
+    settings = replace(settings_of(given.smoke, given.questions, given.rank), model=model, device=given.device)
     games, items = (settings.play, settings.items) if given.smoke else (given.games, given.items)
     recipe = Recipe(Book(given.folder, HERE, given.only, given.plan), settings, items)
     recipe.run(given.arms.split(","), [int(seed) for seed in given.seeds.split(",")], games)

@@ -37,13 +37,16 @@ def test_a_number_out_of_range_is_refused_by_its_name(kind: Any, given: dict[str
         from_mapping(kind, given)
 
 
-@pytest.mark.parametrize("said", [{"WORLD_SIZE": "2"}, {"WORLD_SIZE": "two"}, {"WORLD_SIZE": "2", "RANK": ""}])
-def test_half_of_a_launcher_is_refused_in_one_line(said: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WORLD_SIZE", "RANK"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in said.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match=f"WORLD_SIZE='{said['WORLD_SIZE']}' and RANK=''"), open_ranks(1):
+LAUNCHER = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize("name, value", [*((name, "") for name in LAUNCHER if name != "WORLD_SIZE"), ("RANK", "one"),
+    ("WORLD_SIZE", "two"), ("MASTER_PORT", "any")])  # fmt: skip
+def test_half_of_a_launcher_is_refused_in_one_line(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, said in LAUNCHER.items():
+        monkeypatch.setenv(key, said)
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=f"the environment says .*{name}='{value}'"), open_ranks(1):
         pass
 
 

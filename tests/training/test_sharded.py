@@ -258,8 +258,9 @@ def test_ranks_that_loaded_other_weights_are_refused(pair: Alone, monkeypatch: p
 
 
 def test_a_launcher_and_the_configuration_agree_on_the_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setenv("RANK", "0")
+    launcher = {"WORLD_SIZE": "4", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for name, value in launcher.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=r"cluster\.trainers.* is 2, and 4 ranks were launched"), open_ranks(2):
         pass
     with pytest.raises(ConfigError, match="'cuda:1' is one device"), open_ranks(1, "cuda:1"):

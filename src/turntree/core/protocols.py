@@ -252,7 +252,8 @@ class Gate(Protocol):
 
     It is asked after every turn that all unfinished rollouts of the group have completed.
 
-    Optional: `first_look`, the first turn at which it may decide to cut a group of two rollouts or more.
+    Optional: `first_look`, the first turn at which it may decide to cut a group of two rollouts or more, and
+    `last_look`, the turn at which it has decided (a gate of several, `AnyOf`, does not ask it at later ones).
     """
 
     def decide(self, group: GroupProgress) -> GateDecision | None:

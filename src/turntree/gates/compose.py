@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from turntree.core import seeds
 from turntree.core.protocols import Gate, GateDecision, GroupProgress
-from turntree.gates.divergence import PrefixDivergenceGate, turns_reached, unable
+from turntree.gates.divergence import turns_reached, unable
 
 
 @dataclass(frozen=True)
@@ -105,9 +105,10 @@ class RandomGate:
 
 def _passed(gate: Gate, group: GroupProgress) -> GateDecision | None:
     """The decision of a checkpoint whose turn is over: it did not cut then."""
-    if not isinstance(gate, PrefixDivergenceGate) or all(group.finished) or turns_reached(group) <= gate.turn:
+    last: int | None = getattr(gate, "last_look", None)
+    if last is None or all(group.finished) or turns_reached(group) <= last:
         return None
-    return GateDecision(cut=False, reason=f"passed at turn {gate.turn}", numbers={}, final=True)
+    return GateDecision(cut=False, reason=f"passed at turn {last}", numbers={}, final=True)
 
 
 def _draw(seed: int, what: str, group: GroupProgress) -> float:

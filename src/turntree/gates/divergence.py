@@ -67,6 +67,10 @@ class PrefixDivergenceGate:
     def first_look(self) -> int:
         return self.turn if self.bounds is None else 1
 
+    @property
+    def last_look(self) -> int:
+        return self.turn
+
     def decide(self, group: GroupProgress) -> GateDecision | None:
         hopeless = unable(group)
         if hopeless is not None:

@@ -61,11 +61,13 @@ def open_ranks(trainers: int, device: str = "cpu") -> Iterator[Alone]:
 
 def _launched() -> int:
     """How many ranks the launcher started; 1 without a launcher."""
-    said = {name: os.environ.get(name, "") for name in ("WORLD_SIZE", "RANK")}
+    said = {name: os.environ.get(name, "") for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT")}
     size = said["WORLD_SIZE"] or "1"
-    if not size.isdecimal() or (int(size) > 1 and not said["RANK"].isdecimal()):
-        problem = f"the environment says WORLD_SIZE={said['WORLD_SIZE']!r} and RANK={said['RANK']!r}"
-        hint = "a launcher such as torchrun sets both to numbers: unset WORLD_SIZE to run without one"
+    numbers = size.isdecimal() and said["RANK"].isdecimal()
+    reachable = dist.is_initialized() or (said["MASTER_ADDR"] and said["MASTER_PORT"].isdecimal())
+    if size != "1" and not (numbers and reachable):
+        problem = "the environment says " + ", ".join(f"{name}={value!r}" for name, value in said.items())
+        hint = "a launcher such as torchrun sets all of them: unset WORLD_SIZE to run without one"
         raise ConfigError(problem, field="cluster.trainers", hint=hint)
     return int(size)
 
