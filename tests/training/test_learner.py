@@ -6,10 +6,12 @@ import copy
 import dataclasses
 import math
 from types import SimpleNamespace
+from typing import Literal
 
 import pytest
 import torch
 from test_lora import adapted
+from torch import Tensor
 
 from tiny_models import tiny_model, tiny_tokenizer
 from turntree.advantages.config import CreditConfig
@@ -23,10 +25,13 @@ from turntree.core.verdict import Verdict
 from turntree.engines.hf import HFEngine
 from turntree.renderers.template import ChatRenderer
 from turntree.rollouts.local import render, sample_local
+from turntree.training.forward import with_old_logprobs
 from turntree.training.learner import Learner, engine_differs
-from turntree.training.losses import LossConfig
+from turntree.training.losses import LossConfig, LossSums, loss_normalizer
 from turntree.training.optimizer import OptimizerConfig
+from turntree.training.packing import pack
 from turntree.training.trainer import open_trainers
+from turntree.training.update import batch_loss
 
 RENDERER = ChatRenderer(tiny_tokenizer())
 NO_KL = LossConfig(kl_coefficient=0.0)
@@ -97,14 +102,38 @@ def test_the_engine_s_numbers_are_taken_where_they_are_the_trainer_s_own() -> No
     assert learner(model, Rounding(engine, 0.0)).rescores(sampled(engine)[0])
 
 
+@pytest.mark.parametrize("updates", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_the_bill_counts_every_pass_that_only_scores(dtype: torch.dtype) -> None:
+def test_the_bill_counts_every_pass_that_only_scores(dtype: torch.dtype, updates: int) -> None:
     model = adapted(tiny_model(dtype=dtype))
     reference = tiny_model(seed=3).requires_grad_(False)
     engine = HFEngine(model, RENDERER.stop_ids)
-    metrics, cost = learner(model, engine, loss=LossConfig(), reference=reference).learn(*sampled(engine))
-    passes = 2 if dtype == torch.bfloat16 else 1  # the old policy's, and the reference's
+    several = dataclasses.replace(learner(model, engine, loss=LossConfig(), reference=reference), updates=updates)
+    metrics, cost = several.learn(*sampled(engine))
+    passes = 2 if dtype == torch.bfloat16 and updates > 1 else 1  # the old policy's, and the reference's
     assert cost.scored_tokens == passes * metrics["trained_tokens"] > 0
+
+
+@pytest.mark.parametrize("ratio", ["token", "action"])
+def test_one_update_learns_the_same_without_a_pass_for_the_old_policy(ratio: Literal["token", "action"]) -> None:
+    """Its own pass is the old policy's: equal gradients and importance weights, for an engine whose log-probabilities
+    are off."""
+    found: list[tuple[list[Tensor], LossSums]] = []
+    config = dataclasses.replace(NO_KL, ratio=ratio)
+    for scored_before in (False, True):
+        model = tiny_model()
+        (packed,) = pack(*sampled(Rounding(HFEngine(model, RENDERER.stop_ids), 0.05)), max_tokens=4096)
+        own = dataclasses.replace(packed, old_logprobs_T=None)
+        batch = with_old_logprobs(model, [packed])[0] if scored_before else own
+        loss, sums = batch_loss(model, None, batch, config, loss_normalizer([batch], config))
+        loss.backward()
+        found.append(([p.grad for p in model.parameters() if p.grad is not None], sums))
+    (mine, my_sums), (wanted, sums) = found
+    assert my_sums.metrics() == pytest.approx(sums.metrics(), rel=1e-5, abs=1e-6)
+    assert my_sums.metrics()["ratio_max"] == 1 and my_sums.metrics()["importance_mean"] > 1.04
+    assert len(mine) == len(wanted) > 0 and max(float(gradient.abs().max()) for gradient in mine) > 1e-4
+    for one, other in zip(mine, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
 
 
 def test_an_exact_divergence_asks_the_reference_at_every_step_and_the_bill_says_so() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from transformers import PreTrainedModel
@@ -33,10 +33,12 @@ class Lesson:
 
 def take(trainer: Trainer, lesson: Lesson) -> dict[str, float]:
     """Scores with the old policy and the reference, then `updates` optimizer steps on the same batches; the metrics of
-    the last step over all ranks."""
+    the last step over all ranks. Where there is one step, its own pass scores with the old policy."""
     batches = [batch.to(trainer.model.device) for batch in lesson.batches]
     loss = lesson.loss
-    if lesson.rescores:
+    if lesson.rescores and lesson.updates == 1:
+        batches = [replace(batch, old_logprobs_T=None) for batch in batches]
+    elif lesson.rescores:
         batches = with_old_logprobs(trainer.model, batches, temperature=loss.temperature)
     if trainer.reference is not None and loss.needs_reference_logprobs:
         batches = with_reference_logprobs(trainer.reference, batches, temperature=loss.temperature)
@@ -73,7 +75,7 @@ class Learner:
         lessons = [Lesson(batches, self.loss, self.updates, rescores) for batches in dealt]
         metrics = self.trainers.run(take, lessons)
         passed = int(metrics["trained_tokens"])
-        scored = rescores + (referred and self.loss.needs_reference_logprobs)
+        scored = (rescores and self.updates > 1) + (referred and self.loss.needs_reference_logprobs)
         if self.loss.kl_coefficient > 0 and self.loss.kl == "full":
             scored += self.updates  # the exact KL needs the reference again at every step
         cost = Cost(scored_tokens=scored * passed, trained_tokens=self.updates * passed)
@@ -82,7 +84,7 @@ class Learner:
         return {"trained_groups": trained, **metrics}, cost + Cost(training_seconds=time.perf_counter() - started)
 
     def rescores(self, trees: Sequence[RolloutTree]) -> bool:
-        """Whether the trainer computes old log-probabilities, which costs a forward pass."""
+        """Whether the trainer computes old log-probabilities: a forward pass more where there are several updates."""
         if self.loss.old_logprobs == "auto":
             return engine_differs(self.engine, self.model, trees)
         return self.loss.old_logprobs == "trainer"

@@ -141,8 +141,9 @@ def policy_loss(
     """
     policy_T = policy_logprobs_S[batch.slot_T]
     multiplicity_T = batch.multiplicity_A.to(policy_T)[batch.action_T]
-    log_ratio_T = policy_T - batch.old_logprobs_T.to(policy_T)
-    surrogate, sums = _surrogate(log_ratio_T, batch, config)
+    old_T = policy_T.detach() if batch.old_logprobs_T is None else batch.old_logprobs_T
+    log_ratio_T = policy_T - old_T.to(policy_T)
+    surrogate, sums = _surrogate(log_ratio_T, old_T - batch.sampling_logprobs_T, batch, config)
     loss = -surrogate / normalizer
     if config.kl_coefficient > 0:
         kl_T = _kl_terms(policy_T, log_ratio_T.detach(), batch, config, exact_kl_S)
@@ -190,9 +191,10 @@ def _expm1(log_ratio: Tensor) -> Tensor:
     return torch.where(log_ratio < 1, torch.expm1(log_ratio.clamp(max=1)), probability_ratio(log_ratio) - 1)
 
 
-def _surrogate(log_ratio_T: Tensor, batch: PackedBatch, config: LossConfig) -> tuple[Tensor, LossSums]:
-    """sum w [P min(r, 1+hi) + N max(r, 1-lo)], over terms or over actions (R stands for either)."""
-    drift_T = (batch.old_logprobs_T - batch.sampling_logprobs_T).to(log_ratio_T)
+def _surrogate(log_ratio_T: Tensor, drift_T: Tensor, batch: PackedBatch, config: LossConfig) -> tuple[Tensor, LossSums]:
+    """sum w [P min(r, 1+hi) + N max(r, 1-lo)], over terms or over actions (R stands for either). `drift_T` is
+    log w before truncation: by how much the engine's log-probabilities are below pi_old's."""
+    drift_T = drift_T.to(log_ratio_T)
     if config.ratio == "action":
         zeros_A = log_ratio_T.new_zeros(len(batch.positive_A))
         log_ratio_R = zeros_A.index_add(0, batch.action_T, log_ratio_T)

@@ -66,7 +66,7 @@ class PackedBatch:
     slot_T: Tensor  # index into S
     action_T: Tensor  # index into A
     sampling_logprobs_T: Tensor  # by the engine
-    old_logprobs_T: Tensor  # by the trainer at the start of the update; the sampling ones until recomputed
+    old_logprobs_T: Tensor | None  # of pi_old: the sampling ones until recomputed; None: those of the pass that trains
     positive_A: Tensor
     negative_A: Tensor
     multiplicity_A: Tensor
