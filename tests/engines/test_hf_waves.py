@@ -8,6 +8,7 @@ from plain_model import ask, prefilled, prompt, reused, worst_error
 
 from tiny_models import tiny_model
 from turntree.core.errors import TurntreeError
+from turntree.engines import kept
 from turntree.engines.hf import HFEngine
 from turntree.engines.limits import EngineConfig
 
@@ -115,6 +116,20 @@ def test_kept_sequences_respect_their_bound_and_forget_the_oldest_first() -> Non
         assert 0 < engine.kept_tokens <= 200
     assert reused(engine.generate([ask((*waves[0].prompt_ids, 1))])) == 0
     assert reused(engine.generate([ask((*waves[-1].prompt_ids, 1))])) == 50
+
+
+def test_without_a_number_the_bound_is_in_bytes_whatever_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot of a model of 135 M parameters takes 23 KiB in bfloat16, of one of 7 B some 128 KiB."""
+    for dtype, width in ((torch.float32, 4), (torch.bfloat16, 2)):
+        model = tiny_model(dtype=dtype)
+        config = model.config
+        slot = 2 * width * config.num_hidden_layers * config.num_key_value_heads * config.hidden_size
+        slot //= config.num_attention_heads
+        monkeypatch.setattr(kept, "_BYTES", 200 * slot)
+        engine = HFEngine(model, [])
+        for wave in range(6):
+            engine.generate([ask(prompt(50, wave), wave, max_tokens=4, retain=True)])
+        assert 100 < engine.kept_tokens <= 200
 
 
 def test_conversations_that_go_on_together_are_never_copied() -> None:

@@ -59,6 +59,11 @@ class RowCache(Cache):
     def device(self) -> torch.device:
         return self._keys[0].device
 
+    @property
+    def slot_bytes(self) -> int:
+        """Of the keys and values of one token in all layers."""
+        return sum(t.shape[1] * t.shape[3] * t.element_size() for t in (*self._keys, *self._values))
+
     def expect(self, block: Block) -> None:
         """Set where the next forward writes."""
         self._show(block.width)

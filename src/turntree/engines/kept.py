@@ -17,6 +17,7 @@ import torch
 from turntree.engines.cache import RowCache
 
 STRIDE = 16
+_BYTES, _SLOTS = 1 << 32, 1 << 19
 _CANDIDATES = 64  # sequences compared when many agree up to the same stride; the newest
 
 
@@ -67,10 +68,11 @@ class Retained:
 class KeptSequences:
     """Bounded memory of kept sequences; the least recently extended blocks are dropped first.
 
-    The bound counts the slots in use, rows x longest row of every block: padding is a part of it.
+    The bound counts the slots in use, rows x longest row of every block: padding is a part of it. Without a number it
+    is `_BYTES` of keys and values, and `_SLOTS` at most.
     """
 
-    def __init__(self, max_tokens: int) -> None:
+    def __init__(self, max_tokens: int | None = None) -> None:
         self.max_tokens = max_tokens
         self._blocks: list[KeptBlock] = []  # oldest first
         self._index: dict[int, dict[Entry, None]] = {}  # by hash, oldest first
@@ -82,6 +84,12 @@ class KeptSequences:
     @property
     def held_tokens(self) -> int:
         return sum(block.cache.rows * block.cache.shown for block in self._blocks)
+
+    @property
+    def _bound(self) -> int:
+        if self.max_tokens is not None or not self._blocks:
+            return self.max_tokens or 0
+        return min(_SLOTS, _BYTES // self._blocks[0].cache.slot_bytes)
 
     def find(self, ids: tuple[int, ...]) -> Match | None:
         """The longest kept prefix of `ids`, to the stride and then to the token; at least the last token is left
@@ -122,7 +130,7 @@ class KeptSequences:
         for block in self._blocks:
             if not block.busy and 2 * len({entry.row for entry in block.entries}) <= block.cache.rows:
                 _copy_down(block)
-        while self.held_tokens > self.max_tokens:
+        while self.held_tokens > self._bound:
             oldest = next((block for block in self._blocks if not block.busy), None)
             if oldest is None:
                 return
@@ -131,7 +139,7 @@ class KeptSequences:
     def _evict(self, oldest: KeptBlock) -> None:
         """Drop the oldest block. Of the only block, keep the rows that fit, so that a bound that is slightly too small
         costs little."""
-        fitting = self.max_tokens // max(entry.length for entry in oldest.entries) if len(self._blocks) == 1 else 0
+        fitting = self._bound // max(entry.length for entry in oldest.entries) if len(self._blocks) == 1 else 0
         while len(oldest.entries) > fitting:
             self._unlist(oldest.entries.pop(0))
         if oldest.entries:

@@ -19,8 +19,8 @@ class EngineConfig:
     """Requests decoded at once."""
     max_prefill_tokens: int = 4096
     """Padded tokens of one prefill call."""
-    max_kept_tokens: int = 2**19
-    """Memory of kept sequences, in token slots (0 keeps nothing)."""
+    max_kept_tokens: int | None = None
+    """Memory of kept sequences, in token slots (0 keeps nothing; default: as many as take 4 GiB, at most 524,288)."""
     max_context: int | None = None
     """Longest prompt plus completion, in tokens (default: the model's); a completion that reaches it is cut."""
 
@@ -28,7 +28,7 @@ class EngineConfig:
         for name in ("max_batch_rows", "max_prefill_tokens", "max_context"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ConfigError(f"{value} is too small", field=name, hint="use at least 1")
-        if self.max_kept_tokens < 0:
+        if self.max_kept_tokens is not None and self.max_kept_tokens < 0:
             raise ConfigError(f"{self.max_kept_tokens} is negative", field="max_kept_tokens", hint="0 keeps nothing")
 
 
@@ -38,7 +38,7 @@ def hf(
     *,
     max_batch_rows: int = EngineConfig.max_batch_rows,
     max_prefill_tokens: int = EngineConfig.max_prefill_tokens,
-    max_kept_tokens: int = EngineConfig.max_kept_tokens,
+    max_kept_tokens: int | None = EngineConfig.max_kept_tokens,
     max_context: int | None = EngineConfig.max_context,
 ) -> StreamingEngine:
     """`HFEngine` over the model of `policy`, which is updated in place (entry point `hf` of `turntree.engines`)."""

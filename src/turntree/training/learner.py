@@ -67,9 +67,9 @@ class Learner:
         """The metrics of the last step, and the cost of all steps, scoring passes included. If no tree has a scored
         leaf, no step is taken, the policy keeps its version, and the metrics show 0 trained groups."""
         started = time.perf_counter()
+        self.engine.weights_changed(self.engine.policy_version)  # what it kept serves no more: its memory is the pass's
         dealt = pack_ranks(trees, credits, self.trainers.size, max_tokens=self.max_tokens)
         if not any(dealt):
-            self.engine.weights_changed(self.engine.policy_version)  # a run that goes on from here has kept nothing
             return {"trained_groups": 0}, NO_COST
         rescores, referred = self.rescores(trees), self.trainers.own.reference is not None
         lessons = [Lesson(batches, self.loss, self.updates, rescores) for batches in dealt]
