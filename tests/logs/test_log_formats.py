@@ -102,7 +102,9 @@ class TestTrl:
         path = trl_table(tmp_path, 1, rows, ("score", "length"))
         with pytest.raises(InputError, match=r"not those of a sum of score, length.*--reward"):
             read(path)
-        with pytest.raises(InputError, match=r"not those of the sum of score.*--reward"):
+        with pytest.raises(
+            InputError, match=r"2 rows .* not those of a group whose reward is the sum of score.*--reward"
+        ):
             read(path, rewards=("score",))
 
     def test_a_column_that_is_constant_in_every_group_is_never_taken_for_a_reward_because_nothing_speaks_against_it(
@@ -138,6 +140,25 @@ class TestTrl:
         (tmp_path / "completions_1_a.table.json").write_text(json.dumps(table))
         with pytest.raises(InputError, match=r"no advantages, so nothing tells which of a, b were rewards.*--reward"):
             read(tmp_path)
+
+    @pytest.mark.parametrize("groups", [((1, 0, 0, 0), (0, 0, 0, 0), (1, 1, 1, 1)), ((0, 0), (1, 1))])
+    def test_groups_of_tasks_that_share_a_prompt_are_not_merged(self, tmp_path, groups):
+        """Merged, they would be one mixed group, and the share without variance 0."""
+        columns = ["step", "prompt", "completion", "reward", "advantage"]
+        path = tmp_path / "completions_1_a.table.json"
+        for shared in (False, True):
+            data = [
+                [1, "Play." if shared else f"Play {number}.", f"{number}", float(value), advantage]
+                for number, group in enumerate(groups)
+                for value in group
+                for advantage in [(value - sum(group) / len(group)) * 2]
+            ]
+            path.write_text(json.dumps({"columns": columns, "data": data}))
+            if shared:
+                with pytest.raises(InputError, match="several tasks share a prompt"):
+                    read(path)
+            else:
+                assert [list(group.rewards) for group in read(path)[0]] == [list(map(float, group)) for group in groups]
 
     def test_a_batch_that_is_logged_again_is_dropped_and_counted(self, tmp_path):
         rows = [("p", "x", 1.0, 1.0), ("p", "y", 0.0, -1.0)]

@@ -186,3 +186,13 @@ def test_a_run_that_is_overwritten_leaves_no_searches_and_pass_rates_behind(tmp_
         (run.path / "pass_rates.jsonl").write_text("of the earlier run")
     with opened(tmp_path, overwrite=True):
         assert not (tmp_path / "own").exists() and not (tmp_path / "pass_rates.jsonl").exists()
+
+
+def test_a_run_of_another_stage_that_is_overwritten_leaves_no_logs_behind(tmp_path) -> None:
+    """A report and an audit of the folder would read them as logs of the new run."""
+    logs = ("rollouts.jsonl", "trees.jsonl", "gate.jsonl", "held_out.jsonl")
+    with open_run(tmp_path, "train online", CONFIG, INPUTS, logs=logs) as run:
+        for name in logs:
+            run.append(name, [{"of": "the earlier run"}])
+    with open_run(tmp_path, "sft", CONFIG, INPUTS, overwrite=True):
+        assert [path.name for path in tmp_path.glob("*.jsonl")] == []

@@ -62,6 +62,7 @@ def test_hermes_calls_are_found(sampled: str, message: Message) -> None:
         '<tool_call>{"name": "look", "arguments": {}, "parameters": {}}</tool_call>',
         '<tool_call>{"name": "look", "arguments": {"at": NaN}}</tool_call>',
         '<tool_call>{"name": "look", "arguments": {"at": 1e999}}</tool_call>',
+        '<tool_call>{"name": "look", "arguments": {"at": ' + "[" * 60 + "]" * 60 + "}}</tool_call>",
         '<tool_call>{"name": "look", "arguments": "{\\"at\\": [-1e999]}"}</tool_call>',
         '<tool_call>{"name": "look", "arguments": {"at": "\\ud800"}}</tool_call>',
         '<tool_call>{"name": "look", "arguments": {"at": ' + "9" * 5000 + "}}</tool_call>",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from turntree.core.cost import Cost
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message, ToolCall
 from turntree.core.tree import REFILL, Decision, NodeKind, RolloutTree, StopReason
@@ -86,8 +87,11 @@ def test_calls_that_no_environment_took_up_are_no_calls() -> None:
     prompt = tree.add(None, NodeKind.PROMPT, (1,)).id
     leaf = say(tree, prompt, 4, calls=2)
     tree.stop(leaf, StopReason.MAX_TOKENS)
+    failed = say(tree, prompt, 4, calls=2)
+    cost = tree.add(failed, NodeKind.OBSERVATION, (), cost=Cost(tool_calls=1)).id  # of a call that failed
+    tree.stop(cost, StopReason.ENVIRONMENT_ERROR)
     found = account(tree)
-    assert (found.calls_fresh, found.calls_chain, found.turns_fresh) == (0, 0, 1)
+    assert (found.calls_fresh, found.calls_chain, found.turns_fresh) == (0, 0, 2)
 
 
 def test_chains_that_share_nothing_save_nothing() -> None:

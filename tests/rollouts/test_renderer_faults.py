@@ -24,7 +24,7 @@ from turntree.renderers.template import ChatRenderer
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.local import Limits, Prompted, sample_local, score_local, that_fit
 from turntree.rollouts.players import grow
-from turntree.rollouts.scheduler import SchedulerConfig
+from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 from turntree.stages.train_pivot import _held_out
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
 from turntree.training.config import LossConfig
@@ -101,6 +101,14 @@ def test_a_task_that_cannot_be_rendered_is_a_censored_group() -> None:
     assert set(stops(tree)) == {"renderer_error"}
     assert not rewards.scored()
     assert {verdict.reason for verdict in rewards.verdicts.values()} == {"field 'messages': no such role"}
+
+
+def test_a_refill_whose_first_turn_cannot_be_read_is_marked_as_one() -> None:
+    renderer = Failing("parse", lambda call: call > 1)
+    config = SchedulerConfig(episodes=replace(EPISODES, max_turns=1), group_size=3, initial_rollouts=1)
+    (group,) = Scheduler(engine(), renderer, config).run(TASKS[:1], seed=0)
+    assert stops(group.tree)["renderer_error"] == 2
+    assert group.tree.refills() == set(group.tree.starts()[1:])
 
 
 def test_a_run_whose_first_task_cannot_be_rendered_ends_in_one_line() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Literal
 
 import pytest
 import torch
@@ -326,6 +327,20 @@ def test_normalizers() -> None:
         loss_normalizer([per_rollout], dataclasses.replace(NO_KL, ratio="action"))
     with pytest.raises(InputError, match="no trained token"):
         loss_normalizer([], NO_KL)
+
+
+@pytest.mark.parametrize("normalizer", ["tokens", "rollouts"])
+def test_a_rollout_that_sampled_nothing_is_no_reason_to_refuse_the_credit(normalizer: Literal["tokens", "rollouts"]):
+    tree = RolloutTree("task")
+    prompt = tree.add(None, NodeKind.PROMPT, (1, 2)).id
+    said = [tree.add(prompt, NodeKind.COMPLETION, (3, 4), logprobs=(-1.0, -1.0)).id for _ in range(2)]
+    said.append(tree.add(prompt, NodeKind.OBSERVATION, ()).id)
+    for leaf in said:
+        tree.stop(leaf, StopReason.COMPLETED)
+    config = dataclasses.replace(NO_KL, normalizer=normalizer)
+    rewards = Rewards({leaf: Verdict(reward, "") for leaf, reward in zip(said, (1.0, 0.0, 0.0), strict=True)})
+    credit = config.estimator(CreditConfig())(tree, rewards)
+    assert loss_normalizer(pack([tree], [credit], max_tokens=100), config) == (4.0 if normalizer == "tokens" else 2.0)
 
 
 def test_hard_dedup_normalises_by_unique_trained_tokens() -> None:

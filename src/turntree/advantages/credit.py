@@ -106,7 +106,7 @@ class CreditRule:
         return Credit(
             nodes=nodes,
             rollout_tokens=self._tokens(facts, lengths, nodes),
-            rollouts=math.fsum(facts.weights),
+            rollouts=math.fsum(w for w, n in zip(facts.weights, lengths, strict=True) if n),  # one without has no mean
             zero_variance=is_zero_variance([*facts.rewards, *_own_of(facts)]),
             censored=len(rewards.verdicts) - len(scored),
             uncounted=len(scored) - len(facts.leaves),

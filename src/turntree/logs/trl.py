@@ -153,20 +153,22 @@ def _text(value: Any) -> str:
 
 
 def _check_advantages(rows: list[LoggedRow], records: list[Record], rewards: tuple[str, ...], path: Path) -> None:
-    """Equal rewards exactly where the advantages vanish, or the wrong columns were summed."""
-    groups: dict[tuple[int | None, str], list[tuple[float, float]]] = {}
+    """Equal rewards exactly where the advantages vanish, or the wrong columns were summed. Advantages of one reward are
+    a straight line of it in every group, so where they are not, one prompt stands for several tasks."""
+    groups: dict[tuple[int | None, str], list[tuple[float, Record]]] = {}
     for row, record in zip(rows, records, strict=True):
-        value, advantage = row.rollout.reward, record.get("advantage")
-        if value is not None and is_number(advantage):
-            groups.setdefault((row.iteration, row.group), []).append((value, float(cast(float, advantage))))
+        if row.rollout.reward is not None and is_number(record.get("advantage")):
+            groups.setdefault((row.iteration, row.group), []).append((row.rollout.reward, record))
     for pairs in groups.values():
-        values, advantages = zip(*pairs, strict=True)
-        flat = max(map(abs, cast("tuple[float, ...]", advantages))) <= 1e-6
-        if len(pairs) > 1 and is_zero_variance(values) != flat:
+        flat = max(abs(record["advantage"]) for _, record in pairs) <= FLAT
+        wrong = len(pairs) > 1 and is_zero_variance([value for value, _ in pairs]) != flat
+        if wrong or (len(rewards) == 1 and not explains([record for _, record in pairs], rewards)):
             raise InputError(
-                f"the advantages are not those of the sum of {', '.join(rewards)}",
+                f"the advantages of {len(pairs)} rows of one step with one prompt are not those of a group "
+                f"whose reward is the sum of {', '.join(rewards)}",
                 path=path,
-                hint="name the columns that were rewards with --reward (weights other than 1 are not known)",
+                hint="name the columns that were rewards with --reward (weights other than 1 are not known); where "
+                "several tasks share a prompt, this log does not tell their groups apart",
             )
 
 

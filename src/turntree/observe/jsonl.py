@@ -101,7 +101,7 @@ def parse_json(
         raise _too_deep(path, line) from error
     except ValueError as error:  # NaN, or a number with more digits than Python reads
         raise InputError(f"is not JSON ({error})", path=path, line=line, hint=_AGAIN) from error
-    if text.count("[") + text.count("{") > DEEPEST and _depth(value) > DEEPEST:
+    if text.count("[") + text.count("{") > DEEPEST and depth(value) > DEEPEST:
         raise _too_deep(path, line)
     if not half_characters and _HALF.search(text) and not encodable(json.dumps(value, ensure_ascii=False)):
         problem = "holds half of a surrogate pair (\\ud800 to \\udfff alone), which is not a character"
@@ -219,7 +219,7 @@ def _too_deep(path: str | Path | None, line: int | None) -> InputError:
     return InputError(f"is nested too deeply to read (more than {DEEPEST} levels)", path=path, line=line, hint=_AGAIN)
 
 
-def _depth(value: Any) -> int:
+def depth(value: Any) -> int:
     """Levels of nesting, without recursion."""
     depth, level = 0, [value]
     while level := [one for one in level if isinstance(one, dict | list)]:

@@ -43,6 +43,7 @@ FREE = (
 )
 LOG_EVERY = 30.0  # seconds between two lines of progress where standard error is not a terminal
 LOGGER_MARKS = "loggers.json"  # how far each logger has come (`observe.loggers`)
+_LOGS = ("rollouts.jsonl", "trees.jsonl", "gate.jsonl", "held_out.jsonl", "pass_rates.jsonl")  # of all stages
 _OWN = ("config.json", "metrics.jsonl", "cost.json", "pass_rates.jsonl", "model", LOGGER_MARKS)
 
 Logged = dict[str, dict[str, Any]]  # by file name: {"rows", "bytes", "digest"}
@@ -215,9 +216,10 @@ class RunDirectory:
         return True
 
     def _clear(self) -> None:
-        """Remove the files of the previous run; `cost.json`, the mark of a finished run, goes first."""
+        """Remove the files of the previous run, which may have been of another stage; `cost.json`, the mark of a
+        finished run, goes first."""
         self._cost.unlink(missing_ok=True)
-        for name in (LOGGER_MARKS, "pass_rates.jsonl"):
+        for name in (LOGGER_MARKS, *_LOGS):
             (self.path / name).unlink(missing_ok=True)
         for folder in (self.checkpoints, self.model, self.path / "own"):
             shutil.rmtree(folder, ignore_errors=True)

@@ -37,8 +37,8 @@ def clustered_wilson(successes: Sequence[float], trials: Sequence[float]) -> tup
     """Wilson's interval of a share whose trials come in clusters (episodes of one task), as (low, high).
 
     `successes` and `trials` are counts per cluster. The effective number of trials is p (1 - p) over the variance of
-    the share between clusters (Kish's design effect, linearised where clusters differ in size). Equal clusters show no
-    variance; each of them then counts as one trial.
+    the share between clusters (Kish's design effect, linearised where clusters differ in size), and at most their
+    number. Equal clusters show no variance; each of them then counts as one trial.
     """
     from scipy.stats import t
 
@@ -50,7 +50,7 @@ def clustered_wilson(successes: Sequence[float], trials: Sequence[float]) -> tup
     share = float(won.sum() / played.sum())
     residual = float(((won - share * played) ** 2).sum())
     variance = clusters / (clusters - 1) * residual / float(played.sum()) ** 2
-    effective = share * (1 - share) / variance if variance > 0 else clusters
+    effective = min(share * (1 - share) / variance, float(played.sum())) if variance > 0 else clusters
     return wilson(share * effective, effective, float(t.ppf(0.975, clusters - 1)))
 
 

@@ -212,7 +212,9 @@ def decisions(made: Iterable[Decision]) -> Decisions | None:
     if not actions:
         return None
     key = next((key for key in MEASURED if any(key in row for rows in numbers.values() for row in rows)), "")
-    measured = {what: [row[key] for row in rows if key in row] for what, rows in sorted(numbers.items())} if key else {}
+    measured = {
+        what: values for what, rows in sorted(numbers.items()) if (values := [row[key] for row in rows if key in row])
+    }
     return Decisions(actions["fork"], actions["pass"], dict(reasons.most_common()), MEASURED.get(key, ""), measured)
 
 

@@ -19,7 +19,7 @@ from turntree.core.protocols import (
     GroupProgress,
     Observation,
 )
-from turntree.core.tree import Decision, Node, NodeKind, RolloutTree, StopReason
+from turntree.core.tree import REFILL, Decision, Node, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.environments.pool import Session
 from turntree.rollouts.live import Ending, LiveRollout, judged, leave_parts, start_rollout
@@ -190,6 +190,11 @@ class Group:
         rollout = None if key is None else self.rollouts.get(key)
         node = self._root if rollout is None else rollout.leaf
         self.decisions.append((key or (), Decision(actor, node, action, reason, numbers)))
+
+    def mark_refill(self, key: Key, rollout: LiveRollout) -> None:
+        """Record of the first turn of a refill, which `rollout` has just appended, that it is one."""
+        if key[0] >= self.initial and len(key) == 1 and rollout.turns == 0:
+            self.record("scheduler", key, REFILL, "leaves that no branch was made for", {})
 
     def branched_at(self, rollout: LiveRollout, decision: BranchDecision) -> None:
         """Record what a brancher said of the turn that `rollout` has just appended, at the node above the last: the

@@ -26,7 +26,7 @@ from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import BranchDecision, Brancher, Environment, Gate, Observation, Renderer, StreamingEngine
-from turntree.core.tree import REFILL, StopReason
+from turntree.core.tree import StopReason
 from turntree.core.verdict import Verdict
 from turntree.environments.inline import InlinePool
 from turntree.environments.pool import Answer, EnvironmentPool, Session
@@ -93,8 +93,7 @@ class SchedulerConfig:
             if (getattr(self, name) or 0) < 0:
                 raise ConfigError("must not be negative", field=name)
         if not 1 <= self.initial <= self.group_size:
-            problem = f"{self.initial} of {self.group_size} rollouts cannot begin independently"
-            raise ConfigError(problem, field="initial_rollouts")
+            raise ConfigError(f"must be from 1 to group_size ({self.group_size})", field="initial_rollouts")
         if self.branched < 0:
             raise ConfigError("must not be negative", field="max_branched")
 
@@ -116,8 +115,7 @@ class SchedulerConfig:
     @property
     def branched(self) -> int:
         """The most leaves of a group that a brancher may add."""
-        left = self.group_size - self.initial
-        return left if self.max_branched is None else min(left, self.max_branched)
+        return min(self.group_size - self.initial, self.group_size if self.max_branched is None else self.max_branched)
 
 
 class Scheduler:
@@ -176,8 +174,10 @@ class Scheduler:
         across them too.
 
         Work continues only while the caller asks for the next group. Closing the iterator cancels what is in flight,
-        and its tasks are not yielded. Raises `ValueError` while the engine has other requests in flight.
-        """
+        and its tasks are not yielded. Raises `ValueError` while the engine has other requests, and for `sizes` where
+        not all rollouts begin independently."""
+        if sizes is not None and self.config.initial < self.config.group_size:
+            raise ValueError("a group's own size does not go with initial_rollouts below group_size")
         if self.engine.in_flight:
             raise ValueError("the engine has requests in flight that are not this run's")
         sized = with_sizes(tasks, sizes, self.config.group_size)
@@ -379,6 +379,7 @@ class _Run:
                 self._take_turn(place, place.rollout, finished.completion)
             except RendererFault as fault:
                 place.rollout.append_turn(finished.completion, Message("assistant"))  # sampled tokens stay in the tree
+                place.group.mark_refill(place.key, place.rollout)
                 self._end(place, fault.ending)
         self._look_at_groups()
 
@@ -394,8 +395,8 @@ class _Run:
         rollout.append_turn(completion, action, shared=shared)
         if decision is not None:
             self._fork(place, rollout, completion, decision)
-        elif place.key[0] >= group.initial and len(place.key) == 1 and rollout.turns == 0:
-            group.record("scheduler", place.key, REFILL, "leaves that no branch was made for", {})
+        else:
+            group.mark_refill(place.key, rollout)
         if fails:
             self._end(place, cut_ending(rollout, group.task, episodes))
         else:
