@@ -77,7 +77,8 @@ def import_traces(files: list[Path], out: Path, config: ImportConfig) -> dict[st
         )
         counts, splits = _split(files, spool.keys, report, config.dev, config.seed)
         traces = (replace(trace, split=one) for trace, one in zip(spool.traces(), splits, strict=True))
-        write_traces(out, traces, {"made_by": "import", "sources": [str(file) for file in files], "report": counts})
+        header = {"made_by": "import", "sources": [str(file) for file in files], "report": counts}
+        write_traces(out, traces, {**header, "traces": len(splits)})
     write_json(out.with_name(out.name + ".report.json"), counts)
     return {"path": str(out), **counts}
 
