@@ -6,6 +6,7 @@ import contextlib
 import json
 import random
 import threading
+import weakref
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -16,11 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turntree.adapters.base import AdaptedEnvironment, Scored, held_apart, key_of, of_split, rows_of
+from turntree.adapters.mcp import McpGame
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
 from turntree.environments.check import check_environment
 from turntree.environments.pool import EnvironmentFault
+from turntree.tools.runtime import ToolRuntime
 
 
 class Draws:
@@ -147,3 +150,10 @@ def test_a_reward_function_is_asked_at_every_turn_and_its_failure_censors() -> N
     fails.reset()
     with pytest.raises(EnvironmentFault, match="instead of a list with one number"):
         fails.step(Message("assistant", "x"))
+
+
+@pytest.mark.parametrize(("text", "right"), [(" 42 ", True), ("<think>41?</think>\n\n42", True), ("<think>42", False)])
+def test_an_answer_is_what_stands_behind_the_thought(text: str, right: bool) -> None:
+    """A template that has no place for thoughts leaves them in the content."""
+    game = McpGame(ToolRuntime([]), weakref.WeakSet(), [], (), "42")
+    assert game.act(Message("assistant", text)).success is right

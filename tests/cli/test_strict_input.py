@@ -46,6 +46,8 @@ def test_a_split_that_leaves_nothing_to_train_on_is_an_error(turntree, tmp_path)
     [
         ("evaluate",),
         ("traces", "record", "--environment", "household", "--out", "t.jsonl"),
+        ("traces", "gold", "--environment", "terminal", "--out", "t.jsonl"),
+        ("traces", "household", "--games", "folder", "--out", "t.jsonl"),
         ("sft", "--traces", "t.jsonl", "--out", "run"),
         ("profile", "--traces", "t.jsonl", "--verifier", "strict", "--out", "p.jsonl"),
         ("verifier", "audit", "t.jsonl", "--verifier", "strict"),

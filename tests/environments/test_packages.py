@@ -127,7 +127,7 @@ class TestReasoningGym:
         task = opened("reasoning_gym:chain_sum")[0]
         question = task.reset()[0].content
         right = str(eval(question.partition(":")[2].strip(" =")))
-        for said in (right, f"I think <answer>{right}</answer>"):
+        for said in (right, f"<think>Hm.</think>\n\n{right}", f"I think <answer>{right}</answer>"):
             over = played(task.fork(), said)
             assert (over.done, over.success, over.reward) == (True, True, 1.0)
         assert played(task.fork(), "no idea").success is False

@@ -47,6 +47,11 @@ def test_the_same_seed_gives_the_same_file(tmp_path):
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
+@pytest.mark.parametrize("split", ["dev", "test"])
+def test_traces_of_held_out_games_stay_in_their_split(tmp_path, split):
+    assert {trace.split for trace in traces(tmp_path, games={"count": 6, "split": split})} == {split}
+
+
 def test_a_trace_of_another_game_is_refused(tmp_path):
     one, other, *_ = traces(tmp_path)
     state = candidates(one)[1]

@@ -189,6 +189,27 @@ class TestRewards:
         said = [[{"role": "assistant", "content": "", "tool_calls": FIND.to_chat()["tool_calls"]}]]
         assert verifier_reward("strict")(prompts=[""], completions=said, state=[state]) == [1.0]
 
+    @pytest.mark.parametrize("opened", ["<think>\n", ""])  # sampled, or begun by the prompt
+    def test_a_thought_is_reasoning_as_our_own_renderers_have_it(self, opened: str) -> None:
+        judge, thought = Judge("strict"), f"{opened}Sent? <tool_call>\n</think>\n\n"
+        found = judge.action(f"{thought}It was sent yesterday.")
+        assert found == Message("assistant", "It was sent yesterday.", reasoning="Sent? <tool_call>")
+        assert judge.action(thought + RIGHT).tool_calls == judge.action(RIGHT).tool_calls != ()
+        parsed = {"role": "assistant", "content": thought, "tool_calls": FIND.to_chat()["tool_calls"]}
+        assert judge.action(parsed).content == "" and judge.action(parsed).tool_calls == FIND.tool_calls
+
+    @pytest.mark.parametrize("verifier", [Part("paper"), Part("tool_call", {"messages": "any"})])
+    def test_a_thought_alone_says_nothing_and_is_not_paid(self, verifier: Part) -> None:
+        gold = Message("assistant", "It was sent yesterday.")
+        state = pack_state(TurnState("t", 0, CONVERSATION[:2], gold, TOOLS))
+        reward = verifier_reward(verifier.name, options=verifier.options)
+        said = ["<think>Sent?</think>\n\n", "<think>Sent?", "<think>Sent?</think>\n\nYesterday."]
+        assert reward(prompts=[""] * 3, completions=said, state=[state] * 3) == [0.0, 0.0, 1.0]
+
+    def test_a_call_may_write_the_end_of_a_thought(self) -> None:
+        call = Judge("strict").action(RIGHT.replace("W1", "</think>")).tool_calls[0]
+        assert call.arguments == {"order_id": "</think>"}
+
     def test_a_completion_that_was_cut_off_gets_nothing_where_the_stop_ids_are_known(self) -> None:
         state = pack_state(TurnState("t", 0, CONVERSATION[:2], FIND, TOOLS))
         reward = verifier_reward("recommended", stop_ids=[7])

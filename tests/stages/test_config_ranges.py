@@ -8,7 +8,9 @@ import pytest
 
 from turntree.core.config import from_mapping
 from turntree.core.errors import ConfigError
+from turntree.domains.qa.demonstrator import QaDemonstrator
 from turntree.stages.config import EvaluateConfig, TrainOnlineConfig, TrainPivotConfig
+from turntree.stages.gold import Gold
 from turntree.training.launch import open_ranks
 
 
@@ -28,12 +30,14 @@ from turntree.training.launch import open_ranks
         ),
         (EvaluateConfig, {"max_turns": 0}, "max_turns"),
         (EvaluateConfig, {"count": 0}, "count"),
+        (Gold, {"count": -1}, "count"),
+        (QaDemonstrator, {"count": 0}, "count"),
         (EvaluateConfig, {"temperature": 0.0}, "temperature"),
         (EvaluateConfig, {"max_live_rollouts": 0}, "max_live_rollouts"),
     ],
 )
 def test_a_number_out_of_range_is_refused_by_its_name(kind: Any, given: dict[str, Any], field: str) -> None:
-    with pytest.raises(ConfigError, match=f"'{field}': must be "):
+    with pytest.raises(ConfigError, match=f"'{field}': (must be|is -?\\d+; it is at least)"):
         from_mapping(kind, given)
 
 

@@ -63,6 +63,13 @@ def test_an_expert_that_succeeds_is_a_trace_and_any_other_is_a_reason(counters):
     assert (first.id, len(first.turn_positions), len(second.turn_positions)) == ("t0", 2, 1)
 
 
+def test_traces_of_held_out_tasks_stay_in_their_split(counters):
+    first, second, *_ = Gold(environment=counters, split="test", count=2)
+    assert (first.split, second.split) == ("test", "test")
+    drawn = {trace.split for trace in Gold(environment=counters, count=2, dev=0.999999)}
+    assert drawn == {"dev"}  # of tasks to train on, a share is for development
+
+
 def test_an_environment_whose_tasks_hold_no_expert_is_refused(counters, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "GOLD", [[]])
     with pytest.raises(InputError, match="hold no expert"):

@@ -113,3 +113,12 @@ def test_every_choice_of_an_import_is_heeded(tmp_path):
     )
     with pytest.raises(InputError, match="no trace format 'none of these'"):
         stage.import_traces([unknown], out, stage.ImportConfig(dev=0, format=Part("none of these")))
+
+
+def test_a_file_that_was_cut_off_after_its_import_is_noticed(tmp_path):
+    out = tmp_path / "out.jsonl"
+    stage.import_traces([talks(tmp_path / "log.jsonl", 8)], out, stage.ImportConfig())
+    assert read_header(out)["traces"] == 8
+    out.write_text("".join(out.read_text().splitlines(keepends=True)[:5]))
+    with pytest.raises(InputError, match="holds 4 traces, and its header counts 8"):
+        list(read_traces(out))

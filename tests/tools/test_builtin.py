@@ -81,6 +81,13 @@ def test_the_parts_of_a_page_are_the_page(pages):
     assert whole == "".join(f"Line {number} of the page.\n" for number in range(200))
 
 
+def test_a_part_may_be_written_as_a_whole_float(pages):
+    two = pages.call(ToolCall("open", {"title": "A", "part": 2.0}))
+    assert two.status is ToolStatus.ANSWERED and two.text.endswith("\n[part 2 of 5]")
+    assert pages.call(ToolCall("open", {"title": "A", "part": 2})).source is ToolSource.HIT
+    assert pages.call(ToolCall("open", {"title": "A", "part": 2.5})).status is ToolStatus.REFUSED
+
+
 def test_find_shows_where_a_text_stands(pages):
     assert pages.call(ToolCall("find", {"title": "A", "text": "LINE 19 "})).text == "[1] age.\nLine 19 of th"
     assert pages.call(ToolCall("find", {"title": "A", "text": "line"})).text.count("[") == 2

@@ -130,6 +130,12 @@ def test_a_bad_corpus_is_an_error_that_names_the_place(tmp_path, name, content, 
         list(read_documents(tmp_path / name))
 
 
+@pytest.mark.parametrize("name", ["nofile", "nofile.jsonl", "nofile.txt"])
+def test_a_corpus_that_there_is_not_is_said_to_be_none(tmp_path, name):
+    with pytest.raises(InputError, match=f"{name}: no such file"):
+        list(read_documents(tmp_path / name))
+
+
 def test_a_folder_without_documents_is_an_error(tmp_path):
     with pytest.raises(InputError, match="holds no documents"):
         list(read_documents(tmp_path))

@@ -301,3 +301,14 @@ class TestNames:
         path = file(row(USER, HELLO), row(USER, HELLO, USER, HELLO), row({**USER, "content": "other"}, HELLO))
         groups = [trace.group for trace in import_chat([path])[0]]
         assert groups[0] == groups[1] != groups[2]
+
+
+def test_an_id_may_be_a_whole_float_as_pandas_writes_them(tmp_path):
+    talk = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    path = tmp_path / "log.jsonl"
+    path.write_text(json.dumps({"id": 1.0, "messages": talk}))
+    [trace], _ = import_chat([path])
+    assert trace.id == "1"
+    path.write_text(json.dumps({"id": 1.5, "messages": talk}))
+    with pytest.raises(InputError, match="field 'id': is float"):
+        import_chat([path])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trace_fixtures import FIXTURES, Fixture
+from trace_fixtures import CLAUDE, EVENTS, FIXTURES, SDK, Fixture, claude, line, text_item, use, used
 
 from turntree.core import parts
 from turntree.core.config import Part
@@ -319,3 +319,123 @@ def test_two_formats_that_fit_one_row_are_both_named() -> None:
     both = Fixture("x.jsonl", json.dumps(row), 0, 0, {})
     with pytest.raises(InputError, match="looks like agentbench and like intercode; name one of them with --format"):
         imported(both)
+
+
+# commands that failed
+
+
+def dropped_for_an_error(fixture: Fixture, *rows: Any) -> bool:
+    text = json.dumps(rows[0]) if len(rows) == 1 else "".join(json.dumps(row) + "\n" for row in rows)
+    return imported(fixture, text)[1].dropped_turns["error_tool_call"] > 0
+
+
+@pytest.mark.parametrize(
+    ("told", "failed"),
+    [
+        ({"extras": {"metadata": {"exit_code": 1}}, "success": False}, True),
+        ({"extras": {"metadata": {"exit_code": 0}}, "success": True}, False),
+        ({"extras": {"metadata": {"exit_code": -1}}, "success": False}, False),  # still running
+        ({"extras": {}, "success": False}, True),
+    ],
+)
+def test_a_command_of_openhands_fails_by_its_exit_code_or_without_success(told: dict[str, Any], failed: bool) -> None:
+    ended = {"id": 4, "source": "agent", "observation": "run", "content": "ls: no", **told}
+    events = [*EVENTS[:3], EVENTS[7], {**ended, "tool_call_metadata": EVENTS[7]["tool_call_metadata"]}, EVENTS[9]]
+    row = {"history": events}
+    assert dropped_for_an_error(FIXTURES["openhands_events"], row) is failed
+
+
+@pytest.mark.parametrize("place", [{"exit_code": 2}, {"exit_code": None, "metadata": {"exit_code": 2}}])
+def test_a_command_of_openhands_sdk_fails_by_its_exit_code(place: dict[str, Any]) -> None:
+    def row(told: dict[str, Any]) -> dict[str, Any]:
+        made = copy.deepcopy({**SDK, "history": SDK["history"][:4]})
+        made["history"][3]["observation"] |= told
+        return made
+
+    _, report = imported(FIXTURES["openhands_events sdk"], json.dumps(row({"exit_code": 0})))
+    assert report.turns_kept == 1
+    traces, report = imported(FIXTURES["openhands_events sdk"], json.dumps(row(place)))
+    assert not traces and report.dropped_turns == {"error_tool_call": 1}
+
+
+CODEX_RESULTS = [
+    ({"output": "no", "metadata": {"exit_code": 1}}, True),
+    ({"output": "a", "metadata": {"exit_code": 0}}, False),
+    (json.dumps({"output": "no", "metadata": {"exit_code": 1, "duration_seconds": 0.1}}), True),
+    (json.dumps({"output": "a", "metadata": {"exit_code": 0}}), False),
+    ("Exit code: 1\nWall time: 0.1 seconds\nOutput:\nno", True),
+    ("Chunk ID: a\nWall time: 0.1 seconds\nProcess exited with code 2\nOutput:\nno", True),
+    ("Exit code: 0\nWall time: 0.1 seconds\nOutput:\nExit code: 1", False),
+    ("Wall time: 0.1 seconds\nOutput:\nExit code: 1", False),
+]
+
+
+@pytest.mark.parametrize(("output", "failed"), CODEX_RESULTS)
+def test_a_command_of_codex_fails_by_its_exit_code(output: Any, failed: bool) -> None:
+    call = line("response_item", type="function_call", name="shell", arguments="{}", call_id="c")
+    result = line("response_item", type="function_call_output", call_id="c", output=output)
+    meta = line("session_meta", id="s1", cwd="/w", cli_version="0.60")
+    fine = [text_item("user", "go on"), call, line("response_item", type="function_call_output", call_id="c",
+            output="fine")]  # fmt: skip
+    assert dropped_for_an_error(FIXTURES["codex"], meta, text_item("user", "go"), call, result, *fine) is failed
+
+
+def test_what_the_harness_of_openhands_adds_is_no_argument_of_the_call() -> None:
+    added = {"thought": "", "blocking": False, "hidden": False, "is_static": False, "confirmation_state": "confirmed"}
+
+    def arguments(**more: Any) -> dict[str, Any]:
+        action = {"id": 3, "source": "agent", "action": "run", "args": {"command": "ls", **added, **more},
+                  "tool_call_metadata": {"function_name": "execute_bash", "tool_call_id": "a"}}  # fmt: skip
+        seen = {**EVENTS[4], "tool_call_metadata": {"tool_call_id": "a"}}
+        [trace], _ = imported(FIXTURES["openhands_events"], json.dumps({"history": [*EVENTS[:3], action, seen]}))
+        return trace.messages[2].tool_calls[0].arguments
+
+    assert arguments(is_input=False) == {"command": "ls"}
+    assert arguments(is_input=True) == {"command": "ls", "is_input": "true"}
+
+
+# branches and forks of Claude Code
+
+
+def attempts(parent: str | None, content: Any) -> list[dict[str, Any]]:
+    """A first attempt, and another one that the user began at `parent`."""
+    return [
+        claude("user", "1", None, "fix it"),
+        claude("assistant", "2", "1", [use("a")], response="m1"),
+        claude("user", "3", "2", [used("a")]),
+        claude("assistant", "4", "3", [{"type": "text", "text": "That was wrong."}], response="m2"),
+        claude("user", "5", parent, content),
+        claude("assistant", "6", "5", [use("b")], response="m3"),
+        claude("user", "7", "6", [used("b")]),
+    ]
+
+
+@pytest.mark.parametrize("content", ["do it so", [{"type": "text", "text": "do it so"}]])
+@pytest.mark.parametrize(("parent", "abandoned"), [("3", 1), (None, 2), ("4", 0)])
+def test_a_branch_is_abandoned_wherever_the_user_went_back_to_and_however_he_wrote(
+    parent: str | None, abandoned: int, content: Any
+) -> None:
+    text = "".join(json.dumps(row) + "\n" for row in attempts(parent, content))
+    [trace], report = imported(FIXTURES["claude_code"], text)
+    assert report.dropped_turns["abandoned_branch"] == abandoned
+    assert ("That was wrong." in [message.content for message in trace.messages]) is (abandoned == 0)
+    assert ("fix it" in [message.content for message in trace.messages]) is (parent is not None)
+
+
+def test_a_fork_of_a_session_is_in_its_group_and_so_are_the_sub_agents_of_both(tmp_path: Path) -> None:
+    def write(name: str, session: str, rows: list[dict[str, Any]]) -> None:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(json.dumps({**row, "sessionId": session}) + "\n" for row in rows))
+
+    rows = [row for row in CLAUDE[1:] if not row["isSidechain"]]
+    helper = [row | {"agentId": "h"} for row in CLAUDE[1:] if row["isSidechain"]]
+    more = [claude("user", "15", "14", "and the tests?"), claude("assistant", "16", "15", [use("g")], response="m7")]
+    write("s1.jsonl", "s1", rows)
+    write("s1/agent-h.jsonl", "s1", helper)
+    write("s2.jsonl", "s2", [*rows, *more, claude("user", "17", "16", [used("g")])])
+    asked, acted = claude("user", "x1", None, "fix it"), claude("assistant", "x2", "x1", [use("a")], response="m1")
+    write("s3.jsonl", "s3", [asked, acted, claude("user", "x3", "x2", [used("a")])])
+    traces, _ = import_chat([tmp_path])
+    found = {trace.id: trace.group for trace in traces}
+    assert found == {"s1": "s1", "s1/h": "s1", "s2": "s1", "s3": "s3"}

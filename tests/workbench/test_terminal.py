@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.domains.workbench.door import Terminal, _split
@@ -15,6 +16,7 @@ from turntree.domains.workbench.files import read_tasks
 from turntree.domains.workbench.shell import Shell
 from turntree.domains.workbench.tasks import Task, commands, texts
 from turntree.environments.pool import EnvironmentFault
+from turntree.environments.tasks import open_tasks
 from turntree.sandboxes.host import SandboxLost
 from turntree.sandboxes.limits import File
 
@@ -288,7 +290,7 @@ def test_tasks_of_a_file_are_judged_by_answer_check_or_what_their_gold_does(tmp_
         {"instruction": "Make.", "check": "test -x run.sh", "files": {"run.sh": {"base64": "IyE=", "mode": 420}}},
     ]
     count, copy, said, made = read_tasks(written(tmp_path, *rows), sandbox, 9).tasks
-    assert (count.id, count.answer, count.expected) == ("tasks-0", "2", None)
+    assert (count.answer, count.expected) == ("2", None)
     assert (copy.id, copy.kind, copy.expected) == ("mine", "copy", {"b.txt": File(b"1\n")})
     assert said.files["d/n"].data == b"5\n" and not made.gold
     for task in (count, copy, said):
@@ -318,7 +320,7 @@ def test_a_bad_row_is_refused_with_its_line(tmp_path, sandbox, row, said):
 def test_what_cannot_be_played_is_left_out_and_counted(tmp_path, sandbox):
     golds = ["echo 1", "true", "false", "date +%N", "exit 1", "echo 2 > new"]
     found = read_tasks(written(tmp_path, *({"instruction": "x", "gold": [gold]} for gold in golds)), sandbox, 9)
-    assert [(task.id, task.answer) for task in found.tasks] == [("tasks-0", "1"), ("tasks-5", None)]
+    assert [task.answer for task in found.tasks] == ["1", None]
     assert found.to_json() == {
         "rows": 6,
         "kept": 2,
@@ -330,6 +332,43 @@ def test_what_cannot_be_played_is_left_out_and_counted(tmp_path, sandbox):
     }
     with pytest.raises(InputError, match="holds no task that can be played here"):
         read_tasks(written(tmp_path, {"instruction": "x", "gold": ["false"]}), sandbox, 9)
+
+
+def test_a_task_of_a_file_is_named_by_what_it_says(tmp_path, sandbox):
+    rows = [{"instruction": f"Say {said}.", "answer": said} for said in "abcda"]
+
+    def ids(folder, *rows):
+        (tmp_path / folder).mkdir()
+        return [task.id for task in read_tasks(written(tmp_path / folder, *rows), sandbox, 9).tasks]
+
+    train, test, copied = ids("train", *rows[:2]), ids("test", *rows[2:4]), ids("copy", *rows[:2])
+    assert len({*train, *test}) == 4 and copied == train
+    again = read_tasks(written(tmp_path, *rows), sandbox, 9)
+    assert len(again.tasks) == 4 and again.dropped == {"is in the file already": 1}
+
+
+def test_held_out_tasks_may_stand_in_a_file_of_the_same_name_and_a_copy_is_refused(tmp_path, bubblewrap):
+    paths = []
+    for folder, said in (("train", "a"), ("test", "b"), ("copy", "a")):
+        (tmp_path / folder).mkdir()
+        paths.append(written(tmp_path / folder, {"instruction": f"Say {said}.", "answer": said}))
+    train, test, copied = paths
+    with open_tasks(Part("terminal", {"tasks": train, "held_out": test}), {"train": 1, "test": 1}) as opened:
+        assert len(opened.of("train")) == len(opened.of("test")) == 1
+    opened = open_tasks(Part("terminal", {"tasks": train, "held_out": copied}), {"train": 1, "test": 1})
+    with pytest.raises(InputError, match=r"gave task 'task-\w+' to two splits"), opened:
+        pass
+
+
+def test_what_a_published_row_has_as_null_is_left_out(tmp_path, sandbox):
+    rows = [
+        {"description": "d", "create": None, "evaluation": {"example": "echo 1"}},
+        {"description": "d", "evaluation": None},
+    ]
+    found = read_tasks(written(tmp_path, *rows), sandbox, 9)
+    assert [task.answer for task in found.tasks] == ["1"] and found.dropped == {"has no gold command": 1}
+    with pytest.raises(InputError, match=r"tasks.jsonl:1: field 'create': is int, not an object"):
+        read_tasks(written(tmp_path, rows[0] | {"create": 3}), sandbox, 9)
 
 
 def test_published_rows_are_read_as_they_are(tmp_path, sandbox):

@@ -31,6 +31,7 @@ from turntree.environments.tasks import TaskSet
 from turntree.tools.mcp import McpServer
 from turntree.tools.runtime import ToolRuntime
 from turntree.tools.tool import ToolStatus
+from turntree.verifiers.texts import said
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,9 +120,7 @@ class McpGame:
 
     def act(self, action: Message) -> Observation:
         if not action.tool_calls:
-            right = (
-                None if self._answer is None else action.content.strip().casefold() == self._answer.strip().casefold()
-            )
+            right = None if self._answer is None else said(action).casefold() == self._answer.strip().casefold()
             return Observation((Message("user", "done"),), done=True, success=right)
         answers: list[Message] = []
         for call in action.tool_calls:

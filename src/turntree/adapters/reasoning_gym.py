@@ -16,6 +16,7 @@ from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
 from turntree.core.seeds import derive
+from turntree.verifiers.texts import said
 
 DRAWN_PER_TASK = 100  # how many questions are drawn for each that is wanted, before a dataset counts as too small
 
@@ -68,8 +69,8 @@ class Question:
 
     def act(self, action: Message) -> Observation:
         utils = package("reasoning_gym.utils", "reasoning-gym")
-        tagged = utils.extract_answer(action.content)
-        answer = action.content.strip() if tagged is None else tagged
+        tagged = utils.extract_answer(said(action))
+        answer = said(action) if tagged is None else tagged
         reward = float(self._dataset.score_answer(answer=answer, entry=self._entry))
         told = Message("user", "Right." if reward >= 1 else "Wrong.")
         return Observation((told,), done=True, success=reward >= 1, reward=reward)

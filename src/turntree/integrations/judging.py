@@ -24,6 +24,9 @@ from turntree.observe.files import atomic_write
 from turntree.renderers.tool_calls import ToolFormat, parse_message
 from turntree.rollouts.local import CutTurns, judge_turns
 from turntree.stages.verifier import open_verifier
+from turntree.verifiers.texts import THOUGHT
+
+_BEGUN = "<think>"
 
 
 def pack_state(state: TurnState) -> str:
@@ -74,13 +77,21 @@ class Judge:
         self._verifier: TurnVerifier | None = None
 
     def action(self, said: Any, *, cut: bool = False) -> Message:
-        """The assistant message in what a framework sampled: text, a chat message, or a list of them (the first)."""
+        """The assistant message in what a framework sampled: text, a chat message, or a list of them (the first).
+
+        A thought that is still in the text is reasoning, as a renderer has it: no verifier may take it for an action.
+        The prompt may have begun it. One that does not end leaves nothing said."""
         if isinstance(said, list):
             said = cast("list[Any]", said)[0] if said else ""
-        if isinstance(said, dict) and cast("dict[str, Any]", said).get("tool_calls"):
-            return dataclasses.replace(Message.from_chat(said), cut=cut)
-        text: str = said if isinstance(said, str) else Message.from_chat(said).content
-        return dataclasses.replace(parse_message(text, self._tool_format), cut=cut)
+        given = Message("assistant", said) if isinstance(said, str) else Message.from_chat(said)
+        read = given if given.tool_calls else parse_message(given.content, self._tool_format)
+        thought, text = "", given.content.lstrip()
+        if text.startswith(_BEGUN) or THOUGHT in read.content:  # not in a call's argument: that ends no thought
+            thought, ended, text = text.removeprefix(_BEGUN).partition(THOUGHT)
+            text = text.lstrip("\n")
+            known = given.tool_calls and ended
+            read = dataclasses.replace(given, content=text) if known else parse_message(text, self._tool_format)
+        return dataclasses.replace(read, cut=cut, reasoning=thought.strip("\n") or given.reasoning)
 
     def __call__(self, pairs: Sequence[tuple[str, Message]]) -> list[Verdict]:
         """The verdicts on actions at packed states, in order."""

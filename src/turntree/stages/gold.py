@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from turntree.core import parts
-from turntree.core.config import Part
+from turntree.core.config import Between, Part
 from turntree.core.errors import ConfigError, InputError
 from turntree.environments.pool import FOREIGN, reason_of
-from turntree.environments.tasks import TRAIN, environment_record, open_tasks
-from turntree.traces.schema import Trace
-from turntree.traces.splits import assign_split
+from turntree.environments.tasks import environment_record, open_tasks
+from turntree.traces.schema import Split, Trace
+from turntree.traces.splits import demonstrated_split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +32,12 @@ class Gold:
 
     environment: Part = field(default_factory=lambda: parts.DEFAULT)
     """The environment whose tasks are played."""
-    split: str = TRAIN
+    split: Split = "train"
     """Which of its tasks: train, dev or test."""
-    count: int = 200
+    count: Annotated[int, Between(1)] = 200
     """How many tasks."""
     dev: float = 0.2
-    """Share of traces held out for development."""
+    """Share of the tasks to train on that is held out for development."""
     seed: int = 0
     """Of the tasks and the splits."""
 
@@ -79,7 +79,7 @@ class Gold:
             messages=tuple(messages),
             tools=tuple(environment.tools),
             domain=self.environment.name,
-            split=assign_split(task.task_id, self.seed, {"train": 1 - self.dev, "dev": self.dev}),
+            split=demonstrated_split(self.split, task.task_id, self.seed, self.dev),
             success=True,
             environment=environment_record(self.environment, self.split, self.count, self.seed, task.task_id),
             meta={"task_type": getattr(task, "task_type", None)} if getattr(task, "task_type", None) else {},

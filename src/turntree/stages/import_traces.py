@@ -77,7 +77,8 @@ def import_traces(files: list[Path], out: Path, config: ImportConfig) -> dict[st
         )
         counts, splits = _split(files, spool.keys, report, config.dev, config.seed)
         traces = (replace(trace, split=one) for trace, one in zip(spool.traces(), splits, strict=True))
-        write_traces(out, traces, {"made_by": "import", "sources": [str(file) for file in files], "report": counts})
+        header = {"made_by": "import", "sources": [str(file) for file in files], "report": counts}
+        write_traces(out, traces, {**header, "traces": len(splits)})
     write_json(out.with_name(out.name + ".report.json"), counts)
     return {"path": str(out), **counts}
 
@@ -104,7 +105,9 @@ class _Spool:
                 self.keys.append((trace.id, trace.group, trace.split))
                 self.done.known[trace.id] = fingerprint_of(trace), trace.meta.get("source")
             self._file.seek(0, io.SEEK_END)
-            self.done = Done(state["rows"], ImportReport.from_json(state["report"]), self.done.known)
+            self.done = Done(
+                state["rows"], ImportReport.from_json(state["report"]), self.done.known, state.get("groups", {})
+            )
             notice(f"resuming the import of {self._folder.name[1:-7]} after {state['rows']} rows")
         return self
 
@@ -117,6 +120,7 @@ class _Spool:
             return
         self._file.flush()
         state = {"identity": self._identity, "rows": rows, "bytes": self._file.tell(), "report": report.to_json()}
+        state["groups"] = self.done.groups
         write_json(self._state, state)
         self._saved = time.monotonic()
 

@@ -48,6 +48,8 @@ def _of_file(path: Path, name: str) -> Iterator[Document]:
             if not text.strip():
                 raise InputError("is empty", path=path, hint="remove it")
             yield Document(name, Path(name).stem, text)
+        elif not path.exists():
+            raise FileNotFoundError
         else:
             raise InputError(
                 "is neither .jsonl nor text", path=path, hint=f"use .jsonl, {', '.join(_TEXT)} or a folder"

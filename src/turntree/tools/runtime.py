@@ -139,11 +139,12 @@ class ToolRuntime:
         if tool is None or mistake is not None:
             self.ledger.add(call.name if tool else _UNKNOWN, ToolCounts(calls=1, refused=1))
             return ToolResult(text=mistake or "", status=ToolStatus.REFUSED, source=ToolSource.NOTHING)
+        arguments = _with_integers(tool, call.arguments)
         if tool.pure:
-            ended, source = self._shared(tool, call.arguments)
+            ended, source = self._shared(tool, arguments)
         else:
             self.ledger.add(call.name, ToolCounts(calls=1, misses=1))
-            ended, source = self._execute(tool, call.arguments, retries=0), ToolSource.FRESH
+            ended, source = self._execute(tool, arguments, retries=0), ToolSource.FRESH
         status = ToolStatus.FAILED if ended.failed else ToolStatus.ANSWERED
         return ToolResult(text=ended.text, status=status, source=source, seconds=time.perf_counter() - started)
 
@@ -235,6 +236,13 @@ class ToolRuntime:
             return text
         self.ledger.add(name, ToolCounts(truncated=1))
         return f"{text[: self.config.output_chars]}\n[{left_out} more characters]"
+
+
+def _with_integers(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Valid arguments with ints where the parameters declare integers: 2.0 is one in JSON, but not in Python."""
+    declared: Mapping[str, Any] = tool.spec.parameters.get("properties", {})
+    whole = {name for name, kind in declared.items() if isinstance(kind, Mapping) and kind.get("type") == "integer"}
+    return {name: int(value) if name in whole else value for name, value in arguments.items()}
 
 
 def _key(tool: Tool, arguments: Mapping[str, Any]) -> str:

@@ -133,8 +133,9 @@ def stream_chat(
         if value not in get_args(kind):
             raise ConfigError(f"is {value!r}", field=name, hint=f"use one of {', '.join(get_args(kind))}")
     rule = None if candidates == "auto" else candidates
-    options = _Options(Readers(format, unknown_keys), on_error == "drop", success_only, domain, rule, list(tools))
     done = done or Done(0, ImportReport(), {})
+    readers, keep_going = Readers(format, unknown_keys), on_error == "drop"
+    options = _Options(readers, keep_going, success_only, domain, rule, list(tools), done.groups)
     report, rows = done.report, 0
     for path in paths:
         for file in source_files(path, report.ignored if rows >= done.rows else Counter()):
@@ -150,11 +151,13 @@ def stream_chat(
 
 @dataclass(frozen=True)
 class Done:
-    """The state of an interrupted import: the number of rows read, its report, and the traces kept."""
+    """The state of an interrupted import: the number of rows read, its report, the traces kept, and the groups by
+    their names (`ChatRow.thread`)."""
 
     rows: int
     report: ImportReport
     known: Known
+    groups: dict[str, str] = field(default_factory=dict[str, str])
 
 
 def fingerprint_of(trace: Trace) -> str:
@@ -170,6 +173,7 @@ class _Options:
     domain: str
     rule: Rule | None
     tools: list[dict[str, Any]]
+    groups: dict[str, str]
 
 
 @contextlib.contextmanager
@@ -199,11 +203,22 @@ def _import_row(
         try:
             if isinstance(chat, InputError):
                 raise chat
+            _join_group(chat, options.groups)
             _import_chat(chat, source, keep, known, report, options)
         except InputError as error:
             if not options.keep_going:
                 raise _with_place(error, file.shown, row) from error
             _drop(error, chat, report)
+
+
+def _join_group(chat: ChatRow, groups: dict[str, str]) -> None:
+    """Give the row the group of an earlier one that shares a name with it."""
+    if chat.group is not None:
+        names = [name for name in (chat.thread, chat.group) if name is not None]
+        group = next((groups[name] for name in names if name in groups), chat.group)
+        if chat.thread is not None:
+            groups.update(dict.fromkeys(names, group))
+        chat.group = group
 
 
 def _source(file: SourceFile, row: SourceRow) -> dict[str, Any]:

@@ -31,6 +31,12 @@ def assign_split(key: str, seed: int, fractions: Mapping[Split, float] = DEFAULT
     return next(split for split in reversed(SPLITS) if fractions.get(split, 0.0) > 0)  # the sum rounded below 1
 
 
+def demonstrated_split(played: Split, task_id: str, seed: int, dev: float) -> Split:
+    """The split of a demonstration: of the tasks to train on, the share `dev` is for development; held-out tasks stay
+    in their split."""
+    return assign_split(task_id, seed, {"train": 1 - dev, "dev": dev}) if played == "train" else played
+
+
 def split_traces(
     traces: Sequence[Trace], seed: int, fractions: Mapping[Split, float] = DEFAULT_FRACTIONS
 ) -> list[Trace]:

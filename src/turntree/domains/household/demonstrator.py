@@ -16,7 +16,7 @@ from turntree.domains.household.environment import HouseholdEnvironment
 from turntree.domains.household.experts import UnreachableGoal, next_exploring_action, shortest_plan, stumble
 from turntree.domains.household.world import Game, State
 from turntree.traces.schema import Trace
-from turntree.traces.splits import assign_split
+from turntree.traces.splits import demonstrated_split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class HouseholdDemonstrator:
     slips: float = 0.0
     """Chance of a slip before a turn (noise injection, Laskey et al. 2017)."""
     dev: float = 0.2
-    """Share of traces held out for development."""
+    """Share of the games to train on that is held out for development."""
     seed: int = 0
     """Of experts, slips and splits."""
 
@@ -95,13 +95,12 @@ def _play(game: Game, source: dict[str, Any], config: HouseholdDemonstrator) -> 
         return "goal out of reach"
     if not state.won:
         return f"not won in {config.max_turns} turns"
-    split = assign_split(game.id, config.seed, {"train": 1 - config.dev, "dev": config.dev})
     marks = {"skip_turns": skipped} if skipped else {}
     return Trace(
         id=game.id,
         messages=tuple(messages),
         domain="household",
-        split=split,
+        split=demonstrated_split(config.games.split, game.id, config.seed, config.dev),
         success=True,
         environment=source,
         meta={"task_type": game.task_type, "expert": config.expert, **marks},

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from turntree.core.errors import ConfigError
 from turntree.domains.household.environment import (
@@ -23,6 +23,7 @@ from turntree.domains.household.games import load_games
 from turntree.domains.household.generate import TASK_TYPES
 from turntree.domains.household.world import Game
 from turntree.environments.tasks import TRAIN, TaskSet, contents
+from turntree.traces.schema import Split
 
 POLICY = Path(__file__).resolve().parents[2] / "models" / "household_tiny"  # plays easy games badly
 GENERATED = "generated"
@@ -38,8 +39,8 @@ class GamesConfig:
 
     source: str = GENERATED
     """'generated', a packed games file (JSONL), or a folder of game.tw-pddl files."""
-    split: str = "test"
-    """Which generated games: train, dev or test."""
+    split: Split = "test"
+    """Which games: train, dev or test; generated ones are drawn from it."""
     count: int = 200
     """How many games."""
     offset: int = 0
@@ -48,7 +49,7 @@ class GamesConfig:
     """Of generated games: easy, medium or hard."""
 
     def __post_init__(self) -> None:
-        if self.source == GENERATED and self.split not in SPLIT_SEEDS:
+        if self.split not in SPLIT_SEEDS:
             raise ConfigError(f"{self.split!r} is not a split", field="split", hint=f"use {', '.join(SPLIT_SEEDS)}")
         if self.difficulty not in DIFFICULTIES:
             raise ConfigError(
@@ -105,4 +106,6 @@ class Household:
 
     def _games(self, split: str, count: int, first: bool) -> GamesConfig:
         source, offset = (self.games, self.offset) if first else (self.held_out, 0)
-        return GamesConfig(source=source, split=split, count=count, offset=offset, difficulty=self.difficulty)
+        return GamesConfig(
+            source=source, split=cast(Split, split), count=count, offset=offset, difficulty=self.difficulty
+        )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from turntree.core import seeds
-from turntree.core.config import Part, to_mapping
+from turntree.core.config import Between, Part, to_mapping
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment
@@ -17,7 +17,7 @@ from turntree.domains.qa.experts import Mistake, NotFound, Played, next_turn, pl
 from turntree.domains.qa.generate import Posed
 from turntree.environments.tasks import TRAIN, environment_record
 from turntree.traces.schema import Trace
-from turntree.traces.splits import assign_split
+from turntree.traces.splits import demonstrated_split
 
 _RECOVERABLE: tuple[Mistake, ...] = ("another relation", "another entity", "an earlier step")
 
@@ -43,7 +43,7 @@ class QaDemonstrator:
     }
 
     questions: Questions = field(default_factory=Questions)
-    count: int = 200
+    count: Annotated[int, Between(1)] = 200
     """How many questions."""
     slips: float = 0.0
     """Chance of a wrong look-up before each look-up of the expert."""
@@ -95,7 +95,7 @@ def _trace(posed: Posed, played: Played, tools: tuple[dict[str, Any], ...], conf
         messages=messages,
         tools=tools,
         domain="qa",
-        split=assign_split(posed.question.id, config.seed, {"train": 1 - config.dev, "dev": config.dev}),
+        split=demonstrated_split("train", posed.question.id, config.seed, config.dev),
         success=True,
         environment=environment_record(
             _environment(config.questions), TRAIN, config.count, 0, posed.question.id, config.questions.model

@@ -10,7 +10,8 @@ One object is one task. Its keys decide the format:
 
 `setup` is run once, when the file is read. A task with neither `answer` nor `check` is judged by what its `gold` does:
 the files that it changes, or, where it changes none, what its last command prints. A task whose setup or gold does not
-work in the sandbox is left out and counted by reason.
+work in the sandbox, or that the file has already, is left out and counted by reason. Without `id`, a task is named by
+what it says, so it has one name in all files.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ import tarfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from turntree.core.errors import InputError
 from turntree.domains.workbench.tasks import BASH, Task, alike, commands, run
 from turntree.observe.jsonl import located
 from turntree.sandboxes.limits import File, Files
 from turntree.sandboxes.sandbox import Sandbox
+from turntree.traces.formats.row import fingerprint
 from turntree.traces.sources import source_rows
 
 _KEYS = {
@@ -60,7 +61,7 @@ def read_tasks(path: str, sandbox: Sandbox, most: int, archive: str | None = Non
     """The first `most` tasks of a file: JSON or JSON lines (also .gz, .xz). Every task begins with the files of
     `archive` beside its own. Raises `InputError` with file, line and field."""
     found, common = TaskFile(), {} if archive is None else _archived(archive)
-    name = Path(path).name.partition(".")[0]
+    names = set[str]()
     for number, row in enumerate(source_rows(path)):
         if len(found.tasks) == most:
             break
@@ -68,7 +69,11 @@ def read_tasks(path: str, sandbox: Sandbox, most: int, archive: str | None = Non
         try:
             if isinstance(row.value, InputError):
                 raise row.value
-            found.tasks.append(_task(_own(row.value, common), f"{name}-{number}", common, sandbox))
+            name = f"task-{fingerprint(row.value)}"  # by content: two tasks are two, one is the same in every file
+            if name in names:
+                raise _Unusable("is in the file already")
+            names.add(name)
+            found.tasks.append(_task(_own(row.value, common), name, common, sandbox))
         except InputError as error:
             raise located(error, path=path, line=row.line or number + 1) from error
         except _Unusable as reason:
@@ -76,6 +81,14 @@ def read_tasks(path: str, sandbox: Sandbox, most: int, archive: str | None = Non
     if not found.tasks:
         raise InputError(f"holds no task that can be played here ({dict(found.dropped)})", path=path)
     return found
+
+
+def _object(row: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A part of a published row, which may be left out or null."""
+    held = row.get(key) or {}
+    if not isinstance(held, Mapping):
+        raise InputError(f"is {type(held).__name__}, not an object", field=key)
+    return cast("Mapping[str, Any]", held)
 
 
 def _archived(path: str) -> dict[str, File]:
@@ -100,10 +113,10 @@ def _member(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> File:
 def _own(row: dict[str, Any], common: Files) -> dict[str, Any]:
     """A published row in the form of one's own."""
     if "description" in row and "evaluation" in row:
-        example = row["evaluation"].get("example")
+        example = _object(row, "evaluation").get("example")
         if not isinstance(example, str):
             raise _Unusable("has no gold command")
-        made = row.get("create", {}).get("init") or ""
+        made = _object(row, "create").get("init") or ""
         return {
             "kind": _NUMBER,
             "instruction": f"{row['description']} Submit the number.",

@@ -28,6 +28,7 @@ from turntree.traces.formats.row import (
     call_of,
     chat_tools,
     count_unknown,
+    failed_exit,
     first_object,
     list_of,
     object_of,
@@ -46,6 +47,10 @@ _V0_SILENT = words("recall change_agent_state agent_state_changed null system in
 _V0_KEYS = words(
     "id timestamp source message cause action args observation content extras success tool_call_metadata timeout "
     "llm_metrics log status error error_code hidden security_risk"
+)
+_V0_HARNESS = words(  # what the harness adds to the arguments of an action
+    "thought blocking hidden is_input is_static confirmation_state include_extra kernel_init_code impl_source "
+    "security_risk"
 )
 _SDK_KEYS = words(
     "id timestamp source kind llm_message activated_skills activated_microagents extended_content sender thought "
@@ -132,9 +137,9 @@ def _v0_event(event: dict[str, Any], chat: ChatRow) -> list[Any]:
         turn = {"role": "assistant", "content": args.get("thought") or "", "tool_calls": [call]}
         return [turn | {RESPONSE: response}]
     if observation is not None and observation not in _V0_SILENT:
-        extras = event.get("extras") if isinstance(event.get("extras"), dict) else {}
-        code = cast("dict[str, Any]", extras).get("exit_code")
-        failed = observation == "error" or event.get("error") is True or (isinstance(code, int) and code > 0)
+        exited = failed_exit(event.get("extras"))  # without success, but with -1, a command is still running
+        ended = event.get("success") is False if exited is None else exited
+        failed = observation == "error" or event.get("error") is True or ended
         content = event.get("content") or event.get("message")
         return [{"role": "tool", "content": content, "tool_call_id": call_id, FAILED: failed}]
     chat.ignored[f"events[] of {action or observation or 'no'} kind"] += 1
@@ -155,7 +160,10 @@ def _v0_call(action: str, args: dict[str, Any], told: Any) -> tuple[Any, Any]:
     except (KeyError, TypeError, IndexError):
         pass
     name = told.get("function_name") if isinstance(told, dict) else None
-    return name or action, {key: value for key, value in args.items() if key != "thought" and value is not None}
+    arguments = {key: value for key, value in args.items() if key not in _V0_HARNESS and value is not None}
+    if args.get("is_input") is True:
+        arguments["is_input"] = "true"  # as the tool declares it
+    return name or action, arguments
 
 
 def _sdk_event(event: dict[str, Any], chat: ChatRow) -> list[Any]:
@@ -186,7 +194,7 @@ def _sdk_event(event: dict[str, Any], chat: ChatRow) -> list[Any]:
         seen = cast("dict[str, Any]", seen)
         content = next((seen[k] for k in ("content", "output") if seen.get(k) is not None), None)
         content = content if content is not None else event.get("error") or event.get("rejection_reason")
-        failed = kind != "ObservationEvent" or bool(seen.get("is_error") or seen.get("error"))
+        failed = kind != "ObservationEvent" or bool(seen.get("is_error") or seen.get("error") or failed_exit(seen))
         return [{"role": "tool", "content": text_in(content), "tool_call_id": call_id, FAILED: failed}]
     chat.ignored[f"events[] of kind {kind}"] += 1
     return []

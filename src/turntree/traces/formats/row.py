@@ -46,7 +46,8 @@ class ChatRow:
     """`messages` and `tools` in OpenAI chat form, unparsed; the rest as in `Trace`.
 
     `rule` says which turns are candidates (`candidates.rule_reason`). `only_last_turn` marks a row that demonstrates
-    its last turn only (a pivot row): what precedes is history. `left_out` counts the agent's turns that are not among
+    its last turn only (a pivot row): what precedes is history. `thread` is another name of the group, by which rows of
+    other files may know it: rows with either name are one group. `left_out` counts the agent's turns that are not among
     `messages`, by reason. `ignored` counts fields of the source that a trace has no place for.
     """
 
@@ -54,6 +55,7 @@ class ChatRow:
     tools: list[Any] = field(default_factory=list[Any])
     id: str | None = None
     group: str | None = None
+    thread: str | None = None
     domain: str = ""
     split: str | None = None
     success: bool | None = None
@@ -154,13 +156,25 @@ def outcome(row: Mapping[str, Any], meta: dict[str, Any]) -> bool | None:
 
 
 def text_of(row: Mapping[str, Any], keys: Iterable[str]) -> str | None:
-    """The first of `keys` that is set, as text (numbers are written out)."""
+    """The first of `keys` that is set, as text (whole numbers are written out)."""
     for key in keys:
         value = row.get(key)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # pandas writes the numbers of a column with gaps so
         if isinstance(value, bool) or not isinstance(value, str | int | None):
             raise RowRefused("malformed_field", f"is {type(value).__name__}", field=key, hint="write text or a number")
         if value not in (None, ""):
             return str(value)
+    return None
+
+
+def failed_exit(told: Any) -> bool | None:
+    """Whether a command ended with an exit code above 0, which `told` or its `metadata` has; None without a code."""
+    metadata: Any = cast("dict[str, Any]", told).get("metadata") if isinstance(told, dict) else None
+    for place in (told, metadata):
+        code: Any = cast("dict[str, Any]", place).get("exit_code") if isinstance(place, dict) else None
+        if isinstance(code, int):
+            return code > 0
     return None
 
 

@@ -12,10 +12,13 @@ candidate (PivotRL, appendix A.2).
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, cast
 
+from turntree.core.errors import InputError
+from turntree.observe.jsonl import parse_object
 from turntree.traces.formats.responses import read_item
 from turntree.traces.formats.row import (
     FAILED,
@@ -24,6 +27,7 @@ from turntree.traces.formats.row import (
     ChatRow,
     call_of,
     count_unknown,
+    failed_exit,
     list_of,
     one_turn_a_response,
     text_in,
@@ -37,6 +41,7 @@ _DOMAIN = "software engineering"
 # Codex
 
 _LINES = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
+_EXIT = re.compile(r"(?:(?!Output:).*\n){0,4}?(?:Exit code:|Process exited with code) (\d{1,9})[ \t]*(?:\n|\Z)")
 _CODEX_KEYS = ("timestamp", "type", "payload", "ordinal")
 
 
@@ -86,12 +91,31 @@ def _codex_meta(payload: dict[str, Any], chat: ChatRow, sessions: list[str]) -> 
 
 
 def _codex_result(payload: dict[str, Any], message: Any) -> Any:
-    """Older versions wrap what a tool returned: `{output, metadata: {exit_code}}` or `{content, success}`."""
+    """Older versions wrap what a tool returned: `{output, metadata: {exit_code}}`, also as JSON text, or `{content,
+    success}`; newer ones tell the exit code in the first lines of the text."""
     output = payload.get("output")
-    if not isinstance(message, dict) or message.get("role") != "tool" or not isinstance(output, dict):
+    if not isinstance(message, dict) or message.get("role") != "tool":
         return message
-    content = next((output[key] for key in ("output", "content") if output.get(key) is not None), None)
-    return message | {"content": text_in(content), FAILED: output.get("success") is False}
+    if isinstance(output, dict):
+        content = next((output[key] for key in ("output", "content") if output.get(key) is not None), None)
+        return message | {
+            "content": text_in(content),
+            FAILED: output.get("success") is False or failed_exit(output) is True,
+        }
+    failed = _failed_in(text_in(output))
+    return message if failed is None else message | {FAILED: failed}
+
+
+def _failed_in(text: Any) -> bool | None:
+    """`failed_exit` of what a tool returned as text."""
+    if not isinstance(text, str):
+        return None
+    if (told := _EXIT.match(text)) is not None:
+        return int(told[1]) > 0
+    try:
+        return failed_exit(parse_object(text)) if text.startswith("{") else None
+    except InputError:
+        return None
 
 
 def _closed(chat: ChatRow, sessions: list[str]) -> ChatRow:
@@ -140,17 +164,19 @@ def read_claude_code(row: dict[str, Any]) -> Iterator[ChatRow]:
     """
     threads: dict[str, _Thread] = {}
     owner: dict[str, str] = {}  # line -> its thread
-    session = None
+    session = first = None
     for line in list_of(row, "events", "the lines of a session"):
         raw = cast("dict[str, Any]", line) if isinstance(line, dict) else {}
         session = session or text_of(raw, ("sessionId",))
         uuid, parent = raw.get("uuid"), raw.get("parentUuid")
+        if first is None and raw.get("type") in _SAID and not raw.get("isSidechain"):
+            first = text_of(raw, ("uuid",))
         side = raw.get("agentId") or (owner.get(str(parent)) or uuid) if raw.get("isSidechain") else None
         name = str(side or "")
         owner[str(uuid)] = name
-        yield from threads.setdefault(name, _Thread(name)).take(line, session)
+        yield from threads.setdefault(name, _Thread(name)).take(line, session, first)
     for thread in threads.values():
-        yield from thread.close(session)
+        yield from thread.close(session, first)
 
 
 class _Thread:
@@ -166,7 +192,7 @@ class _Thread:
         self._chat = ChatRow(messages=[], domain=_DOMAIN, rule="tool_calls", ignored=Counter(), left_out=Counter())
         self._lines: list[tuple[Any, int]] = []  # uuid and the number of messages after it
 
-    def take(self, line: Any, session: str | None) -> Iterator[ChatRow]:
+    def take(self, line: Any, session: str | None, first: str | None) -> Iterator[ChatRow]:
         """The next line; yields the trace that a compaction ends."""
         chat = self._chat
         if not isinstance(line, dict):
@@ -181,7 +207,7 @@ class _Thread:
             chat.ignored["lines that report an error of the API"] += 1
             return
         if line.get("isCompactSummary") and chat.messages:
-            yield from self.close(session)
+            yield from self.close(session, first)
             self._open()
             chat = self._chat
         self._rewind(line)
@@ -191,12 +217,13 @@ class _Thread:
         ]  # fmt: skip
         self._lines.append((str(line.get("uuid")), len(chat.messages)))
 
-    def close(self, session: str | None) -> Iterator[ChatRow]:
+    def close(self, session: str | None, first: str | None) -> Iterator[ChatRow]:
+        """The trace. A fork of the session repeats its lines under another name, but with their uuids."""
         chat = self._chat
         chat.messages = one_turn_a_response(chat.messages)
         part = [f"#{self._part}"] if self._part > 1 else []
         chat.id = "".join([session, *([f"/{self._name}"] if self._name else []), *part]) if session else None
-        chat.group = session
+        chat.group, chat.thread = session, first
         if chat.messages:
             yield chat
 
@@ -204,10 +231,16 @@ class _Thread:
         """Where a user message follows an earlier line than the last one, the lines between are another branch."""
         said: Any = line.get("message")
         content: Any = cast("dict[str, Any]", said).get("content") if isinstance(said, dict) else None
-        if line.get("type") != "user" or not isinstance(content, str) or not self._lines:
+        if isinstance(content, list) and not line.get("isMeta"):  # those go with the results of calls
+            blocks = cast("list[Any]", content)
+            typed = not any(isinstance(block, dict) and block.get("type") == "tool_result" for block in blocks)
+        else:
+            typed = isinstance(content, str)
+        if line.get("type") != "user" or not typed or not self._lines:
             return
         known = {uuid: (i, kept) for i, (uuid, kept) in enumerate(self._lines)}
-        place = known.get(str(line.get("parentUuid")))
+        beginning = "parentUuid" in line and line["parentUuid"] is None
+        place = (-1, 0) if beginning else known.get(str(line.get("parentUuid")))
         if place is None or place[0] == len(self._lines) - 1:
             return
         dropped = self._chat.messages[place[1] :]
