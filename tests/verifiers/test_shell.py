@@ -49,6 +49,14 @@ def same(one: str, other: str, folder: str | None = None) -> bool:
         ("tail -f -n 5 a", "tail -n 5 -f a"),
         ("du -sh a", "du -h -s a"),
         ("cp -rf a b", "cp -fr a b"),
+        ("rm -R a", "rm -r a"),
+        ("cp -Rf a b", "cp --recursive -f a b"),
+        ("mkdir a b", "mkdir b a"),
+        ("grep x a b", "grep x b a"),
+        ("cd x && pytest -q a 2>&1", "cd x && pytest a"),
+        ("pytest -q a > /dev/null", "pytest a > /dev/null"),
+        ("pytest -x a | tail", "pytest a | tail"),
+        ("git --no-pager diff | cat", "git diff --no-color | cat"),
         ("for i in a b; do\n echo $i\ndone", "for i in a b; do echo $i; done"),
     ],
 )
@@ -103,6 +111,47 @@ def test_what_does_the_same_is_the_same(one: str, other: str) -> None:
     ],
 )
 def test_what_does_another_thing_is_another_script(one: str, other: str) -> None:
+    assert not same(one, other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("ls -F | grep /", "ls | grep /"),
+        ("rm -v *.pyc | wc -l", "rm *.pyc | wc -l"),
+        ("f=$(ls -F); ./$f", "f=$(ls); ./$f"),
+        ("pytest -q a > out", "pytest a > out"),
+        ("cd x && pytest -q a > out", "cd x && pytest a > out"),
+        ("python -m pytest -q a &> out", "python -m pytest a &> out"),
+        ("pytest -qq a | tail -1", "pytest -q a | tail -1"),
+        ("(pytest -q a) | tail -1", "(pytest a) | tail -1"),
+        ("grep --color=always a f > o", "grep a f > o"),
+        ("git diff --color > o", "git diff --no-color > o"),
+        ("grep foo a b | head -1", "grep foo b a | head -1"),
+        ("wc -l b a | head -1", "wc -l a b | head -1"),
+        ("which python3 python | head -1", "which python python3 | head -1"),
+    ],
+)
+def test_what_is_printed_counts_where_it_leads_elsewhere_than_to_the_terminal(one: str, other: str) -> None:
+    assert not same(one, other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("rmdir a/b a", "rmdir a a/b"),
+        ("rmdir a/* a", "rmdir a a/*"),
+        ("mkdir a a/b", "mkdir a/b a"),
+        ("mkdir a a-b a/b", "mkdir a/b a-b a"),
+        ("mkdir $a $a/b", "mkdir $a/b $a"),
+        ("rm -d a/b a", "rm -d a a/b"),
+        ("chmod 000 . a", "chmod 000 a ."),
+        ("chmod 000 / /a", "chmod 000 /a /"),
+        ("sort -s -k1,1 b a", "sort -s -k1,1 a b"),
+        ("du -s a a/b", "du -s a/b a"),
+    ],
+)
+def test_the_order_of_what_lies_in_one_another_counts(one: str, other: str) -> None:
     assert not same(one, other)
 
 
@@ -252,6 +301,7 @@ IN_REPO = [
     ("pushd sub && pytest tests", "pushd sub && pytest /repo/tests"),
     (". ./env.sh; rm x", ". ./env.sh; rm /repo/x"),
     ("command cd /tmp; rm x", "command cd /tmp; rm /repo/x"),
+    ("time cd /tmp; rm x", "time cd /tmp; rm /repo/x"),
     ("$GO /tmp; rm x", "$GO /tmp; rm /repo/x"),
     ("cd build 2>/dev/null; rm -rf out", "cd build 2>/dev/null; rm -rf /repo/out"),
     ("cd /tmp > /dev/null && rm -rf work", "cd /tmp > /dev/null && rm -rf /repo/work"),

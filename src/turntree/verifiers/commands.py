@@ -6,6 +6,7 @@ Entries follow the manuals of GNU coreutils, grep, git, pip and pytest. Nothing 
 
 from __future__ import annotations
 
+import itertools
 import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +19,10 @@ Word = Any  # a text, or the parts of a word that the shell expands (`shell`)
 class Command:
     """Short options without and with a value, long ones by the short one that they equal (or by themselves).
 
-    `idle` options change what is printed on the way and not what is done. Options that override one another keep their
-    order (`ordered`: groups of such options, apart by spaces). The first `lead` operands have places of their own; the
-    others are a set (None: all have places). `paths`: operands after those are paths; `values_are_paths` names options
-    whose value is one.
+    `idle` options change what is printed and not what is done: they count where that goes to another command or a file.
+    Options that override one another keep their order (`ordered`: groups of such options, apart by spaces). The first
+    `lead` operands have places of their own; the others are a set (None: all have places) on the terminal, if none lies
+    in another. `paths`: operands after those are paths. `long` may name a letter, too: `-R` that is `-r`.
     """
 
     flags: str = ""
@@ -38,6 +39,7 @@ class Command:
     subcommands: Mapping[str, Command] | None = None
 
 
+_ALWAYS_IDLE = frozenset({"x", "maxfail", "no-pager", "no-input", "no-color"})  # of idle options, in a pipe too
 _LONG_LS = {"--all": "a", "--almost-all": "A", "--human-readable": "h", "--recursive": "R", "--reverse": "r"}
 _GREP = Command(
     flags="rRniIlLvwxcohHsqEFPGzZaUT",
@@ -194,11 +196,11 @@ _GIT = Command(
                 "--cached": "cached",
                 "--staged": "cached",
                 "--name-only": "name-only",
-                "--no-color": "color",
+                "--no-color": "no-color",
                 "--color": "color",
                 "--name-status": "name-status",
             },
-            idle=frozenset({"color"}),
+            idle=frozenset({"color", "no-color"}),
         ),
         "log": Command(
             flags="p",
@@ -272,14 +274,14 @@ COMMANDS: Mapping[str, Command] = {
     "fgrep": _GREP,
     "rm": Command(
         flags="rRfivdI",
-        long={"--recursive": "r", "--force": "f", "--verbose": "v"},
+        long={"-R": "r", "--recursive": "r", "--force": "f", "--verbose": "v"},
         idle=frozenset({"v"}),
         ordered="fiI",
         lead=0,
         paths=True,
     ),
     "rmdir": Command(
-        flags="pv", long={"--parents": "p", "--verbose": "v"}, idle=frozenset({"v"}), lead=0, paths=True, folder=True
+        flags="pv", long={"--parents": "p", "--verbose": "v"}, idle=frozenset({"v"}), paths=True, folder=True
     ),
     "mkdir": Command(
         flags="pv",
@@ -294,7 +296,7 @@ COMMANDS: Mapping[str, Command] = {
     "touch": Command(flags="acm", values="dtr", lead=0, paths=True),
     "cp": Command(
         flags="rRafipvnuLPdHT",
-        long={"--recursive": "r", "--force": "f", "--archive": "a", "--verbose": "v"},
+        long={"-R": "r", "--recursive": "r", "--force": "f", "--archive": "a", "--verbose": "v"},
         idle=frozenset({"v"}),
         ordered="fin adLPH",
         paths=True,
@@ -309,7 +311,6 @@ COMMANDS: Mapping[str, Command] = {
         values="kto",
         long={"--reverse": "r", "--unique": "u", "--numeric-sort": "n"},
         ordered="k",
-        lead=0,
         paths=True,
     ),
     "uniq": Command(flags="cduiz", long={"--count": "c"}),
@@ -329,7 +330,6 @@ COMMANDS: Mapping[str, Command] = {
         long={"--summarize": "s", "--human-readable": "h"},
         long_values={"--max-depth": "d"},
         ordered="sa hm",
-        lead=0,
         paths=True,
     ),
     "df": Command(flags="hTai", long={"--human-readable": "h"}, lead=0, paths=True),
@@ -353,25 +353,26 @@ COMMANDS: Mapping[str, Command] = {
 }
 
 
-def meaning(words: Sequence[Word], folder: str | None) -> tuple[Any, ...]:
+def meaning(words: Sequence[Word], folder: str | None, piped: bool = False) -> tuple[Any, ...]:
     """A value that is equal for command lines which do the same. `words[0]` is the command; `folder` is where it runs
-    (None: not known), so that a relative path is the absolute one."""
+    (None: not known), so that a relative path is the absolute one. `piped`: what it prints leads elsewhere than to the
+    terminal, where every line of it and their order may decide."""
     name = words[0]
     rest = list(words[1:])
     if name in ("python", "python3") and rest[:2] == ["-m", "pytest"]:
-        found = _arguments(_PYTEST, rest[2:], folder)
+        found = _arguments(_PYTEST, rest[2:], folder, piped)
         return (name, "-m", "pytest", *(found or rest[2:]))
     if name in ("python", "python3") and rest[:2] == ["-m", "pip"]:
-        found = _arguments(_PIP, rest[2:], folder)
+        found = _arguments(_PIP, rest[2:], folder, piped)
         return (name, "-m", "pip", *(found or rest[2:]))
     command = COMMANDS.get(name) if isinstance(name, str) else None
-    found = None if command is None else _arguments(command, rest, folder)
+    found = None if command is None else _arguments(command, rest, folder, piped)
     if found is None:
         return (name, *rest)
     return ("pip" if name == "pip3" else name, *found)
 
 
-def _arguments(command: Command, words: list[Word], folder: str | None) -> tuple[Any, ...] | None:
+def _arguments(command: Command, words: list[Word], folder: str | None, piped: bool) -> tuple[Any, ...] | None:
     """Options and operands in a fixed form; None where an option is not known."""
     options: list[tuple[str, Word]] = []
     operands: list[Word] = []
@@ -401,11 +402,12 @@ def _arguments(command: Command, words: list[Word], folder: str | None) -> tuple
             inner = command.subcommands.get(word)
             if any(name == "C" for name, _ in options):
                 folder = None  # `git -C elsewhere`
-            found = None if inner is None else _arguments(inner, left, folder)
-            return None if found is None else (_sorted(command, options), word, *found)
+            found = None if inner is None else _arguments(inner, left, folder, piped)
+            return None if found is None else (_sorted(command, options, piped), word, *found)
         else:
             operands.append(word)
-    return _sorted(command, options), _operands(command, operands, {name for name, _ in options}, folder)
+    given = {name for name, _ in options}
+    return _sorted(command, options, piped), _operands(command, operands, given, folder, piped)
 
 
 def _long(command: Command, word: str, left: list[Word], options: list[tuple[str, Word]]) -> bool:
@@ -441,7 +443,7 @@ def _short(command: Command, letters: str, left: list[Word], options: list[tuple
     while letters:
         letter, letters = letters[0], letters[1:]
         if letter in command.flags:
-            options.append((letter, ""))
+            options.append((command.long.get(f"-{letter}", letter), ""))
         elif letter in command.values and (letters or left):
             options.append((letter, letters or left.pop(0)))
             return True
@@ -450,18 +452,22 @@ def _short(command: Command, letters: str, left: list[Word], options: list[tuple
     return True
 
 
-def _sorted(command: Command, options: list[tuple[str, Word]]) -> tuple[Any, ...]:
-    """Acting options: those that override one another in the order given, then the others by name."""
+def _sorted(command: Command, options: list[tuple[str, Word]], piped: bool) -> tuple[Any, ...]:
+    """Acting options: those that override one another in the order given, then the others by name. In a pipe what is
+    printed acts, and how often it is asked for."""
     acting = [one for one in options if one[0] not in command.idle]
     groups = command.ordered.split()
     free = [one for one in acting if not any(one[0] in group for group in groups)]
     flags = {one for one in free if one[1] == ""}  # said twice is said once
     valued = sorted((one for one in free if one[1] != ""), key=lambda one: one[0])  # stable: values keep their order
     overriding = tuple(tuple(one for one in acting if one[0] in group) for group in groups)
-    return overriding, tuple(sorted(flags)), tuple(valued)
+    printed = [one for one in options if piped and one[0] in command.idle - _ALWAYS_IDLE]
+    return overriding, tuple(sorted(flags)), tuple(valued), tuple(sorted(printed, key=lambda one: one[0]))
 
 
-def _operands(command: Command, operands: list[Word], given: set[str], folder: str | None) -> tuple[Any, ...]:
+def _operands(
+    command: Command, operands: list[Word], given: set[str], folder: str | None, piped: bool
+) -> tuple[Any, ...]:
     lead = command.lead
     if lead and given & set(command.lead_given_by):
         lead = 0
@@ -470,7 +476,14 @@ def _operands(command: Command, operands: list[Word], given: set[str], folder: s
     if command.paths:
         rest = [path(word, folder, is_folder=command.folder) for word in rest]
         first = [path(word, folder, is_folder=command.folder) for word in first] if lead is None else first
-    return tuple(first), tuple(sorted(rest, key=repr))
+    return tuple(first), tuple(rest if piped or _nested(rest) else sorted(rest, key=repr))
+
+
+def _nested(operands: list[Word]) -> bool:
+    """Whether one may lie in another, so that their order decides: `rmdir a/b a`, `mkdir a a/b`."""
+    texts = [one if isinstance(one, str) else "".join(str(part[-1]) for part in one) for one in operands]
+    places = sorted([] if text == "." else text.rstrip("/").split("/") for text in texts)
+    return any(len(a) < len(b) and b[: len(a)] == a for a, b in itertools.pairwise(places))
 
 
 def path(word: Word, folder: str | None, *, is_folder: bool = False) -> Word:

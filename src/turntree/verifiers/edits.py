@@ -19,9 +19,14 @@ from turntree.verifiers.kinds import COMMAND, IDLE, NEW, OLD, PATH, WHOLE, Kind,
 from turntree.verifiers.shell import Script
 
 _NUMBERED = re.compile(r"^ *\d+(?:\t|→|\| ?|: )(.*)$", re.MULTILINE)
-_FAILED = re.compile(r"\s*(error|traceback|exception|no replacement|invalid|failed)", re.IGNORECASE)
-
-
+# how editors say that they did it; any other answer may refuse it (`File has not been read yet`, `Permission denied`)
+_DONE = re.compile(
+    r"(?<!not )\bsuccessfully\b|\"success\": ?true\b|\"bytes_written\": ?\d"
+    r"|\b(?:has|have|was|were) (?:been )?(?:created|written|edited|updated|changed|overwritten|saved)\b(?! since| by)"
+    r"|\A\W*(?:success|done|ok|wrote|overwrote|(?:file|edit|changes) (?:created|written|updated|saved|applied))\b",
+    re.IGNORECASE,
+)
+_FAILED = re.compile(r"\W*(?:tool_use_)?(?:error|traceback|exception|invalid|failed)", re.IGNORECASE)
 _UNDERSTOOD = frozenset({*PATH, *OLD, *NEW, *WHOLE, "command", "replace_all", "replaceAll"})
 
 
@@ -59,8 +64,8 @@ class Files:
             lines = _NUMBERED.findall(answer or "")
             self.seen.setdefault(name, []).append("\n".join(lines) if lines else answer or "")
             return
-        failed = answer is None or _FAILED.match(answer) is not None
-        result = None if failed else self.after(call)
+        told = "" if answer is None else answer.strip().partition("\n")[0]  # below it may stand the file's own text
+        result = self.after(call) if _DONE.search(told) and not _FAILED.match(told) else None
         self._forget(posixpath.basename(name))
         if result is not None:
             self.whole[name] = result

@@ -139,6 +139,13 @@ def command_text(value: Any) -> str | None:
     return None
 
 
+def interpreter(value: Any) -> str:
+    """The shell that a list of words names (`["sh", "-c", SCRIPT]`): what runs in bash need not run in another."""
+    first = cast("list[Any]", value)[0] if isinstance(value, list) and value else ""
+    name = str(first).rpartition("/")[2]
+    return name if name in ("sh", "zsh") else "bash"
+
+
 def lines_of(arguments: Mapping[str, Any]) -> tuple[int, int | None] | None:
     """The lines that a reading call asks for, from 1, both ends inside (None: to the end); None for another form."""
     span = arguments.get("view_range")

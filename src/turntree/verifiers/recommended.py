@@ -39,6 +39,7 @@ from turntree.verifiers.kinds import (
     asks_in_words,
     command_text,
     idle_of,
+    interpreter,
     kind_of,
     lines_of,
     of_any,
@@ -56,13 +57,11 @@ Domain = Literal["auto", "conversation", "swe", "terminal", "search"]
 _PLAIN = Folding()
 _FOLDER = re.compile(
     r"\[Current working directory: ([^\]\n]+)\]|\(Current directory: ([^)\n]+)\)|<cwd>([^<\n]+)</cwd>"
-    r"|^\w+@[\w.-]+:(/[^\s#$]*)[#$]",
-    re.MULTILINE,
+    r"|\w@[\w.-]+:(?:([^\s#$]{0,4096})[#$]\s*\Z|[^\s#$]{0,4096}[#$])"  # a prompt, which tells it at the end only
 )
 _MOVES = re.compile(  # in a command: may lead elsewhere
-    r"(?<![\w./-])(cd|pushd|popd|source|eval|exec)(?![\w./-])|(?:^|[;&|({\n])\s*\.\s+\S"
+    r"(?<![\w./-])(cd|pushd|popd|source|eval|exec)(?![\w./-])|(?:^|[;&|({\n\"'])\s*\.\s+\S"
 )
-_WRITES = re.compile(r"```|<command>|<parameter=")
 _FOR_A_PROGRAM = re.compile(r"^\s", re.MULTILINE)
 _OPERATORS = frozenset({"OR", "AND", "NOT"})  # of search engines, in capitals only
 
@@ -97,7 +96,7 @@ class Recommended(Chained):
     `messages`: what a message is worth that is not the demonstrated one but for case and spacing: "exact" 0, "any" 1
     (unless it is blank), "unjudged" none. `then` judges what the rules leave open: `judge`, `executed`, or your own.
     `kinds` says of what kind a tool is, by its name (shell, edit, read, search, open, finish, think, other), `idle`
-    which of its arguments do not act. `folder` is where shell commands start, where the history does not say it.
+    which of its arguments do not act. `folder` is where shell commands start, unless the history says or left it.
     A reading call may ask for up to `wider_view` times the demonstrated lines. `domain`: with "conversation" every tool
     is of kind "other"; where no tools are declared, with "terminal" a text without a call is a shell command, and with
     "swe" the last block of a text is one, as a SWE-agent has it; the others differ in nothing. `effects`: with "auto"
@@ -134,7 +133,7 @@ class Recommended(Chained):
             self._played = build_verifier(Part("executed"), environment)
             options.append(f"effects={self._played.name}")
         self._one = threading.Lock()  # an environment is played by one thread
-        super().__init__(then, environment, ["recommended/4", *options])
+        super().__init__(then, environment, ["recommended/5", *options])
 
     def close(self) -> None:
         super().close()
@@ -266,7 +265,8 @@ class Recommended(Chained):
         return (message.tool_calls or None) if self._domain == "conversation" else calls_in(message, form)
 
     def _folder_of(self, state: TurnState) -> str | None:
-        return folder_in(state.history) or self._folder
+        found = folder_in(state.history)
+        return self._folder if found == "" else found
 
     def _kind(self, call: ToolCall) -> Kind:
         if call.name == TERMINUS:
@@ -296,9 +296,10 @@ class Recommended(Chained):
     def _shell(self, call: ToolCall, folder: str | None) -> Reading:
         arguments = call.arguments
         if call.name == TERMINUS:
-            keys: str = arguments["keys"]
+            keys, marked = str(arguments["keys"]), str(arguments["marked"])
             script = Script.of(keys, folder)
-            key = (call.name, *_typed(keys, script), arguments["done"], arguments["form"])
+            typed = _typed(keys, script) if keys == marked else ("text", marked)
+            key = (call.name, *typed, arguments["done"], arguments["form"])
             return Reading(call, "shell", key, True, script.destroys)
         command = of_any(arguments, COMMAND)
         text = None if command is None else command_text(command[1])
@@ -312,7 +313,7 @@ class Recommended(Chained):
             reads = script.only_reads and typed == (script.meaning, "sent")
             return Reading(call, "shell", (call.name, *typed, rest), not reads, script.destroys)
         empty = text is None or not text.strip()
-        key = (call.name, None if empty else script.meaning, rest)
+        key = (call.name, None if empty else script.meaning, rest, command and interpreter(command[1]))
         return Reading(call, "shell", key, not script.only_reads, script.destroys)
 
     def _fields(
@@ -364,17 +365,20 @@ def invalid(calls: Sequence[ToolCall], tools: tuple[dict[str, Any], ...]) -> str
 
 
 def folder_in(history: Sequence[Message]) -> str | None:
-    """Where the shell is after a history, as far as the harness says it (OpenHands, SWE-agent, Codex, a prompt). None
-    where it may have gone elsewhere since."""
+    """Where the shell is after a history, as far as the harness says it (OpenHands, SWE-agent, Codex, a prompt); ""
+    where nothing says it. None where it is not known: it may have moved since, the last prompt names no absolute path,
+    or something stands behind that prompt."""
     for message in reversed(history):
         if message.role in ("tool", "user") and (found := _FOLDER.findall(message.content)):
-            return next(filter(None, found[-1])).strip()
-        commands = (of_any(call.arguments, COMMAND) for call in message.tool_calls)
-        if any(command is not None and _MOVES.search(str(command[1])) for command in commands):
+            where = next(filter(None, found[-1]), "").strip()
+            return where if where.startswith("/") else None
+        commands = [of_any(call.arguments, COMMAND) for call in message.tool_calls]
+        texts = [str(command[1]) for command in commands if command is not None]
+        if message.role == "assistant" and not commands:
+            texts = [said(message)]  # may be a command, in whatever form
+        if any(_MOVES.search(text.replace("\\n", "\n")) for text in texts):  # as JSON and lists write a line end
             return None
-        if message.role == "assistant" and _WRITES.search(message.content) and _MOVES.search(message.content):
-            return None  # a command that is text, in whatever form
-    return None
+    return ""
 
 
 def query(text: str) -> str:

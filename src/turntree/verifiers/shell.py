@@ -31,27 +31,13 @@ _QUOTES = frozenset("'\"\\")
 _NEEDS_BARE = frozenset("[{~")
 _HEREDOC = {"<<", "<<-", "heredoc_start", "heredoc_body", "heredoc_end", "file_descriptor", "file_redirect"}
 # read only (without redirections to files)
-HARMLESS = {
-    "ls",
-    "cat",
-    "head",
-    "tail",
-    "grep",
-    "egrep",
-    "fgrep",
-    "rg",
-    "pwd",
-    "wc",
-    "which",
-    "stat",
-    "du",
-    "df",
-}
+HARMLESS = {"ls", "cat", "head", "tail", "grep", "egrep", "fgrep", "rg", "pwd", "wc", "which", "stat", "du", "df"}
 HARMLESS |= {"echo", "whoami", "uname", "printenv"}
 _RUNS_MORE = ("--pre", "--hostname-bin")  # of rg: runs another command
-_MOVES = {"pushd", "popd", "eval", "source", ".", "builtin", "command"}  # after these the folder is not known
+_MOVES = {"pushd", "popd", "eval", "source", ".", "builtin", "command", "time"}  # after these the folder is not known
 _REDEFINES = {"alias", "trap", "set", "shopt", "enable", "hash"}  # and after these nothing is what it is called
 _MISREAD = re.compile(r"\\(?:[ \t]|\Z)|\r")  # an escaped space is lost by the grammar, and so is a carriage return
+_LEADS_AWAY = re.compile(r">(?!&\d|\s*/dev/null\b)")  # of a redirection: stdout or stderr goes to a file
 _OPENING_ENDS = re.compile(rb"[ \t]*\n")  # the rest of the line that opens a here-document
 _LONGEST = 20_000  # characters; a longer script is compared as text: damaged ones take quadratic time to parse
 _REMEMBERED = 2_000  # characters; what is read of a longer one is not kept
@@ -188,11 +174,11 @@ class _Reader:
                 found.append(self._step(child))
         return [one for one in found if not isinstance(one, _Nothing)]
 
-    def chain(self, node: Node) -> Canonical:
+    def chain(self, node: Node, *, piped: bool = False) -> Canonical:
         """`a && b || c`, flat: both operators bind alike, from the left. A step that does nothing and succeeds is left
-        out where `&&` stands on both sides of it."""
+        out where `&&` stands on both sides of it. `piped`: what the last command prints leads elsewhere."""
         flat: list[Canonical] = []
-        self._flatten(node, flat, self.folder)
+        self._flatten(node, flat, self.folder, piped)
         later = [one for one in flat[2:] if isinstance(one, tuple)]
         if any(one[0] == "compound_statement" or (one[0] == "run" and one[2][:1] == ("cd",)) for one in later):
             self.folder = None  # whether it went there depends on what came before
@@ -212,14 +198,14 @@ class _Reader:
             return flat[0]
         return steps[0] if len(steps) == 1 else ("chain", *steps)
 
-    def _flatten(self, node: Node, into: list[Canonical], start: str | None) -> None:
+    def _flatten(self, node: Node, into: list[Canonical], start: str | None, piped: bool) -> None:
         if node.type != "list":
-            into.append(self.statement(node))
+            into.append(self.statement(node, piped=piped))
             return
         for child in node.children:
             if child.is_named:
                 if child.type != "comment":
-                    self._flatten(child, into, start)
+                    self._flatten(child, into, start, piped and child == node.children[-1])
                     if "||" in into and self.folder != start:
                         self.folder = None  # whether it went there depends on what came before
             elif child.type in ("&&", "||"):
@@ -254,7 +240,9 @@ class _Reader:
         body = node.child_by_field_name("body")
         steps = None
         if body is not None and body.type == "list":
-            steps = self.chain(body)  # it may go to another folder
+            others = (child for child in node.children if child.id != body.id)
+            away = any(_LEADS_AWAY.search(_text(child)) for child in others)
+            steps = self.chain(body, piped=piped or away)  # it may go to another folder
             last = body.children[-1]
             if last.type == "command" and last.children[0].type == "command_name" and _text(last.children[0]) == "cd":
                 raise _Unsure  # the target is opened before the step, which may do nothing else
@@ -360,7 +348,8 @@ class _Reader:
         name = words[0]
         if name == "cd" and not acting and not kept:
             return self.step(words)
-        said: Canonical = ("run", acting, meaning(words, self.folder), kept)
+        piped = piped or self.captured or _writes(kept)
+        said: Canonical = ("run", acting, meaning(words, self.folder, piped), kept)
         self.runs.append(name if isinstance(name, str) else "?")
         if not isinstance(name, str) or name in _MOVES or name == "cd":
             self.folder = None  # of a `cd` with a redirection or a variable: it may have gone there or not

@@ -25,6 +25,11 @@ _VALUE = re.compile(rf"true|false|{_NUMBER}|\[\s*{_NUMBER}\s*,\s*{_NUMBER}\s*\]"
 _TEXTS = frozenset({*COMMAND, *OLD, *NEW, *WHOLE, *QUERY, *URL, *PATH})
 _REACT = re.compile(r"^Action(?: \d+)?:[ \t]*([A-Za-z_]\w*)\[(.*)\][ \t]*$", re.MULTILINE)
 TERMINUS = "terminus"
+_KEY = re.compile(  # keystrokes that are the name of a key for tmux, and not what is typed
+    r"(?:[CMS]-)+\S+|\^\S|F\d\d?|Enter|Escape|B?Tab|B?Space|Up|Down|Left|Right|Home|End|Page(?:Up|Down)|Pg(?:Up|Dn)"
+    r"|[PN]Page|Insert|Delete|IC|DC",
+    re.IGNORECASE,
+)
 # of Terminus 1 and 2: the texts that do not act, the claim to be done, what a command needs and what it may have
 _FORMS: tuple[tuple[tuple[str, str], str, bool, dict[str, tuple[type, ...]]], ...] = (
     (("state_analysis", "explanation"), "is_task_complete", True,
@@ -169,8 +174,9 @@ def _all_of_it(text: str) -> ToolCall | None:
 
 
 def terminus_in(text: str) -> dict[str, Any] | None:
-    """`{"keys": all keystrokes, "done": whether it claims to be done, "form": of Terminus 1 or 2}` of a valid answer;
-    None for anything else. A fence around the JSON is taken off, as the agent does."""
+    """`{"keys": all keystrokes, "marked": the same with the names of keys apart, "done": whether it claims to be done,
+    "form": of Terminus 1 or 2}` of a valid answer; None for anything else. A fence around the JSON is taken off, as the
+    agent does."""
     fence = re.fullmatch(r"```(?:json)?[ \t]*\r?\n(.*)\n```", text, re.DOTALL)
     try:
         row = json.loads(fence[1] if fence else text)
@@ -187,8 +193,9 @@ def terminus_in(text: str) -> dict[str, Any] | None:
             needed = keys.keys() if strict else {"keystrokes"}
             if not all(_is_command(command, keys, needed) for command in answer["commands"]):
                 return None
-            keystrokes = "".join(command["keystrokes"] for command in answer["commands"])
-            return {"keys": keystrokes, "done": answer.get(flag, False), "form": flag}
+            sent: list[str] = [command["keystrokes"] for command in answer["commands"]]
+            marked = "".join(f"\0{keys}\0" if _KEY.fullmatch(keys) else keys for keys in sent)
+            return {"keys": "".join(sent), "marked": marked, "done": answer.get(flag, False), "form": flag}
     return None
 
 
