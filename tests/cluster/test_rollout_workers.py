@@ -178,7 +178,7 @@ def test_online_training_is_the_same_on_workers_of_which_one_is_killed(
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("traces")
-    demonstrate(Part("household", {"games": {"count": 6, "split": "test"}}), folder / "traces.jsonl")
+    demonstrate(Part("household", {"games": {"count": 6}}), folder / "traces.jsonl")
     return folder / "traces.jsonl"
 
 

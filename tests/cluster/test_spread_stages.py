@@ -134,7 +134,7 @@ def test_rollouts_ahead_need_workers_and_the_trainers_own_log_probabilities() ->
 
 
 def test_an_adaptive_profile_in_parts_decides_as_one_in_whole_waves(tmp_path: Path) -> None:
-    demonstrate(Part("household", {"games": {"count": 6, "split": "test"}}), tmp_path / "traces.jsonl")
+    demonstrate(Part("household", {"games": {"count": 6}}), tmp_path / "traces.jsonl")
     profile = ProfileConfig(rollouts=8, sampling=COMMAND, wave=8, adaptive=AdaptiveConfig())
     config = replace(profiling(tmp_path / "traces.jsonl"), profile=profile, limit=24)
     run_profile(config, tmp_path / "here.jsonl")

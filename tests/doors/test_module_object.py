@@ -104,8 +104,8 @@ def test_every_part_of_ones_own_does_its_work(whole) -> None:
 def test_an_engine_of_ones_own_is_told_of_every_update_and_its_numbers_are_not_trusted(turntree, folder, whole) -> None:
     (engine,) = sys.modules["door_machinery"].Counting.built[:1]
     assert engine.updates == [1, 2] and engine.rows == 32
-    bill = json.loads((whole / "cost.json").read_text())
-    assert bill["scored_tokens"] == bill["trained_tokens"] > 0, "old log-probabilities are the trainer's"
+    trained = [row for row in rows(whole / "metrics.jsonl") if "ratio_max" in row]
+    assert trained and all(row["ratio_max"] == 1 for row in trained), "old log-probabilities are the trainer's own"
     turntree("train", "online", *ROOMS, *TINY, *MINE, "--out", "ours")
     assert json.loads((folder / "ours" / "cost.json").read_text())["scored_tokens"] == 0
     for one, other in zip(
@@ -316,7 +316,8 @@ def test_a_class_with_tools_is_trained_on_and_an_edit_of_it_is_noticed(turntree,
     turntree(*command)
     played = [rollout for group in rows(folder / "library" / "rollouts.jsonl") for rollout in group["rollouts"]]
     assert {rollout["reward"] for rollout in played} > {1.0, 0.5}, "the tool was called by some, and by some not"
-    assert json.loads((folder / "library" / "cost.json").read_text())["scored_tokens"] > 0
+    trained = [row for row in rows(folder / "library" / "metrics.jsonl") if "ratio_max" in row]
+    assert trained and all(row["ratio_max"] == 1 and row["importance_mean"] != 1 for row in trained)
 
 
 # what goes wrong is said of whose it is

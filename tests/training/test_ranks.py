@@ -57,7 +57,7 @@ def followers() -> list[int]:
 def test_a_killed_rank_ends_the_run_and_the_command_resumes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit, whoever started the ranks: this process, or a launcher."""
     traces = tmp_path / "traces.jsonl"
-    demonstrate(Part("household", {"games": {"count": 4, "split": "test"}}), traces)
+    demonstrate(Part("household", {"games": {"count": 4}, "dev": 0.0}), traces)
     launched(traces, tmp_path / "whole", 2)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     config = SFTStageConfig(

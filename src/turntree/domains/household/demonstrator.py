@@ -43,7 +43,7 @@ class HouseholdDemonstrator:
         "--seed": "seed",
     }
 
-    games: GamesConfig = field(default_factory=lambda: GamesConfig(split="train", count=200))
+    games: GamesConfig = field(default_factory=GamesConfig)
     expert: Literal["explore", "shortest"] = "explore"
     """"exploring" uses only what was seen; "shortest" knows the room, so its search turns cannot be learned: nothing
     in the history tells where to look."""

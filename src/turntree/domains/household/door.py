@@ -39,7 +39,7 @@ class GamesConfig:
 
     source: str = GENERATED
     """'generated', a packed games file (JSONL), or a folder of game.tw-pddl files."""
-    split: Split = "test"
+    split: Split = "train"
     """Which games: train, dev or test; generated ones are drawn from it."""
     count: int = 200
     """How many games."""
