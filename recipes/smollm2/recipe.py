@@ -210,7 +210,7 @@ class Recipe:
             *("train", "online", "--environment", *self.flags("--model", warm.model), "--seed", seed),
             *("--iterations", options.steps, "--learning-rate", options.rate, "--max-turns", options.max_turns),
             *("--max-tokens", options.max_tokens, "--set", "train.groups=4", "--set", "held_out_count=1"),
-            *("--set", "train.max_tokens=4096"),  # a pass of 8,192 tokens takes 15 GB
+            *("--set", "train.max_tokens=4096"),  # the longest episode: a larger pass takes more memory
             *("--set", f"train.rollouts.group_size={options.group}", *(forks if branching else ())),
             *self.training(name),
         )

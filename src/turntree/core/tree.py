@@ -84,6 +84,12 @@ class Node:
         return self.logprobs is not None
 
     @property
+    def tells(self) -> bool:
+        """Whether the policy was told something here. A node that was not sampled and has neither messages nor metrics
+        holds the cost of a rollout that ended without an answer."""
+        return not self.sampled and bool(self.messages or self.metrics)
+
+    @property
     def message(self) -> Message | None:
         """The last of the node's messages (a completion has one)."""
         return self.messages[-1] if self.messages else None

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from turntree.core.cost import Additive
 from turntree.core.labels import Rewards
-from turntree.core.tree import Node, RolloutTree
+from turntree.core.tree import RolloutTree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ def account(tree: RolloutTree) -> TreeAccount:
         begun.update(sorted(starts.intersection(nodes))[:1])
         for node in nodes:
             below[node] += 1
-    taken_up = [any(_answers(tree[child]) for child in tree.children(node.id)) for node in tree]
+    taken_up = [any(tree[child].tells for child in tree.children(node.id)) for node in tree]
     local = tree.local_rollouts()
     sampled = [node for node in tree if node.sampled and node.id not in local]
     spoken = [node for node in sampled if node.message is not None]
@@ -69,12 +69,6 @@ def account(tree: RolloutTree) -> TreeAccount:
         tokens_fresh=sum(len(node.token_ids) for node in sampled),
         tokens_chain=sum(len(node.token_ids) * below[node.id] for node in sampled),
     )
-
-
-def _answers(node: Node) -> bool:
-    """Whether an environment answered with this node. One without messages or metrics carries the cost of a rollout
-    that ended without an answer."""
-    return not node.sampled and bool(node.messages or node.metrics)
 
 
 def intraclass_correlation(groups: Iterable[tuple[RolloutTree, Rewards]]) -> float | None:

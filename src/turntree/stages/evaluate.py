@@ -263,7 +263,7 @@ def _metrics(trees: Sequence[RolloutTree]) -> dict[str, float]:
     """The environment's own numbers as `NAME_share`: the mean over all of its answers, 0 where one does not tell."""
     answers, told = 0, defaultdict[str, float](float)
     heard = (node for tree in trees for node in tree if node.kind is NodeKind.OBSERVATION)
-    for node in (node for node in heard if node.messages or node.metrics):  # a failed call leaves an empty one
+    for node in (node for node in heard if node.tells):
         answers += 1
         for name, value in node.metrics.items():
             told[name] += value
