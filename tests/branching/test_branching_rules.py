@@ -319,7 +319,7 @@ def test_posthoc_goes_round_by_round_and_keeps_the_budget() -> None:
         ({"rate": 1.5}, r"field 'rate': must be in \[0, 1\]"),
         ({"beta": -0.1}, "field 'beta': must be above 0"),
         ({"turns": (1,)}, "field 'turns': a fork follows a tool result"),
-        ({"rounds": 0}, "field 'expansions'"),
+        ({"rounds": 0}, "field 'rounds'"),
     ],
 )
 def test_a_configuration_that_cannot_work_is_refused_in_one_line(wrong: dict[str, Any], why: str) -> None:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from turntree.branching.published import PosthocBrancher, ReleasedArpoBrancher
 from turntree.branching.rules import EntropyBrancher, FixedBrancher, RandomBrancher
+from turntree.core.config import at_least
 from turntree.core.errors import ConfigError
 from turntree.core.parts import described_by
 from turntree.core.protocols import Brancher
@@ -43,16 +44,13 @@ class BranchConfig:
     def __post_init__(self) -> None:
         if self.branches < 2:
             raise ConfigError("must be at least 2: the rollout itself is one of them", field="branches")
-        if self.probe_tokens < 1:
-            raise ConfigError("must be at least 1", field="probe_tokens")
+        at_least(self, probe_tokens=1, expansions=1, rounds=1)
         if self.rate is not None and not 0 <= self.rate <= 1:
             raise ConfigError("must be in [0, 1]", field="rate")
         if self.beta < 0 or (self.beta == 0 and self.rule == "entropy"):
             raise ConfigError("must be above 0: forks are for where entropy rises", field="beta")
         if any(turn < 2 for turn in self.turns):
             raise ConfigError("a fork follows a tool result: turns count from 2 here", field="turns")
-        if min(self.expansions, self.rounds) < 1:
-            raise ConfigError("expansions and rounds must be at least 1", field="expansions")
 
 
 def build_brancher(config: BranchConfig, vocabulary: int) -> Brancher:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from turntree.core.config import at_least
 from turntree.core.errors import ConfigError
 
 
@@ -33,13 +34,9 @@ class WorkersConfig:
     """How often a batch is given out before it counts as lost."""
 
     def __post_init__(self) -> None:
-        if self.workers < 0:
-            raise ConfigError("must be at least 0", field="workers")
+        at_least(self, workers=0, batch=1, attempts=1)
         if self.address is not None and not self.address:
             raise ConfigError("is empty", field="address", hint="use local, HOST:PORT, auto or ray://HOST:PORT")
-        for name in ("batch", "attempts"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ConfigError("must be at least 1", field=name)
         for name in ("cpus", "start_seconds", "silent_seconds", "unit_seconds"):
             if not getattr(self, name) > 0:
                 raise ConfigError("must be above 0", field=name)

@@ -68,6 +68,14 @@ class Usual:
     name: str
 
 
+def at_least(config: object, section: str = "", /, **least: float) -> None:
+    """Raise `ConfigError` for the first field of `config` that is below its number (None: its default)."""
+    for name, number in least.items():
+        value = getattr(config, name)
+        if value is not None and not value >= number:
+            raise ConfigError(f"must be at least {number}", field=section + name)
+
+
 def from_mapping(cls: type[T], values: Mapping[str, Any], *, path: str | Path | None = None) -> T:
     """Build the dataclass `cls` from plain values (nested mappings for nested dataclasses).
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turntree.core import parts
+from turntree.core.config import at_least
 from turntree.core.errors import ConfigError
 from turntree.core.protocols import StreamingEngine
 
@@ -25,11 +26,7 @@ class EngineConfig:
     """Longest prompt plus completion, in tokens (default: the model's); a completion that reaches it is cut."""
 
     def __post_init__(self) -> None:
-        for name in ("max_batch_rows", "max_prefill_tokens", "max_context"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ConfigError(f"{value} is too small", field=name, hint="use at least 1")
-        if self.max_kept_tokens is not None and self.max_kept_tokens < 0:
-            raise ConfigError(f"{self.max_kept_tokens} is negative", field="max_kept_tokens", hint="0 keeps nothing")
+        at_least(self, max_batch_rows=1, max_prefill_tokens=1, max_context=1, max_kept_tokens=0)
 
 
 @parts.described_by(EngineConfig)

@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from turntree.core.errors import ConfigError, InputError, TurntreeError
+from turntree.core.config import at_least
+from turntree.core.errors import InputError, TurntreeError
 
 INSTALL = "python3 -m venv .venv-vllm && .venv-vllm/bin/pip install vllm (CPU: see `make vllm`), or name it with --venv"
 _LOOK = 10.0  # seconds between two health checks, and how long one may take
@@ -58,8 +59,7 @@ class ServeConfig:
     """More arguments of `vllm serve`, for example --tensor-parallel-size,2."""
 
     def __post_init__(self) -> None:
-        if min(self.max_context, self.requests, self.kv_gib) < 1 or self.lora_rank < 0:
-            raise ConfigError("max_context, requests and kv_gib must be at least 1", field="requests")
+        at_least(self, max_context=1, requests=1, kv_gib=1, lora_rank=0)
 
 
 @dataclass(frozen=True)

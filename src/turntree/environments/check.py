@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from turntree.core import seeds
-from turntree.core.config import Part
-from turntree.core.errors import ConfigError
+from turntree.core.config import Part, at_least
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Environment, Observation
 from turntree.environments.pool import FOREIGN, checked, reason_of, start
@@ -39,9 +38,7 @@ class CheckConfig:
     """Of the tasks and the actions."""
 
     def __post_init__(self) -> None:
-        for name in ("count", "turns"):
-            if getattr(self, name) < 1:
-                raise ConfigError("must be at least 1", field=name)
+        at_least(self, count=1, turns=1)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from turntree.core import parts
 from turntree.core.completion import Sampling
-from turntree.core.config import Part
+from turntree.core.config import Part, at_least
 from turntree.core.errors import ConfigError
 from turntree.environments.tasks import TRAIN
 from turntree.profiling.profile import ProfileConfig
@@ -343,11 +343,7 @@ class TheoryConfig:
     """Steps of PivotRL after which Theorem 3.3 is held against the trained policy."""
 
     def __post_init__(self) -> None:
-        for name in ("instances", "candidates", "samples", "mixed", "draws", "steps"):
-            if getattr(self, name) < 2:
-                raise ConfigError("must be at least 2", field=name)
-        if self.group_size < 2:
-            raise ConfigError("must be at least 2: one rollout has nothing to be compared with", field="group_size")
+        at_least(self, instances=2, candidates=2, samples=2, mixed=2, draws=2, steps=2, group_size=2)
         _on_cpu(self.device)
 
 

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from turntree.core import parts
-from turntree.core.config import Part, to_mapping
+from turntree.core.config import Part, at_least, to_mapping
 from turntree.core.errors import ConfigError, TurntreeError
 from turntree.experiments.config import COMMAND, household_own, household_pivots, household_selection
 from turntree.observe.files import read_json, read_table, write_json
@@ -90,8 +90,7 @@ class QuickstartConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise ConfigError("must be at least 1", field="workers")
+        at_least(self, workers=1)
         if not self.evaluate.greedy or not self.evaluate.skills_per_kind:
             raise ConfigError(
                 "needs greedy=true and skills_per_kind above 0: the table compares both", field="evaluate"

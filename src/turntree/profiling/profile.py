@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from turntree.core import seeds
 from turntree.core.completion import Sampling
+from turntree.core.config import at_least
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message
@@ -43,9 +44,7 @@ class ProfileConfig:
     def __post_init__(self) -> None:
         if not 2 <= self.rollouts <= MOST_ROLLOUTS:
             raise ConfigError(f"is not from 2 to {MOST_ROLLOUTS:,}", field="rollouts", hint="the paper uses 16")
-        for name in ("wave", "max_path"):
-            if getattr(self, name) < 1:
-                raise ConfigError("must be at least 1", field=name)
+        at_least(self, wave=1, max_path=1)
 
     @property
     def looks(self) -> list[int]:

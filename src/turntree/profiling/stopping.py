@@ -29,6 +29,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from turntree.core.config import at_least
 from turntree.core.errors import ConfigError
 from turntree.profiling.rows import Class, class_of
 
@@ -62,9 +63,7 @@ class AdaptiveConfig:
             raise ConfigError("is outside (0.5, 1]", field="confidence", hint="1 stops only where nothing can change")
         if not 0 < self.threshold <= 1.01:
             raise ConfigError("is outside (0, 1]", field="threshold", hint="the paper keeps reward means below 0.6")
-        for name in ("first", "step"):
-            if getattr(self, name) < 1:
-                raise ConfigError("must be at least 1", field=name)
+        at_least(self, first=1, step=1)
         if not 0 <= self.audit <= 1:
             raise ConfigError("is outside [0, 1]", field="audit")
 

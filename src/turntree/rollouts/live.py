@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from turntree.core import seeds
 from turntree.core.completion import Completion, GenerationRequest, Sampling
+from turntree.core.config import at_least
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, TurntreeError
 from turntree.core.labels import Rewards
@@ -39,9 +40,7 @@ class EpisodeConfig:
     sampling: Sampling = field(default_factory=Sampling)
 
     def __post_init__(self) -> None:
-        for name in ("max_turns", "max_context"):
-            if getattr(self, name) < 1:
-                raise ConfigError("must be at least 1", field=name)
+        at_least(self, max_turns=1, max_context=1)
 
     def fails(self, action: Message) -> bool:
         """Whether the episode ends with this turn, which its environment does not see."""

@@ -22,6 +22,7 @@ from typing import Literal, TypeVar
 
 from turntree.core import seeds
 from turntree.core.completion import Completion, Finished
+from turntree.core.config import at_least
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
@@ -86,16 +87,10 @@ class SchedulerConfig:
     of fast ones waiting. Default: an eighth of `max_live_rollouts` where calls wait for tools, else 0."""
 
     def __post_init__(self) -> None:
-        for name, value in (("group_size", self.group_size), ("max_live_rollouts", self.places)):
-            if value < 1:
-                raise ConfigError("must be at least 1", field=name)
-        for name in ("max_retries", "rollout_seconds", "group_seconds", "overlap"):
-            if (getattr(self, name) or 0) < 0:
-                raise ConfigError("must not be negative", field=name)
+        at_least(self, group_size=1, max_live_rollouts=1, max_branched=0, overlap=0)
+        at_least(self, max_retries=0, rollout_seconds=0, group_seconds=0)
         if not 1 <= self.initial <= self.group_size:
             raise ConfigError(f"must be from 1 to group_size ({self.group_size})", field="initial_rollouts")
-        if self.branched < 0:
-            raise ConfigError("must not be negative", field="max_branched")
 
     def of_training(self, groups: int, *, branching: bool, counts_refills: bool = True) -> SchedulerConfig:
         """With the defaults that depend on the rest of a training run filled in."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from turntree.cluster.config import WorkersConfig
+from turntree.core.config import at_least
 from turntree.core.errors import ConfigError
 
 _HINT = "set cluster.workers to the number of rollout workers"
@@ -23,8 +24,7 @@ class ClusterConfig(WorkersConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.trainers < 1:
-            raise ConfigError("must be at least 1", field="trainers")
+        at_least(self, trainers=1)
         if self.address is not None and self.workers == 0 and self.trainers == 1:
             raise ConfigError("names a cluster, and nothing would run there", field="address", hint=_HINT)
 

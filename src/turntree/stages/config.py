@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from turntree.advantages.config import CreditConfig
 from turntree.core import parts
 from turntree.core.completion import Sampling
-from turntree.core.config import Part, Usual
+from turntree.core.config import Part, Usual, at_least
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.protocols import Brancher, Estimator, Filter, Gate
 from turntree.engines.endpoint import EndpointConfig
@@ -28,14 +28,6 @@ from turntree.training.config import CheckpointConfig, LoRAConfig, OnlineConfig,
 HF = Part("hf")  # the engine in this process
 _FILTERS = [name for name in vars(Filter) if not name.startswith("_")]
 AUTO = Part("auto")  # the renderer that the model's folder asks for
-
-
-def _at_least(config: object, section: str = "", /, **least: int) -> None:
-    """Raise `ConfigError` for the first field that is below its number (None: its default)."""
-    for name, number in least.items():
-        value = getattr(config, name)
-        if value is not None and value < number:
-            raise ConfigError(f"must be at least {number}", field=section + name)
 
 
 @dataclass(frozen=True)
@@ -61,8 +53,7 @@ class Device:
     module:object."""
 
     def __post_init__(self) -> None:
-        if self.threads is not None and self.threads < 1:
-            raise ConfigError("must be at least 1", field="threads")
+        at_least(self, threads=1)
 
 
 # options that several stages share
@@ -209,7 +200,7 @@ class ImportanceConfig(FromProfile):
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
-        _at_least(self, forks=2, wave=1, limit=0)
+        at_least(self, forks=2, wave=1, limit=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +226,7 @@ class CheckConfig:
 
     def __post_init__(self) -> None:
         least = {"states": 0, "tasks": 0, "samples": 1, "max_turns": 1, "max_tokens": 1, "max_context": 1}
-        _at_least(self, "check.", **least)
+        at_least(self, "check.", **least)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,7 +270,7 @@ class OwnPathConfig:
     select: SelectConfig = field(default_factory=lambda: SelectConfig(threshold=1.0))
 
     def __post_init__(self) -> None:
-        _at_least(self, refresh=0, tasks=1, count=1, max_turns=1, rollouts=2, measured=1, candidates=1)
+        at_least(self, refresh=0, tasks=1, count=1, max_turns=1, rollouts=2, measured=1, candidates=1)
         if self.others == "kind":
             self._check_others(self.select)
         if not 0 <= self.greedy <= 1:
@@ -393,7 +384,7 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least(self, count=1, held_out_count=1, held_out_samples=1)
+        at_least(self, count=1, held_out_count=1, held_out_samples=1)
         if self.train.max_off_policy_steps and not self.cluster.workers:
             hint = "set cluster.workers, or leave it at 0"
             raise ConfigError("needs rollout workers", field="train.max_off_policy_steps", hint=hint)
@@ -525,7 +516,7 @@ class EvaluateConfig(Playing):
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
     def __post_init__(self) -> None:
-        _at_least(self, samples=1, max_turns=1, max_tokens=1, count=1, skills_per_kind=0, max_live_rollouts=1)
+        at_least(self, samples=1, max_turns=1, max_tokens=1, count=1, skills_per_kind=0, max_live_rollouts=1)
         if self.temperature <= 0:
             raise ConfigError("must be above 0", field="temperature")
 
@@ -558,7 +549,7 @@ class RecordConfig(Playing):
     workers: ProcessPoolConfig = field(default_factory=lambda: ProcessPoolConfig(workers=0))
 
     def __post_init__(self) -> None:
-        _at_least(self, count=1, samples=1, wave=1)
+        at_least(self, count=1, samples=1, wave=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import Literal
 from turntree.advantages.config import CreditConfig, Normalizer
 from turntree.advantages.credit import CreditRule
 from turntree.core.completion import Sampling
+from turntree.core.config import at_least
 from turntree.core.errors import ConfigError
 from turntree.filters.allocation import AllocationConfig
 from turntree.filters.dapo import DapoFilter
@@ -148,8 +149,7 @@ class CheckpointConfig:
     """Keep the last checkpoint of a finished run, so that it can be extended, where its schedule allows that."""
 
     def __post_init__(self) -> None:
-        if self.every < 0 or self.every_seconds < 0 or self.keep < 1:
-            raise ConfigError("every and every_seconds must be at least 0 and keep at least 1", field="every")
+        at_least(self, every=0, every_seconds=0, keep=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,8 +166,7 @@ class LoRAConfig:
     """Seed of the adapter's random matrix; the other one begins at zero."""
 
     def __post_init__(self) -> None:
-        if self.rank < 1 or self.alpha < 1:
-            raise ConfigError("rank and alpha must be at least 1", field="lora.rank")
+        at_least(self, "lora.", rank=1, alpha=1)
         if not self.targets:
             raise ConfigError("names no module", field="lora.targets", hint='for example ["q_proj", "v_proj"]')
 
@@ -187,8 +186,7 @@ class SFTConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.batch < 1:
-            raise ConfigError("epochs and batch must be at least 1", field="epochs")
+        at_least(self, epochs=1, batch=1)
 
     def steps(self, examples: int) -> int:
         """Optimizer steps for this number of examples."""
@@ -252,9 +250,7 @@ class ReinforcedConfig:
 
     def _check(self, sampling: Sampling, *counts: str) -> None:
         """Raise `ConfigError` where one of `counts` is below 1, or `sampling` and the loss do not go together."""
-        for name in ("updates", "max_tokens", *counts):
-            if getattr(self, name) < 1:
-                raise ConfigError("must be at least 1", field=name)
+        at_least(self, **dict.fromkeys(("updates", "max_tokens", *counts), 1))
         sampling.check_trainable()
         if sampling.temperature != self.loss.temperature:
             raise ConfigError("differs from the sampling temperature", field="loss.temperature", hint="make them equal")
@@ -281,8 +277,7 @@ class PivotConfig(ReinforcedConfig):
     """Reward of a turn that the token limit cut: 0 (fail), or the verifier's verdict on its text (judge)."""
 
     def __post_init__(self) -> None:
-        if self.group_size < 2:
-            raise ConfigError("must be at least 2", field="group_size")
+        at_least(self, group_size=2)
         self._check(self.sampling, "steps", "states")
 
 
@@ -321,10 +316,9 @@ class LocalConfig:
         return self.states * (1 if self.choose == "uniform" else self.labels)
 
     def __post_init__(self) -> None:
-        if self.labels < 1:
-            raise ConfigError("must be at least 1", field="local.labels")
-        if self.states < 0 or self.samples < 2 or not self.weight > 0:
-            raise ConfigError("states is at least 0, samples at least 2, weight above 0", field="local.states")
+        at_least(self, "local.", labels=1, states=0, samples=2)
+        if not self.weight > 0:
+            raise ConfigError("must be above 0", field="local.weight")
         if not (math.isfinite(self.verdicts) and self.verdicts >= 0):
             raise ConfigError("must be 0 or above", field="local.verdicts")
 
@@ -354,15 +348,13 @@ class OnlineConfig(ReinforcedConfig):
     weights of this many updates before its turn (0: synchronous)."""
 
     def __post_init__(self) -> None:
-        if self.rollouts.group_size < 2:
-            raise ConfigError("must be at least 2", field="rollouts.group_size")
+        at_least(self.rollouts, "rollouts.", group_size=2)
+        at_least(self, max_off_policy_steps=0)
         if self.allocation is not None:
             self.allocation.bounds(self.rollouts.group_size)
             if self.rollouts.initial < self.rollouts.group_size:
                 hint = "leave rollouts.initial_rollouts and the brancher out"
                 raise ConfigError("does not go with branching", field="allocation", hint=hint)
-        if self.max_off_policy_steps < 0:
-            raise ConfigError("must be at least 0", field="max_off_policy_steps")
         if self.max_off_policy_steps and self.loss.old_logprobs == "engine":
             problem = "'engine' gives those of older weights where max_off_policy_steps is above 0"
             raise ConfigError(problem, field="loss.old_logprobs", hint="use 'auto': the trainer computes them")

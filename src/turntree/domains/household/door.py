@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from turntree.core.config import at_least
 from turntree.core.errors import ConfigError
 from turntree.domains.household.environment import (
     DIFFICULTIES,
@@ -55,8 +56,7 @@ class GamesConfig:
             raise ConfigError(
                 f"{self.difficulty!r} is not a difficulty", field="difficulty", hint=f"use {', '.join(DIFFICULTIES)}"
             )
-        if self.count < 1:
-            raise ConfigError("must be at least 1", field="count")
+        at_least(self, count=1)
         if self.offset < 0 or self.offset + self.count > SPLIT_SIZE:
             raise ConfigError(
                 f"games {self.offset} to {self.offset + self.count} leave the split",

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from turntree.core.config import at_least
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.domains.qa.build import QaWorld, QaWorldConfig, SearchConfig, environments, open_tools
@@ -60,8 +61,7 @@ class Questions:
     trained from it (it has the same tokenizer): these have learned the format without them."""
 
     def __post_init__(self) -> None:
-        if self.threads < 1:
-            raise ConfigError("must be at least 1", field="threads")
+        at_least(self, threads=1)
         if (self.questions == GENERATED) != (self.index is None):
             raise ConfigError(
                 "a file of questions needs an index of the documents to search; generated questions have their own",

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from turntree.core.config import at_least
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.domains.workbench import bugs, families
@@ -49,8 +50,7 @@ class Terminal:
     tools: ClassVar[type[Shell]] = Shell
 
     def __post_init__(self) -> None:
-        if self.threads < 1:
-            raise ConfigError("must be at least 1", field="threads")
+        at_least(self, threads=1)
         if self.files is not None and self.tasks == GENERATED:
             raise ConfigError("goes with a file of tasks", field="files", hint="name one as --tasks")
         if self.held_out is not None and self.tasks == GENERATED:
