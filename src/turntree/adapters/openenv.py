@@ -20,11 +20,11 @@ from functools import partial
 from typing import Any, cast
 
 from turntree.adapters.base import AdaptedEnvironment, named, package
-from turntree.adapters.loop import run, start
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
 from turntree.core.seeds import derive
+from turntree.environments.loop import run, start
 from turntree.environments.pool import EnvironmentFault
 
 ABOUT = ("done", "reward", "metadata")  # of an observation, what is not for the policy
