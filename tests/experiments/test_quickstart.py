@@ -67,6 +67,11 @@ def test_the_first_lines_say_what_was_gained_sampled_and_what_was_lost_greedy():
     assert "+3.8 points [-1.8, +9.5] (not told apart) sampled, -7.5 points [-13.0, -2.0] (worse) greedy" in second
 
 
+def test_seeds_share_no_training_game_however_many_each_has():
+    config = QuickstartConfig(seed=2, demonstrator=Part("household", {"games": {"count": 1500}}))
+    assert demonstrator(config).options["games"]["offset"] == 3000
+
+
 def test_no_seed_trains_on_games_that_it_is_tested_on():
     """The first and the last games that the largest seed can train on, against those that every seed is tested on."""
     played = GamesConfig(**{"split": "train", **demonstrator(QuickstartConfig()).options["games"]})

@@ -126,7 +126,7 @@ def demonstrator(config: QuickstartConfig) -> Part:
     """Every seed trains on games of its own."""
     options = config.demonstrator.options
     games = {**options.get("games", {})}
-    games["offset"] = games.get("offset", 0) + GAMES_PER_SEED * config.seed
+    games["offset"] = games.get("offset", 0) + max(GAMES_PER_SEED, games.get("count", 0)) * config.seed
     return Part(config.demonstrator.name, {**options, "games": games, "seed": config.seed})
 
 
