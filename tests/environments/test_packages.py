@@ -69,6 +69,10 @@ class TestGymnasium:
         hole = played(lake.fork(), "right", "down")
         assert (hole.done, hole.success, hole.reward) == (True, False, 0.0)
 
+    def test_the_action_is_what_stands_behind_a_thought(self) -> None:
+        lake = opened("gymnasium:FrozenLake-v1", make={"is_slippery": False})[0]
+        assert played(lake, "<think>Left is 0.</think>\n\nright").messages[0].content == "1"
+
     def test_what_is_no_action_is_answered_with_what_would_be_one(self) -> None:
         lake = opened("gymnasium:FrozenLake-v1")[0]
         said = "That is not an action. Reply with one action: left, down, right, up."

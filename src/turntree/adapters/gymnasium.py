@@ -28,6 +28,7 @@ from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
 from turntree.core.seeds import derive
+from turntree.verifiers.texts import said
 
 NAMES = {  # how the documentation of toy-text games calls their actions
     "FrozenLake": ("left", "down", "right", "up"),
@@ -98,10 +99,10 @@ class GymnasiumGame:
     def act(self, action: Message) -> Observation:
         space = self._environment.action_space
         try:
-            chosen = read(space, action.content, self._names)
+            chosen = read(space, said(action), self._names)
         except ValueError:
-            said = f"That is not an action. Reply with {described(space, self._names)}."
-            return Observation((Message("user", said),), done=False, reward=self._total)
+            answer = f"That is not an action. Reply with {described(space, self._names)}."
+            return Observation((Message("user", answer),), done=False, reward=self._total)
         observation, reward, terminated, truncated, _ = self._environment.step(chosen)
         self._total += float(reward)
         done = bool(terminated or truncated)
