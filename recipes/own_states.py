@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -430,14 +431,14 @@ def costs(folder: Path, arms: Mapping[str, Played]) -> list[str]:
 
 def _bill(folder: Path, arm: str, seed: int) -> tuple[float, ...]:
     """Random turns need no profile. Seconds are those of the stages' records: a stage that was killed and went on has
-    those of its last attempt."""
+    those of its last attempt, and nan where it was killed after its result was written."""
     bills = [read_json(folder / f"{arm}.{seed}" / "cost.json")]
     for name in NEEDED.get(arm, ()):
         header, _ = PROFILE.stream(folder / f"{name}.{seed}.jsonl")
         bills.append((header["importance"] if name == "weighed" else header["summary"])["cost"])
     records = [read_json(folder / "stages" / f"{name}.{seed}.json") for name in (arm, *NEEDED.get(arm, ()))]
     counts = (sum(bill[key] for bill in bills) for key in ("turns", "decoded_tokens"))
-    return (*counts, sum(record["cpu_seconds"] for record in records))
+    return (*counts, sum(record.get("cpu_seconds", math.nan) for record in records))
 
 
 def world_of(given: argparse.Namespace) -> World:

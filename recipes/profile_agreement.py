@@ -37,7 +37,8 @@ def compare(first: Sequence[str], second: Sequence[str]) -> str:
     alike = [WAYS.get(one, one) == WAYS.get(other, other) for one, other in pairs]
 
     def jaccard(chosen: Sequence[int]) -> float:
-        return sum(pairs[i] == ("pivot", "pivot") for i in chosen) / sum("pivot" in pairs[i] for i in chosen)
+        either = sum("pivot" in pairs[i] for i in chosen)  # none among few pivots: two empty sets are equal
+        return sum(pairs[i] == ("pivot", "pivot") for i in chosen) / either if either else 1.0
 
     found = (
         interval(jaccard, len(pairs)),

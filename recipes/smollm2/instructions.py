@@ -50,9 +50,10 @@ def _is_quoted(reply: str) -> bool:
 
 def _is_json(reply: str) -> bool:
     try:
-        return set(json.loads(reply)) == {"topic"}
-    except (ValueError, TypeError):
+        found = json.loads(reply)
+    except ValueError:
         return False
+    return isinstance(found, dict) and found.keys() == {"topic"}
 
 
 KINDS = (

@@ -181,6 +181,13 @@ def test_the_gold_solves_every_task_and_silence_none_that_changes_something(bank
         assert (ended.done, ended.reward) == (True, float(name == "looks"))
 
 
+def test_what_the_agent_only_thought_was_not_communicated(bank):
+    bank[:] = [task("tells", say=["1000"], basis=("COMMUNICATE",))]
+    environment = opened(replies=0)["tells"]
+    assert played(environment, said("<think>It is 1,000.</think>\n\nBye.")).reward == 0.0
+    assert played(environment, said("<think>How much?</think>\n\nIt is 1,000.")).reward == 1.0
+
+
 @pytest.mark.parametrize("basis", [("ACTION",), ("ENV_ASSERTION", "ACTION")])
 def test_with_the_basis_action_every_gold_action_must_be_called(bank, basis):
     """As in telecom: the assertion is that nothing has changed, and the agent must look all the same."""

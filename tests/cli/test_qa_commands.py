@@ -148,3 +148,11 @@ def test_the_premise_is_told_in_words() -> None:
     assert "teach less" in next(iter(premise.lines(told)))
     row["interval"] = [0.8, 1.3]
     assert "no difference is shown" in next(iter(premise.lines(told)))
+
+
+def test_forks_that_cannot_be_compared_are_told_instead_of_an_error_at_the_end() -> None:
+    """A policy that solves nothing, or everything, has no variance at any fork."""
+    alike = [premise.ForkSeen(f"q{n}", 2, float(n), 0.0, (0.0, 0.0)) for n in range(12)]
+    for forks, said in ((alike, "12 forks, without differences"), (alike[:3], "3 forks, too few")):
+        told = {"profile": {}, "variance": {"1": premise.against_variance(forks, resamples=20)}}
+        assert said in next(iter(premise.lines(told)))

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from turntree.core.config import Part
@@ -68,6 +69,10 @@ class TestGymnasium:
         hole = played(lake.fork(), "right", "down")
         assert (hole.done, hole.success, hole.reward) == (True, False, 0.0)
 
+    def test_the_action_is_what_stands_behind_a_thought(self) -> None:
+        lake = opened("gymnasium:FrozenLake-v1", make={"is_slippery": False})[0]
+        assert played(lake, "<think>Left is 0.</think>\n\nright").messages[0].content == "1"
+
     def test_what_is_no_action_is_answered_with_what_would_be_one(self) -> None:
         lake = opened("gymnasium:FrozenLake-v1")[0]
         said = "That is not an action. Reply with one action: left, down, right, up."
@@ -82,6 +87,32 @@ class TestGymnasium:
         cliff = opened("gymnasium:CliffWalking-v1", success=-13)[0]
         over = played(cliff, "up", *["right"] * 11, "down")
         assert (over.done, over.success, over.reward) == (True, True, -13.0)
+
+    def test_a_fraction_is_no_action_where_numbers_are_whole(self) -> None:
+        """It was cut off, and another action was played than the one that was said."""
+        from gymnasium import spaces
+
+        from turntree.adapters.gymnasium import read
+
+        for space, said in ((spaces.MultiDiscrete([3, 3]), "[1.7, 2]"), (spaces.Box(0, 9, (2,), np.uint8), "[256, 0]")):
+            assert read(space, "[1, 2]").tolist() == [1, 2]
+            for wrong in (said, "[1e400, 0]", '["a", "b"]'):
+                with pytest.raises(ValueError):
+                    read(space, wrong)
+
+    @pytest.mark.parametrize("which", ["action_space", "observation_space"])
+    def test_a_space_without_text_is_refused_before_any_episode(self, which: str) -> None:
+        """As late as in the first turn it would have censored every rollout."""
+        import gymnasium
+
+        def odd() -> gymnasium.Env[Any, Any]:
+            made = gymnasium.make("FrozenLake-v1").unwrapped
+            setattr(made, which, gymnasium.spaces.Sequence(gymnasium.spaces.Discrete(2)))
+            return made
+
+        gymnasium.register(f"Odd{which}-v0", odd)
+        with pytest.raises(InputError, match="of space Sequence"):
+            opened(f"gymnasium:Odd{which}-v0", instructions="Play.")
 
     def test_an_unknown_id_is_one_line(self) -> None:
         with pytest.raises(InputError, match="doesn't exist"):

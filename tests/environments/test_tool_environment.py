@@ -90,6 +90,39 @@ def test_reset_tells_the_task_and_the_reward_is_read_at_the_end() -> None:
     assert (over.done, over.success, over.reward) == (True, True, 1.0)
 
 
+class OwnsItsReward:
+    """As TRL's environments are from version 1 on: a method gives the reward, and tools may be asynchronous."""
+
+    def reset(self) -> str:
+        self.said, self.lost = "", False
+        return "Say yes."
+
+    async def say(self, word: str) -> str:
+        """Say a word.
+
+        Args:
+            word: The word.
+        """
+        self.said = word
+        return f"You said {word}."
+
+    async def get_reward(self) -> float | None:
+        return None if self.lost else float(self.said == "yes")
+
+
+def test_get_reward_is_no_tool_but_the_reward_and_asynchronous_tools_are_waited_for() -> None:
+    assert tool_names(OwnsItsReward) == ["say"]
+    environment = ToolEnvironment(OwnsItsReward, task_id="a")
+    environment.reset()
+    told = environment.step(calling("say", word="yes"))
+    assert (told.messages[0].content, told.reward, told.done) == ("You said yes.", 1.0, False)
+    over = environment.step(Message("assistant", "Done."))
+    assert (over.done, over.success, over.reward) == (True, True, 1.0)
+    environment._object.lost = True
+    with pytest.raises(EnvironmentFault, match="returned no number"):
+        environment.step(Message("assistant", "Done."))
+
+
 def test_its_state_is_what_the_object_holds_so_equal_states_compare_equal() -> None:
     """However they were reached, and whatever is done to another copy afterwards."""
     one, other = begun(), begun()

@@ -44,6 +44,22 @@ def test_each_seed_is_weighed_by_its_own_slopes(tmp_path) -> None:
     assert found["own, by slope"]["alignment"] is None, "one seed weighs take alone, the other go alone"
 
 
+def test_what_a_seed_does_not_have_counts_as_no_gradient(tmp_path) -> None:
+    """No success in the reference, no mixed state of the policy's own: both are found after hours of play."""
+    for half in range(2):
+        np.savez(tmp_path / f"reference{half}.npz", true=np.zeros(4, dtype=np.float32))
+        write_json(tmp_path / f"reference{half}.json", {"success": 0.0})
+    for seed in range(2):
+        vectors = {"episodes": np.ones(4, dtype=np.float32), **({"own/take": np.ones(4, np.float32)} if seed else {})}
+        np.savez(tmp_path / f"seed{seed}.npz", **vectors)
+        write_json(tmp_path / f"seed{seed}.json", {"states": {}, "mixed": {}, "tokens": {}, "slopes": {}})
+    found = alignment.summarise(AlignmentConfig(seeds=(0, 1)), tmp_path)
+    assert {name: row["cosine"]["values"] for name, row in found["families"].items()} == {
+        name: [0.0, 0.0] for name in ("episodes", "own", "own, by slope", "expert")
+    }
+    assert "nan" not in " ".join(alignment.lines(found))
+
+
 def test_no_seed_is_one_of_the_reference() -> None:
     with pytest.raises(ConfigError, match="a seed of the reference"):
         AlignmentConfig(seeds=(0, REFERENCE_SEEDS[1]))

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
+from turntree.core.config import Part
 from turntree.core.errors import ConfigError
+from turntree.experiments import compose
 from turntree.experiments.compose import Point, at_equal_cost, to_target
 from turntree.experiments.config import ComposeConfig
+from turntree.filters.dapo import DapoFilter
 
 UNIT = "decoded_tokens"
 
@@ -48,3 +54,21 @@ def test_seeds_that_were_not_checked_alike_have_no_mean_curve_and_keep_their_own
 def test_pivots_of_another_policy_than_the_one_that_trains_on_them_are_refused(arm: str) -> None:
     with pytest.raises(ConfigError, match="has pivot after another stage"):
         ComposeConfig(arms=(arm,))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("gate", Part("random")), ("held_out_count", 7), ("train.dapo", DapoFilter(refill_cap=1.0))],
+)
+def test_settings_that_the_arms_replace_are_refused_and_not_ignored(name: str, value: Any) -> None:
+    online = ComposeConfig().online
+    *inside, last = name.split(".")
+    changed = replace(online.train if inside else online, **{last: value})
+    with pytest.raises(ConfigError, match=f"online.{name}.*replaced by what the arms say"):
+        ComposeConfig(online=replace(online, train=changed) if inside else changed)
+
+
+def test_seeds_share_no_task_however_many_tasks_each_has() -> None:
+    online = replace(ComposeConfig().online, count=1500)
+    offsets = [compose._environment(ComposeConfig(online=online), seed).options["offset"] for seed in range(3)]
+    assert offsets == [0, 1500, 3000]

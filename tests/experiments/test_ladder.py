@@ -12,6 +12,7 @@ from turntree.cli.main import main
 from turntree.core.errors import InputError
 from turntree.core.tree import RolloutTree
 from turntree.experiments import ladder, predictors
+from turntree.experiments.config import LadderConfig
 from turntree.experiments.ladder import Foresight, ForkAt, OracleBrancher
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 from turntree.sandboxes.sandbox import Sandbox
@@ -112,6 +113,13 @@ def test_a_predictor_is_held_against_questions_that_it_never_saw() -> None:
 def test_a_question_s_history_is_of_other_seeds() -> None:
     rows = [{**row("q", 2, rewards, 0.0), "seed": seed} for seed, rewards in ((0, [0.0, 1.0]), (1, [1.0, 1.0]))]
     assert predictors._history(rows).tolist() == [0.0, 0.5]
+
+
+def test_a_policy_that_never_comes_to_a_fork_is_refused_before_its_arms_are_played(monkeypatch) -> None:
+    monkeypatch.setattr(ladder, "measured", lambda *_: iter(()))
+    stage = ladder._Stage(LadderConfig(), None, None)  # nothing else is looked at
+    with pytest.raises(InputError, match="no rollout comes to a moment"):
+        ladder._seed(stage, 0, np.zeros(1, dtype=np.float32))
 
 
 @pytest.fixture

@@ -8,7 +8,16 @@ from turntree.core.config import Part
 from turntree.core.errors import ConfigError
 from turntree.domains.household.door import SPLIT_SIZE, GamesConfig, games
 from turntree.environments.tasks import open_tasks
-from turntree.experiments.quickstart import ARMS, QuickstartConfig, _bill, _difference, demonstrator, own_stage, table
+from turntree.experiments.quickstart import (
+    ARMS,
+    QuickstartConfig,
+    _bill,
+    _difference,
+    demonstrator,
+    own_stage,
+    run_quickstart,
+    table,
+)
 from turntree.observe.files import write_json
 
 
@@ -65,6 +74,22 @@ def test_the_first_lines_say_what_was_gained_sampled_and_what_was_lost_greedy():
     assert first.startswith("PivotRL (the paper's, kinds capped) minus base") and " minus SFT" in second
     assert "+11.0 points [+5.2, +17.0] (better) sampled, -3.2 points [-8.8, +2.0] (not told apart) greedy" in first
     assert "+3.8 points [-1.8, +9.5] (not told apart) sampled, -7.5 points [-13.0, -2.0] (worse) greedy" in second
+
+
+def test_seeds_share_no_training_game_however_many_each_has():
+    config = QuickstartConfig(seed=2, demonstrator=Part("household", {"games": {"count": 1500}}))
+    assert demonstrator(config).options["games"]["offset"] == 3000
+
+
+def test_a_demonstrator_that_does_not_say_its_games_is_refused_before_anything_runs(tmp_path, monkeypatch):
+    """It was a KeyError, after its traces were written and the other arms had begun."""
+    (tmp_path / "mine.py").write_text(
+        "class Mine:\n    def __init__(self, *, games: dict, seed: int): ...\n    def __call__(self): return []\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="does not say on which games"):
+        run_quickstart(QuickstartConfig(demonstrator=Part("mine:Mine")), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_no_seed_trains_on_games_that_it_is_tested_on():

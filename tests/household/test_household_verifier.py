@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Hashable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
 from turntree.domains.household.audit import Audit, audit, table
-from turntree.domains.household.environment import generated_source
+from turntree.domains.household.environment import HouseholdEnvironment, generated_source
 from turntree.domains.household.experts import explore, noisy_explore, shortest_plan
 from turntree.domains.household.games import load_games
 from turntree.domains.household.generate import (
@@ -314,6 +315,22 @@ class TestHouseholdVerifier:
             assert verifier.judge(turn, Message("assistant", "look")).reward == 0.0
             assert verifier.kind(turn) == verifier.judge(turn, Message("assistant", command)).kind
         assert verifier.kind(self.turn(*plan[:-1], demonstration=plan[-1])) == "move"
+
+    def test_a_thought_in_the_text_is_no_part_of_the_command(self) -> None:
+        """As where the chat template has no place for thoughts: every turn of such a policy was impossible."""
+        game = generate_game(3, task_type="pick_and_place_simple").parse()
+        first, second = shortest_plan(game.reset())[:2]
+        thinking = [f"<think>Not go to the sea.</think>\n\n{command}" for command in (first, second)]
+        plain, thoughtful = HouseholdEnvironment(game), HouseholdEnvironment(game)
+        for command, thought in zip((first, second), thinking, strict=True):
+            assert thoughtful.step(Message("assistant", thought)) == plain.step(Message("assistant", command))
+        told = self.turn(first, demonstration=second).history
+        history = tuple(replace(m, content=thinking[0]) if m.role == "assistant" else m for m in told)
+        source = self.turn(demonstration=first).environment
+        turn = TurnState("t", 1, history, Message("assistant", thinking[1]), environment=source)
+        for said in (second, thinking[1]):
+            assert HouseholdVerifier().judge(turn, Message("assistant", said)).reward == 1.0
+        assert HouseholdVerifier().kind(turn) != "invalid"
 
     def test_turns_that_share_an_id_are_not_mixed_up(self) -> None:
         game = generate_game(3, task_type="pick_and_place_simple").parse()

@@ -35,6 +35,16 @@ class Counting:
 
 def half(environments, **kwargs):
     return [environment.reward / 2 for environment in environments]
+
+
+async def later(environments, **kwargs):
+    return half(environments)
+
+
+class Reading(Counting):
+    def reset(self, prompt: list, goal: int) -> None:
+        super().reset(goal)
+        self.heard = prompt[0]["content"]
 '''
 
 
@@ -71,6 +81,22 @@ def test_a_reward_function_of_trl_takes_the_place_of_the_attribute(files: str) -
     assert task.step(add(goal)).reward == 0.5
     over = task.step(Message("assistant", "done"))
     assert (over.reward, over.success) == (0.5, False)
+
+
+def test_a_reward_function_may_be_asynchronous_and_leaves_the_state_to_be_compared(files: str) -> None:
+    """Without `state` the verifier `executed` would pay an action that is answered alike but does something else."""
+    task = trl.tasks("train", 1, seed=0, argument=files, tasks="rows.jsonl", reward="trl_counting:later")[0]
+    task.reset()
+    other = task.fork()
+    assert task.step(add(1)).reward is not None
+    assert other.state() != task.state()
+    assert check_environment(task) == []
+
+
+def test_reset_gets_the_prompt_where_it_takes_one(files: str) -> None:
+    task = trl.tasks("train", 1, seed=0, argument="trl_counting:Reading", tasks="rows.jsonl")[0]
+    assert task.reset() == (Message("user", "Play. "),)
+    assert task.object.heard == "Play. "
 
 
 def test_splits_of_one_file_never_meet(files: str) -> None:

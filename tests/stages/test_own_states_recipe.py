@@ -97,3 +97,17 @@ def test_two_arms_are_compared_on_the_games_and_seeds_that_both_have_played(reci
     told = "+100.0 [+100.0, +100.0] (+100.0, +100.0)"
     assert rows == [f"| own-important - sft | 0, 1 | 4 | {told} | {told} |"]
     assert "| sft | 0, 1, 2 | 4 | 33.3 [-110.1, 176.8] (0.0, 0.0, 100.0) |" in "\n".join(recipe.success(arms))
+
+
+def test_a_stage_that_was_killed_after_its_result_was_written_has_no_known_seconds(recipe, tmp_path) -> None:
+    """Its record ends with its beginning; the tables of everything else are printed all the same."""
+    write_json(tmp_path / "sft.0" / "cost.json", {"turns": 0, "decoded_tokens": 5})
+    write_json(tmp_path / "stages" / "sft.0.json", {"command": ["sft"], "key": "k", "finished": False})
+    assert recipe.costs(tmp_path, {"sft": {0: {}}})[-1] == "| sft | 0 | 5 | nan |"
+
+
+def test_profiles_without_pivots_agree_and_few_pivots_may_be_missing_from_a_resample(recipe) -> None:
+    agreement = importlib.import_module("profile_agreement")
+    assert agreement.compare(["all fail"] * 5, ["all fail"] * 5).startswith("100.0% [100.0%, 100.0%]")
+    one = ["pivot", *["all fail"] * 9]
+    assert agreement.compare(one, ["all fail"] * 10).startswith("0.0% [0.0%, 100.0%]")

@@ -149,5 +149,6 @@ def test_a_model_that_answers_everything_with_a_command_follows_no_instruction(m
     assert not [name for name in instructions.ASKED if instructions.followed(name, "go to the sea")]
     assert instructions.followed("capitals: the sea", "THE SEA IS BIG AND BLUE.")
     assert instructions.followed("json: the sea", '{"topic": "the sea"}')
+    assert not instructions.followed("json: the sea", '["topic"]'), "a list is no object with this key"
     assert instructions.followed("bullets: bread", "- One\n- Two\n- Three")
     assert not instructions.followed("bullets: bread", "- One\n- Two")

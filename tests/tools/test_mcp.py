@@ -8,7 +8,7 @@ import pytest
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import ToolCall
 from turntree.environments.pool import EnvironmentGone
-from turntree.tools.mcp import McpServer
+from turntree.tools.mcp import McpServer, _output
 from turntree.tools.runtime import ToolRuntime, ToolRuntimeConfig
 from turntree.tools.tool import ToolSource, ToolStatus
 
@@ -21,6 +21,18 @@ COMMAND = [sys.executable, str(Path(__file__).with_name("mcp_server.py"))]
 def server():
     with McpServer(COMMAND, pure=["add"]) as opened:
         yield opened
+
+
+def test_what_an_answer_says_is_shown_wherever_it_stands():
+    """A file comes as a resource with its text in it; an answer with a schema may have no text at all."""
+    from mcp.types import CallToolResult, EmbeddedResource, ImageContent, TextContent, TextResourceContents
+
+    file = EmbeddedResource(type="resource", resource=TextResourceContents(uri="file:///a.py", text="print(1)"))
+    image = ImageContent(type="image", data="", mime_type="image/png")
+    shown = CallToolResult(content=[TextContent(type="text", text="a.py:"), file, image])
+    assert _output(shown).text == "a.py:\nprint(1)\n[image, not shown]"
+    assert _output(CallToolResult(content=[], structured_content={"größe": 2})).text == '{"größe": 2}'
+    assert _output(CallToolResult(content=[])).text == "[no output]"
 
 
 def test_its_tools_are_called_checked_and_cached_as_any_other(server):

@@ -19,6 +19,7 @@ from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation
 from turntree.core.seeds import derive
+from turntree.environments.loop import awaited
 from turntree.environments.pool import EnvironmentFault, Session, replay
 from turntree.observe.jsonl import parse_object, read_lines
 from turntree.traces.splits import assign_split
@@ -149,6 +150,18 @@ class Scored:
     def tools(self) -> tuple[dict[str, Any], ...]:
         return self._inner.tools
 
+    @property
+    def gold(self) -> tuple[Message, ...]:
+        return tuple(getattr(self._inner, "gold", ()))
+
+    def state(self) -> Any:
+        """That of the environment, for the verifier `executed`."""
+        own = getattr(self._inner, "state", None)
+        return own() if callable(own) else None
+
+    def state_problem(self) -> str | None:
+        return getattr(self._inner, "state_problem", lambda: None)()
+
     def reset(self) -> tuple[Message, ...]:
         self._prompt, self._said = self._inner.reset(), ()
         return self._prompt
@@ -157,11 +170,13 @@ class Scored:
         observation: Observation = self._inner.step(action)
         self._said = (*self._said, action, *(() if observation.done else observation.messages))
         columns = {key: [value] for key, value in self._row.items() if key != "prompt"}
-        given = self._reward(
-            prompts=[[message.to_chat() for message in self._prompt]],
-            completions=[[message.to_chat() for message in self._said]],
-            environments=[getattr(self._inner, "object", self._inner)],
-            **columns,
+        given = awaited(
+            self._reward(
+                prompts=[[message.to_chat() for message in self._prompt]],
+                completions=[[message.to_chat() for message in self._said]],
+                environments=[getattr(self._inner, "object", self._inner)],
+                **columns,
+            )
         )
         if not isinstance(given, Sequence) or len(cast("Sequence[Any]", given)) != 1 or given[0] is None:
             raise EnvironmentFault(f"the reward function returned {given!r} instead of a list with one number")

@@ -28,6 +28,7 @@ from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
 from turntree.core.seeds import derive
+from turntree.verifiers.texts import said
 
 NAMES = {  # how the documentation of toy-text games calls their actions
     "FrozenLake": ("left", "down", "right", "up"),
@@ -61,7 +62,10 @@ def tasks(
     names = actions or NAMES.get(re.split(r"[-_\d]", name.rpartition("/")[2])[0], ())
     if success is None and first.spec is not None:
         success = first.spec.reward_threshold
-    told = instructions or f"You play {name}. Reply with {described(first.action_space, names)}."
+    asked = described(first.action_space, names)  # before any episode: all of them would be censored
+    if not ansi:
+        written(first.observation_space, first.observation_space.sample())
+    told = instructions or f"You play {name}. Reply with {asked}."
     return [
         AdaptedEnvironment(
             partial(GymnasiumGame, name, arguments, names, told, ansi, success, derive(seed, "gym", split, i) % 2**31),
@@ -95,10 +99,10 @@ class GymnasiumGame:
     def act(self, action: Message) -> Observation:
         space = self._environment.action_space
         try:
-            chosen = read(space, action.content, self._names)
+            chosen = read(space, said(action), self._names)
         except ValueError:
-            said = f"That is not an action. Reply with {described(space, self._names)}."
-            return Observation((Message("user", said),), done=False, reward=self._total)
+            answer = f"That is not an action. Reply with {described(space, self._names)}."
+            return Observation((Message("user", answer),), done=False, reward=self._total)
         observation, reward, terminated, truncated, _ = self._environment.step(chosen)
         self._total += float(reward)
         done = bool(terminated or truncated)
@@ -148,7 +152,11 @@ def read(space: Any, text: str, names: Sequence[str] = ()) -> Any:
             import numpy as np
 
             try:
-                chosen = np.asarray(json.loads(text), dtype=space.dtype).reshape(space.shape)
+                given = np.asarray(json.loads(text))
+                with np.errstate(all="ignore"):
+                    chosen = given.astype(space.dtype).reshape(space.shape)
+                if np.issubdtype(space.dtype, np.integer) and (given.ravel() != chosen.ravel()).any():
+                    raise ValueError("not whole numbers of this type")
             except (TypeError, OverflowError, RecursionError) as error:
                 raise ValueError("not a list of numbers") from error
         case other:
@@ -165,11 +173,15 @@ def described(space: Any, names: Sequence[str] = ()) -> str:
         case "Discrete":
             return f"one number from {int(space.start)} to {int(space.start + space.n - 1)}"
         case "Tuple":
+            for part in space.spaces:
+                described(part)
             return f"{len(space.spaces)} parts separated by ';'"
         case "Text":
             return "a text"
-        case _:
+        case "Box" | "MultiDiscrete" | "MultiBinary":
             return f"a JSON list of numbers of shape {list(space.shape)}"
+        case other:
+            raise InputError(f"actions of space {other} cannot be read from text", field="environment", hint="wrap it")
 
 
 def _rounded(value: Any) -> Any:

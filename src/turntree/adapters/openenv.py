@@ -20,12 +20,13 @@ from functools import partial
 from typing import Any, cast
 
 from turntree.adapters.base import AdaptedEnvironment, named, package
-from turntree.adapters.loop import run, start
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
 from turntree.core.seeds import derive
+from turntree.environments.loop import run, start
 from turntree.environments.pool import EnvironmentFault
+from turntree.verifiers.texts import said
 
 ABOUT = ("done", "reward", "metadata")  # of an observation, what is not for the policy
 
@@ -94,7 +95,7 @@ class OpenEnvGame:
             success = self._total >= self._success
             return Observation((Message("user", "done"),), done=True, success=success, reward=self._total)
         if self._kind not in ("act", "tools"):
-            return self._step([({self._kind: action.content}, Message("user"))])
+            return self._step([({self._kind: said(action)}, Message("user"))])
         answers = [
             (_payload(self._kind, call), Message("tool", "", (), call.id, call.name)) for call in action.tool_calls
         ]

@@ -31,6 +31,7 @@ from turntree.adapters.base import AdaptedEnvironment, named, of_split
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Observation
+from turntree.verifiers.texts import said
 
 User = Literal["auto", "scripted", "recorded", "solo"]
 
@@ -234,8 +235,8 @@ class _Conversation:
         return Message("system", prompt), Message("user", self.case.says[0])
 
     def act(self, action: Message) -> Observation:
-        if action.content:
-            self.said.append(action.content)
+        if text := said(action):  # what was only thought was not communicated
+            self.said.append(text)
         if action.tool_calls:
             self.made += action.tool_calls
             return Observation(tuple(self._call(call) for call in action.tool_calls), done=False, reward=0.0)

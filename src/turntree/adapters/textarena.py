@@ -15,6 +15,7 @@ from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
 from turntree.core.seeds import derive
+from turntree.verifiers.texts import said
 
 
 def tasks(split: str, count: int, *, seed: int, argument: str | None) -> list[AdaptedEnvironment]:
@@ -42,7 +43,7 @@ class TextArenaGame:
         return (Message("user", self._new()),)
 
     def act(self, action: Message) -> Observation:
-        done, _ = self._environment.step(action=action.content)
+        done, _ = self._environment.step(action=said(action))
         told = self._new()
         if not done:
             return Observation((Message("user", told or "Go on."),), done=False)

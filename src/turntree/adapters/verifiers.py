@@ -22,11 +22,11 @@ from functools import partial
 from typing import Any
 
 from turntree.adapters.base import AdaptedEnvironment, held_apart, named, of_split, package
-from turntree.adapters.loop import run
 from turntree.core import parts
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
+from turntree.environments.loop import run
 from turntree.environments.pool import EnvironmentFault
 
 

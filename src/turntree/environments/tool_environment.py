@@ -18,9 +18,11 @@
         def reward(self) -> float:
             return float(self.count == self.goal)
 
-A class for TRL's `environment_factory` works unchanged. These attributes are read after every turn, where the object
-has them: `reward` (a number), `success`, `done` (True ends the episode) and
-`progress` (0 to 1); a method of such a name is a tool. An episode also ends with the first message that calls no tool.
+A class for TRL's `environment_factory` works unchanged: tools may be `async`, and a method `get_reward` gives the
+reward. These attributes are read after every turn, where the object has them: `reward` (a number; without
+`get_reward`), `success`, `done` (True ends the episode) and `progress` (0 to 1); a method of such a name is a tool.
+`get_reward` is called after every turn, too, because an episode may end at any turn by a limit. An episode also ends
+with the first message that calls no tool.
 """
 
 from __future__ import annotations
@@ -40,9 +42,10 @@ from typing import Any, cast
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Observation
+from turntree.environments.loop import awaited
 from turntree.environments.pool import FOREIGN, EnvironmentFault, EnvironmentGone, Session, replay
 
-NOT_TOOLS = frozenset({"reset", "fork", "close"})  # they are called by us
+NOT_TOOLS = frozenset({"reset", "fork", "close", "get_reward"})  # they are called by us
 
 
 class ToolEnvironment:
@@ -147,13 +150,13 @@ class ToolEnvironment:
         answers = tuple(self._call(call) for call in action.tool_calls)
         state = self._object
         said = getattr(state, "done", False)
-        done = not answers or bool(said and not callable(said))
+        done, reward = not answers or bool(said and not callable(said)), _reward(state)
         return Observation(
             answers or (Message("user", "done"),),
             done=done,
-            success=_success(state) if done else None,
+            success=_success(state, reward) if done else None,
             progress=_number(state, "progress"),
-            reward=_number(state, "reward"),
+            reward=reward,
         )
 
     def _call(self, call: ToolCall) -> Message:
@@ -169,7 +172,7 @@ class ToolEnvironment:
         except TypeError as error:
             return f"error: wrong arguments: {error}"
         try:
-            return _text(method(**call.arguments))
+            return _text(awaited(method(**call.arguments)))
         except (EnvironmentFault, EnvironmentGone):
             raise
         except FOREIGN as error:  # the class speaks to the policy through its exceptions
@@ -268,10 +271,21 @@ def _number(state: Any, name: str) -> float | None:
     return None if value is None or callable(value) else float(value)
 
 
-def _success(state: Any) -> bool | None:
+def _reward(state: Any) -> float | None:
+    """What `get_reward` gives, or the attribute `reward`. Raises `EnvironmentFault` where the method gives none, which
+    is no failure of the policy."""
+    method = getattr(state, "get_reward", None)
+    if not callable(method):
+        return _number(state, "reward")
+    given = awaited(method())
+    if given is None:
+        raise EnvironmentFault("get_reward returned no number")
+    return float(given)
+
+
+def _success(state: Any, reward: float | None) -> bool | None:
     """The object's `success`; without one, whether the reward is at least 1."""
     said = getattr(state, "success", None)
     if said is not None and not callable(said):
         return bool(said)
-    reward = _number(state, "reward")
     return None if reward is None else reward >= 1

@@ -218,10 +218,10 @@ def summarise(config: AlignmentConfig, out: Path) -> dict[str, Any]:
     families: dict[str, list[Vector]] = {EPISODES: [vectors[EPISODES] for vectors in loaded]}
     slopes = {kind: float(np.mean([one["slopes"].get(kind, 0.0) for one in told])) for kind in kinds[OWN]}
     for family in (OWN, EXPERT):
-        families[family] = [_sum(vectors, family, dict.fromkeys(kinds[family], 1.0)) for vectors in loaded]
+        families[family] = [_sum(vectors, family, dict.fromkeys(kinds[family], 1.0), true) for vectors in loaded]
     # each seed's by the slopes that it saw itself: shared ones would make the seeds' vectors dependent
     weighed = [{kind: one["slopes"].get(kind, 0.0) for kind in kinds[OWN]} for one in told]
-    families[f"{OWN}, by slope"] = [_sum(vectors, OWN, of) for vectors, of in zip(loaded, weighed, strict=True)]
+    families[f"{OWN}, by slope"] = [_sum(vectors, OWN, of, true) for vectors, of in zip(loaded, weighed, strict=True)]
     found = {name: _against(true, np.stack(vectors)) for name, vectors in families.items()}
     by_kind = {
         f"{family}/{kind}": _against(true, np.stack([_vector(vectors, family, kind, true) for vectors in loaded]))
@@ -260,9 +260,9 @@ def _vector(vectors: Mapping[str, Vector], family: str, kind: str, like: Vector)
     return vectors[name] if name in vectors else np.zeros(like.shape[1], dtype=np.float32)
 
 
-def _sum(vectors: Mapping[str, Vector], family: str, weights: Mapping[str, float]) -> Vector:
-    parts = [weight * vectors[f"{family}/{kind}"] for kind, weight in weights.items() if f"{family}/{kind}" in vectors]
-    return np.asarray(np.sum(parts, axis=0), dtype=np.float32)
+def _sum(vectors: Mapping[str, Vector], family: str, weights: Mapping[str, float], like: Vector) -> Vector:
+    parts = [weight * _vector(vectors, family, kind, like) for kind, weight in weights.items()]
+    return np.asarray(sum(parts, np.zeros(like.shape[1])), dtype=np.float32)
 
 
 def _against(true_2P: Vector, found_SP: Vector) -> dict[str, Any]:
@@ -274,7 +274,7 @@ def _against(true_2P: Vector, found_SP: Vector) -> dict[str, Any]:
     own = products[2:, 2:]
     between = (own.sum() - np.trace(own)) / (seeds_count * (seeds_count - 1))  # |expectation|^2
     both = products[:2, :2].sum() / 4  # |mean of the halves|^2, with its noise
-    cosines = across.mean(axis=0) / np.sqrt(both * np.diag(own).clip(1e-30))
+    cosines = across.mean(axis=0) / np.sqrt((both * np.diag(own)).clip(1e-60))  # 0 where there is no gradient
     known = signal > 0 and between > 0
     return {
         "alignment": float(across.mean() / math.sqrt(signal * between)) if known else None,

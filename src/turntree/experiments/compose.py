@@ -106,8 +106,8 @@ def _stage(config: ComposeConfig, seed: int, name: str, model: str, shared: Path
 
 def _environment(config: ComposeConfig, seed: int) -> Part:
     """Every seed trains on tasks of its own."""
-    options = config.online.environment.options
-    return Part(config.online.environment.name, {**options, "offset": options.get("offset", 0) + TASKS_PER_SEED * seed})
+    options, apart = config.online.environment.options, max(TASKS_PER_SEED, config.online.count)
+    return Part(config.online.environment.name, {**options, "offset": options.get("offset", 0) + apart * seed})
 
 
 def _pivots(config: ComposeConfig, seed: int, folder: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Literal
 
 from turntree.core import parts
@@ -158,6 +159,15 @@ STAGES = ("grpo", "pivot", "own")
 ADDED = ("dapo", "greso", "allocation", "gate", "branching", "local", "verdicts")  # what a GRPO stage can have
 
 
+_SET_BY_ARMS = {  # settings of `online`, and where they are set instead
+    **{name: name for name in ("gate", "brancher", "teacher", "verifier")},
+    "held_out_count": "held_out",
+    "held_out_temperature": "pivot.sampling.temperature",
+    "train.local": "local",
+    **dict.fromkeys(("train.dapo", "train.greso", "train.allocation"), ""),
+}
+
+
 def chain(arm: str) -> list[tuple[str, tuple[str, ...]]]:
     """The stages of an arm, each with what is added to it: `pivot/grpo+gate` is PivotRL, then GRPO with the gate.
     Raises `ConfigError`."""
@@ -237,8 +247,17 @@ class ComposeConfig(SeededExperiment):
         stages = [stage for arm in self.arms for stage in chain(arm)]
         if not self.pivot.check_every or not self.online.train.check_every:
             raise ConfigError("must be above 0 in every stage: a curve needs points", field="pivot.check_every")
+        self._check_set_by_arms()
         if any({"gate", "branching", "allocation"} & set(added) for _, added in stages):
             _check_constant(self.online, "a cut, a fork or a task without rollouts")
+
+    def _check_set_by_arms(self) -> None:
+        """Raise `ConfigError` for settings of `online` that the arms replace: they would be ignored without a word."""
+        usual = TrainOnlineConfig()
+        for name, other in _SET_BY_ARMS.items():
+            if attrgetter(name)(self.online) != attrgetter(name)(usual):
+                hint = f"set {other} instead" if other else "an arm that names this part has its defaults"
+                raise ConfigError("is replaced by what the arms say", field=f"online.{name}", hint=hint)
 
 
 def _branched() -> TrainOnlineConfig:

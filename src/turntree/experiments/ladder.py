@@ -23,6 +23,7 @@ import numpy as np
 from turntree.advantages.config import CreditConfig
 from turntree.branching.rules import EntropyBrancher, Paced, RandomBrancher, Undeterred, bounded, drawn
 from turntree.core.config import to_mapping
+from turntree.core.errors import InputError
 from turntree.core.outcome import is_zero_variance
 from turntree.core.protocols import BranchDecision, Brancher, Environment, ForkMoment
 from turntree.core.tree import NodeKind, RolloutTree
@@ -199,6 +200,9 @@ def brancher_of(
 def _seed(stage: _Stage, seed: int, true: Vector) -> dict[str, Any]:
     config = stage.config
     moments = [row for iteration in range(config.iterations) for row in measured(stage, seed, iteration)]
+    if not moments:
+        hint = "take a policy that calls tools, in an environment that answers them"
+        raise InputError("no rollout comes to a moment at which it could fork", field="environment", hint=hint)
     values = {(row["task"], row["sample"], row["turn"]): row["variance"] for row in moments}
     arms: dict[str, Any] = {}
     for arm in config.arms:

@@ -194,9 +194,11 @@ def lines(result: dict[str, Any]) -> Iterable[str]:
         start = ", ".join(f"{value:.2f}" for value in row["by_position"][:8])
         yield f"after {after}: {row['mean']:.3f} nats a token over {row['turns']} turns; by position {start}"
     for k, row in result["variance"].items():
-        if "entropy" not in row:
+        found = row.get("entropy")
+        if found is None or None in (found["interval"], found["spearman_interval"]):
+            why = "too few to compare" if found is None else "without differences in variance to compare"
+            yield f"k = {k}: {row['forks']} forks, {why}"
             continue
-        found = row["entropy"]
         low, high = found["interval"]
         less, more = found["spearman_interval"]
         yield (

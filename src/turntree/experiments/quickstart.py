@@ -73,7 +73,8 @@ class QuickstartConfig:
     """The policy that all arms start from."""
     device: Device = field(default_factory=Device)
     demonstrator: Part = field(default_factory=lambda: Part("household", {"games": {"count": 700}, "slips": 0.2}))
-    """The demonstrator whose traces all arms share: household, or your own module:object."""
+    """The demonstrator whose traces all arms share: household, or your own module:object with its options games, seed
+    and dev."""
     sft: SFTConfig = field(default_factory=lambda: SFTConfig(epochs=3, optimizer=OptimizerConfig(learning_rate=3e-4)))
     profile: ProfileConfig = field(default_factory=lambda: ProfileConfig(sampling=COMMAND))
     limit: int = 5000
@@ -99,7 +100,8 @@ class QuickstartConfig:
 
 def run_quickstart(config: QuickstartConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
     """Run every stage into `out`, write `summary.json`, return the summary. Raises `InputError` where another process
-    runs there, or another quickstart was run, unless `overwrite`."""
+    runs there, or another quickstart was run, unless `overwrite`; `ConfigError` for a demonstrator without games."""
+    own_stage(config)  # before anything runs
     with open_folder(out, "quickstart", to_mapping(config), overwrite=overwrite, free=("config.workers",)):
         (out / "summary.json").unlink(missing_ok=True)  # of an earlier run: it would not fit the new artifacts
         if overwrite:
@@ -125,7 +127,7 @@ def demonstrator(config: QuickstartConfig) -> Part:
     """Every seed trains on games of its own."""
     options = config.demonstrator.options
     games = {**options.get("games", {})}
-    games["offset"] = games.get("offset", 0) + GAMES_PER_SEED * config.seed
+    games["offset"] = games.get("offset", 0) + max(GAMES_PER_SEED, games.get("count", 0)) * config.seed
     return Part(config.demonstrator.name, {**options, "games": games, "seed": config.seed})
 
 
@@ -199,7 +201,11 @@ def own_stage(config: QuickstartConfig) -> TrainPivotConfig:
     """The policy plays as many games as the other arms train on: the first of the demonstrator's. (The others leave out
     its development split, which is drawn by a hash.)"""
     options = parts.resolve("demonstrators", demonstrator(config)).options
-    games = options["games"]
+    games = options.get("games", {})
+    known = isinstance(games, dict) and {"source", "offset", "difficulty", "count"} <= games.keys()
+    if not known or "dev" not in options:
+        hint = "give it the options games (as turntree.domains.household.door:GamesConfig) and dev"
+        raise ConfigError("does not say on which games own states are found", field="demonstrator", hint=hint)
     played = {"games": games["source"], "offset": games["offset"], "difficulty": games["difficulty"]}
     return TrainPivotConfig(
         states="own",

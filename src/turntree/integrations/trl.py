@@ -5,10 +5,11 @@ function. TRL drops an unjudged completion from its group (None), so a verifier 
 
 *Environments in* (`trl:module:Class`): the class that TRL's `environment_factory` takes, unchanged.
 
-`tasks` is a JSONL file. The columns of a row are the arguments of `reset`, the column `prompt` excepted: these are the
-opening messages, to the last of which is appended what `reset` returns. An exception in a tool is answered as text.
-The reward is the attribute `reward` of the object, or what the option `reward` (`module:function`) returns, called as
-TRL does: `reward(environments=[...], prompts=[...], completions=[...], **columns)` gives a list of numbers.
+`tasks` is a JSONL file. The columns of a row are the arguments of `reset`. The column `prompt` is among them where
+`reset` takes it: these are the opening messages, to the last of which is appended what `reset` returns. An exception
+in a tool is answered as text. The reward is what `get_reward` of the object returns, or its attribute `reward`, or
+what the option `reward` (`module:function`) returns, called as TRL does: `reward(environments=[...], prompts=[...],
+completions=[...], **columns)` gives a list of numbers.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def tasks(
             ToolEnvironment(
                 owner,
                 task_id=task_id,
-                arguments={key: value for key, value in row.items() if key != "prompt"},
+                arguments={key: value for key, value in row.items() if key != "prompt" or _takes_prompt(owner)},
                 prompt=prompt_of(row.get("prompt"), tasks),
                 task_type=owner.__name__,
             ),
@@ -139,3 +140,9 @@ def tasks(
         )
         for task_id, row in rows_of(tasks, held_out, split, count)
     ]
+
+
+def _takes_prompt(owner: type) -> bool:
+    """Whether `reset` has a place for the column `prompt`, which TRL gives to every class."""
+    taken = inspect.signature(owner.reset).parameters  # pyright: ignore[reportAttributeAccessIssue]
+    return "prompt" in taken or any(one.kind is one.VAR_KEYWORD for one in taken.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import threading
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
@@ -161,5 +162,13 @@ class McpTool:
 
 
 def _output(result: CallToolResult) -> ToolOutput:
-    parts = [part.text if part.type == "text" else f"[{part.type}, not shown]" for part in result.content]
+    parts = [_shown(part) for part in result.content]
+    if not parts and result.structured_content is not None:  # servers need not say it as text, too
+        parts = [json.dumps(result.structured_content, ensure_ascii=False)]
     return ToolOutput("\n".join(parts) or "[no output]", final=not result.is_error)
+
+
+def _shown(part: Any) -> str:
+    """Files come as resources whose text is embedded."""
+    text = part.text if part.type == "text" else getattr(getattr(part, "resource", None), "text", None)
+    return f"[{part.type}, not shown]" if text is None else text

@@ -13,6 +13,7 @@ from turntree.core.protocols import Observation, TurnState
 from turntree.domains.household.games import load_games
 from turntree.domains.household.generate import EASY, HARD, MEDIUM, TASK_TYPES, generate_game
 from turntree.domains.household.world import NOTHING_HAPPENS, Game, State
+from turntree.verifiers.texts import said
 
 DIFFICULTIES = {level.name: level for level in (EASY, MEDIUM, HARD)}
 
@@ -44,7 +45,7 @@ class HouseholdEnvironment:
         return (Message("user", self._game.intro),)
 
     def step(self, action: Message) -> Observation:
-        result = self._state.step(action.content.strip())
+        result = self._state.step(said(action))
         answer = (Message("user", result.observation),)
         metrics = {"invalid": float(result.observation == NOTHING_HAPPENS)}  # an impossible command
         return Observation(answer, done=result.won, success=True if result.won else None, metrics=metrics)
@@ -111,7 +112,7 @@ def state_at(turn: TurnState) -> State:
     for action, answer in zip(turn.history, turn.history[1:], strict=False):
         if action.role != "assistant":
             continue
-        observation = state.step(action.content.strip()).observation
+        observation = state.step(said(action)).observation
         if answer.role == "user" and answer.content != observation:
             raise InputError(
                 f"trace {turn.trace_id!r} does not fit its game: after {action.content!r} it says {answer.content!r}, "

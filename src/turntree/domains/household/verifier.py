@@ -27,6 +27,7 @@ from turntree.core.verdict import Verdict
 from turntree.domains.household.distance import distance
 from turntree.domains.household.environment import state_at
 from turntree.domains.household.world import State, parse_command
+from turntree.verifiers.texts import said
 
 INVALID = "invalid"
 ACTION_KINDS = (
@@ -136,11 +137,11 @@ class HouseholdVerifier:
         """Raises `InputError` where the trace names no game; a command of the policy never raises."""
         if action.tool_calls:
             return Verdict(0.0, "a tool call is not a command", INVALID)
-        return judge(self._state(state), state.demonstration.content, action.content)
+        return judge(self._state(state), said(state.demonstration), said(action))
 
     def kind(self, state: TurnState) -> str:
         """The kind of the demonstrated command, for quotas."""
-        return action_kind(self._state(state), state.demonstration.content)
+        return action_kind(self._state(state), said(state.demonstration))
 
     def _state(self, turn: TurnState) -> State:
         known = self._states.get(turn.id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
+import inspect
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -21,8 +22,8 @@ def event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def run(coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
-    """What the coroutine returns. Raises `EnvironmentFault` after `seconds`."""
+def run(coroutine: Coroutine[Any, Any, T], seconds: float | None) -> T:
+    """What the coroutine returns. Raises `EnvironmentFault` after `seconds` (None: no limit)."""
     future = asyncio.run_coroutine_threadsafe(coroutine, event_loop())
     try:
         return future.result(seconds)
@@ -30,6 +31,11 @@ def run(coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
         if not future.cancel():
             raise  # its own
         raise EnvironmentFault(f"did not answer within {seconds:g} s") from error
+
+
+def awaited(value: Any) -> Any:
+    """What a call returned: of an `async` function what it ends with."""
+    return run(value, None) if inspect.iscoroutine(value) else value
 
 
 def start(coroutine: Coroutine[Any, Any, Any]) -> None:
