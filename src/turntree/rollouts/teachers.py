@@ -99,6 +99,8 @@ def _said(teacher: Teacher, environment: Environment | str, history: Sequence[Me
         return environment
     try:
         said = teacher(environment, history)
+        if isinstance(said, Message):  # what no file can hold (NaN, half a character) must not reach one
+            json.dumps(said.to_chat(), ensure_ascii=False, allow_nan=False).encode()
     except Exception as error:  # the boundary to foreign code
         return f"{FAILED} ({reason_of(error)})"
     if isinstance(said, Message) and said.role != "assistant":
