@@ -83,10 +83,14 @@ class VllmConfig:
             raise ConfigError("names a server twice", field="engine.url")
         if min(self.concurrency, self.top_logprobs) < 1 or min(self.timeout, self.patience) <= 0:
             raise ConfigError("impossible settings", field="engine", hint="concurrency >= 1, timeout and patience > 0")
+        if self.max_context is not None and self.max_context < 1:
+            raise ConfigError("must be at least 1", field="engine.max_context")
+        if self.tolerance is not None and not self.tolerance >= 0:
+            raise ConfigError("must be at least 0", field="engine.tolerance")
 
     @property
     def urls(self) -> tuple[str, ...]:
-        return tuple(url.strip() for url in self.url.split(","))
+        return tuple(url.strip().rstrip("/") for url in self.url.split(","))
 
 
 @parts.described_by(VllmConfig)
