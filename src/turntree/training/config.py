@@ -187,8 +187,9 @@ class SFTConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.batch < 1:
-            raise ConfigError("epochs and batch must be at least 1", field="epochs")
+        for name in ("epochs", "batch", "max_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError("must be at least 1", field=name)
 
     def steps(self, examples: int) -> int:
         """Optimizer steps for this number of examples."""
@@ -283,6 +284,8 @@ class PivotConfig(ReinforcedConfig):
     def __post_init__(self) -> None:
         if self.group_size < 2:
             raise ConfigError("must be at least 2", field="group_size")
+        if self.check_every < 0:
+            raise ConfigError("must be at least 0", field="check_every")
         self._check(self.sampling, "steps", "states")
 
 
@@ -363,6 +366,8 @@ class OnlineConfig(ReinforcedConfig):
                 raise ConfigError("does not go with branching", field="allocation", hint=hint)
         if self.max_off_policy_steps < 0:
             raise ConfigError("must be at least 0", field="max_off_policy_steps")
+        if self.check_every < 0:
+            raise ConfigError("must be at least 0", field="check_every")
         if self.max_off_policy_steps and self.loss.old_logprobs == "engine":
             problem = "'engine' gives those of older weights where max_off_policy_steps is above 0"
             raise ConfigError(problem, field="loss.old_logprobs", hint="use 'auto': the trainer computes them")
