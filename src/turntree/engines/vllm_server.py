@@ -60,6 +60,14 @@ class ServeConfig:
     def __post_init__(self) -> None:
         if min(self.max_context, self.requests, self.kv_gib) < 1 or self.lora_rank < 0:
             raise ConfigError("max_context, requests and kv_gib must be at least 1", field="requests")
+        if not 0 < self.port < 2**16:
+            raise ConfigError(f"is {self.port}", field="port", hint="it is from 1 to 65535")
+        if not self.start_seconds > 0:
+            raise ConfigError("must be above 0", field="start_seconds")
+
+    @property
+    def url(self) -> str:
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
 
 @dataclass(frozen=True)
@@ -127,7 +135,7 @@ class Supervised:
 
     def __init__(self, config: ServeConfig, model: Path, log: Path | None = None) -> None:
         self.config, self.log = config, log
-        self.url = f"http://{config.host}:{config.port}"
+        self.url = config.url
         found = Environment.at(config.venv)
         self._command = [str(found.python), "-m", "vllm.entrypoints.cli.main", "serve"]
         self._command += arguments(config, model, cpu=found.cpu)
@@ -235,10 +243,10 @@ def serving(config: ServeConfig, model: Path, log: Path | None = None) -> Iterat
         server.end()
 
 
-def settings(config: ServeConfig) -> str:
-    """The options of a run that samples from this server."""
-    lora = f" --set device.lora.rank={config.lora_rank}" if config.lora_rank else ""
-    return f"--engine vllm --set device.engine.url=http://{config.host}:{config.port}{lora}"
+def settings(config: ServeConfig, *, adapted: bool = False) -> str:
+    """The options of a run that samples from this server. The policy of an `adapted` one has its adapter already."""
+    lora = f" --set device.lora.rank={config.lora_rank}" if config.lora_rank and not adapted else ""
+    return f"--engine vllm --set device.engine.url={config.url}{lora}"
 
 
 def rank_of(folder: Path) -> int:
