@@ -28,11 +28,11 @@ from turntree.training.launch import open_ranks
         (TrainPivotConfig, {"pivots": "p", "check": {"states": -1}}, "check.states"),
         (TrainPivotConfig, {"pivots": "p", "check": {"max_turns": 0}}, "check.max_turns"),
         (TrainPivotConfig, {"pivots": "p", "check": {"max_tokens": 0}}, "check.max_tokens"),
-        (TrainPivotConfig, {"states": "own", "own": {"candidates": 0}}, "candidates"),
+        (TrainPivotConfig, {"states": "own", "own": {"candidates": 0}}, "own.candidates"),
         (
             TrainOnlineConfig,
             {"train": {"rollouts": {"episodes": {"max_turns": 0}}}},
-            "max_turns",
+            "train.rollouts.episodes.max_turns",
         ),
         (EvaluateConfig, {"max_turns": 0}, "max_turns"),
         (EvaluateConfig, {"count": 0}, "count"),
@@ -40,9 +40,9 @@ from turntree.training.launch import open_ranks
         (QaDemonstrator, {"count": 0}, "count"),
         (EvaluateConfig, {"temperature": 0.0}, "temperature"),
         (EvaluateConfig, {"max_live_rollouts": 0}, "max_live_rollouts"),
-        (TrainPivotConfig, {"pivots": "p", "train": {"check_every": -1}}, "check_every"),
-        (TrainOnlineConfig, {"train": {"check_every": -1}}, "check_every"),
-        (SFTStageConfig, {"traces": "t", "sft": {"max_tokens": 0}}, "max_tokens"),
+        (TrainPivotConfig, {"pivots": "p", "train": {"check_every": -1}}, "train.check_every"),
+        (TrainOnlineConfig, {"train": {"check_every": -1}}, "train.check_every"),
+        (SFTStageConfig, {"traces": "t", "sft": {"max_tokens": 0}}, "sft.max_tokens"),
     ],
 )
 def test_a_number_out_of_range_is_refused_by_its_name(kind: Any, given: dict[str, Any], field: str) -> None:
