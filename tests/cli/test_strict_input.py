@@ -171,5 +171,5 @@ def test_an_impossible_optimizer_is_refused_before_anything_is_loaded(turntree, 
         *("train", "pivot", household / "pivots.jsonl", "--out", tmp_path / "run"),
         *("--set", f"train.optimizer.{setting}"),
     )
-    assert f"'{key}" in message and len(message) < 600
+    assert f"'train.optimizer.{key}" in message and len(message) < 600
     assert not (tmp_path / "run").exists()

@@ -66,6 +66,13 @@ def test_text_parts_are_joined() -> None:
             {"role": "assistant", "tool_calls": [{"function": {"name": "go", "arguments": "[1]"}}]},
             "field 'tool_calls.arguments': the arguments of 'go' are not an object",
         ),
+        *(
+            (
+                {"role": "assistant", "tool_calls": [{"function": {"name": "go", "arguments": f'{{"to": {number}}}'}}]},
+                f"field 'tool_calls.arguments': the arguments of 'go' are not JSON ({number} is not a JSON number)",
+            )
+            for number in ("NaN", "-Infinity", "1e999")
+        ),
     ],
 )
 def test_what_is_wrong_is_named(chat, line: str) -> None:

@@ -1,5 +1,6 @@
 """The endpoint engine against a server on this machine: token ids in, token ids out, faults that are faults."""
 
+import json
 import math
 import time
 
@@ -194,6 +195,39 @@ def test_an_ending_without_a_name_is_a_fault():
         assert "content_filter" in remote.poll()[0].fault
 
 
+@pytest.mark.parametrize("values", [[math.nan, 0.0], [-math.inf, 0.0]])
+def test_a_log_probability_that_is_no_number_is_a_fault_and_not_certainty(values):
+    answer = completion("ab", logprobs(["x", "y"], values), token_ids=[40, STOP])
+    with serve(lambda asked: answer) as server, engine(server) as remote:
+        remote.submit(request())
+        assert "not finite" in remote.poll()[0].fault
+
+
+def test_an_answer_that_is_no_completion_says_so():
+    with serve(lambda asked: (200, ["hello"])) as server, engine(server) as remote:
+        remote.submit(request())
+        assert "not a completions API" in remote.poll()[0].fault
+
+
+def test_an_empty_key_is_no_key(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "")
+    with serve(lambda asked: completion("", None, token_ids=[40, STOP])) as server, engine(server) as remote:
+        (found,) = remote.generate([request()])
+    assert found.token_ids == (40, STOP)
+
+
+@pytest.mark.parametrize("told", [{"max_position_embeddings": 96}, {"text_config": {"max_position_embeddings": 96}}])
+def test_the_context_is_what_the_config_beside_the_tokenizer_says(tmp_path, monkeypatch, told):
+    monkeypatch.setattr(TOKENIZER, "model_max_length", 10**30)
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    config = EndpointConfig(url="http://127.0.0.1:9/v1", tokenizer=str(tmp_path))
+    with EndpointEngine(config, "served", TOKENIZER, {STOP}) as remote:
+        assert remote.max_context == 96
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": None}))
+    with pytest.raises(ConfigError, match="how long the context is"):
+        EndpointEngine(config, "served", TOKENIZER, {STOP})
+
+
 def test_requests_that_no_engine_takes_are_refused_before_they_are_sent():
     with serve(lambda asked: completion("")) as server, engine(server) as remote:
         with pytest.raises(InputError, match="the context holds 64"):
@@ -201,7 +235,9 @@ def test_requests_that_no_engine_takes_are_refused_before_they_are_sent():
         assert server.asked == []
 
 
-@pytest.mark.parametrize("bad", [{"url": "localhost:80"}, {"timeout": 0.0}, {"concurrency": 0}, {"top_logprobs": 0}])
+@pytest.mark.parametrize(
+    "bad", [{"url": "localhost:80"}, {"timeout": 0.0}, {"concurrency": 0}, {"top_logprobs": 0}, {"max_context": -1}]
+)
 def test_impossible_settings_are_refused(bad):
     with pytest.raises(ConfigError):
         EndpointConfig(**{"url": "http://x/v1", "tokenizer": "t", **bad})

@@ -297,7 +297,15 @@ def test_no_more_requests_are_open_at_a_server_than_it_may_have():
 
 
 @pytest.mark.parametrize(
-    "bad", [{"url": "localhost:1"}, {"url": "http://a,http://a"}, {"timeout": 0.0}, {"concurrency": 0}]
+    "bad",
+    [
+        {"url": "localhost:1"},
+        {"url": "http://a,http://a/"},
+        {"timeout": 0.0},
+        {"concurrency": 0},
+        {"max_context": 0},
+        {"tolerance": -1.0},
+    ],
 )
 def test_impossible_settings_are_refused(bad):
     with pytest.raises(ConfigError):

@@ -7,9 +7,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from turntree.core.errors import InputError, TurntreeError
+from turntree.core.errors import ConfigError, InputError, TurntreeError
 from turntree.engines import vllm_server
-from turntree.engines.vllm_server import ServeConfig, Supervised, serving
+from turntree.engines.vllm_server import ServeConfig, Supervised, serving, settings
 
 STUB = """#!{python}
 import sys
@@ -64,6 +64,19 @@ def test_a_server_is_healthy_when_it_is_reported_and_started_again_when_it_dies(
     server._child.kill()
     server.keep(say)
     assert len(set(pids)) == 2 and None not in pids
+
+
+@pytest.mark.parametrize("bad", [{"port": 0}, {"port": 70000}, {"start_seconds": 0.0}])
+def test_what_no_server_can_have_is_refused(bad):
+    with pytest.raises(ConfigError):
+        ServeConfig(**bad)
+
+
+def test_the_run_is_told_what_it_can_do():
+    assert settings(ServeConfig(lora_rank=8)).endswith("url=http://127.0.0.1:8000 --set device.lora.rank=8")
+    told = settings(ServeConfig(lora_rank=8), adapted=True)
+    assert told.endswith("url=http://127.0.0.1:8000"), "a policy with an adapter takes no second one"
+    assert settings(ServeConfig(host="::1")).endswith("url=http://[::1]:8000")
 
 
 def test_a_port_where_another_server_answers_is_refused_before_anything_is_started(server):

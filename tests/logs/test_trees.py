@@ -91,7 +91,7 @@ def test_as_many_iterations_as_were_asked_for_are_kept_and_the_last_among_them(
         (lambda row: row["tree"]["nodes"][1].update(parent=99), "is not a rollout tree"),
         (lambda row: row["tree"]["nodes"][1].update(logprobs=[0.0]), "is not a rollout tree"),
         (lambda row: row.update(tree=[]), "field 'tree'"),
-        (lambda row: row["tree"].update(task_id=None), "field 'task_id': None is not of type str"),
+        (lambda row: row["tree"].update(task_id=None), "field 'tree.task_id': None is not of type str"),
         (lambda row: row["tree"]["nodes"][1].update(token_ids=["a"]), "token_ids are not whole numbers"),
         (lambda row: row["tree"]["nodes"][1].update(cost={"turns": "1"}), "field 'turns'"),
         (lambda row: row["verdicts"].popitem(), "do not label exactly its leaves"),

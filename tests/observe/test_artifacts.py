@@ -66,7 +66,7 @@ def test_traces_that_miss_a_line_are_refused(profile):
         ({"samples": [0, 0, 1, 9]}, "samples name action 9 of 3"),
         ({"samples": [0, 0, None, 1]}, "samples do not name every action as often as it is counted"),
         ({"rollouts": 10**12}, "field 'rollouts'"),
-        ({"actions": [{"text": "x", "reward": 1, "strict": 1, "count": 10**12}]}, "field 'count'"),
+        ({"actions": [{"text": "x", "reward": 1, "strict": 1, "count": 10**12}]}, "field 'actions[0].count'"),
     ],
 )
 def test_a_row_is_checked_before_anything_is_done_with_it(profile, fields, said):

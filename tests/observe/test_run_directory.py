@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError, TurntreeError
 from turntree.observe.files import write_json
 from turntree.observe.identity import require_same
-from turntree.observe.run import notice, open_folder, open_run, progress
+from turntree.observe.run import Extent, checkpoint_path, notice, open_folder, open_run, progress
 from turntree.report.read import read_metrics
 
 CONFIG = {"seed": 0, "checkpoints": {"every": 10}}
@@ -100,6 +101,18 @@ def test_a_run_goes_on_with_the_inputs_that_it_began_with(tmp_path, key) -> None
         pass
     with pytest.raises(InputError, match=rf"differs in inputs\.{key} \('.', not 'other'\)"):
         opened(tmp_path, inputs={**INPUTS, key: "other"}).__enter__()
+
+
+def test_a_command_that_is_refused_leaves_the_last_checkpoint_of_a_finished_run(tmp_path) -> None:
+    with opened(tmp_path, extent=Extent("steps", 4, 4)) as run:
+        run.log({"step": 4})
+        saved = checkpoint_path(run.checkpoints, 4)
+        saved.mkdir(parents=True)
+        run.write_cost(NO_COST)
+    other = {"config": {**CONFIG, "seed": 1}, "extent": Extent("steps", 4, 4, fixed="its learning rate falls")}
+    with pytest.raises(InputError, match="another run"), opened(tmp_path, **other):
+        pass
+    assert saved.exists()
 
 
 def test_a_folder_of_runs_has_the_same_lock_and_the_same_refusal(tmp_path) -> None:

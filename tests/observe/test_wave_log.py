@@ -24,6 +24,15 @@ def test_waves_are_read_back_in_order_and_more_can_be_added(tmp_path):
         assert [wave.get("text") for wave in log][1] == "\u2028 \ud800 ü"
 
 
+def test_a_wave_that_could_not_be_read_again_is_refused_when_it_is_written(tmp_path):
+    path = tmp_path / "p.waves"
+    with open_log(path, IDENTITY) as log:
+        log.append({"n": 0})
+        with pytest.raises(ValueError, match="JSON compliant"):
+            log.append({"n": float("nan")})
+        assert list(log) == [{"n": 0}]
+
+
 def test_every_cut_leaves_only_whole_waves(tmp_path):
     path = tmp_path / "p.waves"
     fill(path, [{"n": n} for n in range(3)])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turntree.core.messages import Message
+from turntree.core.messages import Message, ToolCall
 from turntree.domains.household.demonstrator import teacher
 from turntree.domains.household.door import GamesConfig, games
 from turntree.domains.household.environment import HouseholdEnvironment
@@ -118,6 +118,21 @@ def test_a_teacher_that_fails_is_counted_and_labels_nothing() -> None:
     own, missing, _ = labelled(trace, task, broken)
     assert own.labels == {} and missing == Counter({"no_label: the teacher failed (ValueError: out of order)": 4})
     assert candidates(own) == []  # what the policy did is not taught in place of the missing labels
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        Message("assistant", "", (ToolCall("go", {"to": float("nan")}),)),
+        Message("assistant", "", (ToolCall("go", {"to": object()}),)),
+        Message("assistant", "half a character: \ud83d"),
+    ],
+)
+def test_a_label_that_no_file_can_hold_is_no_label(said: Message) -> None:
+    task, trace = clumsy(3, 4)
+    own, missing, _ = labelled(trace, task, lambda environment, history: said)
+    assert own.labels == {} and missing.total() == 4
+    assert all(reason.startswith("no_label: the teacher failed (") for reason in missing)
 
 
 def test_an_environment_that_answers_differently_leaves_the_rest_unlabelled() -> None:

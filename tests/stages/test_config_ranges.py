@@ -9,7 +9,13 @@ import pytest
 from turntree.core.config import from_mapping
 from turntree.core.errors import ConfigError
 from turntree.domains.qa.demonstrator import QaDemonstrator
-from turntree.stages.config import EvaluateConfig, TrainOnlineConfig, TrainPivotConfig
+from turntree.stages.config import (
+    EvaluateConfig,
+    ProfileStageConfig,
+    SFTStageConfig,
+    TrainOnlineConfig,
+    TrainPivotConfig,
+)
 from turntree.stages.gold import Gold
 from turntree.training.launch import open_ranks
 
@@ -22,11 +28,11 @@ from turntree.training.launch import open_ranks
         (TrainPivotConfig, {"pivots": "p", "check": {"states": -1}}, "check.states"),
         (TrainPivotConfig, {"pivots": "p", "check": {"max_turns": 0}}, "check.max_turns"),
         (TrainPivotConfig, {"pivots": "p", "check": {"max_tokens": 0}}, "check.max_tokens"),
-        (TrainPivotConfig, {"states": "own", "own": {"candidates": 0}}, "candidates"),
+        (TrainPivotConfig, {"states": "own", "own": {"candidates": 0}}, "own.candidates"),
         (
             TrainOnlineConfig,
             {"train": {"rollouts": {"episodes": {"max_turns": 0}}}},
-            "max_turns",
+            "train.rollouts.episodes.max_turns",
         ),
         (EvaluateConfig, {"max_turns": 0}, "max_turns"),
         (EvaluateConfig, {"count": 0}, "count"),
@@ -34,11 +40,29 @@ from turntree.training.launch import open_ranks
         (QaDemonstrator, {"count": 0}, "count"),
         (EvaluateConfig, {"temperature": 0.0}, "temperature"),
         (EvaluateConfig, {"max_live_rollouts": 0}, "max_live_rollouts"),
+        (TrainPivotConfig, {"pivots": "p", "train": {"check_every": -1}}, "train.check_every"),
+        (TrainOnlineConfig, {"train": {"check_every": -1}}, "train.check_every"),
+        (SFTStageConfig, {"traces": "t", "sft": {"max_tokens": 0}}, "sft.max_tokens"),
     ],
 )
 def test_a_number_out_of_range_is_refused_by_its_name(kind: Any, given: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError, match=f"'{field}': (must be|is -?\\d+; it is at least)"):
         from_mapping(kind, given)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "name"),
+    [
+        (SFTStageConfig, {"traces": "t"}, "workers"),
+        (ProfileStageConfig, {"traces": "t"}, "trainers"),
+        (EvaluateConfig, {}, "trainers"),
+    ],
+)
+def test_processes_that_a_stage_would_not_start_are_refused(kind: Any, given: dict[str, Any], name: str) -> None:
+    with pytest.raises(ConfigError, match=f"'cluster.{name}': .* has none; leave it out"):
+        from_mapping(kind, {**given, "cluster": {name: 2}})
+    with pytest.raises(ConfigError, match="nothing would run there"):
+        from_mapping(kind, {**given, "cluster": {"trainers": 2, "address": "local"}})
 
 
 LAUNCHER = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}

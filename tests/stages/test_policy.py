@@ -47,7 +47,7 @@ def test_the_device_is_configured_like_everything_else() -> None:
     device = from_mapping(Device, {"lora": {"rank": 4, "targets": ["q_proj"]}, "gradient_checkpointing": True})
     assert device.lora == LoRAConfig(rank=4, targets=("q_proj",))
     assert from_mapping(Device, to_mapping(device)) == device
-    with pytest.raises(ConfigError, match="field 'dropout': unknown key"):
+    with pytest.raises(ConfigError, match=r"field 'lora\.dropout': unknown key"):
         from_mapping(Device, {"lora": {"dropout": 0.1}})
 
 

@@ -155,6 +155,15 @@ def test_a_heavier_pivot_is_drawn_in_proportion_and_weight_zero_never() -> None:
     assert shares == pytest.approx([0, 1 / 7, 2 / 7, 4 / 7], abs=0.03)
 
 
+def test_only_the_proportions_of_weights_count_however_small_they_are() -> None:
+    weights = [1.0, 2.0] * 10
+    usual, small = (
+        Curriculum(["pivot"] * 20, CurriculumConfig(), 0, [w * s for w in weights]) for s in (1.0, 2.0**-40)
+    )
+    for step in range(1, 51):
+        assert usual.draw(4, step) == small.draw(4, step)
+
+
 def test_a_step_draws_no_weighted_pivot_twice_before_the_others() -> None:
     weighted = Curriculum(["pivot"] * 4, CurriculumConfig(), 0, [1.0, 1.0, 2.0, 400.0])
     assert all(sorted(weighted.draw(4, step)) == [0, 1, 2, 3] for step in range(20))

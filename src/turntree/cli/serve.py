@@ -48,7 +48,7 @@ def serve(config: Any, log: Path | None, json_path: str | None) -> None:
     if rank := rank_of(folder):  # of an adapter its base is served, and the run sends the adapter
         folder, config = Path(base_of(folder)), dataclasses.replace(config, lora_rank=max(rank, config.lora_rank))
     with serving(config, folder, log) as server:
-        result = {"url": server.url, "options": settings(config), "pid": server.pid}
+        result = {"url": server.url, "options": settings(config, adapted=rank > 0), "pid": server.pid}
         finish(result, json_path, [f"serving {folder} at {server.url}; sample from it with", f"  {result['options']}"])
         sys.stdout.flush()
         server.keep(lambda text: print(f"turntree: {text}", file=sys.stderr, flush=True))

@@ -292,13 +292,23 @@ def _convert(hint: Any, value: Any, path: str | Path | None, field: str) -> Any:
             raise ConfigError(f"{value!r} is not allowed", path=path, field=field, hint=f"use one of {allowed}")
         return hint(value)
     if dataclasses.is_dataclass(cast(Any, hint)) and isinstance(value, Mapping):
-        return from_mapping(cast(Any, hint), cast("Mapping[str, Any]", value), path=path)
+        return _section(cast(Any, hint), cast("Mapping[str, Any]", value), path, field)
     if origin in (tuple, list) and isinstance(value, list | tuple):
         return _convert_items(origin, arguments, list(cast("list[Any]", value)), path, field)
     if origin in (dict, collections.abc.Mapping) and isinstance(value, Mapping):
         pairs = cast("Mapping[Any, Any]", value).items()
         return {_text(key, path, field): _convert(arguments[1], item, path, f"{field}.{key}") for key, item in pairs}
     return _convert_scalar(origin or hint, value, path, field)
+
+
+def _section(cls: type[T], value: Mapping[str, Any], path: str | Path | None, field: str) -> T:
+    """A nested dataclass. Its errors name their place from here; checks of a section may begin with its name."""
+    try:
+        return from_mapping(cls, value, path=path)
+    except ConfigError as error:
+        inner = "" if error.field is None else f".{error.field.removeprefix(field + '.')}"
+        whole = field if error.field == field else field + inner
+        raise ConfigError(error.problem, path=error.path, field=whole, hint=error.hint) from error
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -115,7 +116,7 @@ def _tool_call(call: Any) -> ToolCall:
     arguments: Any = body.get("arguments", {})
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments or "{}")
+            arguments = json.loads(arguments or "{}", parse_constant=_number, parse_float=_number)
         except (ValueError, RecursionError) as error:  # not JSON, a number of thousands of digits, endless nesting
             at = f"{error.msg} at character {error.pos}" if isinstance(error, json.JSONDecodeError) else str(error)
             problem = f"the arguments of {body['name']!r} are not JSON ({at})"
@@ -125,3 +126,10 @@ def _tool_call(call: Any) -> ToolCall:
     if not isinstance(arguments, dict):
         raise InputError(f"the arguments of {body['name']!r} are not an object", field="tool_calls.arguments")
     return ToolCall(name=body["name"], arguments=cast("dict[str, Any]", arguments), id=row.get("id"))
+
+
+def _number(text: str) -> float:
+    """NaN, infinity and 1e999 are not JSON: what holds them could not be written again."""
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text[:20]} is not a JSON number")
+    return value

@@ -93,6 +93,8 @@ class AnswerReader:
     def _statistics(self, logprob: float | None, top: Mapping[str, float] | None) -> tuple[float, float]:
         if logprob is None:
             return _unreported(self.vocabulary)
+        if not math.isfinite(logprob) or any(map(math.isnan, (top or {}).values())):
+            raise Unusable("the server reports log-probabilities that are not finite: its policy may have diverged")
         low, high = entropy_bounds(sorted((top or {}).values(), reverse=True)[: self._top_logprobs], self.vocabulary)
         return min(0.0, logprob), (low + high) / 2
 

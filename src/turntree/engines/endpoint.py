@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from turntree.core.completion import Completion, Finished, GenerationRequest
+from turntree.core.config import at_least
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, TurntreeError
 from turntree.engines.answers import AnswerReader, fault_of, refusal
@@ -57,6 +58,7 @@ class EndpointConfig:
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"{self.url!r} is not a URL", field="endpoint", hint="write http://host:port/v1")
+        at_least(self, "endpoint.", max_context=0)
         if self.concurrency < 1 or self.retries < 0 or self.timeout <= 0 or self.top_logprobs < 1:
             raise ConfigError("impossible endpoint settings", field="endpoint", hint="concurrency >= 1, timeout > 0")
 
@@ -245,7 +247,8 @@ def _context_of(tokenizer: PreTrainedTokenizerBase, folder: Path) -> int:
     """The context length of the tokenizer, else that of the model configuration beside it."""
     length = int(min(tokenizer.model_max_length, _UNKNOWN_LENGTH))
     if length == _UNKNOWN_LENGTH and (folder / "config.json").is_file():
-        length = int(json.loads((folder / "config.json").read_text()).get("max_position_embeddings", _UNKNOWN_LENGTH))
+        row = json.loads((folder / "config.json").read_text())
+        length = int(row.get("text_config", row).get("max_position_embeddings") or _UNKNOWN_LENGTH)
     if length == _UNKNOWN_LENGTH:
         raise ConfigError(
             "neither the tokenizer nor a config.json beside it says how long the context is",

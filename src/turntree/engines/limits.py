@@ -80,10 +80,11 @@ class VllmConfig:
             raise ConfigError("names a server twice", field="engine.url")
         if min(self.concurrency, self.top_logprobs) < 1 or min(self.timeout, self.patience) <= 0:
             raise ConfigError("impossible settings", field="engine", hint="concurrency >= 1, timeout and patience > 0")
+        at_least(self, "engine.", max_context=1, tolerance=0)
 
     @property
     def urls(self) -> tuple[str, ...]:
-        return tuple(url.strip() for url in self.url.split(","))
+        return tuple(url.strip().rstrip("/") for url in self.url.split(","))
 
 
 @parts.described_by(VllmConfig)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from typing import Any
+from typing import Any, cast
 
 from turntree.core.errors import InputError
-from turntree.engines.answers import status_of
+from turntree.engines.answers import Unusable, status_of
 
 
 class Server:
@@ -28,14 +28,17 @@ class Server:
         self._root = self.url.removesuffix("/v1")
         self._client = openai.AsyncOpenAI(
             base_url=self.url,
-            api_key=os.environ.get("OPENAI_API_KEY", "none"),
+            api_key=os.environ.get("OPENAI_API_KEY") or "none",  # also where it is empty
             timeout=timeout,
             max_retries=retries,
         )
 
     async def ask(self, fields: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
-        """The answer to one completion request of `model`."""
-        return await self._post("/completions", {"model": self.model, **fields}, timeout)
+        """The answer to one completion request of `model`. Raises `Unusable` where it is no JSON object."""
+        answer = await self._post("/completions", {"model": self.model, **fields}, timeout)
+        if not isinstance(answer, dict):
+            raise Unusable("the answer is no JSON object: this is not a completions API")
+        return cast("dict[str, Any]", answer)
 
     async def post(self, path: str, body: dict[str, Any] | None = None, timeout: float = 600.0) -> Any:
         """Administration: the JSON answer of a path below the server's root, None for text. Not tried again."""

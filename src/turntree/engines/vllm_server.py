@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from turntree.core.config import at_least
-from turntree.core.errors import InputError, TurntreeError
+from turntree.core.errors import ConfigError, InputError, TurntreeError
 
 INSTALL = "python3 -m venv .venv-vllm && .venv-vllm/bin/pip install vllm (CPU: see `make vllm`), or name it with --venv"
 _LOOK = 10.0  # seconds between two health checks, and how long one may take
@@ -60,6 +60,14 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         at_least(self, max_context=1, requests=1, kv_gib=1, lora_rank=0)
+        if not 0 < self.port < 2**16:
+            raise ConfigError(f"is {self.port}", field="port", hint="it is from 1 to 65535")
+        if not self.start_seconds > 0:
+            raise ConfigError("must be above 0", field="start_seconds")
+
+    @property
+    def url(self) -> str:
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
 
 @dataclass(frozen=True)
@@ -127,7 +135,7 @@ class Supervised:
 
     def __init__(self, config: ServeConfig, model: Path, log: Path | None = None) -> None:
         self.config, self.log = config, log
-        self.url = f"http://{config.host}:{config.port}"
+        self.url = config.url
         found = Environment.at(config.venv)
         self._command = [str(found.python), "-m", "vllm.entrypoints.cli.main", "serve"]
         self._command += arguments(config, model, cpu=found.cpu)
@@ -235,10 +243,10 @@ def serving(config: ServeConfig, model: Path, log: Path | None = None) -> Iterat
         server.end()
 
 
-def settings(config: ServeConfig) -> str:
-    """The options of a run that samples from this server."""
-    lora = f" --set device.lora.rank={config.lora_rank}" if config.lora_rank else ""
-    return f"--engine vllm --set device.engine.url=http://{config.host}:{config.port}{lora}"
+def settings(config: ServeConfig, *, adapted: bool = False) -> str:
+    """The options of a run that samples from this server. The policy of an `adapted` one has its adapter already."""
+    lora = f" --set device.lora.rank={config.lora_rank}" if config.lora_rank and not adapted else ""
+    return f"--engine vllm --set device.engine.url={config.url}{lora}"
 
 
 def rank_of(folder: Path) -> int:

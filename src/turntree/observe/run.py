@@ -141,8 +141,8 @@ class RunDirectory:
         history: list[dict[str, Any]] = []
         if self._config.exists():
             found = _read_config(self._config)
-            self._tidy()
             if overwrite:
+                self._tidy()
                 self._clear()
             else:
                 history = self._go_on(found)
@@ -155,6 +155,7 @@ class RunDirectory:
         """Resume the run that `found` describes, with another total where one is given. Returns its history."""
         history = found.pop("history", [])
         require_same(found, self.identity, self.path, free=self.free)
+        self._tidy()  # not before: a command that is refused leaves another run as it is
         before = None if self.extent is None else _at(found["config"], self.extent.key)
         if self.extent is None or before == self.extent.total:
             if self.finished:

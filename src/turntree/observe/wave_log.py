@@ -75,6 +75,7 @@ class WaveLog:
         require_same(first.get("identity"), identity, self.path)
 
     def _write(self, value: dict[str, Any]) -> None:
+        json_line(value, allow_nan=False)  # a line with NaN could be written, and never be read again
         check = _checksum(self._last, value)
         with writing(self.path):
             self._handle.write(json_line({**value, _CHECK: check}).encode("utf-8"))

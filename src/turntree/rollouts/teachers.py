@@ -99,6 +99,8 @@ def _said(teacher: Teacher, environment: Environment | str, history: Sequence[Me
         return environment
     try:
         said = teacher(environment, history)
+        if isinstance(said, Message):  # what no file can hold (NaN, half a character) must not reach one
+            json.dumps(said.to_chat(), ensure_ascii=False, allow_nan=False).encode()
     except Exception as error:  # the boundary to foreign code
         return f"{FAILED} ({reason_of(error)})"
     if isinstance(said, Message) and said.role != "assistant":
@@ -125,7 +127,7 @@ class ModelTeacher:
             raise ConfigError(f"{url!r} is not a URL", field="teacher.url", hint="write http://host:port/v1")
         import openai
 
-        key = os.environ.get("OPENAI_API_KEY", "none")
+        key = os.environ.get("OPENAI_API_KEY") or "none"  # also where it is empty
         self._client = openai.OpenAI(base_url=url, api_key=key, timeout=timeout, max_retries=4)
         self._model, self._max_tokens, self._temperature = model, max_tokens, temperature
         self.concurrency = concurrency

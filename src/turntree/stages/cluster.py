@@ -25,8 +25,13 @@ class ClusterConfig(WorkersConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, trainers=1)
-        if self.address is not None and self.workers == 0 and self.trainers == 1:
+        if self.address is not None and self.workers == 0:  # trainers are started on this machine, or by a launcher
             raise ConfigError("names a cluster, and nothing would run there", field="address", hint=_HINT)
+
+    def refuse(self, name: str, why: str) -> None:
+        """Raise `ConfigError` where `name` (workers, trainers) is set in a stage that does not use it."""
+        if getattr(self, name) != getattr(type(self), name):
+            raise ConfigError(why, field=f"cluster.{name}", hint="leave it out")
 
 
 def on_ranks(stage: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:

@@ -215,7 +215,7 @@ def _parse_one(raw: Any, inside: str) -> Message:
 
 
 def _check_arguments(raw: Any) -> None:
-    """Arguments written as text must be strict JSON: `Message.from_chat` would let NaN pass."""
+    """Arguments written as text must be strict JSON: `Message.from_chat` would let half characters pass."""
     calls = raw.get("tool_calls") if isinstance(raw, dict) else None
     for call in cast("list[Any]", calls) if isinstance(calls, list) else []:
         function: Any = call.get("function", call) if isinstance(call, dict) else None

@@ -186,7 +186,7 @@ class SFTConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
     def __post_init__(self) -> None:
-        at_least(self, epochs=1, batch=1)
+        at_least(self, epochs=1, batch=1, max_tokens=1)
 
     def steps(self, examples: int) -> int:
         """Optimizer steps for this number of examples."""
@@ -277,7 +277,7 @@ class PivotConfig(ReinforcedConfig):
     """Reward of a turn that the token limit cut: 0 (fail), or the verifier's verdict on its text (judge)."""
 
     def __post_init__(self) -> None:
-        at_least(self, group_size=2)
+        at_least(self, group_size=2, check_every=0)
         self._check(self.sampling, "steps", "states")
 
 
@@ -349,7 +349,7 @@ class OnlineConfig(ReinforcedConfig):
 
     def __post_init__(self) -> None:
         at_least(self.rollouts, "rollouts.", group_size=2)
-        at_least(self, max_off_policy_steps=0)
+        at_least(self, max_off_policy_steps=0, check_every=0)
         if self.allocation is not None:
             self.allocation.bounds(self.rollouts.group_size)
             if self.rollouts.initial < self.rollouts.group_size:

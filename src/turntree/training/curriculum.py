@@ -170,7 +170,8 @@ class Curriculum:
         live = [index for index in live if index not in seen] or live  # replacements are others
         drawn: list[int] = []
         while len(drawn) < count:
-            keys = {index: rng.random() ** (1 / self._weights[index]) for index in live}
+            # the logarithm of U ** (1 / weight), which would be 0 for every small weight
+            keys = {index: math.log(rng.random() or 5e-324) / self._weights[index] for index in live}
             drawn += sorted(live, key=lambda index: (-keys[index], index))[: count - len(drawn)]
         self._drawn = (step, seen | set(drawn))
         return drawn

@@ -195,7 +195,7 @@ def _client(url: str, timeout: float, retries: int) -> OpenAI:
     except ImportError as error:
         hint = "pip install 'turntree[endpoint]'"
         raise InputError("needs the openai package", field="verifier", hint=hint) from error
-    key = os.environ.get("OPENAI_API_KEY", "none")
+    key = os.environ.get("OPENAI_API_KEY") or "none"  # also where it is empty
     return openai.OpenAI(base_url=url, api_key=key, timeout=timeout, max_retries=retries)  # retries with growing pauses
 
 
