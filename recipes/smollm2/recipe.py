@@ -206,6 +206,7 @@ class Recipe:
         """GRPO on whole training games; with branching half of the rollouts begin, and the others are forks."""
         options = self.settings
         forks = ("--brancher", "entropy", "--set", f"train.rollouts.initial_rollouts={options.group // 2}")
+        forks += ("--set", "brancher.probe_tokens=2")  # a command has some eight tokens: few turns are as long as 20
         command = words(
             *("train", "online", "--environment", *self.flags("--model", warm.model), "--seed", seed),
             *("--iterations", options.steps, "--learning-rate", options.rate, "--max-turns", options.max_turns),
@@ -301,8 +302,10 @@ def settings_of(smoke: bool, questions: bool, rank: int) -> Settings:
         settings = replace(
             settings, environment=QUESTIONS.environment, verifier=QUESTIONS.verifier, cap=1.0, max_tokens=48
         )
-    rates = {"rate": 10 * settings.rate, "rates": tuple(10 * rate for rate in settings.rates)} if rank else {}
-    return replace(settings, rank=rank, **rates)
+    if rank:  # an adapter wants higher rates; rounded, since 10 * 7e-5 is 0.0006999999999999999
+        rates = tuple(round(10 * rate, 6) for rate in settings.rates)
+        settings = replace(settings, rank=rank, rate=round(10 * settings.rate, 6), rates=rates)
+    return settings
 
 
 def main() -> None:

@@ -192,6 +192,22 @@ def test_a_gate_of_groups_that_begin_with_one_rollout_is_refused() -> None:
         replace(CONFIG, train=replace(CONFIG.train, rollouts=rollouts)).build_gate()
 
 
+def test_turns_that_are_too_short_to_fork_are_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A command has some eight tokens: with the paper's k = 20 no turn of a whole run forked, without a word."""
+    said = []
+    for probe in (12, 2):
+        brancher = Part("entropy", {"probe_tokens": probe})
+        train = replace(CONFIG.train, iterations=1, local=LocalConfig())
+        run_train_online(
+            replace(CONFIG, brancher=brancher, gate=None, teacher=None, verifier=None, train=train),
+            tmp_path / f"{probe}",
+        )
+        said.append("no turn could fork" in capfd.readouterr().err)
+    assert said == [True, False]
+    with pytest.raises(ConfigError, match=r"'brancher.probe_tokens': looks at the first 13 tokens .* end at 12"):
+        replace(CONFIG, brancher=Part("entropy", {"probe_tokens": 13})).build_brancher(100)
+
+
 def test_several_workers_do_not_share_servers_that_get_weights() -> None:
     with pytest.raises(ConfigError, match="one while another samples"):
         replace(CONFIG, cluster=ClusterConfig(workers=2), device=Device(engine=Part("vllm")))

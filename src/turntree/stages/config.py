@@ -443,10 +443,15 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         return gate
 
     def build_brancher(self, vocabulary: int) -> Brancher | None:
-        """For a policy over `vocabulary` tokens. Raises `ConfigError` where loss or credit do not go with it."""
+        """For a policy over `vocabulary` tokens. Raises `ConfigError` for a brancher that could never fork, and where
+        loss or credit do not go with it."""
         if self.brancher is None:
             return None
         brancher = parts.build("branchers", self.brancher, vocabulary=vocabulary, seed=self.train.seed)
+        longest = self.train.rollouts.episodes.sampling.max_tokens
+        if (probe := getattr(brancher, "probe_tokens", 0)) > longest:
+            problem = f"looks at the first {probe} tokens of a turn, and turns end at {longest}: nothing can fork"
+            raise ConfigError(problem, field="brancher.probe_tokens", hint=f"set it to {longest} or less")
         if getattr(brancher, "splits_turns", False) and self.train.loss.ratio == "action":
             raise ConfigError(
                 "'action' takes the ratio of whole turns, and branches share a part of one",

@@ -160,8 +160,9 @@ def _train(
 
         def log(row: dict[str, Any]) -> None:
             run.log({**row, "timing": {**row.get("timing", {}), **opened.figures()}})
-            if said := none_rewarded(row):
-                notice(said)
+            for said in (none_rewarded(row), _never_forks(row)):
+                if said:
+                    notice(said)
             if reference is not None and (said := too_still(row, config.train.iterations)):
                 notice(said)
             if row["step"]:
@@ -256,6 +257,17 @@ def _keep(
         if "gate" in tree.meta
     ]
     run.append(GATE_LOG, said)
+
+
+def _never_forks(row: dict[str, Any]) -> str | None:
+    """For the first iteration, if the brancher had no turn to decide about; None for any other row."""
+    found = row.get("branching") if row["step"] == 1 else None
+    if not found or found["decisions"] or not found["refills"] + found["unfilled_leaves"]:
+        return None
+    return (
+        "warning: step 1: no turn could fork: none that follows a tool result is as long as the brancher looks at "
+        "(brancher.probe_tokens); rollouts that start anew take the place of branches"
+    )
 
 
 def _kept_tree(name: str, iteration: int, group: GrownGroup, credit: Credit | None) -> KeptTree:

@@ -499,6 +499,7 @@ class _Run:
                 **dataclasses.asdict(self._grown),
                 "unfilled_leaves": sum(group.unfilled for group in groups),
                 "structural_saving": self._grown.structural_saving,
+                "decisions": sum(said.actor == "brancher" for group in groups for said in group.tree.decisions),
                 "forks_by_turn": _forks_by_turn(groups),
                 "correlation_within_starts": alike,
                 "effective_leaves": sum(worth) / len(worth) if worth and alike is not None else None,
