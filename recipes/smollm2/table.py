@@ -159,7 +159,7 @@ def main(folder: Path) -> None:
         ("Over seeds", table(seeds, (*inside, *beside))),
         *(
             (f"Over seeds, change from {arm}", table(seeds, (*inside, *beside), minus=arm))
-            for arm in (BEFORE, "pivot")
+            for arm in (BEFORE, "pivot", "pivot-r16", "online")
             if arm in seeds
         ),
         ("Seconds", seconds(folder)),
