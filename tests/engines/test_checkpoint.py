@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,6 +70,18 @@ def test_the_name_of_a_tokenizer_survives_saving_and_leaves_the_template_out(fol
     assert tokenizer_hash(again) == name and template_hash(again) != template
     again.add_tokens(["<new>"])
     assert tokenizer_hash(again) != name
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_who_may_read_the_config_may_read_the_weights(dtype: str | None, tmp_path: Path) -> None:
+    """A server or a container may run as another user; safetensors lets the owner alone read what it writes."""
+    before = os.umask(0o027)
+    try:
+        folder = save_model(tiny_model(), tiny_tokenizer(), tmp_path / "policy", dtype)
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"] == 0o640
 
 
 def test_weights_are_converted_on_the_way_to_disk_only(tmp_path: Path) -> None:

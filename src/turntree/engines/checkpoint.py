@@ -220,18 +220,26 @@ def write_weights(model: PreTrainedModel, folder: Path, dtype: str | None = None
     """Write the weights and their config into an empty folder: of a model with an adapter, only that."""
     if getattr(model, "_hf_peft_config_loaded", False):
         _write_adapter(model, folder)
-        return
-    if dtype is None or model.dtype == SAVED[dtype]:
+    elif dtype is None or model.dtype == SAVED[dtype]:
         model.save_pretrained(folder)
-        return
-    converted = {
-        name: value.to(SAVED[dtype]) if value.is_floating_point() else value
-        for name, value in model.state_dict().items()
-    }
-    model.save_pretrained(folder, state_dict=converted)
-    config = json.loads((folder / "config.json").read_text())
-    config["dtype"] = dtype
-    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    else:
+        converted = {
+            name: value.to(SAVED[dtype]) if value.is_floating_point() else value
+            for name, value in model.state_dict().items()
+        }
+        model.save_pretrained(folder, state_dict=converted)
+        config = json.loads((folder / "config.json").read_text())
+        config["dtype"] = dtype
+        (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    share(folder)
+
+
+def share(folder: Path) -> None:
+    """Give weights the mode of the config beside them: safetensors (0.8) lets their owner alone read them, and a server
+    may run as another user."""
+    usual = next(folder.glob("*config.json")).stat().st_mode
+    for weights in folder.glob("*.safetensors"):
+        weights.chmod(usual)
 
 
 def _write_adapter(model: PreTrainedModel, folder: Path) -> None:

@@ -168,7 +168,7 @@ class VllmEngine(ServerEngine):
         """The weights as a folder that vLLM reads. A tied head is written too, for servers that hold it apart."""
         from safetensors.torch import save_file
 
-        from turntree.engines.checkpoint import quiet, write_weights
+        from turntree.engines.checkpoint import quiet, share, write_weights
 
         name = f"turntree-{uuid.uuid4().hex[:12]}"
         folder = self._folder / name
@@ -180,6 +180,7 @@ class VllmEngine(ServerEngine):
         if getattr(model.config.get_text_config(), "tie_word_embeddings", False):
             head: Any = model.get_output_embeddings()
             save_file({"lm_head.weight": head.weight.detach().cpu().clone()}, folder / "tied.safetensors")
+            share(folder)
         return _Weights(folder, None)
 
     async def _spread(self) -> None:
