@@ -78,7 +78,7 @@ def write_profile(path: Path, rows: Sequence[Any] | None = None) -> None:
         "schema": "turntree.profile/2",
         "config": {"traces": "traces.jsonl", "model": "default", "split": "train"},
         "policy_hash": POLICY,
-        "verifier": "household-functional/1",
+        "verifier": "household-functional/2",
         "traces_hash": file_hash(traces) if traces.exists() else "none",
         "summary": {
             "candidates": 5,

@@ -128,7 +128,7 @@ class HouseholdVerifier:
     Rebuilt states are remembered, since a pivot is judged once per sample.
     """
 
-    name = "household-functional/1"
+    name = "household-functional/2"
 
     def __init__(self) -> None:
         self._states: dict[str, tuple[TurnState, State]] = {}
