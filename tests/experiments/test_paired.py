@@ -10,9 +10,9 @@ import pytest
 from turntree.core.config import to_mapping
 from turntree.core.cost import Cost
 from turntree.core.errors import InputError
-from turntree.experiments import compose, gate, paired
+from turntree.experiments import branching, compose, gate, paired
 from turntree.experiments.branching import area, at
-from turntree.experiments.config import ComposeConfig, GateExperimentConfig
+from turntree.experiments.config import BranchingExperimentConfig, ComposeConfig, GateExperimentConfig
 from turntree.experiments.page import build_experiment_page
 from turntree.experiments.paired import (
     held_out_checks,
@@ -128,6 +128,27 @@ def test_outcomes_by_task_lie_beside_the_summary(tmp_path):
     kept, *later = [json.loads(line) for line in (tmp_path / "outcomes.jsonl").read_text().splitlines()]
     assert [row["check"] for row in later] == [20, 9]
     assert kept == {"arm": "none", "seed": 3, "check": 0, "success": {"a": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("run", "config"),
+    [
+        (gate.run_gate_experiment, GateExperimentConfig(seeds=(0,), arms=("none",))),
+        (branching.run_branching_experiment, BranchingExperimentConfig(seeds=(0,), arms=("entropy",))),
+        (compose.run_compose, ComposeConfig(seeds=(0,), arms=("grpo",))),
+    ],
+)
+def test_arms_that_began_with_other_weights_in_the_same_folder_are_not_taken(tmp_path, monkeypatch, run, config):
+    for module in (gate, branching, compose):
+        monkeypatch.setattr(module, "summarise", lambda config, out: {})
+        monkeypatch.setattr(module, "_stage" if module is compose else "run_or_reuse", lambda *args: None)
+    for weights in ("one", "one", "other"):
+        monkeypatch.setattr(paired, "policy_hash", lambda model, weights=weights: weights)
+        if weights == "other":
+            with pytest.raises(InputError, match="another configuration or policy"):
+                run(config, tmp_path)
+        else:
+            run(config, tmp_path)
 
 
 @pytest.mark.parametrize(

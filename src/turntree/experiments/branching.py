@@ -19,6 +19,7 @@ from turntree.experiments.config import BRANCHING_SCHEMA, BranchingArm, Branchin
 from turntree.experiments.paired import (
     Outcomes,
     arm_folder,
+    claim_policy,
     held_out_checks,
     mean,
     over_seeds_and_tasks,
@@ -47,6 +48,7 @@ COMPARED: tuple[tuple[BranchingArm, BranchingArm], ...] = (
 
 def run_branching_experiment(config: BranchingExperimentConfig, out: Path) -> dict[str, Any]:
     """Run what is not there yet, then compare; `out/summary.json` holds the result."""
+    claim_policy(out, config.online, {})
     for seed in config.seeds:
         for arm in sorted(config.arms, key=lambda arm: arm == "grpo_calls"):  # it needs the others
             run_or_reuse(configured_arm(config, out, seed, arm), arm_folder(out, seed, arm))

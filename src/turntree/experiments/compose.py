@@ -20,7 +20,7 @@ from turntree.core.config import Part, to_mapping
 from turntree.experiments.config import ComposeConfig, chain, playing
 from turntree.experiments.paired import (
     arm_folder,
-    claim,
+    claim_policy,
     held_out_outcomes,
     over_seeds,
     over_seeds_and_tasks,
@@ -51,9 +51,9 @@ Point = dict[str, float]
 
 def run_compose(config: ComposeConfig, out: Path) -> dict[str, Any]:
     """Run what is not there yet, then compare; `out/summary.json` holds the curves and the comparisons. Raises
-    `InputError` where `out` holds runs of another configuration, except for its seeds and arms."""
+    `InputError` where `out` holds runs of another policy or configuration, except for its seeds and arms."""
     settings = to_mapping(config)
-    claim(out, {key: value for key, value in settings.items() if key not in ("seeds", "arms")})
+    claim_policy(out, config.online, {key: value for key, value in settings.items() if key not in ("seeds", "arms")})
     for seed in config.seeds:
         for arm in config.arms:
             model = config.online.model

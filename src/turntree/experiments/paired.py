@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from turntree.core import parts
 from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
+from turntree.engines.checkpoint import load_model, policy_hash
 from turntree.observe.files import atomic_write, read_json, write_json
 from turntree.observe.jsonl import read_lines
 from turntree.observe.run import RunDirectory
 from turntree.observe.statistics import crossed_interval, sign_flip, t_interval
+from turntree.stages.policy import policy_name, resolve
 from turntree.stages.train_online import HELD_OUT, TrainOnlineConfig, run_train_online
 
 
@@ -33,6 +35,12 @@ def claim(out: Path, identity: Mapping[str, Any]) -> None:
         raise InputError("holds results of another configuration or policy", path=out, hint="use a new folder")
     out.mkdir(parents=True, exist_ok=True)
     write_json(file, identity)
+
+
+def claim_policy(out: Path, online: TrainOnlineConfig, settings: Mapping[str, Any]) -> None:
+    """`claim` for settings and for the weights that all arms start from: a folder may hold other ones by now."""
+    folder = resolve(policy_name(online.model, online.environment))
+    claim(out, {**settings, "policy_hash": policy_hash(load_model(folder, dtype=online.device.dtype))})
 
 
 def json_rows(path: Path) -> list[dict[str, Any]]:
