@@ -62,6 +62,7 @@ def test_the_metrics_of_a_step() -> None:
     assert metrics["learning_rate"] == 5e-4
     assert metrics["kl"] > 0 and 0 < metrics["entropy"] <= math.log(24) and metrics["grad_norm"] > 0
     assert all(isinstance(value, float) for value in metrics.values())
+    assert metrics.keys() - update_step(model, reference, optimizer, batches, NO_KL).keys() == {"kl"}, "not measured"
 
 
 def test_splitting_the_window_into_batches_changes_nothing() -> None:

@@ -253,8 +253,7 @@ def pivot(config: Any, out: Path, overwrite: bool, json_path: str | None) -> Non
     from turntree.stages.train_pivot import run_train_pivot
 
     result = run_train_pivot(config, out, overwrite=overwrite)
-    divergence = result["kl"] if config.train.loss.kl_coefficient > 0 else None  # None too where all was censored
-    figures = [("reward", result["reward_mean"], ".2f"), ("KL", divergence, ".3f")]
+    figures = [("reward", result["reward_mean"], ".2f"), ("KL", result["kl"], ".3f")]
     told = [f"{name} not measured" if value is None else f"{name} {value:{form}}" for name, value, form in figures]
     line = f"{', '.join(told)} on {result['states']} states -> {result['model']}"
     finish(result, json_path, [line, *censored("rollouts", result["censored"], result["rollouts"])])

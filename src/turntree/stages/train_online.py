@@ -160,11 +160,9 @@ def _train(
 
         def log(row: dict[str, Any]) -> None:
             run.log({**row, "timing": {**row.get("timing", {}), **opened.figures()}})
-            for said in (none_rewarded(row), _never_forks(row)):
+            for said in (none_rewarded(row), _never_forks(row), too_still(row, config.train.iterations)):
                 if said:
                     notice(said)
-            if reference is not None and (said := too_still(row, config.train.iterations)):
-                notice(said)
             if row["step"]:
                 bar.update(row["step"] - bar.n)
                 bar.set_postfix(

@@ -149,8 +149,7 @@ def _train(
     draw: Draw | None = None,
 ) -> Trained:
     """Train from the run's current state to its end, and write the results; the cost last."""
-    measured = config.train.loss.kl_coefficient > 0
-    reference = policy.reference() if measured else None  # before a checkpoint is put into the model
+    reference = policy.reference() if config.train.loss.kl_coefficient > 0 else None  # before a checkpoint is loaded
     checkpoints, done = resume(run, config.checkpoints)
     with (
         loggers.following(run, config.loggers),
@@ -163,10 +162,9 @@ def _train(
                 notice(said)
             for alarm in row.get("drift_alarms", ()):
                 notice(_warning(alarm, row["step"]))
-            if said := none_rewarded(row):
-                notice(said)
-            if measured and (said := too_still(row, config.train.steps)):
-                notice(said)
+            for said in (none_rewarded(row), too_still(row, config.train.steps)):
+                if said:
+                    notice(said)
             if row["step"]:
                 bar.update(row["step"] - bar.n)
                 bar.set_postfix({key: row[key] for key in ("reward_mean", "kl") if row.get(key) is not None})

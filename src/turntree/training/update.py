@@ -50,7 +50,10 @@ def update_step(
             )
         optimizer.backward(loss)
         sums += parts
-    return sums.over(group).metrics() | optimizer.step() | packing_metrics(window_stats(batches, group))
+    metrics = sums.over(group).metrics()
+    if not config.kl_coefficient:
+        del metrics["kl"]  # it was not measured, which is not zero
+    return metrics | optimizer.step() | packing_metrics(window_stats(batches, group))
 
 
 def batch_loss(
