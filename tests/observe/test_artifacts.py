@@ -7,7 +7,7 @@ import pytest
 
 from mutations.readers import write_pivots_file, write_profile_file
 from turntree.core.errors import InputError
-from turntree.observe.artifacts import PIVOTS, PROFILE
+from turntree.observe.artifacts import PIVOTS, PROFILE, require_same_profile
 from turntree.observe.files import atomic_write, read_json
 from turntree.observe.jsonl import parse_json, read_lines
 from turntree.traces.schema import read_traces
@@ -30,6 +30,19 @@ def changed(path, number, **fields):
 def test_what_is_written_is_read(profile):
     header, rows = PROFILE.read(profile)
     assert header["summary"]["candidates"] == len(rows) == 6
+
+
+def test_a_profile_with_importance_may_be_finished_at_another_server(profile):
+    """How a server is reached changes no figure; where a fork ends does."""
+
+    def header(url, forks):
+        config = {"device": {"engine": {"name": "vllm", "url": url}}, "forks": forks}
+        return {**PROFILE.read(profile)[0], "importance": {"config": config, "cost": {}, "timing": {}}}
+
+    changed(profile, 1, importance=header("http://one:8000", 8)["importance"])
+    require_same_profile(profile, header("http://other:8000", 8), overwrite=False)
+    with pytest.raises(InputError, match=r"importance.forks"):
+        require_same_profile(profile, header("http://one:8000", 4), overwrite=False)
 
 
 @pytest.mark.parametrize("table", [PROFILE, PIVOTS])

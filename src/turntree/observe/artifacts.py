@@ -233,9 +233,9 @@ def require_same_profile(out: Path, header: Row, *, overwrite: bool) -> None:
     except InputError as error:
         hint = "choose another --out, or pass --overwrite to replace it"
         raise InputError(error.problem, path=out, line=error.line, field=error.field, hint=hint) from error
-    require_same(
-        _settings(found), _settings(header), out, free=(*FREE, *(f"config.endpoint.{key}" for key in CONNECTION))
-    )
+    free = (*FREE, *(f"config.endpoint.{key}" for key in CONNECTION))
+    free += tuple(key.replace("config", "importance", 1) for key in FREE)
+    require_same(_settings(found), _settings(header), out, free=free)
 
 
 def _settings(header: Row) -> Row:

@@ -13,6 +13,7 @@ from turntree.core.config import to_mapping
 from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
 from turntree.core.protocols import TurnState
+from turntree.engines.endpoint import connection_free
 from turntree.observe.artifacts import POLICY, PROFILE, policy_of, require_same_profile
 from turntree.observe.files import file_hash
 from turntree.observe.wave_log import WaveLog, open_log
@@ -45,7 +46,7 @@ def run_importance(config: ImportanceConfig, out: Path, *, overwrite: bool = Fal
         hint = "name the policy that shall play on with --model"
         raise InputError(f"is of a policy that is no longer there (other {differing})", path=stored.path, hint=hint)
     described = {
-        "config": to_mapping(config),
+        "config": connection_free(to_mapping(config)),
         "version": __version__,
         "profile": file_hash(stored.path),
         "code": parts.identities(config),
