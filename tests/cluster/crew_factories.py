@@ -13,6 +13,10 @@ from typing import Any
 from turntree.core.errors import InputError
 
 
+class Misfit(InputError):
+    """A part may raise errors of its own kind: their words reach the user as those of any other."""
+
+
 @contextlib.contextmanager
 def obedient(settings: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Any]]:
     def play(unit: dict[str, Any]) -> Any:
@@ -29,7 +33,7 @@ def obedient(settings: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], An
             case "sleep":
                 time.sleep(unit["seconds"])
             case "refuse":
-                raise InputError("is wrong", path="a.jsonl", line=3, field="reward", hint="write 0.0")
+                raise Misfit("is wrong", path="a.jsonl", line=3, field="reward", hint="write 0.0")
             case "crash":
                 raise ZeroDivisionError("of a user's part")
             case "tell":

@@ -14,7 +14,7 @@ from typing import Any
 from turntree.core.errors import ConfigError, InputError, TurntreeError
 
 Told = dict[str, Any]  # {"result": ...} or {"error": {...}}; what a worker says is plain data
-_ERRORS = {each.__name__: each for each in (TurntreeError, InputError, ConfigError)}
+_ERRORS = {each.__name__: each for each in (ConfigError, InputError, TurntreeError)}  # the nearest class comes first
 _ABOUT = ("path", "line", "field", "hint")
 
 
@@ -74,14 +74,15 @@ def _told(work: Any) -> Told:
 
 
 def _as_data(error: Exception) -> dict[str, Any]:
-    if type(error).__name__ not in _ERRORS:
+    name = next((name for name, kind in _ERRORS.items() if isinstance(error, kind)), None)
+    if name is None:
         last = "".join(traceback.format_exception(error))[-2000:]
         return {"type": "TurntreeError", "problem": f"a worker failed: {type(error).__name__}: {error}", "trace": last}
     if not isinstance(error, InputError):
         return {"type": "TurntreeError", "problem": str(error)}
     about = {name: getattr(error, name) for name in _ABOUT}
     about["path"] = None if about["path"] is None else str(about["path"])
-    return {"type": type(error).__name__, "problem": error.problem, **about}
+    return {"type": name, "problem": error.problem, **about}
 
 
 def raised(data: dict[str, Any]) -> TurntreeError:
