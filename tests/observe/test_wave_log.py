@@ -24,6 +24,14 @@ def test_waves_are_read_back_in_order_and_more_can_be_added(tmp_path):
         assert [wave.get("text") for wave in log][1] == "\u2028 \ud800 ü"
 
 
+def test_two_halves_of_a_character_side_by_side_are_no_damage(tmp_path):
+    """Two tokens may each have sampled one half; what is read is the character."""
+    path = tmp_path / "p.waves"
+    fill(path, [{"text": "\ud83d\ude00"}, {"n": 1}])
+    with open_log(path, IDENTITY) as log:
+        assert list(log) == [{"text": "\U0001f600"}, {"n": 1}]
+
+
 def test_a_wave_that_could_not_be_read_again_is_refused_when_it_is_written(tmp_path):
     path = tmp_path / "p.waves"
     with open_log(path, IDENTITY) as log:

@@ -11,6 +11,7 @@ in which they were appended; a log is opened again by the same identity only, an
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,7 +76,8 @@ class WaveLog:
         require_same(first.get("identity"), identity, self.path)
 
     def _write(self, value: dict[str, Any]) -> None:
-        json_line(value, allow_nan=False)  # a line with NaN could be written, and never be read again
+        # What will be read: NaN could be written and never be read, and two halves of a character are read as one
+        value = json.loads(json_line(value, allow_nan=False))
         check = _checksum(self._last, value)
         with writing(self.path):
             self._handle.write(json_line({**value, _CHECK: check}).encode("utf-8"))
