@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -110,6 +110,31 @@ def test_an_environment_that_keeps_the_laws_is_found_without_fault() -> None:
 )
 def test_the_law_that_is_broken_is_named(environment: Good, law: str) -> None:
     assert law in grave(environment)
+
+
+@pytest.mark.parametrize(
+    ("tool", "law"),
+    [
+        ("f", "every tool has a name of its own"),
+        ({"name": "f"}, "every tool has a name of its own"),
+        (
+            {"type": "function", "function": {"name": "f", "parameters": {"properties": []}}},
+            "parameters are a JSON schema",
+        ),
+        ({"type": "function", "function": {"name": "f", "parameters": None}}, None),
+        (
+            {
+                "type": "function",
+                "function": {"name": "f", "parameters": {"properties": {"x": True, "y": {"enum": []}}}},
+            },
+            None,
+        ),
+    ],
+)
+def test_tools_of_any_form_are_checked_without_an_error(tool: Any, law: str | None) -> None:
+    environment = Good()
+    environment.tools = (tool,)
+    assert grave(environment) == ({law} if law else set())
 
 
 def test_what_only_costs_something_is_a_note() -> None:

@@ -87,6 +87,8 @@ def test_sessions_go_on_after_a_stop_and_become_one_tree_a_task(running, tmp_pat
         (["gateway", "--upstream", "http://localhost:1/v1"], "--traces"),
         (["gateway", "--out", "x", "--port", "70000"], "port"),
         (["gateway", "--upstream", "localhost", "--traces", "t.jsonl"], "not a URL"),
+        (["gateway", "--upstream", "http://h/v1", "--traces", "t.jsonl", "--out", "o"], "--out"),
+        (["gateway", "--upstream", "http://h/v1", "--traces", "t.jsonl", "--merge", "m.jsonl"], "--merge"),
         (["gateway", "--upstream", "http://h/v1", "--traces", "t.jsonl", "--redact", "("], "regular expression"),
     ],
 )

@@ -4,10 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
+
+from turntree.gateway.process import run_agent
 
 TRAINER = """
 import sys, threading
@@ -69,3 +72,8 @@ def test_nothing_watches_on_when_an_agent_has_ended(tmp_path, agent):
         [sys.executable, "-c", f"import os\n{TRAINER}\n{CHILDREN}", agent, tmp_path], capture_output=True, text=True
     )
     assert done.stdout == "no children\n", done.stderr
+
+
+def test_a_signal_without_a_name_is_told_by_its_number(tmp_path):
+    ended = run_agent(["sh", "-c", "kill -36 $$"], tmp_path, {}, 60, threading.Event())
+    assert ended.problem == "the agent was killed by signal 36"

@@ -175,6 +175,30 @@ def test_what_is_no_conversation_passes_and_is_counted(tmp_path):
     assert {"passed: 429", "not traced: InputError"} <= set(writer.counts)
 
 
+def test_a_conversation_that_no_trace_can_hold_is_counted_and_spoils_no_other(tmp_path):
+    def answered(arguments, call_id="1"):
+        return {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": call_id, "function": {"name": "f", "arguments": arguments}}],
+        }
+
+    said = {"role": "assistant", "content": "done"}
+    odd = [
+        ({}, answered('{"x": "\\ud83d"}')),
+        ({}, answered("{}", call_id=5)),
+        ({}, answered('{"x": ' + "[" * 150 + "]" * 150 + "}")),
+        ({"tools": ["f"]}, said),
+    ]
+    path = tmp_path / "traces.jsonl"
+    writer = TraceWriter(path, Redaction())
+    for number, (more, answer) in enumerate([*odd, ({}, said)]):
+        writer.call(f"s{number}", {"messages": [USER], **more}, [answer])
+    writer.flush(everything=True)
+    assert writer.counts["not traced: no valid trace"] == len(odd)
+    assert [trace.messages[1].content for trace in read_traces(path)] == ["done"]
+
+
 def test_a_server_that_is_gone_is_told_in_openais_form(tmp_path):
     upstream = Upstream("http://127.0.0.1:9/v1", TraceWriter(tmp_path / "t.jsonl", Redaction()))
     with serving(upstream.app, most=100) as served:

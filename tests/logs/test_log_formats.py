@@ -359,3 +359,12 @@ def test_an_option_that_the_recognised_format_does_not_have_is_an_error(tmp_path
     path = write(tmp_path / "log.jsonl", [{"group": "a", "reward": 1.0}] * 2)
     with pytest.raises(ConfigError, match=r"'log_format\.turn_separator': unknown key"):
         read(path, turn_separator="x")
+
+
+def test_a_group_that_is_spread_over_several_files_is_said(tmp_path):
+    for rank in range(2):
+        write(tmp_path / "one" / f"rank_{rank}.jsonl", [{"group": "a", "iteration": 3, "reward": float(rank)}] * 2)
+        write(tmp_path / "two" / f"{rank}.jsonl", [{"group": "a", "iteration": rank, "reward": 1.0}] * 2)
+    groups, report = read(tmp_path / "one")
+    assert len(groups) == 2 and "several files" in str(report.notes)
+    assert not read(tmp_path / "two")[1].notes

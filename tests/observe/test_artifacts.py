@@ -111,6 +111,8 @@ def test_a_table_is_not_written_that_could_not_be_read(tmp_path, profile):
         (b"9" * 5000, "is not JSON"),
         (b'"\\ud800"', "half of a surrogate pair"),
         (b"NaN", "NaN is not a JSON number"),
+        (b'{"x": 1e999}', "1e999 is too large for a number"),
+        (b"9" * 400 + b".0", "is too large for a number"),
         (b"{", "JSON over several lines; write one value a line"),
     ],
 )
@@ -123,6 +125,7 @@ def test_what_is_no_json_is_refused_in_one_short_line(text, said):
 
 def test_whole_surrogate_pairs_and_shallow_nesting_are_read():
     assert parse_json(b'"\\ud83d\\ude00"') == "\U0001f600"
+    assert parse_json(b'{"e123": [1e3, -2.5E+007, 1e-999]}') == {"e123": [1000.0, -2.5e7, 0.0]}
     assert parse_json(b"[" * 90 + b"]" * 90) is not None
     assert parse_json(b"[" + b"[]," * 500 + b"[]]") == [[]] * 501  # wide, not deep
 

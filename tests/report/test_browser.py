@@ -70,6 +70,18 @@ def test_the_page_holds_every_node_with_what_was_said_decided_and_judged() -> No
     assert [node["parent"] for node in group["nodes"]] == [None, 0, 1, 2, 2]
 
 
+def test_a_turn_that_only_thought_is_shown_with_its_thought() -> None:
+    tree = RolloutTree("t")
+    root = tree.add(None, NodeKind.PROMPT, (1,), messages=(Message("user", "go"),)).id
+    thought = Message("assistant", "", reasoning="I should look")
+    leaf = tree.add(root, NodeKind.COMPLETION, (2,), logprobs=(-0.5,), messages=(thought,)).id
+    tree.stop(leaf, StopReason.COMPLETED)
+    kept = KeptTree(id="1.0", iteration=1, tree=tree, rewards=Rewards({leaf: Verdict(0.0, "no")}))
+    page = render([kept], title="run")
+    assert data_of(page)["groups"][0]["nodes"][1]["messages"][0]["reasoning"] == "I should look"
+    assert page.count("message.reasoning") == 3  # in the row and the search, and beside it in full
+
+
 def test_nothing_that_a_policy_says_becomes_markup_and_nothing_is_loaded() -> None:
     page = render([forked(0, task=HOSTILE)], title=HOSTILE)
     assert HOSTILE not in page

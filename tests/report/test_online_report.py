@@ -170,6 +170,19 @@ def test_a_page_leads_to_the_trees_wherever_it_is_written(tmp_path: Path) -> Non
     assert '<a href="trees.html">' in build_report(run).read_text(encoding="utf-8")
     elsewhere = build_report(run, tmp_path / "pages" / "mine.html").read_text(encoding="utf-8")
     assert '<a href="../runs/mine/trees.html">' in elsewhere
+    odd = build_report(run.rename(run.with_name("lr=1e-3#2")), tmp_path / "pages" / "odd.html").read_text(
+        encoding="utf-8"
+    )
+    assert '<a href="../runs/lr%3D1e-3%232/trees.html">' in odd
+
+
+@pytest.mark.parametrize("line", [b'{"step": \xff}', b'{"step": ' + b"9" * 5000 + b"}", b"[" * 100_000])
+def test_a_damaged_line_of_metrics_is_named(tmp_path: Path, line: bytes) -> None:
+    run = write_online_run(tmp_path / "mine")
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(line + b"\n")
+    with pytest.raises(InputError, match=r"metrics\.jsonl:\d+: is not JSON"):
+        build_report(run)
 
 
 def test_a_run_without_trees_says_so_and_leads_nowhere(tmp_path: Path) -> None:

@@ -165,6 +165,8 @@ def test_a_long_group_says_what_it_leaves_out() -> None:
         ('f({"a": 1, "b": "x"})', ("f", "1, x")),
         (f"{search('a')}\n{search('b')}", ("search (+ 1 call)", "a")),
         ("search({broken)", ("search", "{broken")),
+        (f"f({'[' * 20_000})", ("f", "[" * 20_000)),
+        (f"f({'9' * 5_000})", ("f", "9" * 5_000)),
         ("<answer> Kirk </answer>", ("answer", "Kirk")),
         ("go to shelf 1 (quickly)", ("", "go to shelf 1 (quickly)")),
     ],

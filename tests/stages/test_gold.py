@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from types import ModuleType
 
@@ -14,6 +15,7 @@ from turntree.environments.tool_environment import ToolEnvironment
 from turntree.rollouts.executed import Executed
 from turntree.stages.gold import Gold
 from turntree.traces.candidates import candidates
+from turntree.traces.schema import read_traces, write_traces
 
 
 class Counter:
@@ -61,6 +63,14 @@ def test_an_expert_that_succeeds_is_a_trace_and_any_other_is_a_reason(counters):
     assert [message.content for message in first.messages if message.role == "tool"] == ["1", "3"]
     assert (first.success, second.success) == (True, True)
     assert (first.id, len(first.turn_positions), len(second.turn_positions)) == ("t0", 2, 1)
+
+
+def test_half_a_character_in_an_answer_is_written_as_the_policy_is_shown_it(counters, monkeypatch, tmp_path):
+    add = functools.wraps(Counter.add)(lambda self, number, real=Counter.add: f"caf\udce9 {real(self, number)}")
+    monkeypatch.setattr(Counter, "add", add)
+    write_traces(tmp_path / "t.jsonl", [next(iter(Gold(environment=counters, count=1)))])
+    (trace,) = read_traces(tmp_path / "t.jsonl")
+    assert trace.messages[2].content == "caf\ufffd 1"
 
 
 def test_traces_of_held_out_tasks_stay_in_their_split(counters):

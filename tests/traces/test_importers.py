@@ -394,6 +394,53 @@ def test_what_the_harness_of_openhands_adds_is_no_argument_of_the_call() -> None
     assert arguments(is_input=True) == {"command": "ls", "is_input": "true"}
 
 
+def test_what_the_context_of_an_openhands_agent_adds_to_a_message_is_in_its_history() -> None:
+    system, asked, *rest = copy.deepcopy(SDK["history"])
+    system["dynamic_context"] = {"type": "text", "text": "It is a repository."}
+    asked["extended_content"] = [{"type": "text", "text": "Of skills."}]
+    [trace], _ = imported(FIXTURES["openhands_events sdk"], json.dumps(SDK | {"history": [system, asked, *rest]}))
+    assert [message.content for message in trace.messages[:2]] == ["You help.\nIt is a repository.", "go\nOf skills."]
+
+
+def test_reasoning_that_is_text_is_kept_and_other_forms_are_counted() -> None:
+    thought = {"reasoning_content": "hm"}
+    history = copy.deepcopy(SDK["history"])
+    history[2] |= thought | {"thinking_blocks": [{"type": "thinking", "thinking": "hm", "signature": "s"}]}
+    done = {
+        "id": "7",
+        "source": "agent",
+        "kind": "MessageEvent",
+        "llm_message": {"role": "assistant", "content": "done"},
+    }
+    done["llm_message"] |= thought
+    [trace], report = imported(FIXTURES["openhands_events sdk"], json.dumps(SDK | {"history": [*history, done]}))
+    assert [message.reasoning for message in trace.messages if message.role == "assistant"] == ["hm", "", "hm"]
+    assert report.ignored["thinking_blocks"] == 1
+
+    said = [{"role": "user", "content": "go"}, {"role": "assistant", "content": "done", **thought}]
+    for name, key in (("swe_gym", "messages"), ("openhands", "trajectory")):
+        row = json.dumps({key: said, "run_id": "r"})
+        [trace], report = imported(FIXTURES[name], row, candidates="turns")
+        assert trace.messages[1].reasoning == "hm" and "unknown key messages[].reasoning_content" not in report.ignored
+    assert imported(FIXTURES["atif"])[0][0].messages[1].reasoning == "hm"
+
+
+def test_a_call_written_as_text_that_is_no_strict_json_ends_its_trace_at_the_import() -> None:
+    call = '{"function": {"name": "f", "arguments": {"x": NaN}}}'
+    row = {"prompt": "go", "completion": [{"role": "assistant", "content": "", "tool_calls": [call]}], "reward": 1.0}
+    with pytest.raises(InputError, match=r"tool_calls\.arguments"):
+        imported(FIXTURES["verifiers"], json.dumps(row))
+
+
+def test_a_call_inside_a_thought_is_none() -> None:
+    made = '<tool_call>{"name": "b", "arguments": {}}</tool_call>'
+    said = f"<think>{made.replace('b', 'a')}</think>\n{made}"
+    row = {"conversations": [{"from": "human", "value": "go"}, {"from": "gpt", "value": said}]}
+    [trace], _ = imported(FIXTURES["sharegpt"], json.dumps(row))
+    assert [call.name for call in trace.messages[1].tool_calls] == ["b"]
+    assert trace.messages[1].content.endswith("</think>")
+
+
 # branches and forks of Claude Code
 
 

@@ -66,6 +66,7 @@ def test_one_value_is_one_answer_in_every_type(answer_type, one, two):
 SPANS = [
     ("Paris", "paris.", True), ("The Beatles", "Beatles", True), ("**“Paris”**", "Paris", True), ("U.S.", "US", True),
     ("Jean-Pierre", "jean pierre", False), ("The The", "the the", True), ("The", "", False), ("C++", "C", False),
+    ("C#", "C", False), ("C#.", "c#", True),
     ("Été", "E\u0301TE\u0301", True), ("Beyoncé", "Beyonce", False), ("STRASSE", "straße", True),
     ("20 March 851", "March 20, 851", False), ("1,234 people", "1234 people", True), ("-3 degrees", "3 degrees", False),
     ("北京", "北京。", True), ("H₂O", "h2o", True), ("Paris London Rome", "Paris", False), ("5 million", "5", False),
@@ -106,6 +107,7 @@ EXPRESSIONS = [
     (r"\text{(C)}", "C", True), ("east", "seat", False), ("__import__('os').getpid()", "1", False),
     (r"-\sqrt{2}", r"\sqrt{2}", False), (r"\frac{1}{x}", "1x", False), (r"\{1,2\}", r"\{2,1\}", True),
     (r"\{1,2\}", r"\{1,3\}", False), ("1,2", "1,2,3", False), ("2,3", "1,2,3", False),
+    ("2516_9", "2516_8", False), ("2516_{8}", "2516_8", True), ("2516", "2516_8", True),
     ("(x+1)^2, x^2+2x+1", "(x+1)^2, 3", False), ("0.1x+0.2x", "0.3x", True),
 ]  # fmt: skip
 

@@ -29,6 +29,8 @@ class TestAnswers:
     def test_a_verdict_is_kept_with_its_kind_or_the_kind_of_the_action(self) -> None:
         assert judged(Verdict(0.5, "half", "take")) == Verdict(0.5, "half", "take")
         assert judged(Verdict(None, "no idea")) == Verdict(None, "no idea", "f")
+        whole = Verdict(0.5, "half", "take", success=True, parts={"style": 0.5})
+        assert judged(whole) == whole
 
     @pytest.mark.parametrize("answer", [1.5, -0.1, float("nan"), float("inf"), "1", [1.0], Verdict(2.0, "too much")])
     def test_what_is_no_reward_stops_the_run(self, answer: object) -> None:

@@ -381,7 +381,7 @@ def test_published_rows_are_read_as_they_are(tmp_path, sandbox):
     with tarfile.open(archive, "w") as packed:
         (tmp_path / "testbed").mkdir()
         (tmp_path / "testbed" / "x.java").write_text("one\n")
-        packed.add(tmp_path / "testbed", "testbed")
+        packed.add(tmp_path / "testbed", "./testbed")  # as `tar -C FOLDER .` names it
     intercode = {"query": "Find the .java files under /testbed", "gold": "find /testbed -name '*.java'"}
     first, second = read_tasks(written(tmp_path, agentbench, intercode), sandbox, 9, str(archive)).tasks
     assert (first.answer, second.answer) == ("3", "/tmp/testbed/x.java")

@@ -60,6 +60,9 @@ def gateway(config: Any, out: Path | None, merge: Path | None, traces: Path | No
     if (traces is None) != (config.upstream is None):
         raise InputError("go together", field="--upstream and --traces", hint="give both, or neither")
     if traces is not None:
+        if out is not None or merge is not None:
+            hint = "traces go to --traces; leave it out"
+            raise InputError("does nothing with --upstream", field="--merge" if merge else "--out", hint=hint)
         result, lines = run_upstream(config, traces), []
     elif out is None:
         raise InputError("is missing", field="--out", hint="name a folder")

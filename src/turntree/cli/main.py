@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -110,6 +111,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line. Bad input ends in one line on standard error and exit code 2, a defect of turntree in one
     line and exit code 70 (the traceback where `TURNTREE_DEBUG` is set), an interrupt in exit code 130, SIGTERM in
     143."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal does not know must not end a command
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         cli.main(args=arguments, prog_name="turntree", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as shown:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from turntree.core.errors import InputError
@@ -58,6 +58,10 @@ class Message:
             chat["cut"] = True
         return chat
 
+    def in_whole_characters(self) -> Message:
+        """The message as a policy is shown it, and as a file can hold it (`whole_characters`)."""
+        return self if self.content.isascii() else replace(self, content=whole_characters(self.content))
+
     @classmethod
     def from_chat(cls, chat: Any) -> Message:
         """Parse one chat message; arguments may be an object or its JSON text. Raises `InputError` naming the field."""
@@ -79,6 +83,12 @@ class Message:
             cut=row.get("cut") is True,
             reasoning=_reasoning(row),
         )
+
+
+def whole_characters(text: str) -> str:
+    """The text in valid UTF-8: a lone surrogate, which a model can write as an escape and a tool can repeat, becomes
+    the replacement character."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _text(content: Any) -> str:

@@ -74,20 +74,24 @@ def check_environment(task: Environment, *, seed: int = 0, turns: int = 8) -> li
     if told != again:
         said = "reset told two copies different tasks; rollouts of a group must play the same one"
         found.append(Finding("a task is the same every time", task_id, 0, said))
-    found += _tools(first, task_id)
-    found += _play(first, told, task_id, seed, turns)
-    found += _garbage(task, task_id)
+    broken = list(_tools(first, task_id))
+    found += broken
+    tools = () if broken else tuple(first.tools)  # broken ones cannot be called: actions are words then
+    found += _play(first, tools, told, task_id, seed, turns)
+    found += _garbage(task, tools, task_id)
     found += _gold(task, task_id)
     found += _workers(task, task_id)
     return found
 
 
-def _play(environment: Environment, told: Observation, task_id: str, seed: int, turns: int) -> Iterator[Finding]:
+def _play(
+    environment: Environment, tools: Sequence[dict[str, Any]], told: Observation, task_id: str, seed: int, turns: int
+) -> Iterator[Finding]:
     """Random actions; after each, a fork must have answered the same and changed nothing."""
     rng = seeds.generator(seed, "check", task_id)
     last = told
     for turn in range(1, turns + 1):
-        action = random_action(environment.tools, last, rng)
+        action = random_action(tools, last, rng)
         twin, cannot = _fork(environment)
         if cannot is not None:
             said = f"{cannot}; it trains, but without branching"
@@ -149,8 +153,9 @@ def _tools(environment: Environment, task_id: str) -> Iterator[Finding]:
 
     names: set[str] = set()
     for tool in environment.tools:
-        function = tool.get("function", {}) if isinstance(tool, dict) else {}
-        name, parameters = function.get("name"), function.get("parameters", {"type": "object"})
+        function = tool.get("function") if isinstance(tool, dict) else None
+        function = function if isinstance(function, dict) else {}
+        name, parameters = function.get("name"), function.get("parameters") or {"type": "object"}
         if not isinstance(name, str) or name in names:
             yield Finding("every tool has a name of its own", task_id, None, json.dumps(tool, default=str)[:200])
             continue
@@ -161,9 +166,9 @@ def _tools(environment: Environment, task_id: str) -> Iterator[Finding]:
             yield Finding("parameters are a JSON schema", task_id, None, f"{name}: {reason_of(error)}")
 
 
-def _garbage(task: Environment, task_id: str) -> Iterator[Finding]:
+def _garbage(task: Environment, tools: Sequence[dict[str, Any]], task_id: str) -> Iterator[Finding]:
     """A policy may sample any action, so no action may raise."""
-    tool = task.tools[0]["function"]["name"] if task.tools else "tool"
+    tool = tools[0]["function"]["name"] if tools else "tool"
     actions = (
         Message("assistant", ""),
         Message("assistant", "\x00 \u202e 𝕏" * 20),
@@ -213,16 +218,19 @@ def random_action(tools: Sequence[dict[str, Any]], last: Observation, rng: rando
     """A tool call with random arguments of the declared types, or a word from the observation or common in games."""
     if tools and rng.random() < 0.9:
         function = rng.choice(list(tools))["function"]
-        properties = function.get("parameters", {}).get("properties", {})
-        required = function.get("parameters", {}).get("required", list(properties))
+        parameters = function.get("parameters") or {}
+        properties = parameters.get("properties", {})
+        required = parameters.get("required", list(properties))
         arguments = {name: _value(properties.get(name, {}), rng) for name in required}
         return Message("assistant", "", (ToolCall(function["name"], arguments, f"call_{rng.randrange(1000)}"),))
     heard = " ".join(message.content for message in last.messages).split()
     return Message("assistant", " ".join(rng.choice((*WORDS, *heard)) for _ in range(rng.randint(1, 3))))
 
 
-def _value(schema: dict[str, Any], rng: random.Random) -> Any:
-    if "enum" in schema:
+def _value(schema: Any, rng: random.Random) -> Any:
+    if not isinstance(schema, dict):  # true: any value
+        return rng.choice(WORDS)
+    if schema.get("enum"):
         return rng.choice(schema["enum"])
     match schema.get("type"):
         case "integer":

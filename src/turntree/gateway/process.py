@@ -45,8 +45,13 @@ class Exit:
         if self.code == 0:
             return None
         said = f": {self.last_error}" if self.last_error else ""
-        how = f"was killed by {signal.Signals(-self.code).name}" if self.code < 0 else f"ended with code {self.code}"
+        how = f"was killed by {_signal(-self.code)}" if self.code < 0 else f"ended with code {self.code}"
         return f"the agent {how}{said}"
+
+
+def _signal(number: int) -> str:
+    named = number in {one.value for one in signal.Signals}  # most real-time signals have no name
+    return signal.Signals(number).name if named else f"signal {number}"
 
 
 def command_of(text: str) -> list[str]:

@@ -20,7 +20,7 @@ from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.gateway.lineage import chained, digest_of
 from turntree.observe.files import json_line, writing
-from turntree.observe.jsonl import parse_object
+from turntree.observe.jsonl import parse_json, parse_object
 from turntree.traces.schema import FILE_SCHEMA, Trace
 from turntree.traces.splits import assign_split
 
@@ -169,10 +169,12 @@ class TraceWriter:
                 split=assign_split(group, 0),
                 meta=meta,
             )
-        except InputError:  # a tool declared twice
+            row = trace.to_json()
+            Trace.from_json(parse_json(json_line(row, allow_nan=False)))  # or the whole file could not be read again
+        except (InputError, AttributeError):  # a tool declared twice, or none; half a character; an id that is no text
             self.counts["not traced: no valid trace"] += 1
             return
-        self._append(trace.to_json())
+        self._append(row)
         self.counts["traces"] += 1
 
     def _message(self, row: Any) -> Message:

@@ -24,12 +24,28 @@ def by_rows(
     read: Callable[[dict[str, Any]], LoggedRow], paths: Sequence[Path], report: ReadReport
 ) -> Iterator[LoggedGroup]:
     """The groups of JSON lines of one rollout each. Every file is read twice: for the group of every line, then for the
-    lines of one group after the other."""
+    lines of one group after the other. A group whose rollouts lie in several files is several groups, which is said."""
+    before: set[int] = set()
     for path in paths:
         report.files += 1
+        here: set[int] = set()
         with LineIndex(path) as index:
             row = partial(_row, read)
-            yield from grouped(_keys(path, row, index, report), partial(index.row, read=row), report)
+            keys = _keys(path, row, index, report)
+            yield from grouped(_noted(keys, here) if len(paths) > 1 else keys, partial(index.row, read=row), report)
+        if not before.isdisjoint(here):
+            report.note(
+                "rollouts of one group and iteration lie in several files, each of which was read as a group of its own"
+            )
+        before |= here
+
+
+def _noted(keys: Iterable[Key], here: set[int]) -> Iterator[Key]:
+    """The keys, of which those that name their iteration are remembered as numbers."""
+    for key in keys:
+        if key[0] is not None:
+            here.add(hash(key))
+        yield key
 
 
 def _row(read: Callable[[dict[str, Any]], LoggedRow], line: bytes) -> LoggedRow:

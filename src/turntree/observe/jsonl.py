@@ -10,6 +10,7 @@ import contextlib
 import gzip
 import json
 import lzma
+import math
 import os
 import re
 import zlib
@@ -21,6 +22,7 @@ from turntree.core.errors import InputError, TurntreeError, disk_is_full
 
 DEEPEST = 100  # levels of nesting: far above any real input, far below Python's recursion limit
 DAMAGED: tuple[type[Exception], ...] = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile)
+_HUGE = re.compile(r"[eE]\+?\d{3}|\d{309}")  # what a number that no float can hold looks like
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # how JSON spells the halves of a surrogate pair
 _AGAIN = "write the file again"
 
@@ -88,13 +90,15 @@ def parse_json(
 ) -> Any:
     """One JSON value. Raises `InputError`.
 
-    NaN and Infinity are not JSON, although Python reads them. Text with a lone surrogate is refused too, because no
-    tokenizer and no UTF-8 file can hold it; `half_characters` allows it, for our own records of model output.
+    NaN and Infinity are not JSON, although Python reads them, and 1e999 as infinity. Text with a lone surrogate is
+    refused too, because no tokenizer and no UTF-8 file can hold it; `half_characters` allows it, for our own records of
+    model output.
     """
     if isinstance(text, bytes):
         text = decode(text, path, line)
     try:
-        value = json.loads(text.rstrip("\r\n"), parse_constant=_refuse_constant)
+        floats = _finite if _HUGE.search(text) else None  # a function of Python's takes its time
+        value = json.loads(text.rstrip("\r\n"), parse_constant=_refuse_constant, parse_float=floats)
     except json.JSONDecodeError as error:
         raise _not_json(text, error, path, line) from error
     except RecursionError as error:
@@ -230,3 +234,9 @@ def depth(value: Any) -> int:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    if math.isinf(value := float(text)):
+        raise ValueError(f"{text[:20]} is too large for a number")
+    return value

@@ -21,10 +21,9 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, cast
 
 from turntree.core.errors import ConfigError, InputError
-from turntree.core.messages import Message, ToolCall
+from turntree.core.messages import Message, ToolCall, whole_characters
 from turntree.core.parts import described_by
 from turntree.renderers import harmony
-from turntree.renderers.pieces import whole_characters
 from turntree.renderers.probes import ASK, CALL, RESULT, SAY, TOOL
 from turntree.renderers.rounds import Round, split
 from turntree.renderers.segments import Tools

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from turntree.core.errors import InputError
+from turntree.core.messages import whole_characters
 from turntree.renderers.probes import SAY
 
 if TYPE_CHECKING:
@@ -68,9 +69,3 @@ class Pieces:
     def _text(self, ids: Ids) -> str:
         text = self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return cast(str, text)
-
-
-def whole_characters(text: str) -> str:
-    """The text in valid UTF-8: a lone surrogate, which a model can write as an escape and a tool can repeat, becomes
-    the replacement character."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, cast
 from unicodedata import normalize
 
 from turntree.core.errors import InputError
-from turntree.core.messages import Message
+from turntree.core.messages import Message, whole_characters
 from turntree.core.parts import described_by
-from turntree.renderers.pieces import whole_characters
 from turntree.renderers.probes import ASK, SAY, TOOL
 from turntree.renderers.rounds import Round, split
 from turntree.renderers.segments import SegmentedTemplate, Tools

@@ -164,6 +164,8 @@ def _node(node: Node) -> dict[str, Any]:
 
 def _message(message: Message) -> dict[str, Any]:
     row: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        row["reasoning"] = message.reasoning
     if message.tool_calls:
         row["calls"] = [{"name": call.name, "arguments": call.arguments} for call in message.tool_calls]
     if message.name is not None:

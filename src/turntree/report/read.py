@@ -211,8 +211,9 @@ def read_metrics(path: Path) -> tuple[Row, ...]:
     for number, line in read_lines(path):
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(f"is not JSON ({error.msg})", path=path, line=number, hint="delete that line") from error
+        except (ValueError, RecursionError) as error:  # bytes that are no text, too
+            told = " ".join(str(getattr(error, "msg", error)).split())[:200]
+            raise InputError(f"is not JSON ({told})", path=path, line=number, hint="delete that line") from error
         with reading(path, number):
             if not isinstance(row["step"], int):
                 raise TypeError(f"step is {row['step']!r}")

@@ -54,7 +54,7 @@ def short_action(action: str) -> tuple[str, str]:
     further = f" (+ {plural(len(more), 'call')})" if more else ""
     try:
         values = json.loads(rest[:-1])
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # a number of thousands of digits, endless nesting
         return name + further, rest[:-1]
     said = ", ".join(str(value) for value in values.values()) if isinstance(values, dict) else str(values)
     return name + further, said

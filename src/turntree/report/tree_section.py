@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from turntree.logs.trees import FILE_NAME
 from turntree.report.browser import MAX_NODES, PAGE
@@ -28,7 +29,7 @@ def of_arms(run: Run, page: Path) -> dict[str, Any]:
         absent = f"No training run in this folder kept its trees ({FILE_NAME})."
         return {"tree_arm": None, "tree": {"kept": None, "absent": absent}, "other_browsers": []}
     (name, folder), *others = folders.items()
-    links = [(other, os.path.relpath(path / PAGE, page.parent)) for other, path in others]
+    links = [(other, _link(path, page)) for other, path in others]
     return {"tree_arm": name, "tree": view(look(folder), folder, page), "other_browsers": links}
 
 
@@ -37,8 +38,7 @@ def view(kept: KeptTrees | None, folder: Path, page: Path) -> dict[str, Any]:
     sentence why there is none."""
     if kept is None:
         return {"kept": None, "absent": f"This run kept no trees: there is no {FILE_NAME} in its folder."}
-    link = os.path.relpath(folder / PAGE, page.parent)
-    shown = {"kept": kept, "link": link, "most_nodes": MAX_NODES, "note": _note(kept, folder)}
+    shown = {"kept": kept, "link": _link(folder, page), "most_nodes": MAX_NODES, "note": _note(kept, folder)}
     chosen = kept.chosen
     if chosen is None:
         return {**shown, "chosen": None, "absent": "No group has two different rewards, so none is drawn."}
@@ -55,6 +55,11 @@ def view(kept: KeptTrees | None, folder: Path, page: Path) -> dict[str, Any]:
         "forks": sum(leaf.rollout.forked for leaf in drawn.leaves),
         "deciding": deciding_forks(chosen),
     }
+
+
+def _link(folder: Path, page: Path) -> str:
+    """To the browser of a run; a folder may be called `lr=1e-3#2`."""
+    return quote(os.path.relpath(folder / PAGE, page.parent))
 
 
 def _note(kept: KeptTrees, folder: Path) -> str:

@@ -76,7 +76,7 @@ class Gold:
             return "not solved by its gold"
         return Trace(
             id=task.task_id,
-            messages=tuple(messages),
+            messages=tuple(message.in_whole_characters() for message in messages),
             tools=tuple(environment.tools),
             domain=self.environment.name,
             split=demonstrated_split(self.split, task.task_id, self.seed, self.dev),

@@ -136,7 +136,7 @@ def trace_of(group: GrownGroup, sample: int, leaf: int, verdict: Verdict, config
     """The episode that ended at `leaf`."""
     task = group.task
     nodes = map(group.tree.__getitem__, group.tree.nodes_of(leaf))  # also where its context was rewritten
-    messages = tuple(message for node in nodes for message in node.messages)
+    messages = tuple(message.in_whole_characters() for node in nodes for message in node.messages)
     spoken = [message for message in messages if message.role == "assistant"]
     cut = {str(turn): "cut" for turn, message in enumerate(spoken) if message.cut}
     task_type = getattr(task, "task_type", None)

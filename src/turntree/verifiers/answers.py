@@ -138,6 +138,7 @@ _MAGNITUDES = "hundred|thousand|million|billion|trillion|dozen"
 _UNIT = re.compile(
     rf"(?<=[\d}})])\s*\\(?:text|mbox|mathrm|textrm)\{{(?!\s*(?:{_MAGNITUDES})\b)[A-Za-z.\s]+\}}(?:\^\{{?\d\}}?)?$"
 )
+_BASE = re.compile(r"(?<=\d)_\{?(\d+)\}?$")  # of a number: 2516_8
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mbox|mathrm)\{([^{}\\$]*)\}")
 
 
@@ -146,6 +147,9 @@ def _equal_expressions(given: str, gold: str) -> bool | None:
     given, gold = _plain_expression(given), _plain_expression(gold)
     if _is_words(given) or _is_words(gold):
         return words_of(_TEXT.sub(r"\1", given)) == words_of(_TEXT.sub(r"\1", gold))
+    bases = [found[1] for text in (given, gold) if (found := _BASE.search(text))]
+    if len(set(bases)) > 1:  # one may be left out, as a unit may: the question names it
+        return False
     return given == gold or symbolic.equal(given, gold)
 
 
@@ -180,8 +184,9 @@ def words_of(text: str) -> tuple[str, ...]:
     """The words of a span, normalised as SQuAD's script does (case, punctuation, the articles a/an/the), except:
 
     a word that is a number becomes its value; punctuation between digits separates (`3-4` is not `34`); symbols such
-    as `+` and `=` stay; Unicode is compared in NFKC with full case folding, accents counting; scripts written without
-    spaces fall into characters. What would become nothing keeps its articles, or else its punctuation.
+    as `+` and `=` stay, and the `#` of `C#`; Unicode is compared in NFKC with full case folding, accents counting;
+    scripts written without spaces fall into characters. What would become nothing keeps its articles, or else its
+    punctuation.
     """
     folded = _WRITTEN_TOGETHER.sub(r" \1 ", _unified(text).casefold())
     words = [part for word in unicodedata.normalize("NFKC", folded).split() for part in _word(word)]
@@ -203,6 +208,7 @@ def _word(word: str) -> Iterable[str]:
         if (number := read_number(text)) is not None:
             return (str(number),)
     word = re.sub(r"(?<=\d)[^\w\s]+(?=\d)|(?<=\d)_(?=\d)", " ", core)
+    word = re.sub(r"(?<=[^\W\d_])#", "♯", word)  # a symbol, as in music
     return "".join(c for c in word if unicodedata.category(c)[0] != "P").split()
 
 

@@ -6,6 +6,7 @@ Entries follow the manuals of GNU coreutils, grep, git, pip and pytest. Nothing 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import posixpath
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,8 @@ class Command:
     """Short options without and with a value, long ones by the short one that they equal (or by themselves).
 
     `idle` options change what is printed and not what is done: they count where that goes to another command or a file.
-    Options that override one another keep their order (`ordered`: groups of such options, apart by spaces). The first
+    Options that override one another keep their order (`ordered`: groups of such options, apart by spaces; a group is
+    letters, or names apart by commas). The first
     `lead` operands have places of their own; the others are a set (None: all have places) on the terminal, if none lies
     in another. `paths`: operands after those are paths. `long` may name a letter, too: `-R` that is `-r`.
     """
@@ -37,6 +39,11 @@ class Command:
     number: str = ""  # the option that `-20` stands for
     folder: bool = False  # operands are folders: a slash at the end says nothing
     subcommands: Mapping[str, Command] | None = None
+
+    @functools.cached_property
+    def groups(self) -> tuple[frozenset[str], ...]:
+        """`ordered`, read."""
+        return tuple(frozenset(one.split(",") if "," in one else one) for one in self.ordered.split())
 
 
 _ALWAYS_IDLE = frozenset({"x", "maxfail", "no-pager", "no-input", "no-color"})  # of idle options, in a pipe too
@@ -74,7 +81,7 @@ _GREP = Command(
         "--file": "f",
     },
     idle=frozenset({"color"}),
-    ordered="EFPG hH rR",
+    ordered="EFPG hH rR lL include,exclude",  # a file that both match: the last one decides
     lead=1,
     lead_given_by="ef",
     paths=True,
@@ -175,7 +182,7 @@ _LIST = Command(
     long={**_LONG_LS, "--color": "color", "--directory": "d"},
     long_values={"--sort": "sort"},
     idle=frozenset({"color", "F"}),
-    ordered="tSXU lC1xn aA",
+    ordered="t,S,X,U,sort lC1xno aA",
     lead=0,
     paths=True,
 )
@@ -258,14 +265,14 @@ COMMANDS: Mapping[str, Command] = {
     "ls": _LIST,
     "cat": Command(flags="nbAsvETe", long={"--number": "n"}, paths=True),
     "head": Command(
-        flags="qvz", values="nc", long_values={"--lines": "n", "--bytes": "c"}, ordered="nc", number="n", paths=True
+        flags="qvz", values="nc", long_values={"--lines": "n", "--bytes": "c"}, ordered="nc qv", number="n", paths=True
     ),
     "tail": Command(
         flags="fFqvz",
         values="ncs",
         long={"--follow": "f"},
         long_values={"--lines": "n", "--bytes": "c"},
-        ordered="nc fF",
+        ordered="nc fF qv",
         number="n",
         paths=True,
     ),
@@ -347,7 +354,7 @@ COMMANDS: Mapping[str, Command] = {
                 flags="DgES", long={"--save-dev": "D", "--global": "g", "--save-exact": "E", "--save": "S"}, lead=0
             ),
             "uninstall": Command(flags="DgS", long={"--save-dev": "D", "--global": "g", "--save": "S"}, lead=0),
-            "test": Command(lead=0),
+            "test": Command(),  # what follows is for another command
         }
     ),
 }
@@ -456,7 +463,7 @@ def _sorted(command: Command, options: list[tuple[str, Word]], piped: bool) -> t
     """Acting options: those that override one another in the order given, then the others by name. In a pipe what is
     printed acts, and how often it is asked for."""
     acting = [one for one in options if one[0] not in command.idle]
-    groups = command.ordered.split()
+    groups = command.groups
     free = [one for one in acting if not any(one[0] in group for group in groups)]
     flags = {one for one in free if one[1] == ""}  # said twice is said once
     valued = sorted((one for one in free if one[1] != ""), key=lambda one: one[0])  # stable: values keep their order

@@ -262,7 +262,9 @@ def flag_order(state: TurnState) -> Message | None:
         return None
     for k, word in enumerate(words[1:], 1):
         letters = word[1:] if word.startswith("-") and not word.startswith("--") else ""
-        if len(set(letters)) > 1 and all(c in command.flags and c not in command.ordered for c in letters):
+        if len(set(letters)) > 1 and all(
+            c in command.flags and not any(c in one for one in command.groups) for c in letters
+        ):
             apart = [f"-{letter}" for letter in reversed(letters)]
             return place.put(" ".join([*words[:k], *apart, *words[k + 1 :]]) + "\n")
     return None

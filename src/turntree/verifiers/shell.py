@@ -26,6 +26,7 @@ Canonical = Any  # nested tuples of texts
 _ASSIGNMENT_IDLE = frozenset({"PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"})
 _REDIRECTS = frozenset({"file_redirect", "herestring_redirect", "heredoc_redirect"})
 _SEPARATORS = frozenset({";", "\n"})
+_LOOPS = frozenset({"for_statement", "while_statement"})  # of every kind
 _GLOB = frozenset("*?[]{}")
 _QUOTES = frozenset("'\"\\")
 _NEEDS_BARE = frozenset("[{~")
@@ -155,7 +156,7 @@ class _Reader:
             outside = self.folder
             children = [child.type for child in node.children]
             inside = self.inside(node, captured=piped or kind.endswith("substitution"))
-            self.folder = outside if kind != "compound_statement" or piped else self.folder
+            self.folder = outside if kind not in ("compound_statement", "do_group") or piped else self.folder
             return kind, children[0], inside
         if kind == "variable_assignment":
             return "set", self.assignment(node)
@@ -342,7 +343,8 @@ class _Reader:
             else:
                 words.append(self.word(child))
         kept = _told([*own, *redirects], piped or self.captured)
-        acting = tuple(one for one in settings if one[0] not in _ASSIGNMENT_IDLE)
+        # a value that is expanded may run a command
+        acting = tuple(one for one in settings if one[0] not in _ASSIGNMENT_IDLE or not isinstance(one[2], str))
         if not words:
             return "run", acting, (), kept
         name = words[0]
@@ -457,20 +459,24 @@ class _Reader:
             return self.opaque(node)
         if node.type == "function_definition":
             self.redefined = self.captured = True
+            self.folder = None  # it runs where it is called
+        outside = self.folder
         if node.type == "declaration_command":
             self.runs.append("=")
         found: list[Canonical] = [node.type]
         for child in node.children:
             if child.type in _SEPARATORS or child.type == "comment":
                 continue
+            if child.type in ("else_clause", "elif_clause") and self.folder != outside:
+                self.folder = None  # whether it went there is what was asked
             if not child.is_named:
                 found.append(child.type)
             elif child.type in ("word", "string", "raw_string", "concatenation", "number", "simple_expansion"):
                 found.append(("word", self.word(child)))
             else:
                 found.append(_unwrapped(self.statement(child)))
-        self.folder = None  # a loop or a condition may have gone elsewhere
-        return tuple(found)
+        moved, self.folder = self.folder != outside, None  # a loop or a condition may have gone elsewhere
+        return self.generic(node) if moved and node.type in _LOOPS else tuple(found)  # and then runs again
 
     def opaque(self, node: Node) -> Canonical:
         text = _text(node)

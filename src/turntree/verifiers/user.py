@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from turntree.core import parts
@@ -40,7 +40,7 @@ class UserVerifier:
             return Verdict(None, _one_line(f"the verifier raised {type(error).__name__}: {error}"), kind)
         if isinstance(answer, Verdict):
             reward = None if answer.reward is None else self._reward(answer.reward)
-            return Verdict(reward, str(answer.reason), answer.kind or kind, cost=answer.cost)
+            return replace(answer, reward=reward, reason=str(answer.reason), kind=answer.kind or kind)
         if answer is None:
             return Verdict(None, "the verifier could not tell", kind)
         return Verdict(self._reward(answer), self.name.partition("@")[0], kind)

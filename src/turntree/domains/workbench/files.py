@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import posixpath
 import re
 import shlex
 import tarfile
@@ -95,7 +96,8 @@ def _archived(path: str) -> dict[str, File]:
     """The files, folders and links of a tar archive. Raises `InputError`."""
     try:
         with tarfile.open(path) as archive:
-            return {entry.name: _member(archive, entry) for entry in archive}
+            named = ((posixpath.normpath(entry.name), entry) for entry in archive)  # `tar -C FOLDER .` writes ./a
+            return {name: _member(archive, entry) for name, entry in named if name != "."}
     except (OSError, tarfile.TarError) as error:
         raise InputError(f"is not an archive: {error}", path=path) from error
 

@@ -92,8 +92,11 @@ def _said(said: dict[str, Any]) -> list[Any]:
     if role == "tool" and isinstance(value, str) and (results := _RESULT.findall(value)):
         return [{"role": "tool", "content": result} for result in results]
     message: dict[str, Any] = {"role": role, "content": value, **weight}
-    if role == "assistant" and isinstance(value, str) and (calls := _CALL.findall(value)):
-        message |= {"content": _CALL.sub("", value).strip(), "tool_calls": [_call(call) for call in calls]}
+    if role == "assistant" and isinstance(value, str):
+        thought, ended, text = value.rpartition("</think>")  # a call that is only thought of is none
+        if calls := _CALL.findall(text):
+            content = f"{thought}{ended}{_CALL.sub('', text)}".strip()
+            message |= {"content": content, "tool_calls": [_call(call) for call in calls]}
     return [message]
 
 

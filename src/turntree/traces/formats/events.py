@@ -34,6 +34,7 @@ from turntree.traces.formats.row import (
     object_of,
     one_turn_a_response,
     outcome,
+    reasoning_in,
     text_in,
     text_of,
     told_by,
@@ -172,12 +173,12 @@ def _sdk_event(event: dict[str, Any], chat: ChatRow) -> list[Any]:
     if kind == "SystemPromptEvent":
         specs = [tool.get("tool_spec", tool) for tool in list_of(event, "tools", "a list") if isinstance(tool, dict)]
         chat.tools = [spec for spec in specs if isinstance(spec, dict) and "function" in spec]
-        prompt = event.get("system_prompt")
-        return [{"role": "system", "content": prompt.get("text") if isinstance(prompt, dict) else text_in(prompt)}]
+        return [{"role": "system", "content": _blocks(event.get("system_prompt"), event.get("dynamic_context"))}]
     if kind == "MessageEvent":
         said = object_of(event, "llm_message")
         role = said.get("role") or ("assistant" if event.get("source") == "agent" else "user")
-        return [{"role": role, "content": text_in(said.get("content"))}]
+        content = _blocks(said.get("content"), event.get("extended_content"))
+        return [{"role": role, "content": content, **reasoning_in(said, chat.ignored)}]
     if kind == "ActionEvent":
         call = event.get("tool_call") if isinstance(event.get("tool_call"), dict) else {}
         call = cast("dict[str, Any]", call)
@@ -188,7 +189,7 @@ def _sdk_event(event: dict[str, Any], chat: ChatRow) -> list[Any]:
         name = event.get("tool_name") or cast("dict[str, Any]", function).get("name")
         content = text_in(event.get("thought") or "")
         turn = {"role": "assistant", "content": content, "tool_calls": [call_of(name, arguments, call_id)]}
-        return [turn | {RESPONSE: event.get("llm_response_id")}]
+        return [turn | {RESPONSE: event.get("llm_response_id")} | reasoning_in(event, chat.ignored)]
     if kind in ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation"):
         seen = event.get("observation") if isinstance(event.get("observation"), dict) else {}
         seen = cast("dict[str, Any]", seen)
@@ -198,6 +199,13 @@ def _sdk_event(event: dict[str, Any], chat: ChatRow) -> list[Any]:
         return [{"role": "tool", "content": text_in(content), "tool_call_id": call_id, FAILED: failed}]
     chat.ignored[f"events[] of kind {kind}"] += 1
     return []
+
+
+def _blocks(said: Any, more: Any) -> Any:
+    """A message's content, and what the agent's context adds to it (skills, the repository): the model is sent both."""
+    texts = [text_in([one] if isinstance(one, dict) else one) for one in (said, more)]
+    odd = next((text for text in texts if not isinstance(text, str | None)), None)  # refused later
+    return "\n".join(filter(None, texts)) if odd is None else odd
 
 
 # ATIF
@@ -272,8 +280,6 @@ def _not_its_own(step: dict[str, Any]) -> dict[str, str]:
 def _step(step: dict[str, Any], chat: ChatRow) -> list[Any]:
     count_unknown(step, _STEP_KEYS, "steps[].", chat.ignored)
     source, content = step.get("source"), text_in(step.get("message"))
-    if step.get("reasoning_content"):
-        chat.ignored["steps[].reasoning_content"] += 1
     results = list_of(object_of(step, "observation"), "results", "a list of results")
     if any(isinstance(one, dict) and one.get("subagent_trajectory_ref") is not None for one in results):
         chat.ignored["results[].subagent_trajectory_ref"] += 1
@@ -284,6 +290,7 @@ def _step(step: dict[str, Any], chat: ChatRow) -> list[Any]:
         return [BrokenMessage(f"holds a step of source {source!r}", field="steps", hint="system, user or agent")]
     calls = list_of(step, "tool_calls", "a list of tool calls")
     message: dict[str, Any] = {"role": "assistant", "content": content, **_not_its_own(step)}
+    message |= reasoning_in(step, chat.ignored)
     if not calls:  # raw content: the action is in the text, and the screen is what the user shows
         message |= acts_in(content)
         return [

@@ -16,6 +16,8 @@ import json
 import re
 from typing import Any, cast
 
+from turntree.core.errors import InputError
+from turntree.observe.jsonl import parse_json
 from turntree.traces.formats.row import (
     ACT,
     FAILED,
@@ -96,8 +98,8 @@ def _call(call: Any) -> Any:
     """Some versions write each call as JSON text."""
     if isinstance(call, str):
         try:
-            return json.loads(call)
-        except ValueError:
+            return parse_json(call)
+        except InputError:
             return {"function": {"name": "unreadable", "arguments": call}}
     return call
 

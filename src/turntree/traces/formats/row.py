@@ -229,8 +229,19 @@ def one_turn_a_response(messages: list[Any]) -> list[Any]:
             continue
         turn = first[response]
         turn["content"] = "\n".join(one["content"] for one in (turn, message) if one.get("content"))
+        thoughts = [one["reasoning_content"] for one in (turn, message) if one.get("reasoning_content")]
+        turn |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
         turn["tool_calls"] = [*(turn.get("tool_calls") or []), *(message.get("tool_calls") or [])]
     return kept
+
+
+def reasoning_in(said: Mapping[str, Any], ignored: Counter[str]) -> dict[str, str]:
+    """The reasoning of a turn, where it is text; other forms (signed or encrypted blocks) are counted."""
+    for key in ("thinking_blocks", "responses_reasoning_item"):
+        if said.get(key):
+            ignored[key] += 1
+    text = said.get("reasoning_content")
+    return {"reasoning_content": text} if isinstance(text, str) and text else {}
 
 
 def text_in(content: Any) -> Any:

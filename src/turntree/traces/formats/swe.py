@@ -26,6 +26,7 @@ from turntree.traces.formats.row import (
     list_of,
     needs,
     outcome,
+    reasoning_in,
     text_in,
     text_of,
     told_by,
@@ -140,6 +141,7 @@ def _messages(raw: Any, ignored: Counter[str]) -> list[Any]:
         ids = row.get("tool_call_ids") or [row.get("tool_call_id")]
         return answers(ids if isinstance(ids, list) else [ids], message["content"])
     if role == "assistant":
+        message |= reasoning_in(row, ignored)
         calls = row.get("tool_calls")
         if calls:
             message["tool_calls"] = calls
