@@ -64,6 +64,8 @@ def run_train_online(
     config.build_gate()  # refuses one that would do nothing
     policy = load_policy(policy_name(config.model, config.environment), config.device)
     group.load = partial(load_trained, policy.source, config.device)
+    config.build_brancher(vocabulary_size(policy.model))  # both refuse before there is a folder of the run
+    config.build_estimator()
     _require_trainable(policy, config)
     logs = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
     splits = {TRAIN: config.count, config.held_out_split: config.held_out_count}

@@ -117,13 +117,15 @@ class LossConfig:
         return credit.rule(self.normalizer, per_rollout=self.per_rollout_credit)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.clip_low <= 1 or self.clip_high < 0:
-            raise ConfigError("impossible clip range", field="clip_low", hint="0 <= clip_low <= 1, clip_high >= 0")
+        if not 0 <= self.clip_low <= 1:
+            raise ConfigError(f"is {self.clip_low}", field="clip_low", hint="it lies from 0 to 1")
+        at_least(self, clip_high=0, kl_coefficient=0)
+        for name in ("importance_cap", "temperature"):
+            if not getattr(self, name) > 0:
+                raise ConfigError("must be above 0", field=name)
         if self.dual_clip is not None and self.dual_clip <= 1:
             hint = "3 is what dual-clip PPO uses"
             raise ConfigError("must be above 1: it bounds the ratio of punished tokens", field="dual_clip", hint=hint)
-        if not self.kl_coefficient >= 0 or self.importance_cap <= 0 or self.temperature <= 0:
-            raise ConfigError("kl_coefficient must be >= 0, importance_cap and temperature > 0", field="kl_coefficient")
         if self.kl == "k1" and self.kl_coefficient > 0:
             raise ConfigError(
                 "'k1' has no gradient in expectation: as a loss it adds noise only",
@@ -213,8 +215,10 @@ class CurriculumConfig:
     """Further waves that a step may draw to replace groups without reward variance (0: none)."""
 
     def __post_init__(self) -> None:
-        if min(self.retire_after, self.revisit_after, self.replacement_rounds) < 0:
-            raise ConfigError("no number of the curriculum may be negative", field="retire_after")
+        at_least(self, retire_after=0, revisit_after=0, replacement_rounds=0)
+        if self.revisit_after and not self.retire_after:
+            hint = "set curriculum.retire_after, or leave it out"
+            raise ConfigError("has no effect: no pivot retires", field="revisit_after", hint=hint)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,9 +233,9 @@ class DriftConfig:
     """Size of the blocks of groups of one kind that are compared with the first block."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.false_alarms < 1 or self.tolerance < 0 or self.window < FEWEST_STATES:
-            problem = f"false_alarms lies in (0, 1), tolerance is not negative, window is at least {FEWEST_STATES}"
-            raise ConfigError(problem, field="tolerance")
+        if not 0 < self.false_alarms < 1:
+            raise ConfigError("is outside (0, 1)", field="false_alarms")
+        at_least(self, tolerance=0, window=FEWEST_STATES)
 
 
 @dataclass(frozen=True, kw_only=True)
