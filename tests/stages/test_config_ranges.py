@@ -86,9 +86,23 @@ def test_a_setting_that_would_do_nothing_is_refused(train: dict[str, Any], field
         from_mapping(TrainPivotConfig, {"pivots": "p", "train": train})
 
 
+@pytest.mark.parametrize("kind, steps", [(TrainPivotConfig, {"steps": 40}), (TrainOnlineConfig, {"iterations": 40})])
+def test_a_learning_rate_that_could_never_fall_is_refused_before_there_is_a_run(kind: Any, steps: Any) -> None:
+    optimizer = {"schedule": "cosine", "warmup_steps": 40}
+    given = {"pivots": "p"} if kind is TrainPivotConfig else {}
+    with pytest.raises(ConfigError, match=r"'train\.optimizer\.schedule': .*\(40\), and there are 40"):
+        from_mapping(kind, {**given, "train": {**steps, "optimizer": optimizer}})
+
+
 def test_credit_that_does_not_go_with_the_loss_names_the_key_of_the_loss() -> None:
-    with pytest.raises(ConfigError, match="field 'train.loss.normalizer': 'tokens' brings back"):
+    with pytest.raises(ConfigError, match=r"field 'train\.loss\.normalizer': 'tokens' brings back"):
         from_mapping(TrainOnlineConfig, {"train": {"credit": {"advantages": "dr_grpo"}}})
+
+
+def test_sampling_that_no_loss_takes_is_named_where_it_is() -> None:
+    rollouts = {"episodes": {"sampling": {"top_p": 0.9}}}
+    with pytest.raises(ConfigError, match=r"field 'train\.rollouts\.episodes\.sampling': training needs"):
+        from_mapping(TrainOnlineConfig, {"train": {"rollouts": rollouts}})
 
 
 @pytest.mark.parametrize(

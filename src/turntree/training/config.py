@@ -61,6 +61,14 @@ class OptimizerConfig:
         if not 0 <= self.final_fraction <= 1:
             raise ConfigError("is outside [0, 1]", field="final_fraction")
 
+    def require_steps(self, total: int | None, field: str = "schedule") -> None:
+        """Raise `ConfigError` where no step is left for the learning rate to fall."""
+        if self.schedule == "cosine" and (total is None or total <= self.warmup_steps):
+            problem = (
+                f"'cosine' needs a number of steps above warmup_steps ({self.warmup_steps}), and there are {total}"
+            )
+            raise ConfigError(problem, field=field, hint="take fewer warmup_steps, or 'constant'")
+
     def factor(self, step: int, total_steps: int | None = None) -> float:
         """The fraction of `learning_rate` used by step `step` (the first is 0) of `total_steps`."""
         if step < self.warmup_steps:
@@ -252,10 +260,11 @@ class ReinforcedConfig:
     loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
-    def _check(self, sampling: Sampling, *counts: str) -> None:
-        """Raise `ConfigError` where one of `counts` is below 1, or `sampling` and the loss do not go together."""
+    def _check(self, sampling: Sampling, *counts: str, inside: str = "") -> None:
+        """Raise `ConfigError` where one of `counts` is below 1, or `sampling` (a key in the section `inside`) and the
+        loss do not go together."""
         at_least(self, **dict.fromkeys(("updates", "max_tokens", *counts), 1))
-        sampling.check_trainable()
+        sampling.check_trainable(f"{inside}sampling")
         if sampling.temperature != self.loss.temperature:
             raise ConfigError("differs from the sampling temperature", field="loss.temperature", hint="make them equal")
         self.loss.estimator(self.credit)  # refuses what does not go together
@@ -283,6 +292,7 @@ class PivotConfig(ReinforcedConfig):
     def __post_init__(self) -> None:
         at_least(self, group_size=2, check_every=0)
         self._check(self.sampling, "steps", "states")
+        self.optimizer.require_steps(self.steps * self.updates, "optimizer.schedule")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,4 +372,5 @@ class OnlineConfig(ReinforcedConfig):
         if self.max_off_policy_steps and self.loss.old_logprobs == "engine":
             problem = "'engine' gives those of older weights where max_off_policy_steps is above 0"
             raise ConfigError(problem, field="loss.old_logprobs", hint="use 'auto': the trainer computes them")
-        self._check(self.rollouts.episodes.sampling, "iterations", "groups")
+        self._check(self.rollouts.episodes.sampling, "iterations", "groups", inside="rollouts.episodes.")
+        self.optimizer.require_steps(self.iterations * self.updates, "optimizer.schedule")
