@@ -17,11 +17,13 @@ from turntree.domains.household.door import GamesConfig, games
 from turntree.domains.household.experts import shortest_plan
 from turntree.engines.scripted import ScriptedEngine
 from turntree.rollouts.live import EpisodeConfig
-from turntree.rollouts.local import judge_demonstrated, judge_turns, score_local
+from turntree.rollouts.local import Prompted, judge_demonstrated, judge_turns, render, score_local
 from turntree.rollouts.outcome import Continuation, Outcome
 from turntree.stages.config import Device
 from turntree.stages.policy import load_policy
 from turntree.stages.verifier import open_verifier
+from turntree.training.config import PivotConfig
+from turntree.training.pivot import draw_local
 
 HOUSEHOLD = Part("household")
 
@@ -154,3 +156,33 @@ def test_a_request_that_fails_costs_its_continuation_and_not_the_run(policy, fai
     if 0 < failing < 1:
         count = int(verdict.reason.split(" of ")[1].split()[0])
         assert 0 < count < 16
+
+
+def test_an_action_whose_answer_fills_the_context_is_a_failure_as_it_is_in_an_episode(policy) -> None:
+    """It had no reward: nothing was lost by calling for what no context holds."""
+    state, right = near_the_end(3)
+    needed = len(policy.renderer.prompt(state.history))
+
+    def judged(context: int) -> Verdict:
+        limits = EpisodeConfig(max_context=context, sampling=Sampling(max_tokens=24))
+        return outcome(policy, episodes=limits).judge(state, right)
+
+    full = judged(needed + 24)
+    assert (full.reward, full.reason, full.cost.turns) == (0.0, "the action ends the episode", 0)
+    never_asked = judged(needed + 23)
+    assert never_asked.reward is None and "leaves no room" in never_asked.reason
+
+
+def test_a_state_that_comes_again_in_a_wave_is_judged_alike_whichever_worker_plays_it(policy) -> None:
+    state, _ = near_the_end(4)
+    item, sampling = render(state, policy.renderer), Sampling(max_tokens=24)
+    config = PivotConfig(sampling=sampling, group_size=8)
+
+    def rewards(wave: list[Prompted], occurrences: list[int] | None = None) -> list[list[float | None]]:
+        verifier = outcome(policy, forks=8, temperature=2.0, max_turns=state.turn + 6)
+        drawn = draw_local(wave, policy.engine, policy.renderer, verifier, config, 3, occurrences)
+        return [[verdict.reward for verdict in judged.verdicts.values()] for _, judged in drawn]
+
+    together = rewards([item, item])
+    assert together[0] != together[1], "they draw for themselves"
+    assert together == [*rewards([item], [0]), *rewards([item], [1])]

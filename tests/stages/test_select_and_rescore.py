@@ -1,6 +1,7 @@
 """What becomes of a profile that was paid for: pivots that know what they were made from, and other verdicts."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,13 +35,15 @@ ANY = Part("tool_call", {"messages": "any"})
 TOOL_CALL = Part("tool_call")
 
 
-def profile(folder: Path, *, verifier: Part = TOOL_CALL, adaptive: AdaptiveConfig | None = None, drawn=TURNS) -> Path:
+def profile(
+    folder: Path, *, verifier: Part = TOOL_CALL, adaptive: AdaptiveConfig | None = None, drawn=TURNS, seed=0
+) -> Path:
     """A profile of four rollouts at most at the only turn of every trace."""
     traces = folder / "traces.jsonl"
     messages = (Message("user", "go"), Message("assistant", "left"))
     made = [Trace(id=f"t{i}", messages=messages, split="train", success=True) for i in range(len(drawn))]
     write_traces(traces, made, {"made_by": "import"})
-    profiling = ProfileConfig(rollouts=4, sampling=Sampling(max_tokens=9), adaptive=adaptive)
+    profiling = ProfileConfig(rollouts=4, sampling=Sampling(max_tokens=9), adaptive=adaptive, seed=seed)
     config = ProfileStageConfig(traces=str(traces), verifier=verifier, split="train", profile=profiling)
     with open_verifier(verifier) as opened:
         judge, found, rows = Judge(opened, StrictMatch()), ProfileSummary(4, adaptive), []
@@ -198,3 +201,19 @@ def test_a_rescoring_that_was_interrupted_goes_on_for_the_same_verifier_only(tmp
         run_rescore(RescoreConfig(profile=str(made), verifier=Part("strict")), out)
     run_rescore(RescoreConfig(profile=str(made), verifier=Part("strict")), out, overwrite=True)
     assert table(out)[0]["verifier"] == StrictMatch().name
+
+
+def test_a_verifier_that_draws_does_so_by_the_seed_of_the_profile_as_it_would_have_then(tmp_path, monkeypatch) -> None:
+    rule = """
+class Drawn:
+    def judge(self, state, action):
+        return 0.5
+    def judge_all(self, pairs, seed):
+        return [seed / 10] * len(pairs)
+"""
+    (tmp_path / "rules_that_draw.py").write_text(rule)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    config = RescoreConfig(profile=str(profile(tmp_path, seed=7)), verifier=Part("rules_that_draw:Drawn"))
+    run_rescore(config, tmp_path / "again.jsonl")
+    assert [row["reward_mean"] for row in table(tmp_path / "again.jsonl")[1]][:3] == pytest.approx([0.7] * 3)

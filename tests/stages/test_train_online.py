@@ -258,3 +258,15 @@ def test_a_run_whose_groups_were_all_cut_says_so_and_is_no_success() -> None:
         require_rewards([cut, {**cut, "step": 2}])
     require_rewards([cut, {**cut, "step": 2, "reward_mean": 0.0}])
     assert reasons([cut]) == {}, "a cut is no fault"
+
+
+def test_a_part_that_is_refused_leaves_no_folder_which_the_corrected_command_would_not_take(tmp_path: Path) -> None:
+    rollouts = SchedulerConfig(episodes=EpisodeConfig(sampling=Sampling(max_tokens=24)))
+    config = TrainOnlineConfig(
+        environment=Part("household"),
+        brancher=Part("random", {"rate": 3.0}),
+        train=OnlineConfig(iterations=1, rollouts=rollouts),
+    )
+    with pytest.raises(ConfigError, match=r"'brancher\.rate'"):
+        run_train_online(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -11,6 +11,7 @@ from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
+from turntree.rollouts.local import judge_turns
 from turntree.stages.verifier import is_registered, open_verifier
 
 STATE = TurnState("t", 0, (Message("user", "hi"),), Message("assistant", "hello"))
@@ -27,6 +28,15 @@ class Judge:
         raise KeyError("lost")
     def close(self):
         CLOSED.append(1)
+
+class Together:
+    # a model on a GPU
+    def judge(self, state, action):
+        raise AssertionError("asked one by one")
+    def judge_all(self, pairs, seed):
+        if len(pairs) > 2:
+            raise MemoryError("too many")
+        return [0.25, None][: len(pairs)] if seed else [1.0]
 
 judge_of_three = 3
 """
@@ -71,3 +81,15 @@ def test_what_an_object_of_ones_own_raises_is_no_reward_and_it_is_closed(rules: 
 def test_what_is_no_function_is_refused(rules: Path) -> None:
     with pytest.raises(InputError, match="is int, not a function"), open_verifier(Part("my_rules_here:judge_of_three")):
         pass
+
+
+def test_an_object_that_judges_many_at_once_is_asked_for_many_at_once(rules: Path) -> None:
+    """Its `judge` was asked one by one, and its `judge_all` never."""
+    pair = (STATE, STATE.demonstration)
+    with open_verifier(Part("my_rules_here:Together")) as verifier:
+        told, unsure = judge_turns(verifier, [pair, pair], seed=7)
+        assert (told.reward, unsure.reward, unsure.reason) == (0.25, None, "the verifier could not tell")
+        for pairs, problem in (([pair] * 3, "MemoryError: too many"), ([pair, pair], "1 verdicts for 2 actions")):
+            failed = judge_turns(verifier, pairs, seed=int(len(pairs) > 2))
+            assert [one.reward for one in failed] == [None] * len(pairs)
+            assert all(problem in one.reason for one in failed)

@@ -72,26 +72,34 @@ class CreditConfig:
                 field="advantages",
                 hint="use 'mean_centred' or 'rloo' with comparison 'siblings'",
             )
-        self._comparison()
+        if not self.anchor_weight >= 0:
+            raise ConfigError("must be at least 0", field="anchor_weight")
+        if not 0 < self.anchor_discount <= 1:
+            raise ConfigError("is outside (0, 1]", field="anchor_discount")
+        if self.comparison != "anchors":
+            for name in ("anchor_weight", "anchor_discount"):
+                if getattr(self, name) != getattr(type(self), name):
+                    hint = "set comparison to 'anchors', or leave it out"
+                    raise ConfigError(f"has no effect with comparison {self.comparison!r}", field=name, hint=hint)
 
     def rule(self, normalizer: Normalizer, *, per_rollout: bool) -> CreditRule:
         """The estimator for a loss with this normaliser; `per_rollout` as in `CreditRule`."""
         if self.leaf_weights == "path_weighted" and normalizer != "constant":
             raise ConfigError(
                 f"{normalizer!r} divides by the realised sum of path weights, which depends on outcomes",
-                field="normalizer",
+                field="loss.normalizer",
                 hint="use normalizer 'constant' with leaf_weights 'path_weighted'",
             )
         if self.advantages == "dr_grpo" and normalizer != "constant":
             raise ConfigError(
                 f"{normalizer!r} brings back the length bias that Dr. GRPO removes",
-                field="normalizer",
+                field="loss.normalizer",
                 hint="use normalizer 'constant' with advantages 'dr_grpo', or advantages 'mean_centred'",
             )
         if self.attribution == "hard_dedup" and normalizer == "rollouts":
             raise ConfigError(
                 "'rollouts' counts rollouts, and hard_dedup counts nodes",
-                field="normalizer",
+                field="loss.normalizer",
                 hint="use normalizer 'tokens' or 'constant' with attribution 'hard_dedup'",
             )
         return CreditRule(

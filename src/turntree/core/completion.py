@@ -29,12 +29,12 @@ class Sampling:
                 f"impossible sampling {self}", hint="temperature >= 0, max_tokens >= 1, 0 < top_p <= 1, top_k >= 0"
             )
 
-    def check_trainable(self) -> None:
+    def check_trainable(self, field: str = "sampling") -> None:
         """Raise `ConfigError` unless the sampled distribution is softmax(logits / temperature) itself."""
         if self.temperature == 0 or self.top_p < 1 or self.top_k:
             raise ConfigError(
                 "training needs samples of the policy itself",
-                field="sampling",
+                field=field,
                 hint="use temperature > 0 with top_p = 1 and top_k = 0",
             )
 

@@ -149,16 +149,23 @@ class Loaded:
                 values[name] = option.default
         return values
 
-    def build(self, options: Mapping[str, Any], context: Mapping[str, Any]) -> Any:
-        """The part. `context` is what the stage provides (`Kind.context`); the factory gets what it declares."""
-        values = self.resolved(options)
+    def build(self, options: Mapping[str, Any], context: Mapping[str, Any], field: str | None = None) -> Any:
+        """The part. `context` is what the stage provides (`Kind.context`); the factory gets what it declares. `field`
+        as in `resolved`: an option that the factory refuses is named by its whole key."""
+        values, where = self.resolved(options, field), field or KINDS[self.kind].field
         if self.is_plain:
             return functools.partial(self.target, **values) if values else self.target
         declared = inspect.signature(self.target).parameters
         given = {name: value for name, value in context.items() if name in declared}
         if ARGUMENT in declared:
             given[ARGUMENT] = self.argument
-        return self.target(**given, **values)
+        try:
+            return self.target(**given, **values)
+        except ConfigError as error:
+            if error.field is None or re.split(r"[.\[]", error.field)[0] not in values:
+                raise
+            whole = f"{where}.{error.field}"
+            raise ConfigError(error.problem, path=error.path, field=whole, hint=error.hint) from error
 
 
 def _completed(default: Any, value: Any) -> Any:
@@ -265,9 +272,9 @@ def resolve(kind: str, part: Part, *, field: str | None = None) -> Part:
     return Part(part.name, {name: to_value(value) for name, value in found.resolved(part.options, field).items()})
 
 
-def build(kind: str, part: Part, **context: Any) -> Any:
-    """Load the part and build it."""
-    return load(kind, part.name).build(part.options, context)
+def build(kind: str, part: Part, *, field: str | None = None, **context: Any) -> Any:
+    """Load the part and build it; `field` as in `Loaded.build`."""
+    return load(kind, part.name).build(part.options, context, field)
 
 
 def identity(kind: str, part: Part) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from turntree.core import seeds
+from turntree.core.errors import ConfigError
 from turntree.core.protocols import Gate, GateDecision, GroupProgress
 from turntree.gates.divergence import turns_reached, unable
 
@@ -86,9 +87,9 @@ class RandomGate:
 
     def __post_init__(self) -> None:
         if self.turn < 1:
-            raise ValueError(f"turn must be at least 1, not {self.turn}")
+            raise ConfigError(f"must be at least 1, not {self.turn}", field="turn")
         if not 0 <= self.rate <= 1:
-            raise ValueError(f"rate must be in [0, 1], not {self.rate}")
+            raise ConfigError(f"must be in [0, 1], not {self.rate}", field="rate")
 
     @property
     def first_look(self) -> int:

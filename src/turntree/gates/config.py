@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from turntree.core.errors import ConfigError
 from turntree.core.parts import described_by
 from turntree.core.protocols import Gate
 from turntree.gates.compose import AnyOf, AuditedGate, RandomGate
@@ -40,9 +41,9 @@ class GateConfig:
 
     def __post_init__(self) -> None:
         if not self.checkpoints:
-            raise ValueError("a gate needs at least one checkpoint")
+            raise ConfigError("are none", field="checkpoints", hint="a gate needs at least one")
         if not 0 <= self.audit <= 1:
-            raise ValueError(f"audit must be in [0, 1], not {self.audit}")
+            raise ConfigError(f"must be in [0, 1], not {self.audit}", field="audit")
 
 
 def build_gate(config: GateConfig, seed: int) -> Gate:

@@ -22,9 +22,10 @@ from turntree.core.errors import ConfigError
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation, Renderer, StreamingEngine, TurnState
+from turntree.core.tree import StopReason
 from turntree.core.verdict import Verdict
 from turntree.environments.pool import EnvironmentFault, checked, reason_of
-from turntree.rollouts.live import EpisodeConfig
+from turntree.rollouts.live import EpisodeConfig, has_room
 from turntree.rollouts.players import grow
 from turntree.rollouts.rebuild import Misfit, Rebuilder, Walked, asked
 from turntree.verifiers.strict import action_kind
@@ -145,6 +146,10 @@ class Continuation:
         said = (*self.state.history, action, *answer.messages)
         return Rest(f"{self.state.id}/{self.name}", environment, said, left)
 
+    def fill(self) -> None:
+        """The answer to the action leaves no room for a turn: the episode ends there, as a failure."""
+        self.outcomes, self.exact = [0.0], True
+
     def end(self, rewards: Rewards) -> None:
         judged = [verdict for verdict in rewards.verdicts.values() if verdict.reward is not None]
         if not judged:
@@ -189,9 +194,17 @@ class PlayOn:
             one.cost += Cost(tool_calls=played, environment_seconds=time.perf_counter() - started)
         tasks = [rest for _, rest in rests]
         grown = grow(tasks, self.engine, self.renderer, self.episodes, group_size=self.forks, seed=seed, part=True)
-        for (one, _), (tree, rewards) in zip(rests, grown, strict=True):
-            one.end(rewards)
+        for (one, rest), (tree, rewards) in zip(rests, grown, strict=True):
+            if tree.stop_reason(tree.ends()[0]) is StopReason.NO_ROOM and self._had_room(one.state, rest):
+                one.fill()
+            else:
+                one.end(rewards)
             one.cost += tree.cost
+
+    def _had_room(self, state: TurnState, rest: Rest) -> bool:
+        """Whether a turn at the state itself fits the context."""
+        context = min(self.episodes.max_context, self.engine.max_context)
+        return has_room(self.renderer.prompt(state.history, rest.tools), replace(self.episodes, max_context=context))
 
 
 class Rest:

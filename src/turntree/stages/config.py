@@ -470,8 +470,8 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         """Raises `InputError` for an object that is not a filter, and for a built-in filter that `train` also switches
         on."""
         found: list[Filter] = []
-        for part in self.filters:
-            one = parts.build("filters", part, seed=self.train.seed)
+        for i, part in enumerate(self.filters):
+            one = parts.build("filters", part, field=f"filters.{i}", seed=self.train.seed)
             missing = [name for name in _FILTERS if not hasattr(one, name)]
             if missing:
                 problem = f"{part.name!r} gave {type(one).__name__}, which has no {', '.join(missing)}"

@@ -54,7 +54,7 @@ def _rescored(
     overwrite: bool,
 ) -> dict[str, Any]:
     """The profile `made` with the stored samples judged by `verifier`."""
-    judge = Judge(verifier, StrictMatch(), cut_turns=made.profile.cut_turns)
+    judge = Judge(verifier, StrictMatch(), cut_turns=made.profile.cut_turns, seed=made.profile.seed)
     rollouts, adaptive = made.profile.rollouts, made.profile.adaptive
     stopping = None if adaptive is None else StoppingRule(replace(adaptive, confidence=1.0), rollouts, Prior(rollouts))
 

@@ -45,6 +45,7 @@ def run_sft(config: SFTStageConfig, out: Path, *, overwrite: bool = False, group
         raise InputError("holds no turn to learn from", path=config.traces, hint="see skip_turns in docs/traces.md")
     inputs = {**policy.identity, "traces_hash": file_hash(Path(config.traces))}
     steps = config.sft.steps(len(learned.examples))
+    config.sft.optimizer.require_steps(steps, "sft.optimizer.schedule")
     length = extent("sft.epochs", config.sft.epochs, config.sft.optimizer, steps=steps)
     with open_run(out, "sft", to_mapping(config), inputs, overwrite=overwrite, extent=length) as run:
         _train(run, policy, learned.examples, config, group)

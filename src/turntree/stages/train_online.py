@@ -25,6 +25,7 @@ from turntree.observe import loggers
 from turntree.observe.run import RunDirectory, notice, open_run, progress
 from turntree.rollouts import rewards
 from turntree.rollouts.groups import GrownGroup
+from turntree.rollouts.live import require_whole_paths
 from turntree.rollouts.players import require_steppable
 from turntree.rollouts.rewards import RewardSum
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
@@ -64,6 +65,9 @@ def run_train_online(
     config.build_gate()  # refuses one that would do nothing
     policy = load_policy(policy_name(config.model, config.environment), config.device)
     group.load = partial(load_trained, policy.source, config.device)
+    # what cannot be is refused before there is a folder of the run, which the corrected command would not take
+    require_whole_paths(policy.renderer, config.build_brancher(vocabulary_size(policy.model)))
+    config.build_estimator()
     _require_trainable(policy, config)
     logs = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
     splits = {TRAIN: config.count, config.held_out_split: config.held_out_count}
@@ -74,6 +78,9 @@ def run_train_online(
         opened = stack.enter_context(
             open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source, workers=processes)
         )
+        for key, used in (("cluster.workers", config.cluster.workers), ("train.local", config.train.local.judges)):
+            if used:
+                require_steppable(opened.of(TRAIN), key)
         code = parts.identities(config)
         judging = {**_filters(config), **rewards.identity(config.rewards, summed)}
         inside = stack.enter_context(open_inside(config, policy))
@@ -87,9 +94,6 @@ def run_train_online(
         run = stack.enter_context(
             open_run(out, "train online", to_mapping(config), inputs, overwrite=overwrite, logs=logs, extent=length)
         )
-        for key, used in (("cluster.workers", config.cluster.workers), ("train.local", inside is not None)):
-            if used:
-                require_steppable(opened.of(TRAIN), key)
         crew = stack.enter_context(open_crew(__name__, config, policy.identity))
         trained = _train(run, policy, opened, config, summed, filters, inside, group, crew)
         rows = run.metrics()

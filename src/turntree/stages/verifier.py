@@ -11,7 +11,7 @@ from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.protocols import TurnVerifier
 from turntree.rollouts.live import EpisodeConfig
-from turntree.verifiers.user import UserVerifier
+from turntree.verifiers.user import UserBatchVerifier, UserVerifier
 
 if TYPE_CHECKING:  # torch comes with it, and verifiers are opened where there is none
     from turntree.stages.policy import Policy, Speaker
@@ -60,4 +60,8 @@ def open_verifier(
             raise InputError(problem, field="verifier", hint="a verifier is a function of (state, action)")
         options = [f"+{key}={value}" for key, value in sorted(loaded.resolved(verifier.options).items())]
         told = {key: getattr(built, key) for key in ("compares", "concurrency") if hasattr(built, key)}
-        yield UserVerifier("".join([loaded.identity, *options]), function, **told)
+        name = "".join([loaded.identity, *options])
+        if hasattr(built, "judge_all"):
+            yield UserBatchVerifier(name, function, **told, together=built.judge_all)
+        else:
+            yield UserVerifier(name, function, **told)

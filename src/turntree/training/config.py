@@ -61,6 +61,14 @@ class OptimizerConfig:
         if not 0 <= self.final_fraction <= 1:
             raise ConfigError("is outside [0, 1]", field="final_fraction")
 
+    def require_steps(self, total: int | None, field: str = "schedule") -> None:
+        """Raise `ConfigError` where no step is left for the learning rate to fall."""
+        if self.schedule == "cosine" and (total is None or total <= self.warmup_steps):
+            problem = (
+                f"'cosine' needs a number of steps above warmup_steps ({self.warmup_steps}), and there are {total}"
+            )
+            raise ConfigError(problem, field=field, hint="take fewer warmup_steps, or 'constant'")
+
     def factor(self, step: int, total_steps: int | None = None) -> float:
         """The fraction of `learning_rate` used by step `step` (the first is 0) of `total_steps`."""
         if step < self.warmup_steps:
@@ -117,13 +125,15 @@ class LossConfig:
         return credit.rule(self.normalizer, per_rollout=self.per_rollout_credit)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.clip_low <= 1 or self.clip_high < 0:
-            raise ConfigError("impossible clip range", field="clip_low", hint="0 <= clip_low <= 1, clip_high >= 0")
+        if not 0 <= self.clip_low <= 1:
+            raise ConfigError(f"is {self.clip_low}", field="clip_low", hint="it lies from 0 to 1")
+        at_least(self, clip_high=0, kl_coefficient=0)
+        for name in ("importance_cap", "temperature"):
+            if not getattr(self, name) > 0:
+                raise ConfigError("must be above 0", field=name)
         if self.dual_clip is not None and self.dual_clip <= 1:
             hint = "3 is what dual-clip PPO uses"
             raise ConfigError("must be above 1: it bounds the ratio of punished tokens", field="dual_clip", hint=hint)
-        if not self.kl_coefficient >= 0 or self.importance_cap <= 0 or self.temperature <= 0:
-            raise ConfigError("kl_coefficient must be >= 0, importance_cap and temperature > 0", field="kl_coefficient")
         if self.kl == "k1" and self.kl_coefficient > 0:
             raise ConfigError(
                 "'k1' has no gradient in expectation: as a loss it adds noise only",
@@ -213,8 +223,10 @@ class CurriculumConfig:
     """Further waves that a step may draw to replace groups without reward variance (0: none)."""
 
     def __post_init__(self) -> None:
-        if min(self.retire_after, self.revisit_after, self.replacement_rounds) < 0:
-            raise ConfigError("no number of the curriculum may be negative", field="retire_after")
+        at_least(self, retire_after=0, revisit_after=0, replacement_rounds=0)
+        if self.revisit_after and not self.retire_after:
+            hint = "set curriculum.retire_after, or leave it out"
+            raise ConfigError("has no effect: no pivot retires", field="revisit_after", hint=hint)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,9 +241,9 @@ class DriftConfig:
     """Size of the blocks of groups of one kind that are compared with the first block."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.false_alarms < 1 or self.tolerance < 0 or self.window < FEWEST_STATES:
-            problem = f"false_alarms lies in (0, 1), tolerance is not negative, window is at least {FEWEST_STATES}"
-            raise ConfigError(problem, field="tolerance")
+        if not 0 < self.false_alarms < 1:
+            raise ConfigError("is outside (0, 1)", field="false_alarms")
+        at_least(self, tolerance=0, window=FEWEST_STATES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,10 +260,11 @@ class ReinforcedConfig:
     loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
-    def _check(self, sampling: Sampling, *counts: str) -> None:
-        """Raise `ConfigError` where one of `counts` is below 1, or `sampling` and the loss do not go together."""
+    def _check(self, sampling: Sampling, *counts: str, inside: str = "") -> None:
+        """Raise `ConfigError` where one of `counts` is below 1, or `sampling` (a key in the section `inside`) and the
+        loss do not go together."""
         at_least(self, **dict.fromkeys(("updates", "max_tokens", *counts), 1))
-        sampling.check_trainable()
+        sampling.check_trainable(f"{inside}sampling")
         if sampling.temperature != self.loss.temperature:
             raise ConfigError("differs from the sampling temperature", field="loss.temperature", hint="make them equal")
         self.loss.estimator(self.credit)  # refuses what does not go together
@@ -279,6 +292,7 @@ class PivotConfig(ReinforcedConfig):
     def __post_init__(self) -> None:
         at_least(self, group_size=2, check_every=0)
         self._check(self.sampling, "steps", "states")
+        self.optimizer.require_steps(self.steps * self.updates, "optimizer.schedule")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,4 +372,5 @@ class OnlineConfig(ReinforcedConfig):
         if self.max_off_policy_steps and self.loss.old_logprobs == "engine":
             problem = "'engine' gives those of older weights where max_off_policy_steps is above 0"
             raise ConfigError(problem, field="loss.old_logprobs", hint="use 'auto': the trainer computes them")
-        self._check(self.rollouts.episodes.sampling, "iterations", "groups")
+        self._check(self.rollouts.episodes.sampling, "iterations", "groups", inside="rollouts.episodes.")
+        self.optimizer.require_steps(self.iterations * self.updates, "optimizer.schedule")

@@ -30,8 +30,7 @@ class Optimizer:
     def __init__(
         self, parameters: Iterable[Parameter], config: OptimizerConfig, total_steps: int | None = None
     ) -> None:
-        if config.schedule == "cosine" and (total_steps is None or total_steps <= config.warmup_steps):
-            raise ConfigError("'cosine' needs a number of steps above warmup_steps", field="schedule")
+        config.require_steps(total_steps)
         self.config = config
         self.total_steps = total_steps
         self.steps = 0

@@ -18,7 +18,7 @@ from turntree.core.outcome import GroupOutcome, group_outcome
 from turntree.core.protocols import Engine, Estimator, Renderer, TurnVerifier
 from turntree.core.tree import RolloutTree, StopReason
 from turntree.core.verdict import censored
-from turntree.rollouts.local import Prompted, sample_local, score_wave
+from turntree.rollouts.local import Prompted, occurrences_of, sample_local, score_wave
 from turntree.training.checkpoints import Checkpoints
 from turntree.training.config import PivotConfig
 from turntree.training.curriculum import Curriculum, PivotRecord
@@ -187,11 +187,17 @@ def draw_local(
     seed: int,
     occurrences: Sequence[int] | None = None,
 ) -> list[tuple[RolloutTree, Rewards]]:
-    """The groups of one wave (or of a part of it, where `occurrences` are those in the whole): sampled and judged."""
-    size = config.group_size
-    trees = sample_local(prompted, engine, renderer, config.sampling, size, seed, occurrences=occurrences)
-    grown = [(tree, item.state) for tree, item in zip(trees, prompted, strict=True)]
-    return list(zip(trees, score_wave(grown, verifier, cut_turns=config.cut_turns, seed=seed), strict=True))
+    """The groups of one wave (or of a part of it, where `occurrences` are those in the whole): sampled and judged. What
+    a verifier draws at a state that comes again is keyed by its occurrence, because another worker may judge that."""
+    numbers = occurrences_of(prompted) if occurrences is None else occurrences
+    trees = sample_local(prompted, engine, renderer, config.sampling, config.group_size, seed, occurrences=numbers)
+    found: dict[int, Rewards] = {}
+    for number in sorted(set(numbers)):
+        places = [place for place, occurrence in enumerate(numbers) if occurrence == number]
+        grown = [(trees[place], prompted[place].state) for place in places]
+        draws = seeds.again(seed, 0, number)
+        found |= zip(places, score_wave(grown, verifier, cut_turns=config.cut_turns, seed=draws), strict=True)
+    return [(tree, found[place]) for place, tree in enumerate(trees)]
 
 
 @dataclass

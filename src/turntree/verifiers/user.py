@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from turntree.core import parts
@@ -37,7 +37,10 @@ class UserVerifier:
         try:
             answer = self.function(state, action)
         except Exception as error:
-            return Verdict(None, _one_line(f"the verifier raised {type(error).__name__}: {error}"), kind)
+            return Verdict(None, _raised(error), kind)
+        return self._verdict(answer, kind)
+
+    def _verdict(self, answer: Any, kind: str) -> Verdict:
         if isinstance(answer, Verdict):
             reward = None if answer.reward is None else self._reward(answer.reward)
             return replace(answer, reward=reward, reason=str(answer.reason), kind=answer.kind or kind)
@@ -56,6 +59,24 @@ class UserVerifier:
         if not 0 <= reward <= 1:  # NaN fails this too
             raise InputError(f"returned {reward}", field=self.name, hint="a reward is a number from 0 to 1")
         return reward
+
+
+@dataclass(frozen=True)
+class UserBatchVerifier(UserVerifier):
+    """Wraps an object of a user's that judges many actions at once: `together(pairs, seed)` gives an answer for each,
+    as `function` would."""
+
+    together: Callable[[Sequence[tuple[TurnState, Message]], int], Sequence[Any]] = field(kw_only=True)
+
+    def judge_all(self, pairs: Sequence[tuple[TurnState, Message]], seed: int = 0) -> list[Verdict]:
+        kinds = [action_kind(action) for _, action in pairs]
+        try:
+            answers = list(self.together(pairs, seed)) if pairs else []
+            if len(answers) != len(pairs):
+                raise ValueError(f"{len(answers)} verdicts for {len(pairs)} actions")
+        except Exception as error:
+            return [Verdict(None, _raised(error), kind) for kind in kinds]
+        return [self._verdict(answer, kind) for answer, kind in zip(answers, kinds, strict=True)]
 
 
 def build_verifier(part: Part, environment: Part | None = None) -> TurnVerifier:
@@ -87,5 +108,5 @@ class Chained:
             close()
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+def _raised(error: Exception) -> str:
+    return " ".join(f"the verifier raised {type(error).__name__}: {error}".split())
