@@ -121,6 +121,22 @@ class TestResponses:
         [trace], _ = imported(tmp_path, row)
         assert (trace.id, trace.messages[-1].content) == ("u1", '{"commands": []}')
 
+    def test_calls_that_repeat_the_text_of_a_terminus_turn_are_not_what_its_policy_said(self, tmp_path: Path) -> None:
+        """It said JSON, and one screen answers all its keystrokes."""
+        spoken = '{"commands": [{"keystrokes": "ls\\n"}, {"keystrokes": "pwd\\n"}]}'
+        keys = [{**called(call_id=f"{i}"), "name": "bash_command", "arguments": '{"keystrokes": "x"}'} for i in "12"]
+        output = [said(spoken), *keys, result("1"), said('{"commands": []}'), result("9"), said(spoken)]
+        row = {"responses_create_params": {"input": "go"}, "response": {"output": output}}
+        [trace], report = imported(tmp_path, row)
+        assert [message.role for message in trace.messages] == ["user", "assistant"] * 3
+        assert [state.demonstration for state in candidates(trace)] == [Message("assistant", spoken)] * 2
+        assert report.ignored == {"calls that repeat the turn's text": 2}
+        row["responses_create_params"]["tools"] = [
+            {"type": "function", "name": "bash_command", "parameters": {"type": "object"}}
+        ]
+        [trace], report = imported(tmp_path, row)
+        assert len(trace.messages[1].tool_calls) == 2, "a tool that was declared is called"
+
     def test_an_unknown_item_is_refused(self, tmp_path: Path) -> None:
         row = {"responses_create_params": {"input": [{"type": "computer_call"}]}}
         with pytest.raises(InputError, match="holds an item of type 'computer_call'"):

@@ -196,7 +196,7 @@ def test_real_prompts_are_read(shared_data: Path) -> None:
     """All are `(testbed) root@...:/testbed#` or `root@...:/app#`, some of them glued to what was printed before."""
     for name, where, known, unknown in (
         ("resources_servers__terminus_judge__data__example", "/testbed", 5, 0),
-        ("responses_api_agents__harbor_agent__example__example_output", "/app", 16, 8),
+        ("responses_api_agents__harbor_agent__example__example_output", "/app", 30, 10),
     ):
         traces, _ = import_chat([shared_data / GYM.format(name)])
         histories = [state.history for trace in traces for state in candidates(trace)]

@@ -14,7 +14,9 @@ from collections import Counter
 from typing import Any, cast
 
 from turntree.core.errors import InputError
+from turntree.traces.formats.events import acts_in
 from turntree.traces.formats.row import (
+    ACT,
     BrokenMessage,
     ChatRow,
     call_of,
@@ -24,6 +26,7 @@ from turntree.traces.formats.row import (
     needs,
     object_of,
     outcome,
+    text_in,
     text_of,
     told_by,
     words,
@@ -79,9 +82,39 @@ def read_responses_row(row: dict[str, Any]) -> ChatRow:
     asked = _input_items(request)
     if not any(isinstance(item, dict) and item.get("role") in ("user", "system", "developer") for item in asked):
         asked = [*_prompt_elsewhere(row, request, chat), *asked]
+    if not chat.tools and _restated(items):
+        items = _as_said(items, chat)
     chat.messages = [message for item in [*asked, *items] if (message := read_item(item, chat.ignored)) is not None]
+    if chat.rule == "bash":
+        for message in chat.messages:
+            if isinstance(message, dict) and message.get("role") == "assistant":
+                message |= acts_in(text_in(message["content"]))
     count_unknown(row, _ROW_KEYS | profiled, "", chat.ignored)
     return chat
+
+
+def _restated(items: list[Any]) -> bool:
+    """Whether the calls of an episode only repeat what its texts say, as NeMo Gym's harbor agent (Terminus) writes
+    them: the policy was given no tools and answers with the keystrokes as JSON text."""
+    calls = [item for item in items if isinstance(item, dict) and item.get("type") == "function_call"]
+    texts = [text_in(item.get("content")) for item in items if isinstance(item, dict) and item.get("type") == "message"]
+    named = {call.get("name") for call in calls}
+    return named == {"bash_command"} and any(acts_in(text)[ACT] for text in texts)
+
+
+def _as_said(items: list[Any], chat: ChatRow) -> list[Any]:
+    """The items as the policy said and saw them: its texts, and each screen as the user's message."""
+    chat.rule = "bash"
+    found: list[Any] = []
+    for item in items:
+        kind = item.get("type") if isinstance(item, dict) else None
+        if kind == "function_call":
+            chat.ignored["calls that repeat the turn's text"] += 1
+        elif kind == "function_call_output":
+            found.append({"type": "message", "role": "user", "content": item.get("output")})
+        else:
+            found.append(item)
+    return found
 
 
 def _prompt_elsewhere(row: dict[str, Any], request: dict[str, Any], chat: ChatRow) -> list[dict[str, Any]]:
