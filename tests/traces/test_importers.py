@@ -441,6 +441,15 @@ def test_a_call_inside_a_thought_is_none() -> None:
     assert trace.messages[1].content.endswith("</think>")
 
 
+def test_what_a_result_has_beside_its_tags_is_counted() -> None:
+    shown = "2 results\n<tool_response>7</tool_response>\n<tool_response>8</tool_response>"
+    turns = [("human", "go"), ("gpt", "<tool_call>{}</tool_call>" * 2), ("tool", shown), ("gpt", "15")]
+    row = {"conversations": [{"from": who, "value": what.replace("{}", '{"name": "b"}')} for who, what in turns]}
+    [trace], report = imported(FIXTURES["sharegpt"], json.dumps(row))
+    assert [message.content for message in trace.messages[2:4]] == ["7", "8"]
+    assert report.ignored == {"text beside <tool_response>": 1}
+
+
 # branches and forks of Claude Code
 
 

@@ -13,6 +13,7 @@ every search-related step of a ReAct text.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
@@ -80,16 +81,18 @@ def read_sharegpt(row: dict[str, Any]) -> ChatRow:
             continue
         said = cast("dict[str, Any]", raw)
         count_unknown(said, ("from", "value", "weight", "loss"), f"{key}[].", chat.ignored)
-        chat.messages += _said(said)
+        chat.messages += _said(said, chat.ignored)
     return chat
 
 
-def _said(said: dict[str, Any]) -> list[Any]:
+def _said(said: dict[str, Any], ignored: Counter[str]) -> list[Any]:
     role, value = _SPEAKERS.get(str(said.get("from")), said.get("from")), said.get("value")
     weight = {"weight": 0} if said.get("weight") == 0 or said.get("loss") is False else {}
     if role == "call":
         return [{"role": "assistant", "content": "", "tool_calls": [_call(value)], **weight}]
     if role == "tool" and isinstance(value, str) and (results := _RESULT.findall(value)):
+        if _RESULT.sub("", value).strip():
+            ignored["text beside <tool_response>"] += 1
         return [{"role": "tool", "content": result} for result in results]
     message: dict[str, Any] = {"role": role, "content": value, **weight}
     if role == "assistant" and isinstance(value, str):
