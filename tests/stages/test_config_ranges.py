@@ -34,6 +34,7 @@ from turntree.training.launch import open_ranks
             {"train": {"rollouts": {"episodes": {"max_turns": 0}}}},
             "train.rollouts.episodes.max_turns",
         ),
+        (TrainOnlineConfig, {"train": {"rollouts": {"rollout_seconds": 0.0}}}, "train.rollouts.rollout_seconds"),
         (EvaluateConfig, {"max_turns": 0}, "max_turns"),
         (EvaluateConfig, {"count": 0}, "count"),
         (Gold, {"count": -1}, "count"),

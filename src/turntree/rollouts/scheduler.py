@@ -88,7 +88,10 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         at_least(self, group_size=1, max_live_rollouts=1, max_branched=0, overlap=0)
-        at_least(self, max_retries=0, rollout_seconds=0, group_seconds=0)
+        at_least(self, max_retries=0)
+        for name in ("rollout_seconds", "group_seconds"):
+            if not getattr(self, name) > 0:  # zero would cancel everything
+                raise ConfigError("must be above 0", field=name)
         if not 1 <= self.initial <= self.group_size:
             raise ConfigError(f"must be from 1 to group_size ({self.group_size})", field="initial_rollouts")
 
