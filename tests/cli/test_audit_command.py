@@ -110,7 +110,7 @@ def test_the_log_of_a_run_directory_is_found_in_it(turntree, tmp_path):
     [
         (("nowhere.jsonl",), "nowhere.jsonl: does not exist"),
         (("log.jsonl", "--format", "verl"), "holds no rollout that can be read"),
-        (("log.jsonl", "--turn-separator", "("), "field 'turn_separator': is not a regular expression"),
+        (("log.jsonl", "--turn-separator", "("), "field 'log_format.turn_separator': is not a regular expression"),
         (("log.jsonl", "--epochs", 0), "field 'epochs': is below 1"),
         (("log.jsonl", "--set", "greso.p=1"), "unknown key"),
     ],
