@@ -98,8 +98,8 @@ def _restated(items: list[Any]) -> bool:
     them: the policy was given no tools and answers with the keystrokes as JSON text."""
     calls = [item for item in items if isinstance(item, dict) and item.get("type") == "function_call"]
     texts = [text_in(item.get("content")) for item in items if isinstance(item, dict) and item.get("type") == "message"]
-    named = {call.get("name") for call in calls}
-    return named == {"bash_command"} and any(acts_in(text)[ACT] for text in texts)
+    keys_only = bool(calls) and all(call.get("name") == "bash_command" for call in calls)
+    return keys_only and any(acts_in(text)[ACT] for text in texts)
 
 
 def _as_said(items: list[Any], chat: ChatRow) -> list[Any]:
