@@ -152,6 +152,23 @@ def test_a_reward_function_is_asked_at_every_turn_and_its_failure_censors() -> N
         fails.step(Message("assistant", "x"))
 
 
+def test_a_reward_function_replaces_the_reward_and_keeps_what_else_the_environment_tells() -> None:
+    class Counts:
+        task_id, tools = "a", ()
+
+        def reset(self) -> tuple[Message, ...]:
+            return (Message("user", "Begin."),)
+
+        def step(self, action: Message) -> Observation:
+            return Observation((), False, progress=0.5, reward=0.25, metrics={"impossible": 1.0})
+
+    environment = Scored(Counts(), lambda **_: [2.0], {})
+    environment.reset()
+    assert environment.step(Message("assistant", "x")) == Observation(
+        (), False, progress=0.5, reward=2.0, metrics={"impossible": 1.0}
+    )
+
+
 @pytest.mark.parametrize(("text", "right"), [(" 42 ", True), ("<think>41?</think>\n\n42", True), ("<think>42", False)])
 def test_an_answer_is_what_stands_behind_the_thought(text: str, right: bool) -> None:
     """A template that has no place for thoughts leaves them in the content."""

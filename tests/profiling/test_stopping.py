@@ -136,7 +136,9 @@ def test_the_rule_errs_no_more_often_than_it_says(confidence):
 def test_looks_end_with_all_rollouts():
     assert AdaptiveConfig().looks(16) == [4, 6, 8, 10, 12, 14, 16]
     assert AdaptiveConfig(first=8, step=5).looks(16) == [8, 13, 16]
-    assert AdaptiveConfig().looks(4) == [4]
+    AdaptiveConfig().check(5)
+    with pytest.raises(ConfigError, match=r"'adaptive\.first': the first look is after 4 rollouts of 4"):
+        AdaptiveConfig().check(4)
 
 
 def test_equal_fractional_rewards_have_no_variance():

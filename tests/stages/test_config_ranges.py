@@ -87,6 +87,25 @@ def test_a_setting_that_would_do_nothing_is_refused(train: dict[str, Any], field
         from_mapping(TrainPivotConfig, {"pivots": "p", "train": train})
 
 
+@pytest.mark.parametrize(
+    ("kind", "given", "field"),
+    [
+        (ProfileStageConfig, {"traces": "t", "profile": {"rollouts": 4, "adaptive": {}}}, "profile.adaptive.first"),
+        (TrainPivotConfig, {"pivots": "p", "own": {"rollouts": 4, "adaptive": {"threshold": 1}}}, "own.adaptive.first"),
+    ],
+)
+def test_adaptive_profiling_that_could_stop_nothing_is_refused(kind: Any, given: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{field}': the first look is after 4 rollouts of 4"):
+        from_mapping(kind, given)
+
+
+@pytest.mark.parametrize("setting", [{"max_branched": 2}, {"refills": False}])
+def test_settings_of_a_brancher_are_refused_without_one(setting: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"'train.rollouts.{next(iter(setting))}': has no effect without a brancher"):
+        from_mapping(TrainOnlineConfig, {"train": {"rollouts": setting}})
+    from_mapping(TrainOnlineConfig, {"train": {"rollouts": setting}, "brancher": {"name": "random"}})
+
+
 @pytest.mark.parametrize("kind, steps", [(TrainPivotConfig, {"steps": 40}), (TrainOnlineConfig, {"iterations": 40})])
 def test_a_learning_rate_that_could_never_fall_is_refused_before_there_is_a_run(kind: Any, steps: Any) -> None:
     optimizer = {"schedule": "cosine", "warmup_steps": 40}

@@ -105,6 +105,14 @@ def test_editing_tools_answer_mistakes(swe):
     assert environment.state() == before
 
 
+def test_an_edit_keeps_the_bytes_that_are_no_text(swe):
+    environment = swe("train", 0)
+    environment.reset()
+    told(environment, "bash", command=r"printf 'caf\351 = 1\r\nna\303\257ve = 2\n' > latin.py")
+    assert told(environment, "str_replace", path="latin.py", old="naïve = 2", new="naïve = é") == "latin.py was changed"
+    assert environment.object.files["latin.py"].data == b"caf\xe9 = 1\r\n" + "naïve = é\n".encode()
+
+
 def test_an_edit_is_seen_by_the_shell_although_older_bytecode_lies_beside_it(swe):
     """The edit may keep the size of the file; Python would then take the stale bytecode if it kept its time too."""
     for number in range(len(PACKAGES)):

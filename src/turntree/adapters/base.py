@@ -9,6 +9,7 @@ import json
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, Protocol, cast
 
@@ -182,9 +183,7 @@ class Scored:
             raise EnvironmentFault(f"the reward function returned {given!r} instead of a list with one number")
         reward = float(given[0])
         success = reward >= 1 if observation.done else None
-        return Observation(
-            observation.messages, observation.done, success=success, progress=observation.progress, reward=reward
-        )
+        return replace(observation, success=success, reward=reward)
 
     def fork(self) -> Scored:
         twin = Scored(self._inner.fork(), self._reward, self._row)

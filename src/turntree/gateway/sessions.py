@@ -41,7 +41,6 @@ class Ask:
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
-    stop: tuple[str, ...] = ()
     meta: dict[str, Any] = field(default_factory=dict[str, Any])
 
 

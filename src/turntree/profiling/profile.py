@@ -45,6 +45,8 @@ class ProfileConfig:
         if not 2 <= self.rollouts <= MOST_ROLLOUTS:
             raise ConfigError(f"is not from 2 to {MOST_ROLLOUTS:,}", field="rollouts", hint="the paper uses 16")
         at_least(self, wave=1, max_path=1)
+        if self.adaptive is not None:
+            self.adaptive.check(self.rollouts)
 
     @property
     def looks(self) -> list[int]:

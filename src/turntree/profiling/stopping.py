@@ -67,9 +67,15 @@ class AdaptiveConfig:
         if not 0 <= self.audit <= 1:
             raise ConfigError("is outside [0, 1]", field="audit")
 
+    def check(self, rollouts: int) -> None:
+        """Raises `ConfigError` where no candidate of that many rollouts could be stopped."""
+        if self.first >= rollouts:
+            problem = f"the first look is after {self.first} rollouts of {rollouts}: no candidate can stop early"
+            raise ConfigError(problem, field="adaptive.first", hint="set it lower, or leave adaptive profiling out")
+
     def looks(self, rollouts: int) -> list[int]:
         """The numbers of rollouts after which the rule is checked; the last is `rollouts`."""
-        return [*range(min(self.first, rollouts), rollouts, self.step), rollouts]
+        return [*range(self.first, rollouts, self.step), rollouts]
 
 
 def way_of(rewards: Sequence[float], config: AdaptiveConfig) -> Class:

@@ -87,8 +87,7 @@ class SchedulerConfig:
     of fast ones waiting. Default: an eighth of `max_live_rollouts` where calls wait for tools, else 0."""
 
     def __post_init__(self) -> None:
-        at_least(self, group_size=1, max_live_rollouts=1, max_branched=0, overlap=0)
-        at_least(self, max_retries=0)
+        at_least(self, group_size=1, max_live_rollouts=1, max_branched=0, overlap=0, max_retries=0)
         for name in ("rollout_seconds", "group_seconds"):
             if not getattr(self, name) > 0:  # zero would cancel everything
                 raise ConfigError("must be above 0", field=name)

@@ -281,6 +281,8 @@ class OwnPathConfig:
             raise ConfigError("is a share: from 0 to 1", field="greedy")
         if not 0 <= self.keep < 1:
             raise ConfigError("is a share: from 0, and below 1", field="keep")
+        if self.adaptive is not None:
+            self.adaptive.check(self.rollouts)
         if self.adaptive is not None and self.adaptive.threshold != self.select.threshold:
             hint = f"use {self.select.threshold:g} in both"
             raise ConfigError(
@@ -411,6 +413,10 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         if self.train.allocation is not None and (self.brancher is not None or self.train.max_off_policy_steps):
             other = "train.max_off_policy_steps" if self.brancher is None else "a brancher"
             raise ConfigError(f"does not go with {other}", field="train.allocation", hint="leave one of the two out")
+        for name in ("max_branched", "refills") if self.brancher is None else ():
+            if getattr(self.train.rollouts, name) is not None:
+                hint = "pass --brancher NAME, or leave it out"
+                raise ConfigError("has no effect without a brancher", field=f"train.rollouts.{name}", hint=hint)
         rollouts = self.train.rollouts.of_training(self.train.groups, branching=self.brancher is not None)
         if (self.brancher is not None) != (rollouts.initial < rollouts.group_size):
             raise ConfigError(

@@ -89,7 +89,7 @@ class Editor(Shell):
             first: The first line to show.
             last: The last line to show.
         """
-        lines = self._text(path).splitlines()
+        lines = self._data(path).decode("utf-8", "replace").splitlines()
         shown = range(max(first, 1), min(last, len(lines)) + 1)
         return "\n".join(f"{number:>4}  {lines[number - 1]}" for number in shown) or "[no lines]"
 
@@ -101,17 +101,17 @@ class Editor(Shell):
             old: The text as it is, with its spaces.
             new: The text to put in its place.
         """
-        text = self._text(path)
-        count = text.count(old) if old else 0
+        held, sought = self._data(path), old.encode("utf-8", "replace")  # a file may hold bytes that are no text
+        count = held.count(sought) if old else 0
         if count != 1:
             raise ValueError(f"`old` occurs {count} times in {path}, and must occur once" if old else "`old` is empty")
         self._clock += _MINUTE  # a file that looks unchanged would keep its stale bytecode
-        data = text.replace(old, new).encode("utf-8", "replace")
+        data = held.replace(sought, new.encode("utf-8", "replace"))
         self.files = {**self.files, path: File(data, mode=self.files[path].mode, time=self._clock)}
         return f"{path} was changed"
 
-    def _text(self, path: str) -> str:
+    def _data(self, path: str) -> bytes:
         file = self.files.get(path)
         if file is None or file.kind != "file":
             raise ValueError(f"there is no file {path!r}")
-        return file.data.decode("utf-8", "replace")
+        return file.data
