@@ -51,8 +51,10 @@ class Plays(Protocol):
 def require_steppable(tasks: Sequence[Environment], needed: str) -> None:
     """Raise `ConfigError` for tasks that play themselves, where the configuration key `needed` steps environments."""
     if tasks and getattr(tasks[0], "player", None) is not None:
-        hint = "leave it at 0: agents are processes of their own"
-        raise ConfigError("steps environments, and these tasks are agents", field=needed, hint=hint)
+        problem = (
+            "steps environments, and these tasks are agents: processes that turntree cannot stop or copy at a turn"
+        )
+        raise ConfigError(problem, field=needed, hint="leave it out")
 
 
 def require_rendered(grown: Sequence[tuple[RolloutTree, Rewards]]) -> None:
@@ -82,7 +84,7 @@ def player_of(
         return Scheduler(engine, renderer, config, pool=pool, gate=gate, brancher=brancher, rewards=rewards)
     for name, part in (("gate", gate), ("brancher", brancher)):
         if part is not None:
-            raise ConfigError("needs an environment that turntree steps itself", field=name, hint="leave it out")
+            require_steppable(tasks, name)
     return own(engine, renderer, config, rewards)
 
 
