@@ -9,12 +9,13 @@ import time
 import httpx
 import openai
 import pytest
-from gateway_world import ADMIN, HTTP, SEARCH, World, engine, spelled, tokenizer, words, world
+from gateway_world import ADMIN, HTTP, SEARCH, World, engine, spelled, tokenizer, user, words, world
 
 from turntree.core.completion import Sampling
 from turntree.gateway.config import GatewayLimits
 from turntree.gateway.merge import merge
 from turntree.gateway.serve import listening
+from turntree.gateway.sessions import Ask
 
 MESSAGES = [{"role": "user", "content": "What is it?"}]
 
@@ -390,6 +391,32 @@ def test_a_session_that_is_closed_takes_its_calls_with_it():
             gate.post(f"/sessions/{opened['session']}/close", {})
             assert b" 403 " in raw.recv(1000).split(b"\r\n")[0]
         assert [kept.status for kept in live.calls] == ["disconnected"] and gate.driver.engine.in_flight == 0
+
+
+def test_an_agent_that_hangs_up_while_its_session_is_closed_leaves_its_calls_and_their_cost():
+    """As one that is stopped does: its connection breaks, and its session is closed at once."""
+    policy = engine(latency=lambda request: 10**9)
+    gives_up = policy.cancel
+
+    def busy(ticket):
+        time.sleep(0.2)  # a step of a large model
+        return gives_up(ticket)
+
+    policy.cancel = busy
+    with world(policy) as gate:
+        opened = gate.open()
+        live, asked = gate.sessions.get(opened["session"]), Ask(messages=(user("What is it?"),))
+
+        async def stopped():
+            asking = asyncio.create_task(gate.sessions.ask(live, asked))
+            await asyncio.sleep(0.1)
+            asking.cancel()
+            await asyncio.sleep(0.05)
+            return await gate.sessions.close(live, "stopped")
+
+        session = gate.served.call(stopped())
+        assert [call.status for call in session.calls] == ["disconnected"]
+        assert session.calls[0].cost.prefilled_tokens == len(session.calls[0].prompt_ids) > 0
 
 
 def test_a_client_that_sends_its_request_too_slowly_is_dropped():
