@@ -279,6 +279,16 @@ def test_a_prompt_beyond_the_context_is_told_by_openais_code_so_that_an_agent_ca
         client.chat.completions.create(model="m", messages=MESSAGES)
 
 
+def test_a_field_that_nobody_reads_is_refused_where_sessions_begin_and_end(gate):
+    """A misspelled task would be the default one, and the sessions of all tasks one group."""
+    for path, body in (
+        ("/sessions", {"task_id": "room-7"}),
+        (f"/sessions/{gate.open()['session']}/close", {"reward": 1}),
+    ):
+        refused = gate.post(path, body)
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == next(iter(body)), path
+
+
 def test_every_limit_is_kept_and_named():
     limits = GatewayLimits(sessions=2, calls=3, tokens=60, seconds=1000, body_bytes=5000, candidates=4)
     with world(limits=limits) as gate:

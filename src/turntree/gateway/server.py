@@ -140,7 +140,7 @@ class Gateway:
 
     async def open(self, request: Request) -> Response:
         self._check_admin(request)
-        body = await self._body(request)
+        body = _only(await self._body(request), "task", "session", "seed", "sample", "meta")
         task, name, meta = body.get("task", "task"), body.get("session"), body.get("meta", {})
         seed, sample = body.get("seed"), body.get("sample", 0)
         if not isinstance(task, str) or not isinstance(meta, dict) or not isinstance(name, str | None):
@@ -174,7 +174,7 @@ class Gateway:
     async def close(self, request: Request) -> Response:
         self._check_admin(request)
         session = self.sessions.get(request.path_params["session"])
-        reason = (await self._body(request)).get("reason", "closed without a reward")
+        reason = _only(await self._body(request), "reason").get("reason", "closed without a reward")
         await self.sessions.close(session, str(reason)[:1000])
         return _json({"session": session.session_id})
 
@@ -280,6 +280,14 @@ def _refused(error: TurntreeError) -> Refused:
 def _key(request: Request) -> str:
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""
+
+
+def _only(body: dict[str, Any], *names: str) -> dict[str, Any]:
+    """The body. Raises `Refused` for a field of another name: a misspelled task would be the default one."""
+    if unknown := sorted(set(body) - set(names)):
+        message = f"unknown parameter {unknown[0]!r}; known are {', '.join(names)}"
+        raise Refused(400, message, code="unknown_parameter", param=unknown[0])
+    return body
 
 
 def _tokens(kept: Kept) -> dict[str, Any]:
