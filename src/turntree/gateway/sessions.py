@@ -66,7 +66,7 @@ class LiveSession:
     continued: set[str] = field(default_factory=set[str])  # calls that were gone on from
     running: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
     reward: dict[str, Any] = field(default_factory=dict[str, Any])
-    limit: str = ""  # the last limit that the agent ran into
+    limit: str = ""  # the limit that the agent ran into; it is over where a later call went through
     ending: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def value(self, reason: str = "") -> Session:
@@ -260,6 +260,7 @@ class Sessions:
         if room < 1:
             session.limit = f"the prompt has {first.prompt_tokens} tokens, and the context holds {self.max_context}"
             raise Refused(400, session.limit, code=_CONTEXT, param="messages")
+        session.limit = ""
         sampling = self.config.sampling
         longest = min(sampling.max_tokens, room, asked.max_tokens or room)
         if self.config.parameters == "agent":
