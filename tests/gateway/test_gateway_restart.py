@@ -113,6 +113,15 @@ def test_a_session_that_was_rewarded_when_the_gateway_died_is_over(tmp_path):
     assert read_session(SessionStore(tmp_path), opened["session"]).reward == 1.0
 
 
+def test_a_session_that_was_closed_when_the_gateway_died_does_not_begin_again(tmp_path):
+    with world(folder=tmp_path) as gate:
+        opened = gate.open()
+    SessionStore(tmp_path).append(opened["session"], {"closed": "it misbehaved"})
+    with world(folder=tmp_path) as gate:
+        assert len(gate.sessions) == 0
+    assert read_session(SessionStore(tmp_path), opened["session"]).reason == "it misbehaved"
+
+
 def test_a_reward_that_comes_too_late_is_refused_and_leaves_a_folder_that_a_gateway_can_start_on(tmp_path):
     """Its request is on its way while the session ends: without a reward, or with this one, which was posted twice."""
     body = json.dumps({"reward": 1.0}).encode()

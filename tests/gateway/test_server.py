@@ -12,6 +12,7 @@ import pytest
 from gateway_world import ADMIN, HTTP, SEARCH, World, engine, spelled, tokenizer, user, words, world
 
 from turntree.core.completion import Sampling
+from turntree.core.errors import TurntreeError
 from turntree.gateway.config import GatewayLimits
 from turntree.gateway.merge import merge
 from turntree.gateway.serve import listening
@@ -314,6 +315,25 @@ def test_a_session_that_takes_too_long_is_closed_without_a_reward():
         gate.served.call(gate.sessions.expire())
         assert live.value().reward is None and len(gate.sessions) == 0
         assert gate.sessions.ledger["expired"] == 1
+
+
+def test_sessions_that_take_too_long_are_closed_also_after_the_disk_was_full(monkeypatch):
+    monkeypatch.setattr("turntree.gateway.server._SWEEP", 0.01)
+    with world(limits=GatewayLimits(seconds=0.05)) as gate:
+        expire, failed = gate.sessions.expire, []
+
+        async def at_first_full():
+            if not failed:
+                failed.append(True)
+                raise TurntreeError("the disk is full")
+            await expire()
+
+        gate.sessions.expire = at_first_full
+        gate.open()
+        until = time.monotonic() + 10
+        while len(gate.sessions) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert failed and not len(gate.sessions)
 
 
 def test_a_reward_ends_the_session_and_comes_once():

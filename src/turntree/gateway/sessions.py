@@ -362,7 +362,7 @@ class Sessions:
                 self._store.path(name).unlink()
                 continue
             session = self._restored(rows)
-            if session.reward:  # killed while it was ended
+            if session.reward or "closed" in rows[-1]:  # killed while it was ended
                 self._store.append(name, {"closed": ""}, sync=True)
                 self._store.close(name)
                 continue
