@@ -21,7 +21,7 @@ from turntree.rollouts.scheduler import SchedulerConfig
 from turntree.stages.train_online import TrainOnlineConfig, run_train_online
 
 AGENT = """
-import json, os, pathlib, signal, subprocess, sys, time, urllib.request
+import json, os, pathlib, signal, subprocess, sys, time, urllib.error, urllib.request
 
 task = json.load(open(os.environ["TURNTREE_TASK"]))
 do = task["do"]
@@ -50,6 +50,12 @@ if do == "sleep":
 if do == "loop":
     while True:
         messages += [ask(messages), {"role": "user", "content": "more"}]
+if do == "compact":
+    try:
+        ask([{"role": "user", "content": "x" * 200000}])
+    except urllib.error.HTTPError:
+        ask(messages)
+    raise RuntimeError("out of luck")
 if do in ("post", "post and crash"):
     post(os.environ["TURNTREE_REWARD_URL"], {"reward": 0.75, "reason": "posted"}, os.environ["TURNTREE_REWARD_KEY"])
 if do == "post and crash":
@@ -143,14 +149,16 @@ def test_the_samples_of_a_group_differ_and_the_same_seed_gives_the_same_trees(ag
 
 
 def test_reward_functions_judge_what_the_agent_said(agent, tmp_path, monkeypatch):
-    (tmp_path / "judges.py").write_text("def length(episode):\n    return float(len(episode.turns))\n")
+    judge = "def length(episode):\n    return float(len(episode.turns))\n"
+    (tmp_path / "judges.py").write_text(f"{judge}success = length\n")
     monkeypatch.syspath_prepend(tmp_path)
     both = build_rewards([Part("judges:length"), Part("environment")])
     (group,) = played(agent, tmp_path, ["number"], rewards=both)
     assert {verdict.reward for verdict in group.rewards.verdicts.values()} == {2.5}
-    alone = build_rewards([Part("judges:length")])
-    (group,) = played(agent, tmp_path, ["silent"], rewards=alone)
-    assert {verdict.reward for verdict in group.rewards.verdicts.values()} == {2.0}
+    for name in ("length", "success"):  # a function of the user's may have the name of one that only repeats
+        alone = build_rewards([Part(f"judges:{name}")])
+        (group,) = played(agent, tmp_path, ["silent"], rewards=alone)
+        assert {verdict.reward for verdict in group.rewards.verdicts.values()} == {2.0}
     (group,) = played(agent, tmp_path, ["silent"], rewards=both)  # there is nothing that `environment` could give
     assert {verdict.reward for verdict in group.rewards.verdicts.values()} == {None}
 
@@ -215,6 +223,13 @@ def test_reward_functions_judge_the_agents_of_a_task_in_the_thread_that_asked_fo
 def test_a_session_that_ran_into_a_limit_may_have_a_reward_for_that(agent, tmp_path):
     (group,) = played(agent, tmp_path, ["loop"], limit_reward=-1.0)
     assert {verdict.reward for verdict in group.rewards.verdicts.values()} == {-1.0}
+
+
+def test_a_limit_that_an_agent_got_over_is_not_why_it_crashed(agent, tmp_path):
+    """Its context was full, it went on with less of it, and then failed: that is a failure, and no reward."""
+    (group,) = played(agent, tmp_path, ["compact"], limit_reward=-1.0)
+    (verdict, _) = group.rewards.verdicts.values()
+    assert verdict.reward is None and "out of luck" in verdict.reason and "context" not in verdict.reason
 
 
 def test_an_agent_that_never_asks_is_an_error_of_the_command_and_not_a_run_without_rewards(agent, tmp_path):

@@ -3,8 +3,10 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -109,6 +111,37 @@ def test_a_session_that_was_rewarded_when_the_gateway_died_is_over(tmp_path):
     with world(folder=tmp_path) as gate:
         assert len(gate.sessions) == 0
     assert read_session(SessionStore(tmp_path), opened["session"]).reward == 1.0
+
+
+def test_a_session_that_was_closed_when_the_gateway_died_does_not_begin_again(tmp_path):
+    with world(folder=tmp_path) as gate:
+        opened = gate.open()
+    SessionStore(tmp_path).append(opened["session"], {"closed": "it misbehaved"})
+    with world(folder=tmp_path) as gate:
+        assert len(gate.sessions) == 0
+    assert read_session(SessionStore(tmp_path), opened["session"]).reason == "it misbehaved"
+
+
+def test_a_reward_that_comes_too_late_is_refused_and_leaves_a_folder_that_a_gateway_can_start_on(tmp_path):
+    """Its request is on its way while the session ends: without a reward, or with this one, which was posted twice."""
+    body = json.dumps({"reward": 1.0}).encode()
+    with world(folder=tmp_path) as gate:
+        for path, ends, status in (("close", {}, b" 403 "), ("reward", {"reward": 1.0}, b" 200 ")):
+            opened = gate.open()
+            url = f"/sessions/{opened['session']}"
+            with socket.create_connection(gate.url.removeprefix("http://").split(":")) as raw:
+                key = f"Authorization: Bearer {opened['reward_key']}"
+                raw.sendall(
+                    f"POST {url}/reward HTTP/1.1\r\nHost: x\r\n{key}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+                )
+                time.sleep(0.3)  # its session is found
+                assert gate.post(f"{url}/{path}", ends).status_code == 200
+                raw.sendall(body)
+                assert status in raw.recv(1000).split(b"\r\n")[0]
+            rewarded = read_session(SessionStore(tmp_path), opened["session"]).reward
+            assert rewarded == ends.get("reward") and not list(SessionStore(tmp_path).open_sessions())
+    with world(folder=tmp_path) as gate:
+        assert len(gate.sessions) == 0
 
 
 def test_what_is_read_from_disk_equals_what_was_kept(tmp_path):

@@ -9,12 +9,14 @@ import time
 import httpx
 import openai
 import pytest
-from gateway_world import ADMIN, HTTP, SEARCH, World, engine, spelled, tokenizer, words, world
+from gateway_world import ADMIN, HTTP, SEARCH, World, engine, spelled, tokenizer, user, words, world
 
 from turntree.core.completion import Sampling
+from turntree.core.errors import TurntreeError
 from turntree.gateway.config import GatewayLimits
 from turntree.gateway.merge import merge
 from turntree.gateway.serve import listening
+from turntree.gateway.sessions import Ask
 
 MESSAGES = [{"role": "user", "content": "What is it?"}]
 
@@ -278,6 +280,16 @@ def test_a_prompt_beyond_the_context_is_told_by_openais_code_so_that_an_agent_ca
         client.chat.completions.create(model="m", messages=MESSAGES)
 
 
+def test_a_field_that_nobody_reads_is_refused_where_sessions_begin_and_end(gate):
+    """A misspelled task would be the default one, and the sessions of all tasks one group."""
+    for path, body in (
+        ("/sessions", {"task_id": "room-7"}),
+        (f"/sessions/{gate.open()['session']}/close", {"reward": 1}),
+    ):
+        refused = gate.post(path, body)
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == next(iter(body)), path
+
+
 def test_every_limit_is_kept_and_named():
     limits = GatewayLimits(sessions=2, calls=3, tokens=60, seconds=1000, body_bytes=5000, candidates=4)
     with world(limits=limits) as gate:
@@ -303,6 +315,25 @@ def test_a_session_that_takes_too_long_is_closed_without_a_reward():
         gate.served.call(gate.sessions.expire())
         assert live.value().reward is None and len(gate.sessions) == 0
         assert gate.sessions.ledger["expired"] == 1
+
+
+def test_sessions_that_take_too_long_are_closed_also_after_the_disk_was_full(monkeypatch):
+    monkeypatch.setattr("turntree.gateway.server._SWEEP", 0.01)
+    with world(limits=GatewayLimits(seconds=0.05)) as gate:
+        expire, failed = gate.sessions.expire, []
+
+        async def at_first_full():
+            if not failed:
+                failed.append(True)
+                raise TurntreeError("the disk is full")
+            await expire()
+
+        gate.sessions.expire = at_first_full
+        gate.open()
+        until = time.monotonic() + 10
+        while len(gate.sessions) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert failed and not len(gate.sessions)
 
 
 def test_a_reward_ends_the_session_and_comes_once():
@@ -390,6 +421,32 @@ def test_a_session_that_is_closed_takes_its_calls_with_it():
             gate.post(f"/sessions/{opened['session']}/close", {})
             assert b" 403 " in raw.recv(1000).split(b"\r\n")[0]
         assert [kept.status for kept in live.calls] == ["disconnected"] and gate.driver.engine.in_flight == 0
+
+
+def test_an_agent_that_hangs_up_while_its_session_is_closed_leaves_its_calls_and_their_cost():
+    """As one that is stopped does: its connection breaks, and its session is closed at once."""
+    policy = engine(latency=lambda request: 10**9)
+    gives_up = policy.cancel
+
+    def busy(ticket):
+        time.sleep(0.2)  # a step of a large model
+        return gives_up(ticket)
+
+    policy.cancel = busy
+    with world(policy) as gate:
+        opened = gate.open()
+        live, asked = gate.sessions.get(opened["session"]), Ask(messages=(user("What is it?"),))
+
+        async def stopped():
+            asking = asyncio.create_task(gate.sessions.ask(live, asked))
+            await asyncio.sleep(0.1)
+            asking.cancel()
+            await asyncio.sleep(0.05)
+            return await gate.sessions.close(live, "stopped")
+
+        session = gate.served.call(stopped())
+        assert [call.status for call in session.calls] == ["disconnected"]
+        assert session.calls[0].cost.prefilled_tokens == len(session.calls[0].prompt_ids) > 0
 
 
 def test_a_client_that_sends_its_request_too_slowly_is_dropped():

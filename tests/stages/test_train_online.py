@@ -204,8 +204,10 @@ def test_turns_that_are_too_short_to_fork_are_told(tmp_path: Path, capfd: pytest
         )
         said.append("no turn could fork" in capfd.readouterr().err)
     assert said == [True, False]
-    with pytest.raises(ConfigError, match=r"'brancher.probe_tokens': looks at the first 13 tokens .* end at 12"):
-        replace(CONFIG, brancher=Part("entropy", {"probe_tokens": 13})).build_brancher(100)
+    for rule in ("entropy", "random"):
+        with pytest.raises(ConfigError, match=r"'brancher.probe_tokens': looks at the first 13 tokens .* end at 12"):
+            replace(CONFIG, brancher=Part(rule, {"probe_tokens": 13})).build_brancher(100)
+        replace(CONFIG, brancher=Part(rule, {"probe_tokens": 12})).build_brancher(100)
 
 
 def test_several_workers_do_not_share_servers_that_get_weights() -> None:

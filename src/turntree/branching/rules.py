@@ -65,6 +65,11 @@ class RandomBrancher(Paced):
         self.rate, self.branches, self.shared, self.first_rate = rate, branches, shared, first_rate
         self.splits_turns = shared > 0
 
+    @property
+    def probe_tokens(self) -> int:
+        """Turns with fewer tokens do not fork."""
+        return self.shared + 1
+
     def decide(self, moment: ForkMoment) -> BranchDecision | None:
         if len(moment.entropies[-1]) <= self.shared:
             return None

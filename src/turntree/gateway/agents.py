@@ -43,7 +43,7 @@ from turntree.observe.files import tree_hash, write_json
 from turntree.rollouts.accounting import Usage
 from turntree.rollouts.groups import GrownGroup, Sized, with_sizes
 from turntree.rollouts.live import Ending, ended, judged
-from turntree.rollouts.rewards import RewardSum
+from turntree.rollouts.rewards import OF_THE_ENVIRONMENT, RewardSum
 from turntree.rollouts.scheduler import Order, SchedulerConfig
 
 Keep = Literal["none", "failed", "all"]
@@ -263,7 +263,7 @@ class AgentPlayer:
     def judges_alone(self) -> bool:
         """Whether reward functions judge sessions to which the agent gave no reward: none of them asks for that."""
         functions = () if self._rewards is None else self._rewards.functions
-        return bool(functions) and not any(one.name in ("environment", "success") for one in functions)
+        return bool(functions) and not any(one.function in OF_THE_ENVIRONMENT for one in functions)
 
 
 def _endings(task: AgentTask, sessions: Iterable[Session], merged: Merged) -> dict[int, Ending]:

@@ -26,6 +26,7 @@ from turntree.gateway.lineage import Kept
 from turntree.gateway.responses import events, read_responses, response_body
 from turntree.gateway.sessions import Ask, LiveSession, Sessions, digest
 from turntree.observe.jsonl import parse_object
+from turntree.observe.run import notice
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
@@ -62,7 +63,10 @@ class Gateway:
         async def sweep() -> None:
             while True:
                 await asyncio.sleep(_SWEEP)
-                await self.sessions.expire()
+                try:
+                    await self.sessions.expire()
+                except TurntreeError as error:  # a full disk: there may be room when it is tried again
+                    notice(f"warning: {error}")
 
         task = asyncio.create_task(sweep())
         yield
@@ -140,7 +144,7 @@ class Gateway:
 
     async def open(self, request: Request) -> Response:
         self._check_admin(request)
-        body = await self._body(request)
+        body = _only(await self._body(request), "task", "session", "seed", "sample", "meta")
         task, name, meta = body.get("task", "task"), body.get("session"), body.get("meta", {})
         seed, sample = body.get("seed"), body.get("sample", 0)
         if not isinstance(task, str) or not isinstance(meta, dict) or not isinstance(name, str | None):
@@ -174,7 +178,7 @@ class Gateway:
     async def close(self, request: Request) -> Response:
         self._check_admin(request)
         session = self.sessions.get(request.path_params["session"])
-        reason = (await self._body(request)).get("reason", "closed without a reward")
+        reason = _only(await self._body(request), "reason").get("reason", "closed without a reward")
         await self.sessions.close(session, str(reason)[:1000])
         return _json({"session": session.session_id})
 
@@ -280,6 +284,14 @@ def _refused(error: TurntreeError) -> Refused:
 def _key(request: Request) -> str:
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""
+
+
+def _only(body: dict[str, Any], *names: str) -> dict[str, Any]:
+    """The body. Raises `Refused` for a field of another name: a misspelled task would be the default one."""
+    if unknown := sorted(set(body) - set(names)):
+        message = f"unknown parameter {unknown[0]!r}; known are {', '.join(names)}"
+        raise Refused(400, message, code="unknown_parameter", param=unknown[0])
+    return body
 
 
 def _tokens(kept: Kept) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import re
@@ -11,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from turntree.core import seeds
 from turntree.core.completion import Completion, GenerationRequest, Sampling
@@ -24,6 +25,8 @@ from turntree.gateway.config import Refused, ServingConfig, bad_request
 from turntree.gateway.driver import EngineDriver, Fault, Pending
 from turntree.gateway.lineage import Kept, Lineage, Tools, again
 from turntree.gateway.store import SCHEMA, SessionStore, call_from_json, call_to_json
+
+T = TypeVar("T")
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _LONGEST_TOKEN = 32  # characters: more than any text has on average
@@ -63,7 +66,7 @@ class LiveSession:
     continued: set[str] = field(default_factory=set[str])  # calls that were gone on from
     running: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
     reward: dict[str, Any] = field(default_factory=dict[str, Any])
-    limit: str = ""  # the last limit that the agent ran into
+    limit: str = ""  # the limit that the agent ran into; it is over where a later call went through
     ending: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def value(self, reason: str = "") -> Session:
@@ -164,11 +167,16 @@ class Sessions:
         return len(self._open)
 
     def reward(self, session: LiveSession, given: dict[str, Any]) -> None:
-        """Keep the reward of a session. Raises `Refused` where it has another one already."""
+        """Keep the reward of a session. Raises `Refused` where it has another one already, or ended without one (while
+        the request was on its way: its file is closed, and nobody would read a reward behind that)."""
         if session.reward and session.reward != given:
             raise Refused(409, f"session {session.session_id!r} has a reward already", code="rewarded")
-        session.reward = given
+        if session.reward:
+            return
+        if self._open.get(session.session_id) is not session:
+            raise Refused(403, f"session {session.session_id!r} ended without a reward", code="session_over")
         self._write(session, {"reward": given}, sync=True)
+        session.reward = given
 
     async def close(self, session: LiveSession, reason: str = "") -> Session:
         """End a session, with what it has under way; or give what came of it when it was ended before."""
@@ -252,6 +260,7 @@ class Sessions:
         if room < 1:
             session.limit = f"the prompt has {first.prompt_tokens} tokens, and the context holds {self.max_context}"
             raise Refused(400, session.limit, code=_CONTEXT, param="messages")
+        session.limit = ""
         sampling = self.config.sampling
         longest = min(sampling.max_tokens, room, asked.max_tokens or room)
         if self.config.parameters == "agent":
@@ -286,7 +295,7 @@ class Sessions:
         try:
             ended = await asyncio.gather(*map(self._completed, pending), return_exceptions=True)
         except asyncio.CancelledError:
-            costs = await asyncio.gather(*(asyncio.wrap_future(self.driver.cancel(one)) for one in pending))
+            costs = await _at_last(asyncio.gather(*(asyncio.wrap_future(self.driver.cancel(one)) for one in pending)))
             for kept, cost in zip(calls, costs, strict=True):
                 self._end(session, kept, status="disconnected", error="the agent hung up", cost=cost)
             raise
@@ -353,7 +362,7 @@ class Sessions:
                 self._store.path(name).unlink()
                 continue
             session = self._restored(rows)
-            if session.reward:  # killed while it was ended
+            if session.reward or "closed" in rows[-1]:  # killed while it was ended
                 self._store.append(name, {"closed": ""}, sync=True)
                 self._store.close(name)
                 continue
@@ -378,6 +387,15 @@ class Sessions:
                 session.asked = max(session.asked, kept.index + 1)
             session.reward = row.get("reward", session.reward)
         return session
+
+
+async def _at_last(work: asyncio.Future[T]) -> T:
+    """The result of `work`, also in a task that is cancelled again while it waits: an agent that is stopped hangs up,
+    and its session is closed."""
+    while not work.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.shield(work)
+    return work.result()
 
 
 def digest(key: str) -> str:

@@ -188,6 +188,9 @@ def success(episode: Episode) -> float:
     return float(episode.success)
 
 
+OF_THE_ENVIRONMENT = (environment, success)  # they judge nothing by themselves; a user's function may have their names
+
+
 def _each(function: RewardFunction, episodes: Sequence[Episode]) -> list[Verdict]:
     threads = min(getattr(function, "concurrency", 1), len(episodes))
     if threads <= 1:
