@@ -449,6 +449,28 @@ def test_an_agent_that_hangs_up_while_its_session_is_closed_leaves_its_calls_and
         assert session.calls[0].cost.prefilled_tokens == len(session.calls[0].prompt_ids) > 0
 
 
+def test_an_engine_that_fails_at_giving_up_keeps_nobody_waiting():
+    policy = engine(latency=lambda request: 10**9)
+
+    def fails(ticket):
+        raise RuntimeError("lost")
+
+    with world(policy) as gate:
+        opened = gate.open()
+        live, asked = gate.sessions.get(opened["session"]), Ask(messages=(user("What is it?"),))
+        policy.cancel = fails
+
+        async def stopped():
+            asking = asyncio.create_task(gate.sessions.ask(live, asked))
+            await asyncio.sleep(0.1)
+            asking.cancel()
+            return await asyncio.wait_for(gate.sessions.close(live, "stopped"), 20)
+
+        session = gate.served.call(stopped())
+        assert [call.status for call in session.calls] == ["disconnected"]
+        assert "lost" in str(gate.driver.failure)
+
+
 def test_a_client_that_sends_its_request_too_slowly_is_dropped():
     with world(limits=GatewayLimits(body_seconds=0.2)) as gate:
         key = gate.open()["key"]

@@ -115,13 +115,15 @@ class EngineDriver:
 
     def _cancel(self, pending: Pending, cost: Future[Cost]) -> None:
         done, spent = pending.done, NO_COST
-        if pending.ticket is not None and self._flying.pop(pending.ticket, None) is not None:
-            spent = self.engine.cancel(pending.ticket)
-        elif done.done() and not done.cancelled() and done.exception() is None:
-            spent = done.result().cost
-        if not done.done() and not done.cancel():
-            done.set_exception(Fault("cancelled"))
-        cost.set_result(spent)
+        try:
+            if pending.ticket is not None and self._flying.pop(pending.ticket, None) is not None:
+                spent = self.engine.cancel(pending.ticket)
+            elif done.done() and not done.cancelled() and done.exception() is None:
+                spent = done.result().cost
+        finally:  # also where the engine fails at it: somebody waits for the cost
+            if not done.done() and not done.cancel():
+                done.set_exception(Fault("cancelled"))
+            cost.set_result(spent)
 
     def _advance(self) -> None:
         for finished in self.engine.poll(_TICK):
