@@ -49,6 +49,15 @@ def test_the_prompt_goes_out_and_the_answer_comes_back_in_token_ids():
     assert (found.cost.turns, found.cost.prefilled_tokens, found.cost.decoded_tokens) == (1, 3, 2)
 
 
+def test_what_the_servers_model_would_set_by_itself_is_set():
+    """vLLM takes what a request leaves out from the model's generation_config.json (of Qwen2.5: top_k 20)."""
+    answer = completion("", None, token_ids=[STOP])
+    with serve(lambda asked: answer) as server, engine(server) as remote:
+        remote.generate([request(), request(top_k=7)])
+    said = {(asked["top_k"], asked["min_p"], asked["repetition_penalty"]) for asked in server.asked}
+    assert said == {(-1, 0.0, 1.0), (7, 0.0, 1.0)}
+
+
 def test_token_names_are_read_as_ids():
     answer = completion("", logprobs(["token_id:40", "token_id:41"], [-1.0, -2.0]), "length")
     with serve(lambda asked: answer) as server, engine(server) as remote:

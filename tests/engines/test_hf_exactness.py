@@ -8,6 +8,7 @@ import random
 import pytest
 import torch
 from plain_model import ask, plain_statistics, prefilled, prompt, reused, worst_error
+from transformers import MambaConfig, MambaForCausalLM
 
 from tiny_models import tiny_model
 from turntree.core.errors import InputError, TurntreeError
@@ -226,6 +227,12 @@ def test_a_model_whose_positions_are_not_position_ids_is_refused() -> None:
     model.config.max_position_embeddings = 64
     with pytest.raises(InputError, match="BloomForCausalLM cannot be run with shared prefixes"):
         HFEngine(model, [1])
+
+
+def test_a_model_without_positions_is_refused_in_one_line() -> None:
+    model = MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, state_size=4))
+    with pytest.raises(InputError, match="MambaForCausalLM has no max_position_embeddings"):
+        HFEngine(model, {1})
 
 
 def test_a_diverged_policy_is_an_error_and_never_a_sample() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
+import weakref
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from fake_vllm import FakeVllm, running
 from tiny_models import tiny_model, tiny_tokenizer
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.errors import ConfigError, InputError, TurntreeError
+from turntree.engines import vllm
 from turntree.engines.limits import VllmConfig
 from turntree.engines.routing import Router
 from turntree.engines.server import Server
@@ -52,6 +55,18 @@ def expected(model, completion, prompt=PROMPT, temperature=1.0):
     with torch.no_grad():
         logits = model(input_ids=row).logits[0, len(prompt) - 1 : -1] / temperature
     return logits.log_softmax(-1).gather(1, row[0, len(prompt) :, None])[:, 0].tolist()
+
+
+def test_an_engine_that_nobody_holds_is_gone_with_its_model(monkeypatch):
+    """What looks at its servers kept it, so that every arm of an experiment left a model behind."""
+    monkeypatch.setattr(vllm, "_HEALTH", 0.01)
+    with running(FakeVllm(tiny_model())) as url:
+        engine = VllmEngine(VllmConfig(url=url), tiny_model(), TOKENIZER, {STOP})
+        held = weakref.ref(engine)
+        time.sleep(0.3)
+        del engine
+        gc.collect()
+        assert held() is None
 
 
 # weights

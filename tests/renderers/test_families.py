@@ -178,6 +178,31 @@ def test_a_broken_call_is_text_as_a_whole_and_not_half_of_the_calls() -> None:
     assert read == Message("assistant", said.removesuffix("<|im_end|>"))
 
 
+def test_a_broken_call_leaves_the_thought_before_it_a_thought() -> None:
+    """It became content, where verifiers and environments look for the action."""
+    said = "<think>\nSay 4?\n</think>\n\n<tool_call>\n{broken\n</tool_call>"
+    read = renderer_for("qwen3").parse(tokenizer_of("qwen3").encode(f"{said}<|im_end|>"))
+    assert read == Message("assistant", "<tool_call>\n{broken\n</tool_call>", reasoning="Say 4?")
+
+
+def test_a_call_nested_too_deeply_to_be_read_from_a_log_is_text() -> None:
+    said = f'<tool_call>\n{{"name": "look", "arguments": {{"at": {"[" * 99}{"]" * 99}}}}}\n</tool_call>'
+    read = renderer_for("qwen3").parse(tokenizer_of("qwen3").encode(f"{said}<|im_end|>"))
+    assert (read.content, read.tool_calls) == (said, ())
+
+
+@pytest.mark.parametrize("given", ["glm-4.5", "glm-5", "deepseek-v4"])
+def test_a_call_inside_of_a_thought_that_ends_is_not_made(given: str) -> None:
+    renderer, tokenizer = renderer_for(given), tokenizer_of(given)
+    call = decode(given, renderer.completion(CALL)[:-1]).rpartition("</think>")[2].strip()
+    opened = "" if decode(given, renderer.prompt([ASK])).endswith("<think>") else "<think>"
+    read = renderer.parse(tokenizer.encode(f"{opened}Hm: {call} no.</think>Go left.", add_special_tokens=False))
+    assert (read.content.strip(), read.tool_calls) == ("Go left.", ())
+    assert read.reasoning == f"Hm: {call} no."
+    both = renderer.parse(tokenizer.encode(f"{opened}Hm: {call} no.</think>{call}", add_special_tokens=False))
+    assert [one.name for one in both.tool_calls] == ["look"]
+
+
 def test_a_call_inside_of_a_thought_is_not_made(name: str) -> None:
     """The package ends an open thought at a call, so that what a policy only thought of was executed."""
     if name == "inkling":  # whose calls are messages of their own: the next one ends a thought
@@ -198,6 +223,16 @@ def test_the_schema_decides_whether_true_is_a_text() -> None:
         turn = replace(CALL, tool_calls=(ToolCall("look", {"at": value}),))
         (call,) = renderer.parse(renderer.completion(turn), declared(turn)).tool_calls
         assert call.arguments["at"] is value or call.arguments["at"] == "true", kind
+
+
+def test_a_schema_may_allow_anything() -> None:
+    """`true` is a schema; tools written in Go have it where any value is allowed."""
+    properties = {"at": True, "on": {"type": "boolean"}}
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"properties": properties}}}
+    said = "</think>\n\n<tool_call>\n<function=look>\n<parameter=at>\nmap\n</parameter>\n"
+    said += "<parameter=on>\nTrue\n</parameter>\n</function>\n</tool_call><|im_end|>"
+    (call,) = renderer_for("qwen3.5").parse(tokenizer_of("qwen3.5").encode(said), [tool]).tool_calls
+    assert call.arguments == {"at": "map", "on": True}
 
 
 def test_a_family_without_a_place_for_tools_has_them_in_the_system_message() -> None:

@@ -231,6 +231,15 @@ def test_a_call_that_would_not_be_read_back_is_refused() -> None:
     )
 
 
+def test_tools_are_refused_where_no_call_of_the_policy_would_be_read() -> None:
+    """Its calls stayed text, in silence, so that every rollout with tools failed."""
+    template = chatml().replace("'name': call.function.name", "'function': call.function.name")
+    with pytest.raises(InputError, match="does not write calls in the format 'hermes'"):
+        ChatRenderer(tokenizer_of(template)).prompt([user("Which way?")], [LOOK])
+    assert ChatRenderer(tokenizer_of(template)).prompt([user("Which way?")])
+    assert ChatRenderer(tokenizer_of(template), tool_format="none").prompt([user("Which way?")], [LOOK])
+
+
 def test_a_stop_token_inside_a_demonstration_is_refused() -> None:
     with pytest.raises(InputError, match=r"'Go left.<\|end\|>Stop.' holds a stop token"):
         renderer_of(CHAT_TEMPLATE).completion(said("Go left.<|end|>Stop."))

@@ -220,7 +220,13 @@ class EndpointEngine(ServerEngine):
         raise TurntreeError("a completions server cannot take new weights: it can be profiled, but not trained")
 
     async def _complete(self, request: GenerationRequest) -> Completion:
-        fields = {**self._fields(request, self._top_logprobs), "return_token_ids": True}
+        fields = {
+            **self._fields(request, self._top_logprobs),
+            "top_k": request.sampling.top_k or -1,  # -1 is all; left out, the model's generation_config.json decides
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "return_token_ids": True,
+        }
         async with self._server.places:
             answer = await self._server.ask(fields)
         return self._reader.read(request, answer, self._version)

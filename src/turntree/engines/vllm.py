@@ -422,12 +422,15 @@ async def _watch(engine: weakref.ref[VllmEngine], server: Server) -> None:
         await asyncio.sleep(_HEALTH)
         if (found := engine()) is None:
             return
-        if not server.up or not found._states[server].asks or await server.healthy(_HEALTH):
+        busy = server.up and bool(found._states[server].asks)
+        del found  # held while this sleeps, it would keep the engine and its model for good
+        if not busy or await server.healthy(_HEALTH):
             failures = 0
             continue
         failures += 1
-        if failures >= _SICK:
+        if failures >= _SICK and (found := engine()) is not None:
             found._lose(server, f"{failures} health checks failed")
+            del found
 
 
 def _is_connection(error: Exception) -> bool:

@@ -23,12 +23,14 @@ from typing import TYPE_CHECKING, Any, cast
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message, ToolCall, whole_characters
 from turntree.core.parts import described_by
+from turntree.observe.jsonl import depth
 from turntree.renderers import harmony
 from turntree.renderers.probes import ASK, CALL, RESULT, SAY, TOOL
 from turntree.renderers.rounds import Round, split
 from turntree.renderers.segments import Tools
 from turntree.renderers.template import Recent, key_of
 from turntree.renderers.thoughts import Thoughts, TurnByTurn
+from turntree.renderers.tool_calls import DEEPEST
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -238,17 +240,25 @@ class FamilyRenderer(TurnByTurn):
     def parse(self, token_ids: Sequence[int], tools: Tools = ()) -> Message:
         """`tools` decide between "true" and true where the family writes arguments without quotes."""
         text = self._decode([id for id in token_ids if id not in self._stop_ids])
-        ids = [*self._unread, *token_ids]
-        found = self._source.parse_response(ids, tools=_plain(tools) or None, prompt_ids=list(self._ask))
-        calls = [_call(call, tools) for call in found.tool_calls]
+        found = self._read([*self._unread, *token_ids], tools)
         opened, closed = self._marks
-        if closed not in text and (found.reasoning_content or text.lstrip().startswith(opened)):
+        begun = text.lstrip().startswith(opened)
+        if closed not in text and (found.reasoning_content or begun):
             # The package ends an open thought at a call. What is only thought of must not be executed.
             return Message("assistant", "", reasoning=text.lstrip().removeprefix(opened).strip())
+        said = text.partition(closed)[2] if closed and begun else text
+        thought, reasoning = text.removesuffix(said), found.reasoning_content or ""
+        if thought and found.tool_calls and self._read(self._encode(thought)).tool_calls:
+            # GLM's and DeepSeek-V4's readers do so in a thought that ends later, too: what was said is read alone.
+            reasoning = thought.lstrip().removeprefix(opened).removesuffix(closed).strip()
+            found = self._read(self._encode(opened + closed + said), tools)
+        calls = [_call(call, tools) for call in found.tool_calls]
         if any(call is None for call in calls):  # half of a turn's calls must not be executed
-            return Message("assistant", text)
-        reasoning = found.reasoning_content or ""
+            return Message("assistant", said.strip("\n") if reasoning else text, reasoning=reasoning)
         return Message("assistant", found.content, tuple(cast("list[ToolCall]", calls)), reasoning=reasoning)
+
+    def _read(self, ids: Sequence[int], tools: Tools = ()) -> Any:
+        return self._source.parse_response(list(ids), tools=_plain(tools) or None, prompt_ids=list(self._ask))
 
     def whole(self, messages: Sequence[Message], tools: Tools = ()) -> Ids:
         """The family's rendering of a whole conversation, where it keeps or drops earlier thoughts by its own rules."""
@@ -470,7 +480,9 @@ def _call(found: Any, tools: Tools) -> ToolCall | None:
         json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return None
-    return ToolCall(found.name, arguments, found.id) if isinstance(arguments, dict) else None
+    if not isinstance(arguments, dict) or depth(arguments) > DEEPEST:
+        return None
+    return ToolCall(found.name, arguments, found.id)
 
 
 def _spelled_in_python(arguments: dict[str, Any], name: str, tools: Tools) -> dict[str, Any] | None:
@@ -481,7 +493,7 @@ def _spelled_in_python(arguments: dict[str, Any], name: str, tools: Tools) -> di
             declared = (tool.get("parameters") or {}).get("properties") or {}
     read = dict(arguments)
     for key, value in arguments.items():
-        kind = declared.get(key, {}).get("type", "string")
+        kind = declared[key].get("type", "string") if isinstance(declared.get(key), dict) else "string"  # or `true`
         if isinstance(value, str) and kind != "string":
             if value not in _PYTHON:
                 return None

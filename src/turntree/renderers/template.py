@@ -12,7 +12,7 @@ from unicodedata import normalize
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, whole_characters
 from turntree.core.parts import described_by
-from turntree.renderers.probes import ASK, SAY, TOOL
+from turntree.renderers.probes import ASK, CALL, SAY, TOOL
 from turntree.renderers.rounds import Round, split
 from turntree.renderers.segments import SegmentedTemplate, Tools
 from turntree.renderers.thoughts import Thoughts, TurnByTurn
@@ -68,6 +68,7 @@ class ChatRenderer(TurnByTurn):
         self._tooled = SegmentedTemplate(tokenizer, [TOOL]) if several else self._template
         found = detect_format(str(tokenizer.chat_template))
         self._tool_format: ToolFormat = tool_format or found
+        self._text_only = tool_format == "none"
         self.described = "template" if self._tool_format == found else f"template {self._tool_format}"
         self.described += "" if thoughts == "keep" else f" thoughts {thoughts}"
         self._segments = Recent(_REMEMBERED_TOKENS)
@@ -111,7 +112,10 @@ class ChatRenderer(TurnByTurn):
 
     def _grown(self, messages: Sequence[Message], tools: Tools) -> Ids:
         _, rounds = split(messages)
-        return self._interleave(self._givens(messages, tools), [part.turn for part in rounds])
+        ids = self._interleave(self._givens(messages, tools), [part.turn for part in rounds])
+        if tools and not self._text_only:
+            self.completion(CALL)  # raises here for a form of calls that is not read: every call would stay text
+        return ids
 
     def completion(self, message: Message) -> Ids:
         """Raises `InputError` where the template's rendering of the message is not what a policy can say: no stop

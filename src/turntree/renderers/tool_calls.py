@@ -15,7 +15,7 @@ ToolFormat = Literal["hermes", "json", "pythonic", "none"]
 json: the whole turn is one object {"name": ..., "arguments" or "parameters": {...}} (Llama 3).
 pythonic: `<|tool_call_start|>[name(key='value'), ...]<|tool_call_end|>` (LFM2). none: text only."""
 
-_DEEPEST = 50  # levels of nesting: what is logged of a deeper call could not be read again (`jsonl.DEEPEST`)
+DEEPEST = 50  # levels of nesting: what is logged of a deeper call could not be read again (`jsonl.DEEPEST`)
 _JSON_NAMES = {"null": None, "true": True, "false": False}
 _BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
@@ -74,7 +74,7 @@ def _python_calls(text: str) -> list[ToolCall] | None:
         json.dumps([call.arguments for call in calls], ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return None
-    return calls if all(depth(call.arguments) <= _DEEPEST for call in calls) else None
+    return calls if all(depth(call.arguments) <= DEEPEST for call in calls) else None
 
 
 def _python_call(node: ast.expr) -> ToolCall:
@@ -124,7 +124,7 @@ def _parse_object(text: str) -> dict[str, Any] | None:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return None
-    return cast("dict[str, Any]", value) if isinstance(value, dict) and depth(value) <= _DEEPEST else None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) and depth(value) <= DEEPEST else None
 
 
 def _refuse(constant: str) -> NoReturn:
