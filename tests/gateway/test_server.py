@@ -468,6 +468,7 @@ def test_an_engine_that_fails_at_giving_up_keeps_nobody_waiting():
 
         session = gate.served.call(stopped())
         assert [call.status for call in session.calls] == ["disconnected"]
+        gate.driver.settle()
         assert "lost" in str(gate.driver.failure)
 
 
