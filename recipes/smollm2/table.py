@@ -98,6 +98,12 @@ def _parts(folder: Path, kind: str) -> dict[str, list[Path]]:
     return found
 
 
+def _of_seed(found: Mapping[str, Mapping[str, Values]], arm: str) -> dict[str, Mapping[str, Values]]:
+    """The arms that were trained with the seed of `arm`."""
+    seed = arm.rpartition(".")[2]
+    return {name: values for name, values in found.items() if name.rpartition(".")[2] == seed}
+
+
 def over_seeds(found: Mapping[str, Mapping[str, Values]]) -> dict[str, dict[str, Values]]:
     """Of the arms of several seeds the means over them, of the items that all of them have; the warm start as it is."""
     seeds: dict[str, list[Mapping[str, Values]]] = defaultdict(list)
@@ -156,6 +162,11 @@ def main(folder: Path) -> None:
         (f"In the task, change from {BEFORE}", table(found, inside, minus=BEFORE)),
         ("Beside it: log-likelihood in nats a token; instructions followed", table(found, beside)),
         (f"Beside it, change from {BEFORE}", table(found, beside, minus=BEFORE)),
+        *(
+            (f"Change from {arm}", table(_of_seed(found, arm), (*inside, *beside), minus=arm))
+            for arm in found
+            if arm.startswith("pivot.")
+        ),
         ("Over seeds", table(seeds, (*inside, *beside))),
         *(
             (f"Over seeds, change from {arm}", table(seeds, (*inside, *beside), minus=arm))
