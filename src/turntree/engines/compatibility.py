@@ -68,18 +68,22 @@ def check_generation(model: PreTrainedModel, generate: Generate) -> None:
             for seed, (request, answer) in enumerate(zip(first, answers, strict=True))
         ]
         errors = [
-            _error(model, request, answer)
+            error
             for request, answer in zip(first + second, answers + generate(second), strict=True)
+            for error in _errors(model, request, answer)
         ]
     except (ValueError, IndexError, TypeError, RuntimeError, AttributeError) as error:
         raise InputError(
             f"{type(model).__name__} cannot be run with shared prefixes ({error})",
             hint="use a decoder with rotary or absolute positions and a standard cache",
         ) from error
-    tolerance = 1e-3 if model.dtype == torch.float32 else 0.5
-    if not max(errors) < tolerance:
+    # Rounding to bfloat16 can move one log-probability by 0.6 (a SmolLM2 after SFT: mean 0.07, 0 in float32); positions
+    # by slot move them by 1.4 to 2.0 on average.
+    exact = model.dtype == torch.float32
+    error, tolerance = (max(errors), 1e-3) if exact else (sum(errors) / len(errors), 0.3)
+    if not error < tolerance:
         raise InputError(
-            f"{type(model).__name__}: log-probabilities with shared prefixes are off by {max(errors):.2g}",
+            f"{type(model).__name__}: log-probabilities with shared prefixes are off by {error:.2g}",
             hint="use a decoder with full attention and positions given by position_ids",
         )
 
@@ -88,11 +92,11 @@ def _request(ids: tuple[int, ...], seed: int) -> GenerationRequest:
     return GenerationRequest(prompt_ids=ids, sampling=Sampling(max_tokens=3), seed=seed, retain=True)
 
 
-def _error(model: PreTrainedModel, request: GenerationRequest, answer: Completion) -> float:
-    """The largest difference to the log-probabilities of a plain call."""
+def _errors(model: PreTrainedModel, request: GenerationRequest, answer: Completion) -> list[float]:
+    """The differences to the log-probabilities of a plain call."""
     ids = torch.tensor([request.prompt_ids + answer.token_ids], device=model.device)
     with torch.inference_mode():
         logits = model(input_ids=ids, use_cache=False).logits[0, len(request.prompt_ids) - 1 : -1].float()
     sampled = torch.tensor(answer.token_ids, device=model.device)[:, None]
     plain = logits.log_softmax(-1).gather(1, sampled)[:, 0].cpu()
-    return float((plain - torch.tensor(answer.logprobs)).abs().max())
+    return (plain - torch.tensor(answer.logprobs)).abs().tolist()
