@@ -126,7 +126,7 @@ def test_a_profile_that_does_not_say_how_it_sampled_is_one_line(tmp_path, missin
 
 
 def test_a_profile_that_stopped_where_one_threshold_was_settled_serves_that_one_only(tmp_path) -> None:
-    made = profile(tmp_path, adaptive=AdaptiveConfig(threshold=0.7))
+    made = profile(tmp_path, adaptive=AdaptiveConfig(threshold=0.7, first=2))
     with pytest.raises(InputError, match=r"was made for lambda 0\.7.*--threshold 0\.7"):
         run_select(made, SelectConfig(threshold=0.6), tmp_path / "pivots.jsonl")
     found = run_select(made, SelectConfig(threshold=0.7), tmp_path / "pivots.jsonl")
