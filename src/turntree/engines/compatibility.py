@@ -12,6 +12,16 @@ from turntree.core.errors import InputError
 
 Generate = Callable[[Sequence[GenerationRequest]], list[Completion]]
 
+_STANDARD = "use a decoder with rotary or absolute positions and a standard cache"
+
+
+def context_of(model: PreTrainedModel) -> int:
+    """The positions that the model has. Raises `InputError` for one that counts none (Mamba, BLOOM, MPT)."""
+    own: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if own is None:
+        raise InputError(f"the config of {type(model).__name__} has no max_position_embeddings", hint=_STANDARD)
+    return own
+
 
 def check_attention(model: PreTrainedModel, max_context: int) -> None:
     """Raise `InputError` unless every layer is full attention over `max_context` tokens, computed by an implementation
@@ -75,7 +85,7 @@ def check_generation(model: PreTrainedModel, generate: Generate) -> None:
     except (ValueError, IndexError, TypeError, RuntimeError, AttributeError) as error:
         raise InputError(
             f"{type(model).__name__} cannot be run with shared prefixes ({error})",
-            hint="use a decoder with rotary or absolute positions and a standard cache",
+            hint=_STANDARD,
         ) from error
     # Rounding to bfloat16 can move one log-probability by 0.6 (a SmolLM2 after SFT: mean 0.07, 0 in float32); positions
     # by slot move them by 1.4 to 2.0 on average.

@@ -23,8 +23,8 @@ from transformers import PreTrainedModel
 
 from turntree.core.completion import Completion, Finished, GenerationRequest
 from turntree.core.cost import NO_COST, Cost
-from turntree.core.errors import ConfigError, InputError, TurntreeError
-from turntree.engines.compatibility import check_attention, check_generation
+from turntree.core.errors import ConfigError, TurntreeError
+from turntree.engines.compatibility import check_attention, check_generation, context_of
 from turntree.engines.decoding import Cell, Decoder, Home, Prefix
 from turntree.engines.kept import Entry, KeptBlock, KeptSequences
 from turntree.engines.limits import EngineConfig
@@ -87,10 +87,7 @@ class HFEngine:
         policy_version: int = 0,
     ) -> None:
         self.config = config = config or EngineConfig()
-        own: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        if own is None:  # Mamba, BLOOM and MPT count no positions
-            hint = "use a decoder with rotary or absolute positions and a standard cache"
-            raise InputError(f"the config of {type(model).__name__} has no max_position_embeddings", hint=hint)
+        own = context_of(model)
         bounded = min(config.max_context or own, own)
         check_attention(model, bounded)
         self.stop_ids, self.max_context = frozenset(stop_ids), own

@@ -23,14 +23,13 @@ from typing import TYPE_CHECKING, Any, cast
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message, ToolCall, whole_characters
 from turntree.core.parts import described_by
-from turntree.observe.jsonl import depth
 from turntree.renderers import harmony
 from turntree.renderers.probes import ASK, CALL, RESULT, SAY, TOOL
 from turntree.renderers.rounds import Round, split
 from turntree.renderers.segments import Tools
 from turntree.renderers.template import Recent, key_of
 from turntree.renderers.thoughts import Thoughts, TurnByTurn
-from turntree.renderers.tool_calls import DEEPEST
+from turntree.renderers.tool_calls import can_be_logged
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -477,10 +476,9 @@ def _call(found: Any, tools: Tools) -> ToolCall | None:
     try:
         if isinstance(arguments, str):
             arguments = json.loads(arguments)
-        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return None
-    if not isinstance(arguments, dict) or depth(arguments) > DEEPEST:
+    if not isinstance(arguments, dict) or not can_be_logged(arguments):
         return None
     return ToolCall(found.name, arguments, found.id)
 

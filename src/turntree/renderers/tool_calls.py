@@ -15,7 +15,7 @@ ToolFormat = Literal["hermes", "json", "pythonic", "none"]
 json: the whole turn is one object {"name": ..., "arguments" or "parameters": {...}} (Llama 3).
 pythonic: `<|tool_call_start|>[name(key='value'), ...]<|tool_call_end|>` (LFM2). none: text only."""
 
-DEEPEST = 50  # levels of nesting: what is logged of a deeper call could not be read again (`jsonl.DEEPEST`)
+_DEEPEST = 50  # levels of nesting: what is logged of a deeper call could not be read again (`jsonl.DEEPEST`)
 _JSON_NAMES = {"null": None, "true": True, "false": False}
 _BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
@@ -71,10 +71,9 @@ def _python_calls(text: str) -> list[ToolCall] | None:
         if not isinstance(tree, ast.List):
             return None
         calls = [_python_call(node) for node in tree.elts]
-        json.dumps([call.arguments for call in calls], ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return None
-    return calls if all(depth(call.arguments) <= DEEPEST for call in calls) else None
+    return calls if all(can_be_logged(call.arguments) for call in calls) else None
 
 
 def _python_call(node: ast.expr) -> ToolCall:
@@ -120,11 +119,19 @@ def _parse_call(text: str) -> ToolCall | None:
 def _parse_object(text: str) -> dict[str, Any] | None:
     try:
         value = json.loads(text, parse_constant=_refuse)
-        # half a surrogate pair, or a number too large (infinity), could never be rendered again
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return None
-    return cast("dict[str, Any]", value) if isinstance(value, dict) and depth(value) <= DEEPEST else None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) and can_be_logged(value) else None
+
+
+def can_be_logged(arguments: Any) -> bool:
+    """Whether a call's arguments can be rendered, and read from a log, again: they are JSON without half a surrogate
+    pair or a number too large (infinity), and not nested too deeply."""
+    try:
+        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, TypeError, RecursionError):
+        return False
+    return depth(arguments) <= _DEEPEST
 
 
 def _refuse(constant: str) -> NoReturn:

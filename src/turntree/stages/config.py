@@ -281,12 +281,11 @@ class OwnPathConfig:
             raise ConfigError("is a share: from 0 to 1", field="greedy")
         if not 0 <= self.keep < 1:
             raise ConfigError("is a share: from 0, and below 1", field="keep")
-        if self.adaptive is not None and self.adaptive.threshold != self.select.threshold:
-            hint = f"use {self.select.threshold:g} in both"
-            raise ConfigError(
-                "differs from select.threshold, which pivots are selected by", field="adaptive.threshold", hint=hint
-            )
         if self.adaptive is not None:
+            if self.adaptive.threshold != self.select.threshold:
+                problem = "differs from select.threshold, which pivots are selected by"
+                hint = f"use {self.select.threshold:g} in both"
+                raise ConfigError(problem, field="adaptive.threshold", hint=hint)
             self.adaptive.check(self.rollouts)
         if self.forks == 1 or self.forks < 0:
             raise ConfigError("must be 0, or at least 2", field="forks")

@@ -78,8 +78,13 @@ def run_train_online(
         opened = stack.enter_context(
             open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source, workers=processes)
         )
-        stepping = {"cluster.workers": config.cluster.workers, "train.local": config.train.local.judges}
-        for key, used in {**stepping, "gate": config.gate, "brancher": config.brancher}.items():
+        stepping = {
+            "cluster.workers": config.cluster.workers,
+            "train.local": config.train.local.judges,
+            "gate": config.gate,
+            "brancher": config.brancher,
+        }
+        for key, used in stepping.items():
             if used:
                 require_steppable(opened.of(TRAIN), key)
         code = parts.identities(config)
