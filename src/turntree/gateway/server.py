@@ -301,11 +301,8 @@ def _tokens(kept: Kept) -> dict[str, Any]:
 
 def _reward(body: dict[str, Any], known: set[str]) -> dict[str, Any]:
     """A reward as it is kept. A session without one (null) is censored, for the reason that must then be given."""
-    unknown = sorted(set(body) - {"reward", "success", "reason", "call_rewards"})
-    if unknown or "reward" not in body:
-        raise Refused(
-            400, "give reward, and where you like success, reason, call_rewards", param=next(iter(unknown), "reward")
-        )
+    if "reward" not in _only(body, "reward", "success", "reason", "call_rewards"):
+        raise Refused(400, "give reward, and where you like success, reason, call_rewards", param="reward")
     calls = body.get("call_rewards") or {}
     if not isinstance(calls, dict) or not all(map(_is_number, calls.values())):
         raise Refused(400, "is not an object of numbers by call id", param="call_rewards")
