@@ -86,9 +86,7 @@ class Settings:
     def where(self) -> tuple[str, ...]:
         """Options of every command that computes, except retention.py."""
         found = () if self.device == "cpu" else words("--set", f"device.name={self.device}")
-        if self.dtype != "float32":
-            found += words("--set", f"device.dtype={self.dtype}", "--set", "device.threads=1")
-        return found
+        return (*found, *words("--set", f"device.dtype={self.dtype}", "--set", "device.threads=1"))
 
 
 QUESTIONS = Settings(  # with tools; a call has up to forty tokens
@@ -324,11 +322,13 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=0, help="arms train an adapter, at ten times the rates")
     parser.add_argument("--questions", action="store_true", help="questions with tools, not games (in its own folder)")
     parser.add_argument("--device", default="cpu", help="where to compute, as cuda (default: %(default)s)")
+    parser.add_argument("--dtype", help="of the weights (default: bfloat16; some processors are faster in float32)")
     parser.add_argument("--smoke", action="store_true", help="a handful of everything, to see that it runs")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     model = str(Path(given.model).resolve()) if given.model and Path(given.model).exists() else given.model
     settings = replace(settings_of(given.smoke, given.questions, given.rank), model=model, device=given.device)
+    settings = replace(settings, dtype=given.dtype or settings.dtype)
     games, items = (settings.play, settings.items) if given.smoke else (given.games, given.items)
     recipe = Recipe(Book(given.folder, HERE, given.only, given.plan), settings, items)
     recipe.run(given.arms.split(","), [int(seed) for seed in given.seeds.split(",")], games)

@@ -1,4 +1,7 @@
-"""The tables of docs/results/smollm2.md from whatever the recipe has made: python recipes/smollm2/table.py FOLDER
+"""The tables of docs/results/smollm2.md: python recipes/smollm2/table.py FOLDER_OR_FILE ... [--save FILE]
+
+A FOLDER is what the recipe made, whole or not. A FILE is what `--save` wrote: the items behind the tables, without the
+weights. Runs of several machines go side by side, each with a warm start of its own; their seeds must differ.
 
 Intervals are 95% percentile intervals of a bootstrap over tasks (games; the traces that held-out turns come from;
 passages, questions, instructions). They say nothing about other seeds of training.
@@ -6,6 +9,7 @@ passages, questions, instructions). They say nothing about other seeds of traini
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 from collections import defaultdict
@@ -15,12 +19,13 @@ from typing import Any
 
 from instructions import followed
 
-from turntree.observe.files import read_json, stream_table
+from turntree.observe.files import read_json, stream_table, write_json
 from turntree.observe.statistics import percentile_interval, resampled
 from turntree.profiling.rows import SCHEMA
 
-BEFORE = "warm"
+BASE, BEFORE = "base", "warm"
 TEXTS = ("wiki", "gsm8k", "math")
+INSIDE, BESIDE = ("accepted turns", "won games"), (*TEXTS, "instructions")
 
 Values = Mapping[str, tuple[str, float, float]]  # by item: its task, and a ratio's numerator and denominator
 
@@ -78,8 +83,25 @@ def _interval(tasks: Sequence[str], statistic: Any, count: int, sign: str = "") 
     return f"{statistic(range(count)):{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
 
 
-def figures(folder: Path) -> dict[str, dict[str, Values]]:
-    """By arm, then by figure."""
+def figures(path: Path) -> dict[str, dict[str, Values]]:
+    """Of a run or of what was saved of it: by arm, then by figure. The policies before the arms come first."""
+    found = of_folder(path) if path.is_dir() else read_json(path)["arms"]
+    first = [arm for arm in (BASE, BEFORE) if arm in found]
+    return {arm: found[arm] for arm in (*first, *sorted(found.keys() - set(first)))}
+
+
+def save(path: Path, found: Mapping[str, Mapping[str, Values]]) -> None:
+    rounded = {
+        arm: {
+            figure: {item: (task, round(value, 4), weight) for item, (task, value, weight) in values.items()}
+            for figure, values in each.items()
+        }
+        for arm, each in found.items()
+    }
+    write_json(path, {"schema": "turntree.recipes.smollm2/1", "arms": rounded})
+
+
+def of_folder(folder: Path) -> dict[str, dict[str, Values]]:
     found: dict[str, dict[str, Values]] = defaultdict(dict)
     for path in sorted(folder.glob("accept.*.jsonl")):
         found[path.stem.removeprefix("accept.")]["accepted turns"] = accepted(path)
@@ -104,15 +126,26 @@ def _of_seed(found: Mapping[str, Mapping[str, Values]], arm: str) -> dict[str, M
     return {name: values for name, values in found.items() if name.rpartition(".")[2] == seed}
 
 
-def over_seeds(found: Mapping[str, Mapping[str, Values]]) -> dict[str, dict[str, Values]]:
-    """Of the arms of several seeds the means over them, of the items that all of them have; the warm start as it is."""
-    seeds: dict[str, list[Mapping[str, Values]]] = defaultdict(list)
-    for name, values in found.items():
-        seeds[name.rpartition(".")[0] or name].append(values)
-    several = {arm: each for arm, each in seeds.items() if len(each) > 1 or arm == BEFORE}
+def over_seeds(runs: Sequence[Mapping[str, Mapping[str, Values]]]) -> dict[str, dict[str, Values]]:
+    """Of the arms that have several seeds the means over them, of the items that all of them have, and the warm start
+    that they began from, once for every seed."""
+    seeds: dict[str, dict[str, Mapping[str, Values]]] = defaultdict(dict)
+    for found in runs:
+        for name, values in found.items():
+            arm, _, seed = name.rpartition(".")
+            if seed in seeds[arm]:
+                sys.exit(f"two of these runs have {name}: train one of them with another seed")
+            if arm:
+                seeds[arm][seed] = values
+                seeds[BEFORE][seed] = found.get(BEFORE, {})
     return {
-        arm: {figure: _means([each[figure] for each in runs]) for figure in runs[0] if all(figure in r for r in runs)}
-        for arm, runs in several.items()
+        arm: {
+            figure: _means([values[figure] for values in each.values()])
+            for figure in next(iter(each.values()))
+            if all(figure in values for values in each.values())
+        }
+        for arm, each in seeds.items()
+        if len(each) > 1
     }
 
 
@@ -151,33 +184,48 @@ def seconds(folder: Path) -> list[str]:
     return lines
 
 
-def main(folder: Path) -> None:
-    found = figures(folder)
-    first = [arm for arm in ("base", BEFORE) if arm in found]
-    found = {arm: found[arm] for arm in (*first, *sorted(found.keys() - set(first)))}
-    inside, beside = ("accepted turns", "won games"), (*TEXTS, "instructions")
-    seeds = over_seeds(found)
-    parts = [
-        ("In the task", table(found, inside)),
-        (f"In the task, change from {BEFORE}", table(found, inside, minus=BEFORE)),
-        ("Beside it: log-likelihood in nats a token; instructions followed", table(found, beside)),
-        (f"Beside it, change from {BEFORE}", table(found, beside, minus=BEFORE)),
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The tables of a pretrained policy.")
+    parser.add_argument("runs", type=Path, nargs="+", metavar="FOLDER_OR_FILE")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the items behind the tables, and no table")
+    given = parser.parse_args()
+    runs = {path: figures(path) for path in given.runs}
+    if given.save:
+        if len(runs) > 1:
+            parser.error("--save takes one run")
+        save(given.save, *runs.values())
+        return
+    for path, found in runs.items():
+        print(f"# {path}\n")
+        show(tables(found))
+        if path.is_dir():
+            show([("Seconds", seconds(path))])
+    seeds = over_seeds(list(runs.values()))
+    show([("Over seeds", table(seeds, (*INSIDE, *BESIDE)))])
+    for arm in (BEFORE, "pivot", "pivot-r16", "online"):
+        if arm in seeds:
+            show([(f"Over seeds, change from {arm}", table(seeds, (*INSIDE, *BESIDE), minus=arm))])
+
+
+def tables(found: Mapping[str, Mapping[str, Values]]) -> list[tuple[str, list[str]]]:
+    """Of one run: a title and its lines each."""
+    return [
+        ("In the task", table(found, INSIDE)),
+        (f"In the task, change from {BEFORE}", table(found, INSIDE, minus=BEFORE)),
+        ("Beside it: log-likelihood in nats a token; instructions followed", table(found, BESIDE)),
+        (f"Beside it, change from {BEFORE}", table(found, BESIDE, minus=BEFORE)),
         *(
-            (f"Change from {arm}", table(_of_seed(found, arm), (*inside, *beside), minus=arm))
+            (f"Change from {arm}", table(_of_seed(found, arm), (*INSIDE, *BESIDE), minus=arm))
             for arm in found
             if arm.startswith("pivot.")
         ),
-        ("Over seeds", table(seeds, (*inside, *beside))),
-        *(
-            (f"Over seeds, change from {arm}", table(seeds, (*inside, *beside), minus=arm))
-            for arm in (BEFORE, "pivot", "pivot-r16", "online")
-            if arm in seeds
-        ),
-        ("Seconds", seconds(folder)),
     ]
+
+
+def show(parts: Sequence[tuple[str, list[str]]]) -> None:
     for title, lines in parts:
         print(f"## {title}\n\n" + "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

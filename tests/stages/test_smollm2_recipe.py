@@ -120,27 +120,51 @@ def test_the_parts_share_no_game_and_turns_are_drawn_alike_every_time(recipe, tm
     assert parts["pool"] == [recipe.some_turns(trace, 2) for trace in parts["rest"]]
 
 
-def test_changes_are_paired_over_the_items_that_both_have(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(FOLDER))
-    table = importlib.import_module("table")
+    yield importlib.import_module("table")
+    sys.modules.pop("table", None)
+
+
+def test_changes_are_paired_over_the_items_that_both_have(table) -> None:
     before = {str(i): (str(i), float(i), 1.0) for i in range(40)}
     after = {name: (task, value + 1, weight) for name, (task, value, weight) in before.items()}
     assert table.change(after, before) == "+1.000 [+1.000, +1.000]"  # what makes an item hard cancels out
     assert table.change(after, {}) == ""
     assert table.mean({"a": ("x", 1.0, 2.0), "b": ("x", 3.0, 6.0)}) == "0.500 [0.500, 0.500]"  # a ratio of sums
-    sys.modules.pop("table", None)
 
 
-def test_seeds_are_averaged_over_the_items_that_all_of_them_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    table = importlib.import_module("table")
-    games = {
-        name: {"won games": {"a": ("a", won, 1.0), name: (name, 1.0, 1.0)}} for name, won in (("x.0", 1), ("x.1", 0))
-    }
-    found = table.over_seeds({**games, "warm": {"won games": {"a": ("a", 0.0, 1.0)}}, "alone.0": games["x.0"]})
-    assert found == {"x": {"won games": {"a": ("a", 0.5, 1.0)}}, "warm": {"won games": {"a": ("a", 0.0, 1.0)}}}
+def games(**won: float):
+    return {"won games": {name: (name, value, 1.0) for name, value in won.items()}}
+
+
+def test_seeds_are_averaged_over_the_items_that_all_of_them_have(table) -> None:
+    run = {"warm": games(a=0.0), "x.0": games(a=1, b=1), "x.1": games(a=0, c=1), "alone.0": games(a=1)}
+    found = table.over_seeds([run])
+    assert found == {"x": games(a=0.5), "warm": games(a=0.0)}
     assert "| x | +0.500 [+0.500, +0.500] |" in table.table(found, ["won games"], minus="warm")
-    sys.modules.pop("table", None)
+
+
+def test_seeds_of_other_runs_differ_each_from_the_warm_start_of_its_own_run(table) -> None:
+    first = {"warm": games(a=0.0, b=1.0), "x.0": games(a=1, b=1), "x.1": games(a=1, b=1)}
+    other = {"warm": games(a=0.3, b=0.7), "x.2": games(a=0, b=1)}
+    found = table.over_seeds([first, other])
+    assert {item: round(row[1], 6) for item, row in found["warm"]["won games"].items()} == {"a": 0.1, "b": 0.9}
+    assert {item: round(row[1], 6) for item, row in found["x"]["won games"].items()} == {"a": 0.666667, "b": 1.0}
+    with pytest.raises(SystemExit, match=r"two of these runs have x.0: train one of them with another seed"):
+        table.over_seeds([first, first])
+
+
+def test_what_is_saved_of_a_run_gives_its_tables_again(table, tmp_path: Path) -> None:
+    rows = [{"task": f"task-{number}", "rewards": [number % 2]} for number in range(8)]
+    write_json(tmp_path / "run" / "play.warm.0.json", {"sampled": {"outcomes": rows}})
+    write_json(tmp_path / "run" / "play.pivot.0.0.json", {"sampled": {"outcomes": rows[:6]}})
+    found = table.figures(tmp_path / "run")
+    table.save(tmp_path / "saved.json", found)
+    again = table.figures(tmp_path / "saved.json")
+    assert list(again) == ["warm", "pivot.0"] and table.tables(again) == table.tables(found)
+    assert "| pivot.0 |  | 0.500 [0.167, 0.833] |" in table.tables(again)[0][1]
 
 
 def test_a_model_that_answers_everything_with_a_command_follows_no_instruction(monkeypatch: pytest.MonkeyPatch) -> None:
