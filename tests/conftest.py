@@ -2,6 +2,7 @@
 
 import copy
 import os
+import signal
 import socket
 import sys
 import threading
@@ -16,6 +17,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import hypothesis
 import pytest
+
+# A shell starts what it puts into the background with interrupts ignored, and so would every command that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine is no defect: hypothesis fails a test whose example takes 200 ms unless it is told otherwise.
 hypothesis.settings.register_profile("turntree", deadline=None)

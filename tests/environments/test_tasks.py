@@ -57,6 +57,11 @@ class Source:
         made = {split: tasks(split, count, seed=seed, size=self.size) for split, count in splits.items()}
         yield TaskSet(tasks=made, figures=lambda: {"a": 1})
         OPENED.append("closed")
+
+class Doubled:
+    @contextlib.contextmanager
+    def open(self, splits, *, seed):
+        yield TaskSet(tasks={split: [Echo("same")] * count for split, count in splits.items()})
 '''
 
 
@@ -99,6 +104,7 @@ def test_an_environment_without_a_fork_is_forked_by_replay() -> None:
     [
         ("my_game:leaking", "gave task '0' to two splits, 'train' and 'dev'"),
         ("my_game:twins", "gave two tasks of split 'train' the id 'same'"),
+        ("my_game:Doubled", "gave two tasks of split 'train' the id 'same'"),
         ("my_game:nothing", "gave no task for split 'train'"),
         ("my_game:wrong", "gave int, which has no task_id, reset, step"),
     ],

@@ -58,8 +58,8 @@ def open_tasks(
 ) -> Iterator[TaskSet]:
     """The first `splits[name]` tasks of every split. `model` names the policy that will play, for environments whose
     prompts depend on it. With `workers` they are stepped in processes, unless the environment has its own pool. Raises
-    `InputError` where the environment gives no tasks, gives something that is not an environment, or puts one task into
-    two splits."""
+    `InputError` where the environment gives no tasks, gives something that is not an environment, gives two tasks one id,
+    or puts one task into two splits."""
     loaded = parts.load("environments", environment.name)
     with contextlib.ExitStack() as stack:
         if inspect.isclass(loaded.target) and hasattr(loaded.target, "open"):
@@ -71,7 +71,7 @@ def open_tasks(
                 for split, count in splits.items()
             }
             opened = TaskSet(tasks={split: _environments(found, environment, split) for split, found in made.items()})
-        _check_disjoint(opened, environment)
+        _check_ids(opened, environment)
         if workers is not None and workers.workers > 0:
             if opened.pool is not None:
                 hint = "leave it at 0"
@@ -115,24 +115,23 @@ def _environments(found: Any, environment: Part, split: str) -> list[Environment
         said = f"gave {type(found).__name__}" if not isinstance(found, Sequence) else "gave no task"
         hint = "return a list of environments with task_id, reset and step"
         raise InputError(f"{environment.name!r} {said} for split {split!r}", field="environment", hint=hint)
-    environments = [_with_fork(item, environment) for item in cast("Sequence[Any]", found)]
-    seen: set[str] = set()
-    for one in environments:
-        if one.task_id in seen:
-            problem = f"{environment.name!r} gave two tasks of split {split!r} the id {one.task_id!r}"
-            raise InputError(problem, field="environment", hint="an id names one task")
-        seen.add(one.task_id)
-    return environments
+    return [_with_fork(item, environment) for item in cast("Sequence[Any]", found)]
 
 
-def _check_disjoint(opened: TaskSet, environment: Part) -> None:
+def _check_ids(opened: TaskSet, environment: Part) -> None:
+    """An id names one task of one split."""
     home: dict[str, str] = {}
     for split, tasks in opened.tasks.items():
         for task in tasks:
-            if home.setdefault(task.task_id, split) != split:
-                problem = f"gave task {task.task_id!r} to two splits, {home[task.task_id]!r} and {split!r}"
+            if (other := home.get(task.task_id)) == split:
+                problem, hint = f"gave two tasks of split {split!r} the id {task.task_id!r}", "an id names one task"
+            elif other is not None:
+                problem = f"gave task {task.task_id!r} to two splits, {other!r} and {split!r}"
                 hint = "held-out tasks must not be trained on: give every split its own tasks"
-                raise InputError(f"{environment.name!r} {problem}", field="environment", hint=hint)
+            else:
+                home[task.task_id] = split
+                continue
+            raise InputError(f"{environment.name!r} {problem}", field="environment", hint=hint)
 
 
 def _with_fork(value: Any, environment: Part) -> Environment:
