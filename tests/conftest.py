@@ -18,7 +18,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import hypothesis
 import pytest
 
-# A shell starts what it puts into the background with interrupts ignored, and so would every command that a test starts.
+# A shell starts what it puts into the background with interrupts ignored; commands that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -58,8 +58,8 @@ def open_tasks(
 ) -> Iterator[TaskSet]:
     """The first `splits[name]` tasks of every split. `model` names the policy that will play, for environments whose
     prompts depend on it. With `workers` they are stepped in processes, unless the environment has its own pool. Raises
-    `InputError` where the environment gives no tasks, gives something that is not an environment, gives two tasks one id,
-    or puts one task into two splits."""
+    `InputError` where the environment gives no tasks, gives what is not an environment, gives two tasks one id, or puts
+    one task into two splits."""
     loaded = parts.load("environments", environment.name)
     with contextlib.ExitStack() as stack:
         if inspect.isclass(loaded.target) and hasattr(loaded.target, "open"):
