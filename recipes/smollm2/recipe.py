@@ -20,6 +20,7 @@ RUNBOOK
   warm-N, warm-N.dev       SFT on N traces, more of them until it solves 15% of the development games
   accept.ARM               4 samples at each of 2 turns of 60 held-out traces: how many the verifier accepts
   keep.ARM.FROM            retention.py: 50 items each of Wikipedia, GSM8K and MATH by teacher forcing; instructions
+  solve.ARM                with --problems N: N problems each of GSM8K and MATH, by sampling
   sft-RATE.SEED            an arm; its acceptance and retention follow it
   profile, pivots, random  16 samples at each of 4 turns of 60 traces, and what is selected of them
   pivot.SEED, random.SEED  arms
@@ -106,6 +107,7 @@ class Recipe:
     book: Book
     settings: Settings
     items: int  # passages and answers of each kind
+    problems: int = 0  # of each kind, solved by sampling
 
     def run(self, arms: Sequence[str], seeds: Sequence[int], games: int) -> None:
         warm = self.warm_start()
@@ -247,12 +249,13 @@ class Recipe:
 
     def retention(self, name: str, model: Stage) -> None:
         options, count = self.settings, self.settings.items
-        where = () if options.device == "cpu" else words("--device", options.device)
-        for start in range(0, self.items, count):
-            label = f"keep.{name}.{start}"
-            command = words("retention.py", model.model, "--start", start, "--count", count)
-            command += words("--dtype", options.dtype) + where
-            self.book.run(Stage(label, f"{label}.json", (*command, "--out", f"{label}.json"), (model,)))
+        where = words("--dtype", options.dtype, *(() if options.device == "cpu" else ("--device", options.device)))
+        stages = {f"keep.{name}.{start}": ("--start", start, "--count", count) for start in range(0, self.items, count)}
+        if self.problems:
+            stages[f"solve.{name}"] = ("--problems", "--count", self.problems)
+        for label, which in stages.items():
+            command = words("retention.py", model.model, *which, *where, "--out", f"{label}.json")
+            self.book.run(Stage(label, f"{label}.json", command, (model,)))
 
     def play(self, name: str, model: Stage, split: str, start: int, count: int) -> Stage:
         """Some games of a split: test games are played in parts, so that the table can grow."""
@@ -317,6 +320,9 @@ def main() -> None:
     parser.add_argument(
         "--items", type=int, default=50, help="passages and answers of each kind (default: %(default)s)"
     )
+    parser.add_argument(
+        "--problems", type=int, default=0, help="of GSM8K and of MATH, solved by sampling (default: none)"
+    )
     parser.add_argument("--only", default="*", metavar="PATTERN", help="run only the stages that match")
     parser.add_argument("--plan", action="store_true", help="list the stages, and run none")
     parser.add_argument("--rank", type=int, default=0, help="arms train an adapter, at ten times the rates")
@@ -330,7 +336,7 @@ def main() -> None:
     settings = replace(settings_of(given.smoke, given.questions, given.rank), model=model, device=given.device)
     settings = replace(settings, dtype=given.dtype or settings.dtype)
     games, items = (settings.play, settings.items) if given.smoke else (given.games, given.items)
-    recipe = Recipe(Book(given.folder, HERE, given.only, given.plan), settings, items)
+    recipe = Recipe(Book(given.folder, HERE, given.only, given.plan), settings, items, given.problems)
     recipe.run(given.arms.split(","), [int(seed) for seed in given.seeds.split(",")], games)
 
 

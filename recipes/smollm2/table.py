@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from instructions import followed
+from retention import last_number
 
 from turntree.observe.files import read_json, stream_table, write_json
 from turntree.observe.statistics import percentile_interval, resampled
@@ -25,7 +26,7 @@ from turntree.profiling.rows import SCHEMA
 
 BASE, BEFORE = "base", "warm"
 TEXTS = ("wiki", "gsm8k", "math")
-INSIDE, BESIDE = ("accepted turns", "won games"), (*TEXTS, "instructions")
+INSIDE, BESIDE = ("accepted turns", "won games"), (*TEXTS, "instructions", "solved gsm8k", "solved math")
 
 Values = Mapping[str, tuple[str, float, float]]  # by item: its task, and a ratio's numerator and denominator
 
@@ -52,6 +53,15 @@ def kept(paths: Sequence[Path]) -> dict[str, Values]:
             found[kind] |= {name: (name, -row["nats"], row["tokens"]) for name, row in rows.items()}
         rows = result["instructions"].items()
         found["instructions"] |= {name: (name, float(followed(name, row["reply"])), 1.0) for name, row in rows}
+    return dict(found)
+
+
+def solved(path: Path) -> dict[str, Values]:
+    """By kind of problem whether the last number of the reply is the answer."""
+    found: dict[str, dict[str, tuple[str, float, float]]] = defaultdict(dict)
+    for name, row in read_json(path)["problems"].items():
+        right = last_number(row["reply"]) == last_number(row["answer"])
+        found[f"solved {name.partition(' ')[0]}"][name] = (name, float(right), 1.0)
     return dict(found)
 
 
@@ -109,6 +119,8 @@ def of_folder(folder: Path) -> dict[str, dict[str, Values]]:
         found[arm]["won games"] = played(paths)
     for arm, paths in _parts(folder, "keep").items():
         found[arm] |= kept(paths)
+    for path in sorted(folder.glob("solve.*.json")):
+        found[path.stem.removeprefix("solve.")] |= solved(path)
     return found
 
 

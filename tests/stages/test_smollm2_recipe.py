@@ -59,10 +59,10 @@ def demonstrations() -> list[Trace]:
 
 
 def run(
-    recipe, folder: Path, games: int = 2, items: int = 2, arms=("sft", "pivot"), only: str = "*", **settings
+    recipe, folder: Path, games: int = 2, items: int = 2, arms=("sft", "pivot"), only: str = "*", problems=0, **settings
 ) -> None:
     chosen = recipe.replace(recipe.SMOKE, model="tiny", **settings)
-    recipe.Recipe(Book(folder, FOLDER, only), chosen, items).run(arms, [0], games)
+    recipe.Recipe(Book(folder, FOLDER, only), chosen, items, problems).run(arms, [0], games)
 
 
 def test_a_finished_recipe_computes_nothing_again_and_a_longer_one_only_what_is_new(recipe, ran, tmp_path) -> None:
@@ -74,6 +74,9 @@ def test_a_finished_recipe_computes_nothing_again_and_a_longer_one_only_what_is_
     run(recipe, tmp_path, games=4, items=4)
     arms = ("warm", "sft-0.0001.0", "pivot.0")
     assert ran == [f"{kind}.{arm}.2.json" for kind in ("keep", "play") for arm in arms]
+    ran.clear()
+    run(recipe, tmp_path, games=4, items=4, problems=2)
+    assert ran == [f"solve.{arm}.json" for arm in arms]
 
 
 def test_a_killed_stage_runs_again_and_those_before_it_do_not(recipe, ran, tmp_path: Path) -> None:
@@ -165,6 +168,20 @@ def test_what_is_saved_of_a_run_gives_its_tables_again(table, tmp_path: Path) ->
     again = table.figures(tmp_path / "saved.json")
     assert list(again) == ["warm", "pivot.0"] and table.tables(again) == table.tables(found)
     assert "| pivot.0 |  | 0.500 [0.167, 0.833] |" in table.tables(again)[0][1]
+
+
+def test_a_problem_is_solved_when_the_last_number_of_the_reply_is_its_answer(table, tmp_path: Path) -> None:
+    replies = {
+        "gsm8k 1": ("She makes 9 * 2 = $1,018.00 a day.", "1018"),
+        "gsm8k 2": ("It is 18, not 20", "18"),
+        "math 1": ("There is none.", "0"),
+        "math 2": ("$x = -3$.", "-3"),
+    }
+    rows = {name: {"reply": reply, "answer": answer} for name, (reply, answer) in replies.items()}
+    write_json(tmp_path / "solve.warm.json", {"problems": rows})
+    found = table.figures(tmp_path)["warm"]
+    assert [row[1] for row in found["solved gsm8k"].values()] == [1.0, 0.0]
+    assert [row[1] for row in found["solved math"].values()] == [0.0, 1.0]
 
 
 def test_a_model_that_answers_everything_with_a_command_follows_no_instruction(monkeypatch: pytest.MonkeyPatch) -> None:
