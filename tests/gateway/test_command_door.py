@@ -222,7 +222,8 @@ def test_reward_functions_judge_the_agents_of_a_task_in_the_thread_that_asked_fo
 
 def test_a_session_that_ran_into_a_limit_may_have_a_reward_for_that(agent, tmp_path):
     (group,) = played(agent, tmp_path, ["loop"], limit_reward=-1.0)
-    assert {verdict.reward for verdict in group.rewards.verdicts.values()} == {-1.0}
+    ends = {(verdict.reward, group.tree.stop_reason(leaf)) for leaf, verdict in group.rewards.verdicts.items()}
+    assert ends == {(-1.0, StopReason.MAX_TURNS)}
 
 
 def test_a_limit_that_an_agent_got_over_is_not_why_it_crashed(agent, tmp_path):

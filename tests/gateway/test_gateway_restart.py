@@ -11,8 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import pytest
 from gateway_world import ADMIN, HTTP, engine, world
 
+from turntree.core.tree import StopReason
+from turntree.gateway.config import GatewayLimits
+from turntree.gateway.merge import merge
 from turntree.gateway.sessions import read_session
 from turntree.gateway.store import SessionStore
 
@@ -153,6 +157,29 @@ def test_what_is_read_from_disk_equals_what_was_kept(tmp_path):
         live = gate.sessions.get(opened["session"])
         gate.post(f"/sessions/{opened['session']}/reward", {"reward": 0.25}, opened["reward_key"])
         assert read_session(SessionStore(tmp_path), opened["session"]) == live.value()
+
+
+@pytest.mark.parametrize(
+    ("limits", "stop"),
+    [
+        ({"calls": 1}, StopReason.MAX_TURNS),
+        ({"tokens": 1}, StopReason.MAX_TOKENS),
+        ({"seconds": 600.0}, StopReason.MAX_SECONDS),
+        ({"calls": 2}, StopReason.COMPLETED),
+    ],
+)
+def test_a_session_that_ended_at_a_limit_says_which_and_so_does_its_leaf(tmp_path, limits, stop, monkeypatch):
+    monkeypatch.setattr("turntree.gateway.server._SWEEP", 600.0)  # it would close the session, which then has no reward
+    with world(folder=tmp_path, limits=GatewayLimits(**limits)) as gate:
+        opened = gate.open()
+        ask(gate.url, opened["key"], MESSAGES)
+        gate.sessions.get(opened["session"]).opened -= limits.get("seconds", 0.0)
+        again = gate.post("/v1/chat/completions", {"messages": MESSAGES}, opened["key"])
+        assert again.status_code == (200 if stop is StopReason.COMPLETED else 403)
+        gate.post(f"/sessions/{opened['session']}/reward", {"reward": 1.0}, opened["reward_key"])
+    session = read_session(SessionStore(tmp_path), opened["session"])
+    tree = merge(session.task_id, [session]).tree
+    assert session.stop is stop and stop in {tree.stop_reason(leaf) for leaf in tree.leaves()}
 
 
 def test_no_key_is_on_disk(tmp_path):

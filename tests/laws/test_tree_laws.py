@@ -247,7 +247,7 @@ def test_a_tree_written_before_decisions_said_what_they_saw_can_be_read() -> Non
 
 
 def test_which_endings_censor() -> None:
-    scored = {StopReason.COMPLETED, StopReason.MAX_TURNS, StopReason.MAX_TOKENS}
+    scored = {StopReason.COMPLETED, StopReason.MAX_TURNS, StopReason.MAX_TOKENS, StopReason.MAX_SECONDS}
     assert {reason for reason in StopReason if not reason.censors} == scored
 
 

@@ -34,6 +34,7 @@ class StopReason(StrEnum):
     COMPLETED = "completed"  # the environment said that the episode is over, or a one-turn rollout was sampled
     MAX_TURNS = "max_turns"
     MAX_TOKENS = "max_tokens"
+    MAX_SECONDS = "max_seconds"  # an agent's session that used up its time, and was given a reward
     GATED = "gated"  # a gate stopped the whole tree
     CANCELLED = "cancelled"
     ENVIRONMENT_ERROR = "environment_error"

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from turntree.core.completion import Completion
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.messages import Message
+from turntree.core.tree import StopReason
 
 Cause = Literal[
     "start", "continue", "rewritten", "retry", "candidate", "compaction", "dropped_reasoning", "edited", "tools"
@@ -78,4 +79,5 @@ class Session:
     success: bool | None = None
     reason: str = ""
     call_rewards: dict[str, float] = field(default_factory=dict[str, float])
+    stop: StopReason = StopReason.COMPLETED  # or the limit that the agent ran into last and did not get over
     sample: int = 0  # its place in the group of its task

@@ -214,8 +214,9 @@ class _Grown:
             return StopReason.ENVIRONMENT_ERROR, Verdict(None, session.reason or "no reward was given")
         last = max(kept, key=lambda call: call.index).completion
         cut = last is not None and last.finish == "length"
-        stop = StopReason.MAX_TOKENS if cut else StopReason.COMPLETED
-        return stop, Verdict(session.reward, session.reason, success=session.success)
+        return StopReason.MAX_TOKENS if cut else session.stop, Verdict(
+            session.reward, session.reason, success=session.success
+        )
 
     def _thrown_away(self, session: Session, end: int) -> dict[int, str]:
         """Leaves whose answer the agent cannot have used: the same prompt was asked again, or it went on with another

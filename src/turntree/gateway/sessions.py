@@ -20,6 +20,7 @@ from turntree.core.cost import Cost
 from turntree.core.errors import InputError, TurntreeError
 from turntree.core.messages import Message
 from turntree.core.protocols import Renderer
+from turntree.core.tree import StopReason
 from turntree.gateway.calls import Session
 from turntree.gateway.config import Refused, ServingConfig, bad_request
 from turntree.gateway.driver import EngineDriver, Fault, Pending
@@ -66,7 +67,8 @@ class LiveSession:
     continued: set[str] = field(default_factory=set[str])  # calls that were gone on from
     running: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
     reward: dict[str, Any] = field(default_factory=dict[str, Any])
-    limit: str = ""  # the limit that the agent ran into; it is over where a later call went through
+    limit: str = ""  # the limit that the agent ran into, in words; it is over where a later call went through
+    stop: StopReason = StopReason.COMPLETED  # the same limit, by its name
     ending: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def value(self, reason: str = "") -> Session:
@@ -78,8 +80,13 @@ class LiveSession:
             sample=self.sample,
             calls=tuple(kept.call(self.session_id, self.task_id) for kept in calls),
             reason=self.reward.get("reason") or reason,
+            stop=self.stop,
             **said,
         )
+
+    def ran_into(self, stop: StopReason, limit: str) -> str:
+        self.stop, self.limit = stop, limit
+        return limit
 
     def call_id(self, after: int = 0) -> str:
         """The name of the next call, or of one after it. A rollout that is repeated has the same names, which a chat
@@ -187,7 +194,7 @@ class Sessions:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-            self._write(session, {"closed": reason}, sync=True)
+            self._write(session, {"closed": reason, "stop": session.stop}, sync=True)
             if self._store is not None:
                 self._store.close(session.session_id)
             self.ledger["rewarded" if session.reward.get("reward") is not None else "unrewarded"] += 1
@@ -198,7 +205,8 @@ class Sessions:
         limit = self.config.limits.seconds
         for session in [each for each in self._open.values() if self._clock() - each.opened > limit]:
             self.ledger["expired"] += 1
-            await self.close(session, f"the session took longer than {limit:g} seconds")
+            reason = session.ran_into(StopReason.MAX_SECONDS, f"the session took longer than {limit:g} seconds")
+            await self.close(session, reason)
 
     # asking
 
@@ -225,23 +233,23 @@ class Sessions:
             raise Refused(403, f"session {session.session_id!r} is over", code="session_over")
         if count > limits.candidates:
             raise Refused(400, f"{count} candidates, and {limits.candidates} are allowed", param="n")
-        used_up = {
-            "session_calls": (session.asked + count > limits.calls, f"has made its {limits.calls} calls"),
-            "session_tokens": (session.tokens >= limits.tokens, f"has used its {limits.tokens} tokens"),
-            "session_seconds": (self._clock() - session.opened > limits.seconds, f"is over {limits.seconds:g} seconds"),
-        }
-        for code, (reached, said) in used_up.items():
+        calls, seconds = session.asked + count, self._clock() - session.opened
+        used_up = [
+            (calls > limits.calls, StopReason.MAX_TURNS, "calls", f"made its {limits.calls} calls"),
+            (session.tokens >= limits.tokens, StopReason.MAX_TOKENS, "tokens", f"used its {limits.tokens} tokens"),
+            (seconds > limits.seconds, StopReason.MAX_SECONDS, "seconds", f"used its {limits.seconds:g} seconds"),
+        ]
+        for reached, stop, what, said in used_up:
             if reached:
-                session.limit = f"the session {said}"
-                raise Refused(403, session.limit, code=code)
+                raise Refused(403, session.ran_into(stop, f"the session has {said}"), code=f"session_{what}")
         if len(session.running) >= limits.parallel or self._waiting + count > limits.waiting:
             raise Refused(429, "too many calls are under way; try again", code="too_many_calls")
 
     def _placed(self, session: LiveSession, asked: Ask) -> list[Kept]:
         size = len(json.dumps(asked.tools)) + sum(map(_size, asked.messages))
         if size > _LONGEST_TOKEN * self.max_context:  # rendering it would keep everybody waiting
-            session.limit = f"the prompt has {size} characters, and the context holds {self.max_context} tokens"
-            raise Refused(400, session.limit, code=_CONTEXT, param="messages")
+            limit = f"the prompt has {size} characters, and the context holds {self.max_context} tokens"
+            raise Refused(400, session.ran_into(StopReason.MAX_TOKENS, limit), code=_CONTEXT, param="messages")
         try:
             first = session.lineage.place(asked.messages, asked.tools, session.call_id(), session.asked)
         except InputError as error:
@@ -258,9 +266,9 @@ class Sessions:
         """How these candidates are sampled. Raises `Refused` where the context has no room."""
         room = self.max_context - first.prompt_tokens
         if room < 1:
-            session.limit = f"the prompt has {first.prompt_tokens} tokens, and the context holds {self.max_context}"
-            raise Refused(400, session.limit, code=_CONTEXT, param="messages")
-        session.limit = ""
+            limit = f"the prompt has {first.prompt_tokens} tokens, and the context holds {self.max_context}"
+            raise Refused(400, session.ran_into(StopReason.MAX_TOKENS, limit), code=_CONTEXT, param="messages")
+        session.ran_into(StopReason.COMPLETED, "")
         sampling = self.config.sampling
         longest = min(sampling.max_tokens, room, asked.max_tokens or room)
         if self.config.parameters == "agent":
@@ -416,7 +424,7 @@ def _short(prompt: tuple[int, ...]) -> tuple[int, ...]:
 def read_session(store: SessionStore, session_id: str) -> Session:
     """A session on disk, open or closed."""
     rows = store.rows(session_id)
-    head, closed = rows[0], next((row["closed"] for row in rows if "closed" in row), "")
+    head, end = rows[0], next((row for row in rows if "closed" in row), {"closed": ""})
     earlier: dict[str, Kept] = {}
     for row in rows:
         if "call" in row:
@@ -431,6 +439,7 @@ def read_session(store: SessionStore, session_id: str) -> Session:
         calls=tuple(
             kept.call(head["session"], head["task"]) for kept in sorted(earlier.values(), key=lambda one: one.index)
         ),
-        reason=reward.get("reason") or closed,
+        reason=reward.get("reason") or end["closed"],
+        stop=StopReason(end.get("stop", StopReason.COMPLETED)),
         **said,
     )
