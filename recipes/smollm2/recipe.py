@@ -211,7 +211,8 @@ class Recipe:
         forks = ("--brancher", "entropy", "--set", f"train.rollouts.initial_rollouts={options.group // 2}")
         forks += ("--set", "brancher.probe_tokens=2")  # a command has some eight tokens: few turns are as long as 20
         command = words(
-            *("train", "online", "--environment", *self.flags("--model", warm.model), "--seed", seed),
+            *("train", "online", "--environment", *self.flags("--offset", options.games, "--model", warm.model)),
+            *("--seed", seed),  # tasks that no trace shows
             *("--iterations", options.steps, "--learning-rate", options.rate, "--max-turns", options.max_turns),
             *("--max-tokens", options.max_tokens, "--set", f"train.groups={options.tasks}"),
             *("--set", "held_out_count=1"),

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turntree.core.errors import InputError
+from turntree.core.errors import ConfigError, InputError
+from turntree.domains.qa.build import QaWorld
 from turntree.domains.qa.door import Questions, read_splits
 from turntree.domains.workbench.door import Software, Terminal
 
@@ -86,3 +87,19 @@ def test_a_file_that_is_held_out_whole_is_refused(tmp_path):
     source, held_out = written(tmp_path / "a.jsonl", ASKED), written(tmp_path / "b.jsonl", map(str.upper, ASKED))
     with pytest.raises(InputError, match="no question that is not held out"):
         read_splits(source, 9, held_out, 9)
+
+
+def test_an_offset_leaves_out_the_first_generated_questions_of_training_and_not_those_of_the_checks():
+    world = QaWorld()
+
+    def ids(splits, **options):
+        posed = Questions(**options).generated(world, splits)
+        return {split: [each.question.id for each in found] for split, found in posed.items()}
+
+    every = ids({"train": 7, "dev": 2})
+    assert ids({"train": 4, "dev": 2}, offset=3) == {"train": every["train"][3:], "dev": every["dev"]}
+    assert ids({"dev": 1}, offset=1) == {"dev": every["dev"][1:]}
+    with pytest.raises(ConfigError, match="leave rows out of your file"):
+        Questions(questions="mine.jsonl", index="index", offset=1)
+    with pytest.raises(ConfigError, match="offset"):
+        Questions(offset=-1)

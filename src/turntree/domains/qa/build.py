@@ -54,8 +54,8 @@ class QaWorld:
         build_index(self.world.documents(), path)
         return SearchIndex(path)
 
-    def questions(self, split: Split, count: int) -> tuple[Posed, ...]:
-        return generate_questions(self.world, split, count, self.config.mix)
+    def questions(self, split: Split, count: int, offset: int = 0) -> tuple[Posed, ...]:
+        return generate_questions(self.world, split, offset + count, self.config.mix)[offset:]
 
 
 @contextlib.contextmanager

@@ -48,6 +48,9 @@ class Questions:
     """With a file of questions: the index of your documents, made by `turntree index build`."""
     held_out: str | None = None
     """A file of questions for checks; none of them is trained on, even if it is not used in a check."""
+    offset: int = 0
+    """Skip this many generated questions to train on, as those of traces that the policy learned from; or of those to
+    play, where nothing is trained."""
     world: QaWorldConfig = field(default_factory=QaWorldConfig)
     episodes: QaConfig = field(default_factory=QaConfig)
     reward: HierarchicalConfig = field(default_factory=HierarchicalConfig)
@@ -61,7 +64,7 @@ class Questions:
     trained from it (it has the same tokenizer): these have learned the format without them."""
 
     def __post_init__(self) -> None:
-        at_least(self, threads=1)
+        at_least(self, threads=1, offset=0)
         if (self.questions == GENERATED) != (self.index is None):
             raise ConfigError(
                 "a file of questions needs an index of the documents to search; generated questions have their own",
@@ -70,6 +73,8 @@ class Questions:
             )
         if self.questions == GENERATED and self.held_out is not None:
             raise ConfigError("goes with a file of questions; generated ones have splits", field="held_out")
+        if self.questions != GENERATED and self.offset:
+            raise ConfigError("goes with generated questions", field="offset", hint="leave rows out of your file")
 
     @contextlib.contextmanager
     def open(self, splits: Mapping[str, int], *, seed: int) -> Iterator[TaskSet]:
@@ -95,7 +100,7 @@ class Questions:
                 world = QaWorld(self.world)
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
                 index = stack.enter_context(world.build_index(folder / "index.sqlite"))
-                posed = {split: world.questions(cast(Split, split), count) for split, count in splits.items()}
+                posed = self.generated(world, splits)
                 asked = {split: [each.question for each in found] for split, found in posed.items()}
                 every = (each for found in posed.values() for each in found)
                 shown = {each.question.id: gold(each, world.world.told, self.search.pages) for each in every}
@@ -114,6 +119,11 @@ class Questions:
                 for environment, each in zip(tasks[split], found, strict=True):
                     environment.posed = each
             yield Opened(tasks, pool, tools, posed, read)
+
+    def generated(self, world: QaWorld, splits: Mapping[str, int]) -> dict[str, Sequence[Posed]]:
+        """The questions of each split; `offset` is of those to train on, or of those to play where there are none."""
+        skipped = {split: self.offset if split == TRAIN or TRAIN not in splits else 0 for split in splits}
+        return {split: world.questions(cast(Split, split), n, skipped[split]) for split, n in splits.items()}
 
     def read(self, splits: Mapping[str, int]) -> tuple[dict[str, Sequence[Question]], list[dict[str, Any]]]:
         """The questions of each split from files, of which none has one of another, and what reading them counted."""
