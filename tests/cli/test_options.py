@@ -11,8 +11,8 @@ from turntree.cli.config import stage_commands
 from turntree.cli.main import cli
 from turntree.cli.options import Constant, default_text, key_of
 from turntree.core import parts
-from turntree.core.config import Part, to_value
-from turntree.core.keys import keys
+from turntree.core.config import Part, section_of, to_value
+from turntree.core.keys import argument_meanings, keys
 from turntree.training.config import LossConfig, PivotConfig
 
 STAGES = dict(stage_commands(cli))
@@ -49,6 +49,33 @@ def test_help_and_config_say_the_same_of_every_option(turntree, stage):
         assert row["meaning"], f"{key} has an option and no documentation"
         said = re.findall(r"\[(?:default: [^\]]*|required[^\]]*)\]", shown[option])
         assert [bare(one) for one in said] == [bare(row["shown"])] * bool(row["shown"])
+
+
+@pytest.mark.parametrize("kind", parts.KINDS)
+def test_every_option_of_every_part_that_comes_along_has_a_meaning(kind):
+    for name in parts.names(kind):
+        found = parts.load(kind, name)
+        said = argument_meanings(parts.description(found.target))
+        for option, about in found.options().items():
+            assert section_of(about.hint) is not None or said.get(option), f"{kind} {name}: {option}"
+
+
+def documented(split, count, *, seed, lives=3, pace=1.0, mute=False):
+    """Some tasks.
+
+    Args:
+        lives (int): How often one may fail: that is,
+            over all floors.
+        pace: Steps a second.
+
+    Returns:
+        mute: no option
+    """
+
+
+def test_options_of_a_function_are_documented_by_its_docstring():
+    said = {"lives": "How often one may fail: that is, over all floors.", "pace": "Steps a second."}
+    assert argument_meanings(documented) == said
 
 
 def step(here, name):

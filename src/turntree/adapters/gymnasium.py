@@ -50,7 +50,15 @@ def tasks(
     ansi: bool = False,
     success: float | None = None,
 ) -> list[AdaptedEnvironment]:
-    """`count` episodes that differ in the seed of their `reset`. `make` are keyword arguments of `gymnasium.make`."""
+    """`count` episodes that differ in the seed of their `reset`.
+
+    Args:
+        make: Keyword arguments of `gymnasium.make`.
+        actions: Names of the actions, where they are discrete (default: those of the toy-text games).
+        instructions: What the policy is told (default: the name of the game, and how an action is written).
+        ansi: Show the environment's own drawing in place of the observation.
+        success: Sum of rewards from which an episode is a success (default: its registration's, else above 0).
+    """
     gymnasium = package("gymnasium", "gymnasium")
     name = named(argument, "gymnasium:ID")
     arguments = {**(make or {}), **({"render_mode": "ansi"} if ansi else {})}

@@ -36,14 +36,19 @@ from turntree.verifiers.texts import said
 
 @dataclass(frozen=True, kw_only=True)
 class McpTasks:
-    """`pure` names the tools that have no effects: their answers are kept and shared."""
+    """Tasks of a file, played with the tools of a server."""
 
     argument: str | None
     tasks: str
+    """A file of rows with a prompt, and an answer where no reward is named."""
     held_out: str | None = None
+    """A second such file, for held-out tasks (default: the first one is split by a hash of the row)."""
     reward: str | None = None
+    """A function that judges an episode, as module:function (default: 1 for the row's answer)."""
     pure: tuple[str, ...] = ()
+    """Tools without effects: their answers are kept and shared."""
     own: bool = False
+    """Start a server for every episode instead of one for all."""
 
     @contextlib.contextmanager
     def open(self, splits: Mapping[str, int], *, seed: int) -> Iterator[TaskSet]:

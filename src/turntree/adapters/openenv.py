@@ -43,8 +43,15 @@ def tasks(
     success: float = 1.0,
     seconds: float = 60.0,
 ) -> list[AdaptedEnvironment]:
-    """`count` episodes that differ in the seed of their `reset`, whose further arguments are `reset`. `prompt` comes
-    before the first observation. A server that answers nothing for `seconds` censors the rollout."""
+    """`count` episodes that differ in the seed of their `reset`.
+
+    Args:
+        prompt: What the policy is told before the first observation.
+        reset: Further arguments of `reset`.
+        show: The field of an observation that the policy sees (default: all of them, as JSON).
+        success: Sum of rewards from which an episode is a success.
+        seconds: A server that answers nothing for this long censors the rollout.
+    """
     package("openenv.core", "openenv")
     url = named(argument, "openenv:URL").rstrip("/")
     kind, tools = _actions(url, seconds)

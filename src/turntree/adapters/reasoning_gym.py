@@ -30,11 +30,14 @@ def tasks(
     config: Mapping[str, Any] | None = None,
     system: str | None = None,
 ) -> list[AdaptedEnvironment]:
-    """`count` different questions. `config` are options of the dataset (`{"max_terms": 3}`), `system` a system prompt:
-    the text, or the name of one of Reasoning Gym's own ("default", "direct", ...).
+    """`count` different questions.
 
     A question is in the split that its text is assigned to by hash, so what is trained on is never asked in a test.
     Raises `InputError` for a dataset that does not have `count` different questions in the split.
+
+    Args:
+        config: Options of the dataset, as {"max_terms": 3}.
+        system: A system prompt: the text, or the name of one of Reasoning Gym's own ("default", "direct", ...).
     """
     gym = package("reasoning_gym", "reasoning-gym")
     name = named(argument, "reasoning_gym:NAME")

@@ -54,9 +54,14 @@ def tasks(
     simulations: str | None = None,
     replies: int = 4,
 ) -> list[AdaptedEnvironment]:
-    """The first `count` tasks of a split of a domain. `simulations` is a results file of tau2-bench: with it the tasks
-    are its simulations, each with its user's messages, its gold actions and what was to be communicated. Every split of
-    a domain has tasks, also of the ten of mock."""
+    """The first `count` tasks of a split of a domain. Every split of a domain has tasks, also of the ten of mock.
+
+    Args:
+        user: Who speaks as the user: recorded, scripted or nobody (solo), as far as the tasks allow it.
+        simulations: A results file of tau2-bench. The tasks are its simulations then, each with its user's messages,
+            its gold actions and what was to be communicated.
+        replies: How often a scripted user agrees to what it is asked.
+    """
     name = named(argument, "tau2:DOMAIN")
     source = _module(name)
     if (user == "recorded") != (simulations is not None) and user != "auto":

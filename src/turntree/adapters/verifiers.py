@@ -40,8 +40,12 @@ def tasks(
     seconds: float = 120.0,
 ) -> list[AdaptedEnvironment]:
     """At most `count` rows of the environment's data set ("train") or of its evaluation set ("dev" and "test", a half
-    each); where it has none, the one data set is split by a hash of the row. `load` are arguments of
-    `load_environment`."""
+    each); where it has none, the one data set is split by a hash of the row.
+
+    Args:
+        load: Arguments of `load_environment`.
+        seconds: Time limit of one answer of the environment.
+    """
     name = named(argument, "verifiers:ID")
     environment = loaded(name, dict(load or {}))
     if getattr(environment.rubric, "has_group_rewards", False):

@@ -18,8 +18,8 @@ class WorkersConfig:
     """The cluster: local (started on this machine, the default), HOST:PORT or auto (a running one, from one of its
     nodes), ray://HOST:PORT (a running one, through Ray Client)."""
     batch: int | None = None
-    """Groups, tasks or states that a worker plays in one batch (default: 1 group, 8 tasks or states, and a whole wave
-    of a profile). Equal values give equal bits for any number of workers; other values differ by rounding."""
+    """Groups, tasks or states of one unit, which a worker plays at once (default: 1 group, 8 tasks or states, and a
+    whole wave of a profile). Equal values give equal bits for any number of workers; others differ by rounding."""
     cpus: float = 1.0
     """CPUs of one worker, for Ray's placement."""
     gpus: float | None = None
@@ -29,9 +29,9 @@ class WorkersConfig:
     silent_seconds: float = 60.0
     """A worker that does not answer for this long is lost, and its work is given to another one."""
     unit_seconds: float = 7200.0
-    """Time limit of one batch. A worker that takes longer is replaced."""
+    """Time limit of one unit. A worker that takes longer is replaced."""
     attempts: int = 3
-    """How often a batch is given out before it counts as lost."""
+    """How often a unit is given out before it counts as lost."""
 
     def __post_init__(self) -> None:
         at_least(self, workers=0, batch=1, attempts=1)

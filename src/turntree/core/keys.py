@@ -1,7 +1,8 @@
 """Every key of a configuration: its dotted name, type, default and meaning, read from the dataclasses themselves.
 
-The meaning of a key is the line of text below its field (an attribute docstring, PEP 257). The command line makes its
-options from these keys and `turntree config` lists them, so neither can disagree with the code.
+The meaning of a key is the line of text below its field (an attribute docstring, PEP 257). Options of functions and
+classes have theirs in the section `Args:` of the docstring. The command line makes its options from these keys and
+`turntree config` lists them, so neither can disagree with the code.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import re
 import textwrap
 import types
 import typing
@@ -87,7 +89,7 @@ def _part(key: Key, field: str) -> Iterator[Key]:
         return
     found = parts.load(parts.KIND_OF[field], chosen.name)
     described = parts.description(found.target)
-    meanings = field_meanings(described) if is_dataclass(described) else {}
+    meanings = argument_meanings(described)
     for name, option in found.options().items():
         given = to_value(option.default)
         if name in chosen.options:
@@ -122,6 +124,24 @@ def field_meanings(cls: type) -> dict[str, str]:
                 and isinstance(text.value.value, str)
             ):
                 found[field.target.id] = " ".join(text.value.value.split())
+    return found
+
+
+_ARGUMENT = re.compile(r"    (\w+)(?: \(.*?\))?: (.+)")
+
+
+def argument_meanings(described: Any) -> dict[str, str]:
+    """What is said of each parameter of a function or class: in the section `Args:` of its docstring, as Google's style
+    has it, or below the fields of a dataclass."""
+    found = field_meanings(described) if is_dataclass(described) else {}
+    name = ""
+    for line in (inspect.getdoc(described) or "").partition("\nArgs:\n")[2].splitlines():
+        if line and not line[0].isspace():
+            break  # another section
+        if match := _ARGUMENT.match(line):
+            name, found[match[1]] = match[1], match[2].strip()
+        elif name and line.strip():
+            found[name] += f" {line.strip()}"
     return found
 
 

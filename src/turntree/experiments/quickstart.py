@@ -1,4 +1,4 @@
-"""The main job end to end, side by side on held-out games: base, SFT, random pivots and PivotRL on the same traces, and
+"""The main job end to end, side by side on held-out games: base, SFT, random turns and PivotRL on the same traces, and
 pivots of the policy's own play of the same games.
 
 PivotRL is the paper's: an expert's states, drawn alike. Own states, labelled by the expert and drawn by how much
@@ -50,7 +50,7 @@ GAMES_PER_SEED = 1000  # so that every seed trains on games of its own
 TITLES = {
     "base": "base",
     "sft": "SFT",
-    "random": "random pivots",
+    "random": "random turns",
     "pivotrl": "PivotRL (the paper's, kinds capped)",
     "own": "own states, by importance (ours)",
 }
@@ -261,7 +261,7 @@ def _bill(out: Path, arm: str, profile_header: dict[str, Any]) -> dict[str, Any]
     cost = read_json(out / arm / "cost.json")
     seconds = sum(cost["timing"].values())
     turns, tokens = cost["turns"], cost["decoded_tokens"]
-    if arm == "pivotrl":  # random pivots need no profile
+    if arm == "pivotrl":  # random turns need no profile
         spent = profile_header["summary"]["cost"]
         turns, tokens = turns + spent["turns"], tokens + spent["decoded_tokens"]
         seconds += sum(profile_header["timing"].values())

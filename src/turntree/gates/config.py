@@ -72,5 +72,10 @@ def divergence(
 
 
 def random(*, seed: int, turn: int = 10, rate: float = 0.2) -> Gate:
-    """The control of an experiment: cuts a share `rate` of the groups that reach `turn`, whatever they do."""
+    """The control of an experiment: cuts groups whatever they do.
+
+    Args:
+        turn: The turn at which groups are cut.
+        rate: The share of the groups that reach it.
+    """
     return RandomGate(turn=turn, rate=rate, seed=seed)

@@ -16,8 +16,12 @@ BATCH = "function_call_batch"  # the type of several calls at once
 
 
 def export_nemo_gym(bundle: Bundle, out: Path, *, agent: str = AGENT) -> dict[str, Any]:
-    """Write `pivots.jsonl`. The reward is that of the resources server behind `agent`: NVIDIA's comparison, which our
-    verifier `nemo` reproduces; `pass_rate` is that of the verifier of the profile."""
+    """Write `pivots.jsonl`. The reward is NVIDIA's comparison, which our verifier `nemo` reproduces; `pass_rate` is
+    that of the verifier of the profile.
+
+    Args:
+        agent: The agent of NeMo Gym whose resources server judges.
+    """
     write_lines(out / "pivots.jsonl", (_row(pivot, agent) for pivot in bundle.pivots))
     notes: list[str] = []
     if bundle.verifier.name != "nemo":

@@ -93,7 +93,12 @@ def dataset(
 
 
 def export_trl(bundle: Bundle, out: Path, *, prompt: PromptForm = "auto") -> dict[str, Any]:
-    """Write `pivots.parquet` and `reward.py`, whose `reward` is the verifier."""
+    """Write `pivots.parquet` and `reward.py`, whose `reward` is the verifier.
+
+    Args:
+        prompt: As messages, to which TRL passes no tools, or as text that is rendered here (auto: text where a model
+            was named and pivots have tools).
+    """
     rows = _rows(bundle.pivots, prompt)
     texts = isinstance(rows[0]["prompt"], str)
     write_parquet(out / "pivots.parquet", rows, ("demonstration",) if texts else ("prompt", "demonstration"))
@@ -121,7 +126,13 @@ def tasks(
     held_out: str | None = None,
     reward: str | None = None,
 ) -> list[Environment]:
-    """At most `count` rows of the split, one environment each (`base.rows_of` says which row is in which split)."""
+    """At most `count` rows of the split, one environment each (`base.rows_of` says which row is in which split).
+
+    Args:
+        tasks: A file of rows: what `reset` takes, and a prompt.
+        held_out: A second such file, for held-out tasks (default: the first one is split by a hash of the row).
+        reward: A reward function of TRL that judges an episode, as module:function.
+    """
     name = named(argument, "trl:module:Class")
     owner = parts.load("environments", name).target
     if not inspect.isclass(owner) or not callable(getattr(owner, "reset", None)):

@@ -187,7 +187,12 @@ class TensorBoard:
 
 
 class Trackio:
-    """A run of trackio in its own local folder (`trackio show`; `TRACKIO_DIR` moves it, `space_id` publishes it)."""
+    """A run of trackio in its own local folder (`trackio show`; `TRACKIO_DIR` moves it).
+
+    Args:
+        project: The project that the run belongs to.
+        space_id: Publish it in this Space of Hugging Face.
+    """
 
     package = "trackio"
 
@@ -213,7 +218,12 @@ class Trackio:
 
 
 class WandB:
-    """A run of Weights & Biases in `RUN/wandb`, offline unless `mode` or `WANDB_MODE` says otherwise (`wandb sync`)."""
+    """A run of Weights & Biases in `RUN/wandb` (`wandb sync` uploads one that was offline).
+
+    Args:
+        project: The project that the run belongs to.
+        mode: offline, online or disabled (default: `WANDB_MODE`, else offline).
+    """
 
     package = "wandb"
 
@@ -241,7 +251,12 @@ class WandB:
 
 class MLflow:
     """A run of MLflow in the store `RUN/mlflow.db` (`mlflow ui --backend-store-uri sqlite:///RUN/mlflow.db`), or in
-    that of `uri` or `MLFLOW_TRACKING_URI`. The configuration is its artifact `config.json`."""
+    that of `uri` or `MLFLOW_TRACKING_URI`. The configuration is its artifact `config.json`.
+
+    Args:
+        experiment: The experiment that the run belongs to.
+        uri: Where the store is.
+    """
 
     package = "mlflow"
 

@@ -32,7 +32,7 @@ class Options:
     """Options of the renderer of chat templates."""
 
     tool_format: ToolFormat | None = None
-    """How the policy writes tool calls: hermes, json, none (default: as its chat template does)."""
+    """How the policy writes tool calls: hermes, json, pythonic, none (default: as its chat template does)."""
     thoughts: Thoughts = "keep"
     """Thoughts of earlier turns: all stay in the context (keep), or those that the model's own template keeps
     (model)."""

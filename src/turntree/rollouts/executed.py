@@ -52,12 +52,14 @@ class Executed:
     accepted without playing it. `environment` is the one that the traces were played in. Its code runs because the user
     names it, never because a trace does. Its options replace those of the trace.
 
-    `compare`: "observation" wants the same answer (messages, end, success, reward, progress) and, where the environment
-    has a method `state()`, an equal value of it. "progress" wants the task's progress to rise, at least as high as the
-    demonstration brings it. "either" takes one of the two. With `ignore_whitespace` texts are compared word by word.
-
     A result that an empty message also produces does not count as an effect: such a demonstration is matched only by
     itself. An environment that fails, or that answers the demonstration differently the second time, gives no reward.
+
+    Args:
+        compare: "observation" wants the same answer (messages, end, success, reward, progress) and, where the
+            environment has a method `state()`, an equal value of it. "progress" wants the task's progress to
+            rise, at least as high as the demonstration brings it. "either" takes one of the two.
+        ignore_whitespace: Compare texts word by word.
     """
 
     def __init__(

@@ -34,10 +34,16 @@ from turntree.verifiers.strict import action_kind
 class Outcome:
     """The share of `forks` continuations that solve the task, for an action (protocol `TurnVerifier`). `environment` is
     the one that the states were played in; its options replace those of the trace. Episodes have the limits of the run
-    where it plays itself (`episodes`), unless options say otherwise; `max_turns` counts from the task.
+    where it plays itself (`episodes`), unless options say otherwise.
 
     The reward has the noise of few continuations: actions that make no difference differ. Verdicts hold for the weights
     that play on, which `name` does not say. What continuing cost is in the verdict (`Verdict.cost`).
+
+    Args:
+        forks: Continuations of every action.
+        max_turns: Longest episode, counted from the task (default: the run's).
+        max_tokens: Longest completion of one turn (default: the run's, else 256).
+        temperature: Sampling temperature of continuations (default: the run's, else 1).
     """
 
     compares = False  # with the demonstration

@@ -109,7 +109,16 @@ def _said(teacher: Teacher, environment: Environment | str, history: Sequence[Me
 
 
 class ModelTeacher:
-    """A model behind a server that speaks OpenAI's chat completions (a key, where one is needed, is OPENAI_API_KEY)."""
+    """A model behind a server that speaks OpenAI's chat completions (a key, where one is needed, is OPENAI_API_KEY).
+
+    Args:
+        url: The address, as http://host:port/v1.
+        model: The name of the model there.
+        max_tokens: Longest answer; one that is cut labels nothing.
+        temperature: Sampling temperature (0: greedy).
+        timeout: Seconds that an answer may take; it is asked for five times.
+        concurrency: Requests at once.
+    """
 
     def __init__(
         self,

@@ -79,7 +79,7 @@ class TracesPlayed:
 
     environment: Part | None = field(default=None, metadata=parts.AS_GIVEN)
     """The environment of the traces, under the name that they record, for a verifier that plays actions (executed).
-    Options given here replace those of the trace. With own states: what the policy plays."""
+    Options given here replace those of the trace. `train pivot --states own` plays it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,9 +31,16 @@ _FLOAT = 1e-6
 
 
 class Nemo:
-    """`domain` chooses the server and its threshold, which `similarity` replaces (in terminal and swe_pivot what counts
-    as similar enough). `counting` is how parallel calls are paid: "ignore" is the released default, under which calls
-    beside the demonstrated ones cost nothing; the other modes let `allow_subset` and `allow_superset` through."""
+    """NVIDIA's comparison of calls.
+
+    Args:
+        domain: The server whose rules and threshold apply.
+        similarity: In place of its threshold (in terminal and swe_pivot what counts as similar enough).
+        counting: How parallel calls are paid: "ignore" is the released default, under which calls beside the
+            demonstrated ones cost nothing; the other modes compare their number.
+        allow_subset: With another mode than "ignore", accept fewer calls.
+        allow_superset: With another mode than "ignore", accept more calls.
+    """
 
     def __init__(
         self,

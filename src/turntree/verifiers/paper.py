@@ -35,9 +35,16 @@ _THRESHOLDS = {"terminal": 0.9, "search": 0.3}
 
 
 class Paper(Chained):
-    """`domain` "auto": terminal for shell commands and Terminus answers, search for search tools, swe for editors and
-    readers, conversation for everything else; decided by the demonstration. `messages`: what a message is worth that
-    is not the demonstrated one ("any": 1 unless it is blank; "judge": what `then` says)."""
+    """The verifier of the paper's domain.
+
+    Args:
+        domain: "auto" decides by the demonstration: terminal for shell commands and Terminus answers, search for search
+            tools, swe for editors and readers, conversation for everything else.
+        similarity: In place of the domain's threshold.
+        messages: What a message is worth that is not the demonstrated one ("any": 1 unless it is blank; "judge": what
+            `then` says).
+        then: The verifier that judges such messages.
+    """
 
     def __init__(
         self,

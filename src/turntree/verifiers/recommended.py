@@ -93,14 +93,19 @@ class _Gold:
 class Recommended(Chained):
     """1 iff the action does what the demonstrated one does, as far as rules can tell (docs/design/reward.md).
 
-    `messages`: what a message is worth that is not the demonstrated one but for case and spacing: "exact" 0, "any" 1
-    (unless it is blank), "unjudged" none. `then` judges what the rules leave open: `judge`, `executed`, or your own.
-    `kinds` says of what kind a tool is, by its name (shell, edit, read, search, open, finish, think, other), `idle`
-    which of its arguments do not act. `folder` is where shell commands start, unless the history says or left it.
-    A reading call may ask for up to `wider_view` times the demonstrated lines. `domain`: with "conversation" every tool
-    is of kind "other"; where no tools are declared, with "terminal" a text without a call is a shell command, and with
-    "swe" the last block of a text is one, as a SWE-agent has it; the others differ in nothing. `effects`: with "auto"
-    and an environment, calls that the rules leave open are played in copies; `then` is asked about the rest.
+    Args:
+        domain: With "conversation" every tool is of kind "other". Where no tools are declared, with "terminal" a text
+            without a call is a shell command, and with "swe" the last block of a text is one, as a SWE-agent has it.
+            The others differ in nothing.
+        messages: What a message is worth that is not the demonstrated one but for case and spacing: "exact" 0, "any" 1
+            (unless it is blank), "unjudged" none.
+        then: Judges what the rules leave open: `judge`, `executed`, or your own.
+        kinds: Of what kind a tool is, by its name (shell, edit, read, search, open, finish, think, other).
+        idle: Which arguments of a tool do not act, by its name.
+        folder: Where shell commands start, unless the history says it or left it.
+        wider_view: A reading call may ask for up to this many times the demonstrated lines.
+        effects: With "auto" and an environment, calls that the rules leave open are played in copies; `then` is asked
+            about the rest.
     """
 
     def __init__(

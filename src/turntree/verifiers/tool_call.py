@@ -50,14 +50,15 @@ class ToolCallMatch:
     hold the same calls equally often; the order of parallel calls does not matter. Text beside calls is ignored.
     Without any declared tool (the source did not record them) arguments must be equal as JSON.
 
-    `messages` rules turns that demonstrate a message without calls: "exact" wants its text; "any" accepts every text
-    that is not blank, which pays for empty talk, so it is not the default. Strings are compared exactly unless
-    `ignore_case` or `ignore_whitespace` say otherwise; that applies to messages and to all string values.
     """
 
     messages: Literal["exact", "any"] = "exact"
+    """Of turns that demonstrate a message without calls: "exact" wants its text; "any" accepts every text that is not
+    blank, which pays for empty talk, so it is not the default."""
     ignore_case: bool = False
+    """Compare messages and all string values without their case."""
     ignore_whitespace: bool = False
+    """Compare messages and all string values word by word."""
     _expected: Remembered[Counter[tuple[str, str]]] = field(
         default_factory=lambda: Remembered(), init=False, repr=False, compare=False
     )

@@ -45,7 +45,7 @@ class HouseholdDemonstrator:
 
     games: GamesConfig = field(default_factory=GamesConfig)
     expert: Literal["explore", "shortest"] = "explore"
-    """"exploring" uses only what was seen; "shortest" knows the room, so its search turns cannot be learned: nothing
+    """"explore" uses only what was seen; "shortest" knows the room, so its search turns cannot be learned: nothing
     in the history tells where to look."""
     max_turns: int = 40
     """Longest game."""

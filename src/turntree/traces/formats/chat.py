@@ -39,7 +39,11 @@ def _why_not(row: dict[str, Any]) -> str:
 
 @told_by(_why_not, general=True)
 def read_chat_row(row: dict[str, Any], *, unknown_keys: UnknownKeys = "stop") -> ChatRow:
-    """Raises `RowRefused` for a missing `messages`, a wrong type or (unless kept) an unknown key."""
+    """Raises `RowRefused` for a missing `messages`, a wrong type or (unless kept) an unknown key.
+
+    Args:
+        unknown_keys: Keys of a row that the schema does not know are refused (stop), or go to `meta.extra` (keep).
+    """
     extra = {key: value for key, value in row.items() if key not in ROW_KEYS and value is not None}
     if unknown_keys == "stop":
         _refuse_unknown(extra, ROW_KEYS)

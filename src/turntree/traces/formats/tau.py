@@ -61,7 +61,10 @@ def _why_not(row: dict[str, Any]) -> str:
 @told_by(_why_not)
 def read_tau_row(row: dict[str, Any], *, system_prompt: Prompt = "agent") -> ChatRow:
     """A run of tau-bench or a simulation of tau2, with the `environment_info` of its document where that has one.
-    `system_prompt` is that of tau2's agent, or the "policy" alone."""
+
+    Args:
+        system_prompt: That of tau2's agent, or the "policy" alone.
+    """
     if "messages_display" in row:
         return _read_display(row)
     return _read_run(row) if "traj" in row else _read_simulation(row, object_of(row, "environment_info"), system_prompt)
