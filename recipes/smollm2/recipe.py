@@ -73,7 +73,6 @@ class Settings:
     steps: int = 15  # updates of the other arms; an epoch of SFT has as many
     states: int = 8
     group: int = 8
-    tasks: int = 4  # of an update of the arms that play whole ones, each with a group of rollouts
     warm_rate: float = 2e-4
     rates: tuple[float, ...] = (7e-5, 2e-4, 5e-4)  # of SFT: what is forgotten is compared at equal gain
     rate: float = 5e-5  # of the other arms
@@ -93,7 +92,6 @@ class Settings:
 
 QUESTIONS = Settings(  # with tools; a call has up to forty tokens
     environment=("qa",), max_turns=10, max_tokens=48, verifier=("--verifier", "recommended"), play=200, cap=1.0,
-    tasks=2,  # an episode has twice the tokens of a game
     parts=(240, 300), development=100,  # 120 traces won 6 of 24 development questions, and 17 of 200 test questions
 )  # fmt: skip
 SMOKE = Settings(
@@ -214,8 +212,7 @@ class Recipe:
             *("train", "online", "--environment", *self.flags("--offset", options.games, "--model", warm.model)),
             *("--seed", seed),  # tasks that no trace shows
             *("--iterations", options.steps, "--learning-rate", options.rate, "--max-turns", options.max_turns),
-            *("--max-tokens", options.max_tokens, "--set", f"train.groups={options.tasks}"),
-            *("--set", "held_out_count=1"),
+            *("--max-tokens", options.max_tokens, "--set", "train.groups=4", "--set", "held_out_count=1"),
             *("--set", "train.max_tokens=4096"),  # the longest episode: a larger pass takes more memory
             *("--set", f"train.rollouts.group_size={options.group}", *(forks if branching else ())),
             *self.training(name),
