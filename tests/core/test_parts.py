@@ -12,7 +12,7 @@ from typing import Literal
 import pytest
 
 from turntree.core import parts
-from turntree.core.config import Part, from_mapping, to_mapping, with_overrides
+from turntree.core.config import Part, from_mapping, nested, overlaid, to_mapping
 from turntree.core.errors import ConfigError, InputError
 
 MODULE = '''
@@ -169,9 +169,10 @@ def test_a_part_in_a_configuration_is_one_mapping_of_its_name_and_options() -> N
     value = to_mapping(stage)
     assert value == {"gate": {"name": "divergence", "turn": 4}, "environment": {"name": "game"}, "mode": "a"}
     assert from_mapping(Stage, value) == stage
-    assert with_overrides(stage, {"gate.turn": 6, "environment.size": 3}) == Stage(
-        gate=Part("divergence", {"turn": 6}), environment=Part("game", {"size": 3})
-    )
-    assert with_overrides(stage, {"gate": "random"}).gate == Part("random")
+    longer = from_mapping(Stage, overlaid(Stage, value, nested("gate.turn", 6)))
+    assert longer == Stage(gate=Part("divergence", {"turn": 6}))
+    sized = from_mapping(Stage, overlaid(Stage, value, nested("environment.size", 3)))
+    assert sized == Stage(gate=stage.gate, environment=Part("game", {"size": 3}))
+    assert from_mapping(Stage, overlaid(Stage, value, nested("gate", "random"))).gate == Part("random")
     with pytest.raises(ConfigError, match="names no part"):
         from_mapping(Stage, {"gate": {"turn": 4}})

@@ -147,7 +147,7 @@ def test_when_all_are_cancelled_no_keys_and_values_are_left() -> None:
         engine.cancel(ticket)
     gc.collect()
     assert sum(type(thing) is RowCache for thing in gc.get_objects()) == before
-    assert (engine.in_flight, engine.kept_tokens) == (0, 0)
+    assert (engine.in_flight, engine._kept.held_tokens) == (0, 0)
 
 
 def test_a_sibling_goes_on_exactly_when_the_one_that_paid_for_the_prompt_is_cancelled() -> None:
@@ -180,7 +180,7 @@ def test_conversations_out_of_step_prefill_only_what_is_new_and_stay_where_they_
             assert end.completion.cost.prefilled_tokens == (20 + k if first else 4)
             histories[k] = request.prompt_ids + end.completion.token_ids + prompt(3, step)
     drain(engine)
-    assert engine.kept_tokens <= 4 * 2 * max(map(len, histories))
+    assert engine._kept.held_tokens <= 4 * 2 * max(map(len, histories))
 
 
 def test_a_wave_between_requests_in_flight_disturbs_neither() -> None:
@@ -223,7 +223,7 @@ def test_what_siblings_leave_behind_respects_the_bound_once_they_are_done() -> N
     engine.poll()
     engine.cancel(tickets[2])
     drain(engine)
-    assert 0 < engine.kept_tokens <= 130
+    assert 0 < engine._kept.held_tokens <= 130
 
 
 def test_a_long_answer_to_a_short_prompt_and_the_reverse_may_end_in_one_step_and_one_block() -> None:

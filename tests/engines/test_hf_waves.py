@@ -76,7 +76,7 @@ def test_without_retain_nothing_is_kept() -> None:
     engine = HFEngine(tiny_model(), STOPS)
     requests = [ask(prompt(32, 1), seed) for seed in range(4)]
     completions = engine.generate(requests)
-    assert engine.kept_tokens == 0
+    assert engine._kept.held_tokens == 0
     again = engine.generate([ask(requests[0].prompt_ids + completions[0].token_ids + (1,))])
     assert reused(again) == 0
 
@@ -113,7 +113,7 @@ def test_kept_sequences_respect_their_bound_and_forget_the_oldest_first() -> Non
     waves = [ask(prompt(50, wave), wave, max_tokens=4, retain=True) for wave in range(6)]
     for request in waves:
         engine.generate([request])
-        assert 0 < engine.kept_tokens <= 200
+        assert 0 < engine._kept.held_tokens <= 200
     assert reused(engine.generate([ask((*waves[0].prompt_ids, 1))])) == 0
     assert reused(engine.generate([ask((*waves[-1].prompt_ids, 1))])) == 50
 
@@ -129,7 +129,7 @@ def test_without_a_number_the_bound_is_in_bytes_whatever_the_model(monkeypatch: 
         engine = HFEngine(model, [])
         for wave in range(6):
             engine.generate([ask(prompt(50, wave), wave, max_tokens=4, retain=True)])
-        assert 100 < engine.kept_tokens <= 200
+        assert 100 < engine._kept.held_tokens <= 200
 
 
 def test_conversations_that_go_on_together_are_never_copied() -> None:
@@ -142,7 +142,7 @@ def test_conversations_that_go_on_together_are_never_copied() -> None:
             ask(r.prompt_ids + c.token_ids + prompt(3 + turn % 3, turn), turn, max_tokens=4, retain=True)
             for r, c in zip(requests, completions, strict=True)
         ]
-    assert engine.kept_tokens <= 8 * 2 * max(len(request.prompt_ids) for request in requests)
+    assert engine._kept.held_tokens <= 8 * 2 * max(len(request.prompt_ids) for request in requests)
 
 
 def test_sampling_leaves_the_model_as_it_was() -> None:

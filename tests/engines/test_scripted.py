@@ -12,16 +12,13 @@ from turntree.core.errors import InputError, TurntreeError
 from turntree.engines.scripted import ScriptedAnswer, ScriptedEngine
 
 
-def test_scripts_answer_by_prompt_and_seed() -> None:
-    engine = ScriptedEngine.from_scripts({(1, 2): [(5, 0), (6, 7, 0)], (3,): [(8, 0)]}, [0], vocab_size=10)
-    answers = engine.generate([ask((1, 2), 0), ask((1, 2), 1), ask((1, 2), 2), ask((3,), 9)])
-    assert [answer.token_ids for answer in answers] == [(5, 0), (6, 7, 0), (5, 0), (8, 0)]
+def test_the_answer_is_that_of_the_prompt_and_the_seed() -> None:
+    answers = engine().generate([ask((1, 2), 3), ask((1, 2), 4), ask((5,), 9)])
+    assert [answer.token_ids for answer in answers] == [(1, 2, 3, 0), (1, 2, 4, 0), (5, 9, 0)]
 
 
-def test_an_unscripted_prompt_or_an_answer_without_an_end_is_an_error() -> None:
-    engine = ScriptedEngine.from_scripts({(1,): [(5, 6)]}, [0], vocab_size=10)
-    with pytest.raises(InputError, match=r"no script answers the prompt \(2,\); add it"):
-        engine.generate([ask((2,))])
+def test_an_answer_without_an_end_is_an_error() -> None:
+    engine = ScriptedEngine(lambda prompt, seed: (5, 6), [0], vocab_size=10)
     with pytest.raises(InputError, match="answers 2 tokens without a stop token, 6 were to be sampled"):
         engine.generate([ask((1,))])
 

@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from turntree.domains.household.distance import distance, shortest_plan
-from turntree.domains.household.games import load_walkthroughs
+from turntree.domains.household.games import GameFiles
 from turntree.domains.household.generate import (
     EASY,
     HARD,
@@ -138,6 +138,6 @@ def test_a_goal_out_of_reach_has_no_distance() -> None:
 def test_distance_equals_the_planner_walkthroughs_of_the_official_games(
     shared_data: Path, split: str, games: int
 ) -> None:
-    plays = list(load_walkthroughs(shared_data / "alfworld", split=split))
-    assert len(plays) == games
-    assert [distance(game.reset()) for game, _ in plays] == [len(walkthrough) for _, walkthrough in plays]
+    records = list(GameFiles(shared_data / "alfworld", split=split).records)
+    assert len(records) == games
+    assert [distance(each.game().reset()) for each in records] == [len(each.fields["walkthrough"]) for each in records]

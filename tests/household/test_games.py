@@ -8,13 +8,14 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from turntree.core.errors import InputError
-from turntree.domains.household.games import GameFiles, load_games, load_walkthroughs
+from turntree.domains.household.games import GameFiles, load_games
 from turntree.domains.household.generate import generate_games
 
 PLAY_TYPE = "pick_and_place_simple"
@@ -104,9 +105,12 @@ def test_a_split_of_a_mixed_file_and_a_limit_that_counts_playable_games(tmp_path
     assert list(load_games(path, limit=0)) == []
 
 
-def test_walkthroughs_come_with_their_games(tmp_path: Path) -> None:
-    path = packed(tmp_path / "a.jsonl", [row(0), row(1, walkthrough=None)])
-    assert [commands for _, commands in load_walkthroughs(path)] == [("look",), ()]
+def test_a_packed_generated_game_is_read_back_with_or_without_its_walkthrough(tmp_path: Path) -> None:
+    games = list(generate_games(5, 4))
+    rows = [{"game": game.id, **asdict(game), "walkthrough": ["look"], "solvable": True} for game in games]
+    del rows[1]["walkthrough"]
+    read = load_games(packed(tmp_path / "a.jsonl", rows))
+    assert [vars(game) for game in read] == [vars(game.parse()) for game in games], "games are equal by id alone"
 
 
 def bad_line(tmp_path: Path, text: str) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 import statistics
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +14,6 @@ from turntree.core.errors import InputError
 from turntree.domains.household.catalogue import OBJECT_KINDS, ROOMS
 from turntree.domains.household.distance import shortest_plan
 from turntree.domains.household.experts import explore
-from turntree.domains.household.games import load_walkthroughs
 from turntree.domains.household.generate import (
     EASY,
     HARD,
@@ -24,7 +22,6 @@ from turntree.domains.household.generate import (
     Difficulty,
     generate_game,
     generate_games,
-    write_games,
 )
 
 # Official wordings by task type, with X and Y for the two names that change.
@@ -107,16 +104,6 @@ def test_names_count_every_kind_from_one() -> None:
                 kind, number = name.rsplit(" ", 1)
                 by_kind.setdefault(kind, []).append(int(number))
             assert all(sorted(numbers) == list(range(1, len(numbers) + 1)) for numbers in by_kind.values())
-
-
-def test_written_games_are_read_back(tmp_path: Path) -> None:
-    games = list(generate_games(5, 4))
-    assert write_games(tmp_path / "games.jsonl", games) == 4
-    read = list(load_walkthroughs(tmp_path / "games.jsonl"))
-    assert [game for game, _ in read] == [game.parse() for game in games]
-    for game, walkthrough in read:
-        state = game.reset()
-        assert [state.step(command).won for command in walkthrough] == [False] * (len(walkthrough) - 1) + [True]
 
 
 def _mean_lengths(difficulty: Difficulty, n: int = 180) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from turntree.profiling.samples import Sample
 from turntree.profiling.select import SelectConfig
 from turntree.profiling.summary import ProfileSummary
 from turntree.traces.candidates import candidates
-from turntree.traces.schema import Trace, read_header, read_traces, write_traces
+from turntree.traces.schema import Trace, read_traces, write_traces
 from turntree.verifiers.strict import StrictMatch
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -58,7 +58,6 @@ def write_trace_file(path: Path) -> None:
 def read_trace_file(path: Path) -> object:
     from turntree.stages.candidates import stream_candidates, survey
 
-    read_header(path)
     traces = list(read_traces(path))
     assert all(isinstance(trace, Trace) for trace in traces)
     survey(str(path), "")
@@ -228,11 +227,13 @@ def tau2_document(path: Path) -> None:
 def importing(on_error: Any) -> Callable[[Path], object]:
     def read(path: Path) -> object:
         from turntree.traces.chat import import_chat
-        from turntree.traces.splits import split_traces
+        from turntree.traces.splits import assign_splits
 
         traces, report = import_chat([path], on_error=on_error)
         assert report.adds_up
-        write_traces(path.with_name("imported.jsonl"), split_traces(traces, 0))
+        splits = assign_splits([(trace.id, trace.group, trace.split) for trace in traces], 0)
+        done = [replace(trace, split=split) for trace, split in zip(traces, splits, strict=True)]
+        write_traces(path.with_name("imported.jsonl"), done)
         json.dumps(report.to_json())
         return [candidates(trace) for trace in read_traces(path.with_name("imported.jsonl"))]
 
@@ -280,9 +281,13 @@ def read_document_rows(path: Path) -> object:
 
 
 def packed_games(path: Path) -> None:
-    from turntree.domains.household.generate import generate_game, write_games
+    from turntree.domains.household.generate import generate_game
 
-    write_games(path, [generate_game(seed) for seed in range(2)])
+    rows: list[dict[str, Any]] = []
+    for game in map(generate_game, range(2)):
+        rows.append({"game": game.id, "task_type": game.task_type, "grammar": game.grammar})
+        rows[-1] |= {"pddl_problem": game.pddl_problem, "walkthrough": ["look"], "solvable": True}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def read_packed_games(path: Path) -> object:
@@ -343,12 +348,14 @@ def overrides(path: Path) -> None:
 def read_overrides(path: Path) -> object:
     from turntree.cli.options import assignment
     from turntree.core import parts
-    from turntree.core.config import with_overrides
+    from turntree.core.config import from_mapping, nested, overlaid, to_mapping
     from turntree.stages.train_pivot import TrainPivotConfig
 
     lines = path.read_bytes().decode("utf-8", "surrogateescape").splitlines()  # as Python decodes a command line
-    chosen = dict(assignment(line, "--set") for line in lines)
-    return parts.resolved(with_overrides(TrainPivotConfig(pivots="p"), chosen))
+    values = to_mapping(TrainPivotConfig(pivots="p"))
+    for line in lines:
+        values = overlaid(TrainPivotConfig, values, nested(*assignment(line, "--set")))
+    return parts.resolved(from_mapping(TrainPivotConfig, values))
 
 
 # rollout logs of anyone

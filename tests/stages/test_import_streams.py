@@ -8,7 +8,11 @@ import pytest
 from turntree.core.config import Part, from_mapping
 from turntree.core.errors import ConfigError, InputError
 from turntree.stages import import_traces as stage
-from turntree.traces.schema import Trace, read_header, read_traces
+from turntree.traces.schema import Trace, read_traces
+
+
+def header_of(path):
+    return json.loads(path.read_text().splitlines()[0])
 
 
 def test_an_import_holds_one_trace_at_a_time_and_writes_what_it_counted(tmp_path, monkeypatch):
@@ -37,7 +41,7 @@ def test_an_import_holds_one_trace_at_a_time_and_writes_what_it_counted(tmp_path
     written = list(read_traces(tmp_path / "out.jsonl"))
     assert [trace.id for trace in written] == [f"t{i}" for i in range(60)]
     assert report["traces_kept"] == 60 == sum(report["splits"].values())
-    assert read_header(tmp_path / "out.jsonl")["report"]["splits"] == report["splits"]
+    assert header_of(tmp_path / "out.jsonl")["report"]["splits"] == report["splits"]
 
 
 def talks(path, count, **more):
@@ -62,7 +66,7 @@ def test_what_was_counted_is_what_was_written_in_the_file_its_header_and_its_rep
     assert found["splits"] == {split: written.count(split) for split in ("dev", "train")}
     assert list(found["splits"]) == ["dev", "train"] and 0 < found["splits"]["dev"] < 12, "a tenth by default"
     report = json.loads((tmp_path / "out.jsonl.report.json").read_text())
-    header = read_header(out)
+    header = header_of(out)
     assert report == header["report"] == {key: value for key, value in found.items() if key != "path"}
     assert (header["made_by"], header["sources"]) == ("import", [str(source)])
     stage.import_traces([source], tmp_path / "other.jsonl", stage.ImportConfig(seed=2))
@@ -118,7 +122,7 @@ def test_every_choice_of_an_import_is_heeded(tmp_path):
 def test_a_file_that_was_cut_off_after_its_import_is_noticed(tmp_path):
     out = tmp_path / "out.jsonl"
     stage.import_traces([talks(tmp_path / "log.jsonl", 8)], out, stage.ImportConfig())
-    assert read_header(out)["traces"] == 8
+    assert header_of(out)["traces"] == 8
     out.write_text("".join(out.read_text().splitlines(keepends=True)[:5]))
     with pytest.raises(InputError, match="holds 4 traces, and its header counts 8"):
         list(read_traces(out))

@@ -11,7 +11,7 @@ from trace_strategies import traces
 
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
-from turntree.traces.candidates import candidates, count_skipped, skipped_turns
+from turntree.traces.candidates import candidates, skipped_turns
 from turntree.traces.schema import Trace
 
 SYSTEM, USER = Message("system", "rules"), Message("user", "do it")
@@ -39,7 +39,6 @@ class TestLaws:
     def test_candidates_and_skipped_turns_are_all_assistant_turns(self, trace: Trace) -> None:
         found = [state.turn for state in candidates(trace)]
         assert sorted([*found, *skipped_turns(trace)]) == list(range(len(trace.turn_positions)))
-        assert count_skipped([trace, trace]).total() == 2 * len(skipped_turns(trace))
 
     @settings(max_examples=50, deadline=None)
     @given(traces())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,12 +11,16 @@ from hypothesis import strategies as st
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.traces.schema import SPLITS, Split, Trace
-from turntree.traces.splits import assign_split, split_traces
+from turntree.traces.splits import assign_split, assign_splits
 
 
 def a_trace(trace_id: str, group: str | None = None, split: Split | None = None) -> Trace:
     meta = {} if group is None else {"group": group}
     return Trace(id=trace_id, messages=(Message("user", "hi"), Message("assistant", "x")), split=split, meta=meta)
+
+
+def split_all(traces: Sequence[Trace], seed: int, *shares: Mapping[Split, float]) -> list[Split]:
+    return assign_splits([(trace.id, trace.group, trace.split) for trace in traces], seed, *shares)
 
 
 groups = st.lists(st.sampled_from(["a", "b", "c", "d", None]), max_size=12)
@@ -25,17 +31,16 @@ class TestLaws:
     @given(groups, st.integers(), st.sampled_from([(0.5, 0.25, 0.25), (1.0, 0.0, 0.0), (0.0, 0.5, 0.5)]))
     def test_one_group_is_in_one_split(self, names: list[str | None], seed: int, shares: tuple[float, ...]) -> None:
         traces = [a_trace(str(i), name) for i, name in enumerate(names)]
-        done = split_traces(traces, seed, dict(zip(SPLITS, shares, strict=True)))
-        assert [trace.id for trace in done] == [trace.id for trace in traces]
-        by_group: dict[str, set[str | None]] = {}
-        for trace in done:
-            by_group.setdefault(trace.group, set()).add(trace.split)
+        done = split_all(traces, seed, dict(zip(SPLITS, shares, strict=True)))
+        by_group: dict[str, set[str]] = {}
+        for trace, split in zip(traces, done, strict=True):
+            by_group.setdefault(trace.group, set()).add(split)
         assert all(len(splits) == 1 and splits <= set(SPLITS) for splits in by_group.values())
 
     @given(groups, st.integers(0, 10))
     def test_a_trace_keeps_its_split_whatever_other_traces_there_are(self, names: list[str | None], seed: int) -> None:
         traces = [a_trace(str(i), name) for i, name in enumerate(names)]
-        assert [split_traces([trace], seed)[0] for trace in traces] == split_traces(traces, seed)
+        assert [split_all([trace], seed)[0] for trace in traces] == split_all(traces, seed)
 
 
 class TestShares:
@@ -66,9 +71,9 @@ class TestShares:
 class TestDeclared:
     def test_a_declared_split_is_kept_and_shared_by_its_group(self) -> None:
         only_train: dict[Split, float] = {"train": 1.0}
-        done = split_traces([a_trace("1", "g"), a_trace("2", "g", "test"), a_trace("3")], 0, only_train)
-        assert [trace.split for trace in done] == ["test", "test", "train"]
+        done = split_all([a_trace("1", "g"), a_trace("2", "g", "test"), a_trace("3")], 0, only_train)
+        assert done == ["test", "test", "train"]
 
     def test_a_group_with_two_declared_splits_is_refused(self) -> None:
         with pytest.raises(InputError, match="'2' is 'test', but its group 'g' is also in 'train'"):
-            split_traces([a_trace("1", "g", "train"), a_trace("2", "g", "test")], 0)
+            split_all([a_trace("1", "g", "train"), a_trace("2", "g", "test")], 0)

@@ -54,7 +54,6 @@ class _Member:
     """A worker, and the calls that it owes an answer."""
 
     actor: Any
-    hired: float
     starting: Any  # the reference of `start`, None once it has started
     pulse: Any = None
     heard: float = 0.0
@@ -81,7 +80,6 @@ class Crew:
         self._failed_starts = 0
         self._closing = False
         self.lost = 0  # workers that died or were given up, each replaced
-        self.given_again = 0  # units that were given to another worker
 
     def __enter__(self) -> Crew:
         self._ray = _ray()
@@ -214,7 +212,6 @@ class Crew:
             return
         job.deaths.append(why)
         if len(job.deaths) < self.config.attempts:
-            self.given_again += 1
             job.urgent = True  # it is the oldest
             self._queue.appendleft(job)
             return
@@ -257,7 +254,7 @@ class Crew:
         while len(self._members) < wanted:
             asked = self._kind.options(num_cpus=self.config.cpus, num_gpus=self._gpus, scheduling_strategy="SPREAD")
             actor = asked.remote(self._factory, self._settings, _places(self._ray))
-            self._members.append(_Member(actor, time.monotonic(), actor.start.remote()))
+            self._members.append(_Member(actor, actor.start.remote()))
 
     def _hand_out(self) -> None:
         for member in self._members:

@@ -125,14 +125,6 @@ def to_value(value: Any) -> Any:
     return value
 
 
-def with_overrides(config: T, overrides: Mapping[str, Any]) -> T:
-    """A copy of `config` with dotted keys replaced: `{"sampling.temperature": 0.7}`. Unknown keys are errors."""
-    values = to_mapping(config)
-    for dotted, value in overrides.items():
-        values = overlaid(type(config), values, nested(dotted, value))
-    return from_mapping(type(config), values)
-
-
 def defaults(cls: type) -> dict[str, Any]:
     """The fields of a dataclass that have a default, as plain JSON values."""
     found: dict[str, Any] = {}

@@ -117,11 +117,6 @@ class HFEngine:
         return self._version
 
     @property
-    def kept_tokens(self) -> int:
-        """Token slots that kept sequences occupy now."""
-        return self._kept.held_tokens
-
-    @property
     def in_flight(self) -> int:
         return len(self._queue) + len(self._flights) + len(self._done)
 

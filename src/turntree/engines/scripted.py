@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,23 +60,6 @@ class ScriptedEngine:
         self._latency, self._fault, self._max_batch_rows = latency, fault, max_batch_rows
         self._flying: dict[int, _Flight] = {}  # in order of submission; the admitted ones come first
         self._submitted = 0
-
-    @classmethod
-    def from_scripts(
-        cls,
-        scripts: Mapping[tuple[int, ...], Sequence[Sequence[int]]],
-        stop_ids: Collection[int],
-        *,
-        vocab_size: int,
-    ) -> ScriptedEngine:
-        """Answers by prompt; where there are several, the seed picks one (`seed % number`)."""
-
-        def answer(prompt: tuple[int, ...], seed: int) -> Sequence[int]:
-            if prompt not in scripts:
-                raise InputError(f"no script answers the prompt {prompt}", hint="add it to the scripts")
-            return scripts[prompt][seed % len(scripts[prompt])]
-
-        return cls(answer, stop_ids, vocab_size=vocab_size)
 
     @property
     def policy_version(self) -> int:

@@ -29,7 +29,7 @@ from turntree.environments.pool import EnvironmentPool, Session, replay
 from turntree.environments.processes import ProcessPool, ProcessPoolConfig
 from turntree.observe.files import tree_hash
 
-TRAIN, DEV, TEST = "train", "dev", "test"
+TRAIN, DEV = "train", "dev"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,6 @@ import numpy as np
 from turntree.core.protocols import GateDecision, GroupProgress
 from turntree.gates.signals import Signal, edit_distances, prefix_edit_distance_mean, prefixes, termination_fraction
 
-Numbers = dict[str, float]
 Bounds = Callable[[GroupProgress, int, int], tuple[float, float]]
 
 

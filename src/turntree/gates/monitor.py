@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from turntree.core.protocols import GateDecision
-from turntree.gates.signals import prefix_edit_distance_mean
-from turntree.observe.statistics import successes_needed, wilson
+from turntree.observe.statistics import wilson
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,33 +38,30 @@ class OnlinePrecision:
 
 
 class GateMonitor:
-    """Takes every finished group once: the gate's decision and the group's outcome.
+    """Takes every finished group that the gate decided on once: the decision and the group's outcome.
 
     A cut group has no outcome (None). An audited one has, unless faults censored it; it was drawn with a known
     probability whatever its outcome, so that weighting by 1 / probability gives unbiased figures about the groups that
-    the gate would cut, and about all groups. For the loss such a group counts once, like any other.
+    the gate would cut. For the loss such a group counts once, like any other.
     """
 
     def __init__(self, config: MonitorConfig | None = None) -> None:
         self.config = config or MonitorConfig()
         self.evidence = 1.0
-        self._audits: list[tuple[float, bool, GateDecision]] = []  # weight, zero variance
-        self._passed: list[bool] = []
+        self._audits: list[tuple[float, bool]] = []  # weight, zero variance
         self._cut = self._lost = 0
 
-    def record(self, decision: GateDecision | None, zero_variance: bool | None) -> None:
+    def record(self, decision: GateDecision, zero_variance: bool | None) -> None:
         """`zero_variance` is None for groups without an outcome. Raises ValueError for a cut group that has one."""
-        if decision is not None and decision.cut:
+        if decision.cut:
             if zero_variance is not None:
                 raise ValueError("a cut group is censored: it has no outcome")
             self._cut += 1
         elif zero_variance is None:
-            self._lost += decision is not None and decision.audited
-        elif decision is not None and decision.audited:
-            self._audits.append((1 / decision.audit_share, zero_variance, decision))
+            self._lost += decision.audited
+        elif decision.audited:
+            self._audits.append((1 / decision.audit_share, zero_variance))
             self._watch(zero_variance)
-        else:
-            self._passed.append(zero_variance)
 
     @property
     def alarm(self) -> bool:
@@ -75,29 +70,14 @@ class GateMonitor:
 
     def precision(self) -> OnlinePrecision:
         """Of the groups that the gate would cut, the share without variance; audits weigh 1 / their probability."""
-        weights = [weight for weight, _, _ in self._audits]
+        weights = [weight for weight, _ in self._audits]
         total, cuts = math.fsum(weights), self._cut + self._lost + len(self._audits)
         if not weights:
             return OnlinePrecision(value=None, low=0.0, high=1.0, audits=0, would_be_cuts=cuts)
-        value = math.fsum(weight for weight, zero, _ in self._audits if zero) / total
+        value = math.fsum(weight for weight, zero in self._audits if zero) / total
         effective = total**2 / math.fsum(weight**2 for weight in weights)
         low, high = wilson(value * effective, effective)
         return OnlinePrecision(value=value, low=low, high=high, audits=len(weights), would_be_cuts=cuts)
-
-    def zero_variance_rate(self) -> float | None:
-        """Of all groups, as if there were no gate: those that passed count once, audited ones for all would-be cuts."""
-        weight = math.fsum(weight for weight, _, _ in self._audits)
-        zero = math.fsum(weight for weight, zero, _ in self._audits if zero)
-        total = weight + len(self._passed)
-        return (zero + sum(self._passed)) / total if total else None
-
-    def recalibrated(self, confidence: float = 0.95, signal: str = prefix_edit_distance_mean.__name__) -> float | None:
-        """The largest threshold, at most the present one, whose precision the audits still support; None: switch the
-        gate off. For a gate of one checkpoint on `signal`; make a new monitor for the new threshold. The
-        audits know nothing of groups above the present one: to raise it, calibrate on un-gated groups.
-        """
-        known = [(d.numbers[signal], zero) for _, zero, d in self._audits if signal in d.numbers]
-        return supported_threshold(known, self.config.floor, confidence)
 
     def _watch(self, zero_variance: bool) -> None:
         """A CUSUM of likelihood ratios, floor - drop against floor. While precision >= floor each ratio is at most 1 on
@@ -105,24 +85,3 @@ class GateMonitor:
         floor, fallen = self.config.floor, self.config.floor - self.config.drop
         ratio = fallen / floor if zero_variance else (1 - fallen) / (1 - floor)
         self.evidence = max(1.0, self.evidence) * ratio
-
-
-def supported_threshold(groups: Sequence[tuple[float, bool]], floor: float, confidence: float = 0.95) -> float | None:
-    """The largest threshold for (signal, zero variance) pairs that a fixed-sequence test supports; None: none is.
-
-    Thresholds are tried upwards, from the first that cuts as many groups as it takes to support the floor without a
-    false cut, and the first failure ends the search. Whatever the data, the chance to return a threshold whose
-    precision, averaged over the groups that it cuts here, is below `floor` is at most 1 - `confidence`.
-    """
-    ordered = sorted(groups)
-    needed = successes_needed(len(ordered), floor, confidence)
-    found, true = None, 0
-    for index, (value, zero) in enumerate(ordered):
-        true += zero
-        cut = index + 1
-        if needed[cut] > cut or (cut < len(ordered) and ordered[cut][0] == value):
-            continue  # too few to support anything; or the next group has the same signal
-        if true < needed[cut]:
-            break
-        found = math.nextafter(value, math.inf)  # the rule is strict
-    return found

@@ -36,9 +36,7 @@ Status = Literal["kept", "failed", "disconnected"]
 class Call:
     """One model call of a session: one prompt and what was sampled for it. A request for n candidates is n calls.
 
-    The engine saw `prompt_ids` and sampled `completion`; nothing in here was ever tokenised twice. Where `follows`
-    names an earlier call of the session, the first `parent_tokens` ids of this prompt are the first ids of that call's
-    prompt and completion, position by position.
+    The engine saw `prompt_ids` and sampled `completion`; nothing in here was ever tokenised twice.
     """
 
     call_id: str
@@ -50,9 +48,8 @@ class Call:
     messages: tuple[Message, ...]  # the prompt, as the agent sent it
     tools: tuple[dict[str, Any], ...] = ()
     answer: Message | None = None  # what `completion` says
-    follows: str | None = None  # the call whose prompt and completion this prompt begins with
+    follows: str | None = None  # the earlier call whose prompt and completion begin as this prompt does
     cause: Cause = "start"
-    parent_tokens: int = 0
     status: Status = "kept"
     error: str = ""  # why it failed
     cost: Cost = NO_COST  # of a call without a completion: what the engine had done by then

@@ -122,7 +122,6 @@ class Kept:
             answer=self.answer,
             follows=None if self.base is None else self.base.call_id,
             cause=self.cause,
-            parent_tokens=self.base_tokens,
             status=self.status,
             error=self.error,
             cost=self.cost,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, cast
 
@@ -96,11 +96,6 @@ def _kinds(name: str) -> set[str]:
     words = set(_WORD.findall(name))
     lower = {word.lower() for word in words}
     return {"tool"} | ({"bash"} if lower & _BASH else set()) | ({"search"} if lower & _SEARCH else set())
-
-
-def count_skipped(traces: Iterable[Trace]) -> Counter[str]:
-    """The number of turns in all traces that are not candidates, by reason."""
-    return Counter(reason for trace in traces for reason in skipped_turns(trace).values())
 
 
 def _reason(messages: Sequence[Message], position: int, names: frozenset[str]) -> SkipReason | None:

@@ -134,11 +134,6 @@ def read_traces(path: str | Path) -> Iterator[Trace]:
         raise InputError(problem, path=path, hint="make it again, or correct the number in its first line")
 
 
-def read_header(path: str | Path) -> dict[str, Any]:
-    """The first line of a trace file: its schema and the writer's metadata."""
-    return next(_rows(path))[1]
-
-
 def write_traces(path: str | Path, traces: Iterable[Trace], header_extra: Mapping[str, Any] | None = None) -> int:
     """Write a trace file atomically and return the number of traces. Equal traces give equal bytes. Where their number
     is known beforehand the header counts them.

@@ -5,13 +5,12 @@ The group of a trace is `Trace.group`: a task or a trajectory, several traces of
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.seeds import derive
-from turntree.traces.schema import SPLITS, Split, Trace
+from turntree.traces.schema import SPLITS, Split
 
 DEFAULT_FRACTIONS: Mapping[Split, float] = MappingProxyType({"train": 0.9, "dev": 0.05, "test": 0.05})
 
@@ -37,21 +36,14 @@ def demonstrated_split(played: Split, task_id: str, seed: int, dev: float) -> Sp
     return assign_split(task_id, seed, {"train": 1 - dev, "dev": dev}) if played == "train" else played
 
 
-def split_traces(
-    traces: Sequence[Trace], seed: int, fractions: Mapping[Split, float] = DEFAULT_FRACTIONS
-) -> list[Trace]:
-    """The traces with a split each: one they declare is kept, and shared by their whole group.
-
-    Raises `InputError` when traces of one group declare different splits.
-    """
-    splits = assign_splits([(trace.id, trace.group, trace.split) for trace in traces], seed, fractions)
-    return [dataclasses.replace(trace, split=split) for trace, split in zip(traces, splits, strict=True)]
-
-
 def assign_splits(
     keys: Sequence[tuple[str, str, Split | None]], seed: int, fractions: Mapping[Split, float] = DEFAULT_FRACTIONS
 ) -> list[Split]:
-    """`split_traces` from the id, the group and the declared split of every trace."""
+    """The split of every trace, from its id, its group and its declared split: a declared one is kept, and shared by
+    the whole group.
+
+    Raises `InputError` when traces of one group declare different splits.
+    """
     declared: dict[str, Split] = {}
     for name, group, split in keys:
         if split is not None and declared.setdefault(group, split) != split:

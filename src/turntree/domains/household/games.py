@@ -56,10 +56,6 @@ class Record:
             raise InputError("is missing or not text", path=self.path, line=self.line, field=field, hint=hint)
         return value
 
-    def walkthrough(self) -> tuple[str, ...]:
-        """The planner's commands that come with the game (empty where the file has none)."""
-        return tuple(self.fields.get("walkthrough") or ())
-
     def reason_to_skip(self) -> str | None:
         """Why the official loader would leave this game out, or None."""
         if "movable" in self.id or "Sliced" in self.id:
@@ -104,14 +100,6 @@ def load_games(path: str | Path, *, split: str | None = None, limit: int | None 
     name); `limit` counts playable games. InputError names the file and line of anything unreadable.
     """
     return GameFiles(path, split=split, limit=limit)
-
-
-def load_walkthroughs(
-    path: str | Path, *, split: str | None = None, limit: int | None = None
-) -> Iterator[tuple[Game, tuple[str, ...]]]:
-    """The same games, each with the planner's winning commands that its file holds."""
-    for record in GameFiles(path, split=split, limit=limit).records:
-        yield record.game(), record.walkthrough()
 
 
 def _records(path: Path, split: str | None, skipped: Counter[str]) -> Iterator[Record]:

@@ -6,17 +6,14 @@ the appliance or lamp that the task needs is in the room. The text is a function
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 from turntree.core import seeds
 from turntree.core.errors import InputError
 from turntree.domains.household.catalogue import LAMP_HOLDERS, LAMP_KIND, OBJECT_KINDS, OPENABLE_KINDS, ObjectKind
-from turntree.domains.household.distance import shortest_plan
 from turntree.domains.household.game_text import AGENT, render_grammar, render_problem
 from turntree.domains.household.parse import parse_game
 from turntree.domains.household.tasks import PROPERTY_FACTS, TASK_KINDS, TASK_TYPES, Task, draw_task
@@ -98,28 +95,6 @@ def generate_games(
     kinds = TASK_TYPES if task_types is None else tuple(task_types)
     for i in range(n):
         yield generate_game(seed + i, task_type=kinds[(seed + i) % len(kinds)], difficulty=difficulty)
-
-
-def write_games(path: str | Path, games: Iterable[GeneratedGame]) -> int:
-    """Write a packed file that `load_games` reads, one JSON object per line; returns how many.
-
-    `walkthrough` is a shortest play, as in the official files.
-    """
-    count = 0
-    with Path(path).open("w", encoding="utf-8") as file:
-        for game in games:
-            walkthrough = shortest_plan(game.parse().reset())
-            row = {
-                "game": game.id,
-                "task_type": game.task_type,
-                "grammar": game.grammar,
-                "pddl_problem": game.pddl_problem,
-                "walkthrough": walkthrough,
-                "solvable": walkthrough is not None,
-            }
-            file.write(json.dumps(row) + "\n")
-            count += 1
-    return count
 
 
 def _furnish(rng: random.Random, task: Task, difficulty: Difficulty) -> list[str]:

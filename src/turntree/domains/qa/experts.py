@@ -136,22 +136,6 @@ def next_turn(posed: Posed, messages: Sequence[Message]) -> Message:
     return computing
 
 
-def play_evidence(environment: Environment, subjects: Sequence[str], answers: Sequence[str]) -> Played:
-    """An episode of an expert who knows whom a question is about: it searches every one of `subjects` and answers with
-    the first of `answers` that it was shown (yes and no need not be). Raises `NotFound` where it was shown none."""
-    messages = list(environment.reset())
-    for subject in dict.fromkeys(subjects):
-        said = search(subject)
-        messages += [said, *environment.step(said).messages]
-    shown = " ".join(message.content for message in messages if message.role == "tool").casefold()
-    known = next((text for text in answers if text.casefold() in ("yes", "no") or text.casefold() in shown), None)
-    if known is None:
-        raise NotFound(f"{environment.task_id}: searching {', '.join(subjects)} does not show the answer")
-    said = answer(known)
-    observation = environment.step(said)
-    return Played((*messages, said, *observation.messages), frozenset(), observation.success is True)
-
-
 def _turns(
     posed: Posed, messages: Sequence[Message], rng: random.Random, noise: float, mistakes: Sequence[Mistake]
 ) -> Iterator[tuple[Message, bool]]:
