@@ -106,6 +106,11 @@ def test_a_template_may_end_a_turn_without_a_special_token() -> None:
         renderer.completion(said("Go left.\nStop."))
 
 
+def test_a_mark_that_the_tokenizer_has_no_token_for_is_refused_and_its_first_character_never_ends_a_turn() -> None:
+    with pytest.raises(InputError, match=r"no token '.END.', with which the chat template ends .* add this as a"):
+        renderer_of(CHAT_TEMPLATE.replace("<|end|>", "[END]"))
+
+
 def test_the_day_is_not_in_the_tokens() -> None:
     renderer = renderer_of(templates.DATED)
     assert decoded(templates.DATED, renderer.prompt([user("Hi.")])).startswith("<|system|>01 Jan 2025<|end|>")

@@ -11,6 +11,7 @@ import pytest
 import torch
 from random_trees import sampled_near, scored_trees
 from test_parity import CASES, flat_loss, in_pieces, normalise_in_double
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from packed_gradient import relative_error
 from tiny_models import save_tiny_checkpoint, tiny_model
@@ -300,3 +301,39 @@ def test_the_kl_term_of_an_adapter_from_a_folder_begins_at_zero(base_folder: Pat
     policy = load_policy(str(folder), Device())
     with reference_model(policy.reference()) as inside:
         assert torch.equal(logits(inside), logits(policy.model))
+
+
+def test_an_adapter_trains_the_linear_modules_of_a_mixture_and_neither_its_experts_nor_its_router() -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 16, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(vocab_size=64, num_experts=4, num_experts_per_tok=2, **sizes, **heads))
+    before = model.eval()(input_ids=IDS).logits
+    add_adapter(model, LoRAConfig(rank=4))
+    trained = {name.split(".lora_")[0].rpartition(".")[2] for name, p in model.named_parameters() if p.requires_grad}
+    assert trained == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    version = sum(p._version for p in model.parameters())
+    assert torch.equal(model(input_ids=IDS).logits, before)
+    assert sum(p._version for p in model.parameters()) == version, "the engine takes that for an update"
+
+
+def test_a_plain_folder_of_peft_has_the_tokenizer_of_its_base(base_folder: Path, tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    plain = get_peft_model(load_model(base_folder), LoraConfig(r=2, target_modules=["q_proj"]))
+    plain.peft_config["default"].base_model_name_or_path = str(base_folder)
+    plain.save_pretrained(tmp_path / "plain")
+    assert not (tmp_path / "plain" / "tokenizer.json").exists()
+    assert load_tokenizer(tmp_path / "plain").get_vocab() == load_tokenizer(base_folder).get_vocab()
+    load_policy(str(tmp_path / "plain"), Device())
+
+
+def test_a_peft_that_transformers_will_not_save_with_is_refused_before_anything_is_trained(
+    base_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = adapted(load_model(base_folder))
+    save_model(model, load_tokenizer(base_folder), base_folder.parent / "adapter")
+    monkeypatch.setattr("transformers.integrations.peft.MIN_PEFT_VERSION", "999.1")
+    for refused in (lambda: adapted(tiny_model()), lambda: load_model(base_folder.parent / "adapter")):
+        with pytest.raises(ConfigError, match=r"device.lora.*wants PEFT 999.1.*pip install 'peft>=999.1'"):
+            refused()

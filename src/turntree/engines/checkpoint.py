@@ -4,6 +4,8 @@ PEFT's adapter folders, which name the folder of their base."""
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
+import importlib.util
 import json
 import logging
 import shutil
@@ -15,7 +17,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+import transformers
+from packaging.version import Version
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.integrations import peft as peft_integration
 from transformers.utils import logging as transformers_logging
 
 from turntree.core.errors import ConfigError, InputError
@@ -91,7 +96,20 @@ def merged(folder: str | Path, *, dtype: str = "float32", device: str = "cpu") -
         return model.merge_and_unload().eval()
 
 
+def check_peft() -> None:
+    """Raise `ConfigError` where PEFT is missing, or older than Transformers wants, which loads an adapter all the same
+    and fails when it is saved."""
+    if importlib.util.find_spec("peft") is None:
+        raise ConfigError("needs PEFT", field="device.lora", hint="pip install turntree[lora]")
+    wanted, found = str(getattr(peft_integration, "MIN_PEFT_VERSION", "0")), importlib.metadata.version("peft")
+    if Version(found) < Version(wanted):
+        problem = f"Transformers {transformers.__version__} wants PEFT {wanted}, and {found} is here"
+        hint = f"pip install 'peft>={wanted}', or an older Transformers: pip install 'transformers<5.24'"
+        raise ConfigError(problem, field="device.lora", hint=hint)
+
+
 def _load_adapted(folder: Path, *, dtype: str, device: str) -> PreTrainedModel:
+    check_peft()
     base = base_of(folder)
     model = load_model(base, dtype=dtype, device=device)
     try:
@@ -132,8 +150,11 @@ def base_of(folder: Path) -> str:
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer in folder `path`. Raises `InputError` when it is missing."""
+    """The tokenizer in folder `path`, for an adapter without one that of its base. Raises `InputError` when it is
+    missing."""
     folder = _checked_folder(path)
+    if (folder / _ADAPTER).is_file() and not any((folder / name).is_file() for name in _TOKENIZERS):
+        folder = _checked_folder(base_of(folder))
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         raise InputError("has no tokenizer (tokenizer.json)", path=folder, hint=_GET_FOLDER)
     try:

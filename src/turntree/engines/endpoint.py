@@ -225,6 +225,7 @@ class EndpointEngine(ServerEngine):
             "top_k": request.sampling.top_k or -1,  # -1 is all; left out, the model's generation_config.json decides
             "min_p": 0.0,
             "repetition_penalty": 1.0,
+            "ignore_eos": True,  # the renderer's stop tokens end a turn, as in training, and no others
             "return_token_ids": True,
         }
         async with self._server.places:

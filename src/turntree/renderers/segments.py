@@ -67,7 +67,9 @@ class SegmentedTemplate:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: Tools = ()) -> None:
         self._tokenizer, self._tools = tokenizer, tools
         self.pieces = Pieces(tokenizer)
-        self._special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+        added = tokenizer.added_tokens_decoder
+        self._special = {id for id, token in added.items() if token.special}
+        self._ends = {*added, tokenizer.eos_token_id}
         self._local: dict[Kind, bool] = {}
         with at_most(_MOST_STEPS):
             self._probe()
@@ -247,6 +249,13 @@ class SegmentedTemplate:
                 "the chat template does not end an assistant turn",
                 field="chat_template",
                 hint="let it write a stop token (such as the end-of-sequence token) after the assistant's content",
+            )
+        mark = close[close.index(self._text(stop)) :].strip()
+        if stop not in self._ends and mark != self._text(stop).strip():  # "<" of "<|im_end|>" would end a turn
+            raise InputError(
+                f"the tokenizer has no token {mark[:40]!r}, with which the chat template ends an assistant turn",
+                field="chat_template",
+                hint="use the tokenizer that belongs to the template, or add this as a special token",
             )
         return "" if lead.strip() else lead, close[close.index(self._text(stop)) :], stop
 

@@ -171,7 +171,7 @@ class LoRAConfig:
     alpha: int = 32
     """alpha over rank scales the adapter."""
     targets: tuple[str, ...] = ("all-linear",)
-    """Names of linear modules, or "all-linear": all except the head."""
+    """Names of linear modules, or "all-linear": all except the head, and the experts and router of a mixture."""
     seed: int = 0
     """Seed of the adapter's random matrix; the other one begins at zero."""
 

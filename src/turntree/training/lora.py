@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from turntree.core import seeds
 from turntree.core.errors import ConfigError, InputError
+from turntree.engines.checkpoint import check_peft
 from turntree.training.config import LoRAConfig
 
 
@@ -65,18 +67,25 @@ def has_adapter(model: PreTrainedModel) -> bool:
     return bool(getattr(model, "_hf_peft_config_loaded", False))
 
 
+def _linear(model: PreTrainedModel) -> list[str]:
+    """The names of the linear modules except the head. PEFT's own "all-linear" takes in the experts and the router of a
+    mixture, too, whose weights it then replaces in every pass."""
+    head = model.get_output_embeddings()
+    modules = ((name, one) for name, one in model.named_modules() if one is not head)
+    return sorted({name.rpartition(".")[2] for name, one in modules if isinstance(one, torch.nn.Linear | Conv1D)})
+
+
 def add_adapter(model: PreTrainedModel, config: LoRAConfig) -> None:
     """Freeze `model` and give it a fresh adapter in float32, which leaves its distribution as it is.
 
-    Raises `ConfigError` where PEFT is not installed or `targets` name no linear module.
+    Raises `ConfigError` where PEFT is not installed or too old, or `targets` name no linear module.
     """
-    try:
-        from peft import LoraConfig
-    except ImportError as error:
-        raise ConfigError("needs PEFT", field="lora", hint="pip install turntree[lora]") from error
+    check_peft()
+    from peft import LoraConfig
+
     if has_adapter(model):
         raise InputError("the policy already has an adapter", hint="train it as it is, or merge it first")
-    targets = "all-linear" if config.targets == ("all-linear",) else list(config.targets)
+    targets = _linear(model) if config.targets == ("all-linear",) else list(config.targets)
     settings = LoraConfig(
         r=config.rank, lora_alpha=config.alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM"
     )
