@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_trees import add_completion, sampled_near, scored_trees
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import StableLmConfig, StableLmForCausalLM
 
 from tiny_models import tiny_model
 from turntree.advantages.credit import soft_credit
@@ -205,6 +206,18 @@ def test_a_wrong_gradient_is_refused_even_where_the_scores_are_right() -> None:
     layer.forward = half_blind
     with pytest.raises(InputError, match=r"\(pieces attention\) its log-probabilities are off by \d.*its gradient by"):
         check_path_isolation(model)
+
+
+def test_a_decoder_that_passes_no_keywords_on_reads_trees_by_the_mask() -> None:
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = StableLmForCausalLM(StableLmConfig(vocab_size=64, num_key_value_heads=1, **shape)).eval()
+    set_tree_attention(model)
+    assert layouts(model) == ("dense",)
+    check_path_isolation(model)
+    usual = tiny_model()
+    set_tree_attention(usual)
+    assert layouts(usual) == ("dense", "pieces")
 
 
 def test_flex_attention_needs_a_gpu() -> None:

@@ -48,6 +48,28 @@ def set_tree_attention(model: PreTrainedModel, backend: Literal["sdpa", "flex_at
     model.set_attn_implementation(name)
     if model.config._attn_implementation != name:
         raise ConfigError(f"{type(model).__name__} has its own attention code", field="attention", hint="use sdpa")
+    if "pieces" in layouts(model) and not _hands_pieces_on(model):
+        model.set_attn_implementation("sdpa")  # dense, which needs no keyword of its own
+
+
+class _Arrived(Exception):
+    """The keyword of the pieces came to the attention."""
+
+
+_ASKING: Any = object()  # in place of pieces
+
+
+def _hands_pieces_on(model: PreTrainedModel) -> bool:
+    """Whether the decoder passes a keyword that it does not know on to its attention. StableLM and Nemotron do not."""
+    token_BL = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    try:
+        with torch.no_grad():
+            model.get_decoder()(input_ids=token_BL, use_cache=False, tree_pieces=_ASKING)
+    except _Arrived:
+        return True
+    except TypeError:  # it takes no keywords at all
+        return False
+    return False
 
 
 def layouts(model: PreTrainedModel) -> tuple[Layout, ...]:
@@ -112,6 +134,8 @@ def _tree_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The function behind `TREE_SDPA` and `TREE_FLEX`, as `AttentionInterface` calls it."""
+    if tree_pieces is _ASKING:
+        raise _Arrived
     stock = {"scaling": scaling, "dropout": dropout, **kwargs}
     if isinstance(attention_mask, BlockMask):
         return flex_attention_forward(module, query, key, value, attention_mask, **stock)
