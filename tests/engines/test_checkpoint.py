@@ -302,3 +302,13 @@ def test_unknown_dtypes_and_devices_are_refused(folder: Path) -> None:
         save_model(tiny_model(), tiny_tokenizer(), folder, "auto")
     with pytest.raises(ConfigError, match="field 'device': cannot put the model on 'abacus'"):
         load_model(folder, device="abacus")
+
+
+def test_weights_beyond_the_config_are_named_in_a_warning(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load_model(folder)
+    assert "warning" not in capsys.readouterr().err
+    config = json.loads((folder / "config.json").read_text())
+    fewer = {"num_hidden_layers": 1, "layer_types": config.get("layer_types", [None])[:1]}
+    (folder / "config.json").write_text(json.dumps(config | {k: v for k, v in fewer.items() if k in config}))
+    load_model(folder)
+    assert "weights have no place in its config and are not used: model.layers.1." in capsys.readouterr().err

@@ -26,6 +26,7 @@ from transformers.utils import logging as transformers_logging
 from turntree.core.errors import ConfigError, InputError
 from turntree.engines.hub import folder_of
 from turntree.observe.files import replace_folder, writing
+from turntree.observe.run import notice
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SAVED = _DTYPES | {"float16": torch.float16}
@@ -41,7 +42,7 @@ def load_model(path: str | Path, *, dtype: str = "float32", device: str = "cpu")
 
     A folder that PEFT wrote gives the base that it names, with the trainable adapter in place. `dtype` is "float32",
     "bfloat16" or "auto" (as saved); adapters are float32. Raises `InputError` in one line for a folder that is
-    missing, incomplete, unreadable, or does not hold exactly the weights of its config.
+    missing, incomplete or unreadable, or lacks weights of its config; weights beyond these are named in a warning.
     """
     folder = _checked_folder(path)
     if (folder / _ADAPTER).is_file():
@@ -72,6 +73,10 @@ def load_model(path: str | Path, *, dtype: str = "float32", device: str = "cpu")
     if absent:
         raise InputError(
             f"lacks {len(absent)} weights of its config, among them {absent[0]}", path=folder, hint="save it again"
+        )
+    if beyond := sorted(map(str, report["unexpected_keys"])):
+        notice(
+            f"warning: {folder}: {len(beyond)} weights have no place in its config and are not used: {beyond[0]}, ..."
         )
     try:
         return cast(Any, model).to(device).eval()
