@@ -69,7 +69,7 @@ class SegmentedTemplate:
         self.pieces = Pieces(tokenizer)
         added = tokenizer.added_tokens_decoder
         self._special = {id for id, token in added.items() if token.special}
-        self._ends = {*added, tokenizer.eos_token_id}
+        self._ends = {*added, cast("int | None", tokenizer.eos_token_id)}
         self._local: dict[Kind, bool] = {}
         with at_most(_MOST_STEPS):
             self._probe()
