@@ -103,8 +103,8 @@ def _interval(changes: Sequence[float]) -> tuple[float | None, float | None]:
 def _tasks(config: RetentionConfig) -> Any:
     """lm-eval's index of tasks, with every wanted task loaded once: its data are here, or this is the error."""
     try:
-        import lm_eval.models.huggingface  # noqa: F401 - the backend is an extra of lm-eval's own
-        from lm_eval.tasks import TaskManager
+        import lm_eval.models.huggingface  # noqa: F401 - the backend is an extra of lm-eval's own  # pyright: ignore[reportMissingImports]
+        from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
         problem = f"retention needs lm-eval and its backend ({error})"
         raise InputError(problem, hint="pip install 'turntree[lm-eval]'") from error
@@ -127,8 +127,8 @@ def _tasks(config: RetentionConfig) -> Any:
 
 def _measure(source: str, config: RetentionConfig, manager: Any) -> tuple[str, Any]:
     """The hash of a policy and what `lm_eval.simple_evaluate` says about it."""
-    import lm_eval
-    from lm_eval.models.huggingface import HFLM
+    import lm_eval  # pyright: ignore[reportMissingImports]
+    from lm_eval.models.huggingface import HFLM  # pyright: ignore[reportMissingImports]
 
     backend: Any = HFLM
     evaluate: Any = lm_eval.simple_evaluate  # decorators hide both signatures
