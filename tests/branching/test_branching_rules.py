@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from moments import forks_by_turn, moment, moments
 
-from turntree.branching.config import BranchConfig, build_brancher
 from turntree.branching.published import PosthocBrancher, ReleasedArpoBrancher
 from turntree.branching.rules import EntropyBrancher, FixedBrancher, RandomBrancher
 from turntree.core import parts, seeds
@@ -20,12 +19,17 @@ from turntree.core.errors import ConfigError
 from turntree.core.protocols import BranchDecision, Brancher, FinishedRollouts, ForkMoment
 
 VOCABULARY = 50
+RULES = ("entropy", "random", "fixed", "arpo_released", "posthoc")
 
 
 def decided(brancher: Brancher, at: ForkMoment) -> BranchDecision:
     decision = brancher.decide(at)
     assert decision is not None
     return decision
+
+
+def registered(rule: str, **options: Any) -> Any:
+    return parts.build("branchers", Part(rule, options), vocabulary=VOCABULARY, seed=0)
 
 
 # entropy
@@ -78,12 +82,19 @@ def test_a_first_turn_that_is_shorter_than_the_probe_counts_as_far_as_it_goes() 
 
 
 @pytest.mark.parametrize(("budget", "branches"), [(0, 1), (1, 2), (2, 3), (3, 4), (9, 4)])
-@pytest.mark.parametrize("rule", ["entropy", "random", "fixed", "arpo_released"])
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [
+        ("entropy", {"probe_tokens": 1, "tau": -9.0, "paced": False}),
+        ("random", {"probe_tokens": 1, "rate": 1.0}),
+        ("fixed", {"turns": [2]}),
+        ("arpo_released", {"alpha": 1.0}),
+    ],
+)
 def test_a_fork_has_as_many_branches_as_asked_for_and_as_the_budget_allows(
-    rule: Any, budget: int, branches: int
+    rule: str, options: dict[str, Any], budget: int, branches: int
 ) -> None:
-    config = BranchConfig(rule=rule, branches=4, probe_tokens=1, tau=-9.0, rate=1.0, alpha=1.0, turns=(2,), paced=False)
-    decision = decided(build_brancher(config, VOCABULARY), moment([1.0], [1.0], budget=budget))
+    decision = decided(registered(rule, branches=4, **options), moment([1.0], [1.0], budget=budget))
     assert decision.branches == branches
     assert ("no leaf is left" in decision.reason) == (budget == 0)
 
@@ -96,7 +107,7 @@ def entropy_at_its_pace() -> EntropyBrancher:
 
 
 def random_at_that_pace() -> RandomBrancher:
-    return RandomBrancher(rate=None)
+    return RandomBrancher(rate=None, probe_tokens=1)
 
 
 PACED: dict[str, Callable[[], Brancher]] = {"entropy": entropy_at_its_pace, "random": random_at_that_pace}
@@ -186,7 +197,7 @@ def test_an_iteration_without_a_moment_teaches_nothing(rule: str) -> None:
 
 
 def test_random_forks_at_its_rate_whatever_was_sampled() -> None:
-    brancher = RandomBrancher(rate=0.3)
+    brancher = RandomBrancher(rate=0.3, probe_tokens=1)
     forks = [decided(brancher, one).branches == 2 for one in moments(300, seed=3) if one.budget]
     assert sum(forks) / len(forks) == pytest.approx(0.3, abs=4 * math.sqrt(0.21 / len(forks)))
     one, other = moment([0.0], [0.0], [0.0]), moment([9.0], [5.0], [7.0, 1.0])
@@ -198,14 +209,14 @@ def test_random_draws_anew_for_every_task_rollout_turn_and_seed() -> None:
     asked = [moment(*level, task=f"t{n}") for n in range(99)]
     asked += [moment(*level, key=(n,)) for n in range(99)] + [moment(*level, seed=n) for n in range(99)]
     asked += [moment(*level, *level[:1] * n) for n in range(99)]
-    outcomes = [decided(RandomBrancher(rate=0.5), one).branches for one in asked]
+    outcomes = [decided(RandomBrancher(rate=0.5, probe_tokens=1), one).branches for one in asked]
     for start in range(0, len(asked), 99):
         assert 25 < outcomes[start : start + 99].count(2) < 75
 
 
 def test_random_at_the_pace_of_entropy_has_its_rates_and_shares_its_tokens() -> None:
     entropy = EntropyBrancher(vocabulary=VOCABULARY, probe_tokens=3)
-    coin = RandomBrancher(rate=None, shared=2)
+    coin = RandomBrancher(rate=None, probe_tokens=3)
     compared = 0
     for iteration in range(3):
         for one in moments(20, iteration=iteration):
@@ -248,14 +259,14 @@ def test_the_released_rule_sums_what_its_paper_averages_and_looks_at_the_turn_be
     at = moment(first, ended, new, seed=seed)
     change = (sum(ended[:20]) - sum(first[:20])) / math.log(VOCABULARY)
     u = min(1.0, max(0.0, coin(at) - 0.5 * change))
-    decision = decided(ReleasedArpoBrancher(vocabulary=VOCABULARY, probability=0.4, weight=0.5), at)
+    decision = decided(ReleasedArpoBrancher(vocabulary=VOCABULARY, alpha=0.4, beta=0.5), at)
     assert decision.numbers["u"] == pytest.approx(u)
     assert decision.numbers["change"] == pytest.approx(change)
     assert (decision.branches, decision.shared) == ((2, 0) if u <= 0.4 else (1, 0))
 
 
 def test_the_released_rule_forks_with_probability_p_plus_w_times_the_change_clipped() -> None:
-    brancher = ReleasedArpoBrancher(vocabulary=VOCABULARY, probability=0.3, weight=0.4)
+    brancher = ReleasedArpoBrancher(vocabulary=VOCABULARY, alpha=0.3, beta=0.4)
     for change, chance in ((0.0, 0.3), (1.0, 0.7), (-0.5, 0.1), (-3.0, 0.0), (3.0, 1.0)):
         ended = [5.0, change * math.log(VOCABULARY)]
         asked = [moment([5.0, 0.0], ended, [1.0], key=(n,)) for n in range(800)]
@@ -312,34 +323,39 @@ def test_posthoc_goes_round_by_round_and_keeps_the_budget() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "why"),
+    ("rule", "wrong", "why"),
     [
-        ({"branches": 1}, "field 'branches': must be at least 2"),
-        ({"probe_tokens": 0}, "field 'probe_tokens': must be at least 1"),
-        ({"rate": 1.5}, r"field 'rate': must be in \[0, 1\]"),
-        ({"beta": -0.1}, "field 'beta': must be above 0"),
-        ({"turns": (1,)}, "field 'turns': a fork follows a tool result"),
-        ({"rounds": 0}, "field 'rounds'"),
+        ("entropy", {"branches": 1}, "field 'brancher.branches': must be at least 2"),
+        ("random", {"branches": 1}, "field 'brancher.branches': must be at least 2"),
+        ("fixed", {"branches": 1}, "field 'brancher.branches': must be at least 2"),
+        ("arpo_released", {"branches": 1}, "field 'brancher.branches': must be at least 2"),
+        ("entropy", {"probe_tokens": 0}, "field 'brancher.probe_tokens': must be at least 1"),
+        ("random", {"probe_tokens": 0}, "field 'brancher.probe_tokens': must be at least 1"),
+        ("random", {"rate": 1.5}, r"field 'brancher.rate': must be in \[0, 1\]"),
+        ("entropy", {"beta": 0.0}, "field 'brancher.beta': must be above 0"),
+        ("arpo_released", {"beta": -0.1}, "field 'brancher.beta': must be at least 0"),
+        ("fixed", {"turns": (1,)}, "field 'brancher.turns': a fork follows a tool result"),
+        ("posthoc", {"expansions": 0}, "field 'brancher.expansions'"),
+        ("posthoc", {"rounds": 0}, "field 'brancher.rounds'"),
     ],
 )
-def test_a_configuration_that_cannot_work_is_refused_in_one_line(wrong: dict[str, Any], why: str) -> None:
+def test_a_configuration_that_cannot_work_is_refused_in_one_line(rule: str, wrong: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why) as refused:
-        BranchConfig(**wrong)
+        registered(rule, **wrong)
     assert "\n" not in str(refused.value)
 
 
 def test_a_brancher_says_whether_its_branches_split_turns_and_whether_its_forks_are_biased() -> None:
-    rules: tuple[Any, ...] = ("entropy", "random", "fixed", "arpo_released", "posthoc")
-    built = {rule: build_brancher(BranchConfig(rule=rule, probe_tokens=4), VOCABULARY) for rule in rules}
-    assert [rule for rule in rules if built[rule].splits_turns] == ["entropy", "random"]
-    assert not build_brancher(BranchConfig(rule="entropy", probe_tokens=1), VOCABULARY).splits_turns
-    assert [rule for rule in rules if built[rule].biased] == ["posthoc"]
-    coin = built["random"]
-    assert isinstance(coin, RandomBrancher) and coin.shared == 3
+    built = {rule: registered(rule) for rule in RULES}
+    assert [rule for rule in RULES if built[rule].splits_turns] == ["entropy", "random"]
+    assert not any(registered(rule, probe_tokens=1).splits_turns for rule in ("entropy", "random"))
+    assert [rule for rule in RULES if built[rule].biased] == ["posthoc"]
+    fork = decided(registered("random", probe_tokens=4, rate=1.0), moment([1.0], [1.0] * 4))
+    assert fork.shared == 3
 
 
 def test_the_registered_branchers_are_built_from_their_options() -> None:
-    for rule in ("entropy", "random", "fixed", "arpo_released", "posthoc"):
+    for rule in RULES:
         whole = parts.resolve("branchers", Part(rule))
         assert parts.build("branchers", whole, vocabulary=VOCABULARY, seed=0).state() is not None
     with pytest.raises(ConfigError, match=r"'branchers?\.turns': unknown key"):

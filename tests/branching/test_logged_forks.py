@@ -72,7 +72,7 @@ def test_a_log_pays_for_every_sampled_token_once_and_tells_whole_actions() -> No
 
 def test_the_rollouts_that_count_as_independent_are_those_that_nobody_forked() -> None:
     """The same seeds without a brancher: the independent rollouts of a group are the same ones."""
-    plain = played(RandomBrancher(rate=0.0))
+    plain = played(RandomBrancher(rate=0.0, probe_tokens=1))
     for branched, alone in zip(played(FixedBrancher(turns=(2, 3))), plain, strict=True):
         ours = [r for r in logged(branched).rollouts if not r.forked and not r.refill]
         theirs = [r for r in logged(alone).rollouts if not r.refill]
@@ -84,7 +84,7 @@ def test_the_rollouts_that_count_as_independent_are_those_that_nobody_forked() -
 
 
 def test_calibration_leaves_out_what_no_gate_would_have_seen() -> None:
-    groups = [logged(group) for group in played(RandomBrancher(rate=0.3))]
+    groups = [logged(group) for group in played(RandomBrancher(rate=0.3, probe_tokens=1))]
     table = table_from_groups(groups, source="log")
     assert set(table.sizes_N) == {3.0}
     forked, refilled = (sum(getattr(r, name) for g in groups for r in g.rollouts) for name in ("forked", "refill"))

@@ -49,10 +49,10 @@ HONEST: dict[str, Callable[[], Brancher]] = {
     "entropy of the first token": lambda: entropy(1),
     "entropy of two tokens": lambda: entropy(2),
     "entropy of three tokens": lambda: entropy(3),
-    "random": lambda: RandomBrancher(rate=0.5),
-    "random, after a shared token": lambda: RandomBrancher(rate=0.5, shared=1),
+    "random": lambda: RandomBrancher(rate=0.5, probe_tokens=1),
+    "random, after a shared token": lambda: RandomBrancher(rate=0.5, probe_tokens=2),
     "fixed": lambda: FixedBrancher(turns=(2, 3), branches=3),
-    "as released": lambda: ReleasedArpoBrancher(vocabulary=VOCABULARY, probability=0.4, weight=0.5),
+    "as released": lambda: ReleasedArpoBrancher(vocabulary=VOCABULARY, alpha=0.4, beta=0.5),
 }
 DISHONEST: dict[str, Callable[[], Brancher]] = {
     "decides on tokens that are not shared": lambda: entropy(2, SharesNothing),

@@ -12,7 +12,7 @@ from turntree.cli.main import cli
 from turntree.cli.options import Constant, default_text, key_of
 from turntree.core import parts
 from turntree.core.config import Part, section_of, to_value
-from turntree.core.keys import argument_meanings, keys
+from turntree.core.keys import argument_meanings, keys, option_meanings
 from turntree.training.config import LossConfig, PivotConfig
 
 STAGES = dict(stage_commands(cli))
@@ -55,7 +55,7 @@ def test_help_and_config_say_the_same_of_every_option(turntree, stage):
 def test_every_option_of_every_part_that_comes_along_has_a_meaning(kind):
     for name in parts.names(kind):
         found = parts.load(kind, name)
-        said = argument_meanings(parts.description(found.target))
+        said = option_meanings(found)
         for option, about in found.options().items():
             assert section_of(about.hint) is not None or said.get(option), f"{kind} {name}: {option}"
 

@@ -33,6 +33,19 @@ class EveryOther:
     def __init__(self, seed: int, *, turn: int, rate: float = 0.5, limits: Limits = Limits()):
         self.seed, self.turn, self.rate, self.limits = seed, turn, rate, limits
 
+@dataclass(frozen=True)
+class Draws:
+    """Options that are looked at together; the seed is the stage's."""
+    rate: float
+    seed: int | None = None
+    limits: Limits = Limits()
+
+def drawing(config: Draws, *, turn: int = 2):
+    return (config, turn)
+
+def perhaps(seed: int, config: Draws | None = None):
+    return (config, seed)
+
 def judge(state, action, *, strict: bool = False):
     return (state, action, strict)
 
@@ -59,6 +72,18 @@ def test_a_class_from_the_current_folder_is_built_with_its_options_and_what_the_
     part = Part("my_parts:EveryOther", {"turn": 3, "limits": {"seconds": 2}})
     gate = parts.build("gates", part, seed=7)
     assert (gate.seed, gate.turn, gate.rate, gate.limits.seconds) == (7, 3, 0.5, 2.0)
+
+
+@pytest.mark.parametrize(("factory", "own"), [("drawing", {"turn": 2}), ("perhaps", {})])
+def test_the_fields_of_a_dataclass_config_are_options(folder: Path, factory: str, own: dict[str, object]) -> None:
+    part = parts.resolve("gates", Part(f"my_parts:{factory}", {"rate": 1, "limits": {"times": 4}}))
+    assert part.options == {"rate": 1.0, "limits": {"seconds": 1.0, "times": 4}, **own}
+    config, _ = parts.build("gates", part, seed=7)
+    assert (config.rate, config.seed, config.limits.times) == (1.0, 7, 4)
+    with pytest.raises(ConfigError, match=r"'gate\.rate': is missing"):
+        parts.build("gates", Part(f"my_parts:{factory}"), seed=7)
+    with pytest.raises(ConfigError, match=r"'gate\.config': unknown key"):
+        parts.build("gates", Part(f"my_parts:{factory}", {"config": {"rate": 1.0}}), seed=7)
 
 
 def test_the_resolved_part_spells_out_every_option_as_json(folder: Path) -> None:

@@ -33,7 +33,7 @@ def children(brancher, size: int) -> dict[str, list[tuple[int, ...]]]:
 def test_the_children_that_an_oracle_saw_are_not_those_that_it_is_billed_for() -> None:
     """Draws are keyed by rollout, so a billed fork gets the first two children of the measured one, and those are left
     out of what is known."""
-    billed = children(RandomBrancher(rate=1.0), 4)
+    billed = children(RandomBrancher(rate=1.0, probe_tokens=1), 4)
     known = children(ForkAt(2, 4, 0), 8)
     shared = [name for name in billed if name in known and len(known[name]) == 4]
     assert len(shared) > 10
@@ -50,7 +50,7 @@ def values(seen) -> dict[tuple[str, int, int], float]:
 def test_the_oracle_forks_where_the_value_is_high_at_the_coin_s_rate(pooled) -> None:
     first, second = moments(60), moments(60, seed=0, iteration=1)
     known = values(first)
-    oracle, coin = OracleBrancher(known, branches=2, shared=0, pooled=pooled), RandomBrancher(rate=None)
+    oracle, coin = OracleBrancher(known, branches=2, shared=0, pooled=pooled), RandomBrancher(rate=None, probe_tokens=1)
     for one in first:
         oracle.decide(one)
         coin.decide(one)

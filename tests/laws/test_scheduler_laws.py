@@ -42,7 +42,7 @@ FIRST = {word[0] for word in WORDS}
 BRANCHERS: dict[str, Callable[[], Brancher | None]] = {
     "none": lambda: None,
     "fixed": lambda: FixedBrancher(turns=(2, 3), branches=3),
-    "random": lambda: RandomBrancher(rate=0.5, shared=1),
+    "random": lambda: RandomBrancher(rate=0.5, probe_tokens=2),
     "entropy": lambda: EntropyBrancher(vocabulary=len(TOKENIZER), probe_tokens=2, paced=False),
     "released": lambda: ReleasedArpoBrancher(vocabulary=len(TOKENIZER)),
     "posthoc": lambda: PosthocBrancher(expansions=1),

@@ -24,7 +24,7 @@ def grown(count: int = 3, iteration: int = 1) -> list[KeptTree]:
     """Real trees: forked, refilled, scored and labelled with credit."""
     settings = SchedulerConfig(episodes=EPISODES, group_size=6, initial_rollouts=3)
     scheduler = Scheduler(
-        WatchedEngine(), TokenRenderer(), settings, brancher=RandomBrancher(rate=0.6, shared=1, branches=2)
+        WatchedEngine(), TokenRenderer(), settings, brancher=RandomBrancher(rate=0.6, probe_tokens=2, branches=2)
     )
     tasks = [TokenWorld(f"task {n}") for n in range(count)]
     return [

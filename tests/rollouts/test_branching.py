@@ -58,7 +58,7 @@ from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 BRANCHERS: dict[str, Callable[[], Brancher]] = {
     "entropy": lambda: EntropyBrancher(vocabulary=VOCABULARY, probe_tokens=3, tau=0.5, beta=1.0, paced=False),
     "entropy, first token": lambda: EntropyBrancher(vocabulary=VOCABULARY, probe_tokens=1, beta=1.0, paced=False),
-    "random": lambda: RandomBrancher(rate=0.5, shared=1, branches=3),
+    "random": lambda: RandomBrancher(rate=0.5, probe_tokens=2, branches=3),
     "fixed": lambda: FixedBrancher(turns=(2, 3)),
     "as released": lambda: ReleasedArpoBrancher(vocabulary=VOCABULARY),
     "posthoc": lambda: PosthocBrancher(expansions=2),
@@ -303,7 +303,7 @@ def test_a_brancher_that_exceeds_its_budget_is_refused() -> None:
 
 
 def test_refills_start_together_after_everybody_has_ended_and_are_marked() -> None:
-    groups, _, _ = play(RandomBrancher(rate=0.15), 6)
+    groups, _, _ = play(RandomBrancher(rate=0.15, probe_tokens=1), 6)
     for group in groups:
         tree = group.tree
         assert tree.refills() == set(tree.starts()[3:]), "refills come after the initial starts"
@@ -312,7 +312,7 @@ def test_refills_start_together_after_everybody_has_ended_and_are_marked() -> No
 
 
 def test_a_refill_is_asked_for_only_when_the_last_initial_rollout_is_over() -> None:
-    (group,), engine, _ = play(RandomBrancher(rate=0.0), 1)
+    (group,), engine, _ = play(RandomBrancher(rate=0.0, probe_tokens=1), 1)
     starts = [number for number, request in enumerate(engine.requests) if request.prompt_ids == (TASK,)]
     initial = group.tree.starts()[:3]
     turns = sum(
@@ -327,7 +327,7 @@ def test_a_refill_is_no_baseline_for_initial_starts() -> None:
     rule = CreditRule(comparison=across_starts, advantages=rloo)
     weighed = dataclasses.replace(rule, leaf_weights=path_weighted)
     changed = 0
-    for group in play(RandomBrancher(rate=0.2), 6)[0]:
+    for group in play(RandomBrancher(rate=0.2, probe_tokens=1), 6)[0]:
         tree, refills = group.tree, group.tree.refills()
         richer = {
             leaf: dataclasses.replace(verdict, reward=9.0)
@@ -503,7 +503,7 @@ def test_faults_are_retried_in_branches_too_and_change_no_tree(tmp_path: Any) ->
 
 
 def test_a_branch_that_fails_for_good_is_censored_and_its_siblings_are_not() -> None:
-    first = {request.seed for request in play(RandomBrancher(rate=0.0), 1, group_size=3)[1].requests}
+    first = {request.seed for request in play(RandomBrancher(rate=0.0, probe_tokens=1), 1, group_size=3)[1].requests}
     engine = WatchedEngine(fault=lambda request: None if request.seed in first else "out of memory")
     scheduler = Scheduler(
         engine,

@@ -8,6 +8,8 @@ from typing import Any
 
 from turntree.branching.rules import Undeterred, bounded, drawn
 from turntree.core import seeds
+from turntree.core.config import at_least
+from turntree.core.errors import ConfigError
 from turntree.core.protocols import BranchDecision, Expansion, FinishedRollouts, ForkMoment
 
 _TOKENS = 20
@@ -20,14 +22,22 @@ class ReleasedArpoBrancher(Undeterred):
       ln(vocabulary).
     - The initial entropy is kept per slot and never cleared. After the first iteration it belongs to another question
       (here: to the same sample of the task that comes first by name).
-    - It forks at random, where u = clip(U - weight * dH, 0, 1) <= probability, without a threshold.
+    - It forks at random, where u = clip(U - beta * dH, 0, 1) <= alpha, without a threshold.
     - Its entropies are over the ten likeliest tokens; here they are over the full vocabulary.
 
     Branch and incumbent both sample anew after the tool result, so the fork is unbiased.
+
+    Args:
+        branches: Z, rollouts that go on from a fork, the rollout itself among them.
+        alpha: The probability of a fork where the entropy has not changed.
+        beta: Weight of the change of entropy.
     """
 
-    def __init__(self, *, vocabulary: int, probability: float = 0.5, weight: float = 0.2, branches: int = 2) -> None:
-        self.probability, self.weight, self.branches = probability, weight, branches
+    def __init__(self, *, vocabulary: int, branches: int = 2, alpha: float = 0.5, beta: float = 0.2) -> None:
+        if beta < 0:
+            raise ConfigError("must be at least 0: forks are for where entropy rises", field="beta")
+        self.branches, self.alpha, self.beta = branches, alpha, beta
+        at_least(self, branches=2)
         self._most = math.log(vocabulary)
         self._initial: dict[str, tuple[str, float]] = {}  # by sample: a task of the first iteration, its entropy
         self._first: int | None = None
@@ -36,9 +46,9 @@ class ReleasedArpoBrancher(Undeterred):
         entropy = math.fsum(moment.entropies[-2][:_TOKENS]) / self._most
         first = math.fsum(moment.entropies[0][:_TOKENS]) / self._most
         change = entropy - self._stale(moment, first)
-        u = min(1.0, max(0.0, drawn(moment) - self.weight * change))
+        u = min(1.0, max(0.0, drawn(moment) - self.beta * change))
         numbers = {"entropy": entropy, "change": change, "u": u}
-        if u <= self.probability:
+        if u <= self.alpha:
             return bounded(moment, self.branches, "drawn to fork", numbers)
         return BranchDecision(branches=1, reason="drawn to go on", numbers=numbers)
 
@@ -64,12 +74,17 @@ class PosthocBrancher(Undeterred):
     Each fork is before a turn drawn uniformly from the turns of the rollout (before the first turn: a fresh rollout).
     The drawn turn depends on how long the rollout became, so path weights are biased; the tree records this
     (`RolloutTree.biased_forks`).
+
+    Args:
+        expansions: Forks of each rollout.
+        rounds: Rounds of expansion.
     """
 
     biased = True
 
     def __init__(self, *, expansions: int = 2, rounds: int = 1) -> None:
         self.expansions, self.rounds = expansions, rounds
+        at_least(self, expansions=1, rounds=1)
 
     def decide(self, moment: ForkMoment) -> BranchDecision | None:
         return None

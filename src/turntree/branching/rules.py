@@ -8,6 +8,8 @@ from typing import Any
 
 from turntree.branching.pace import Pace
 from turntree.core import seeds
+from turntree.core.config import at_least
+from turntree.core.errors import ConfigError
 from turntree.core.protocols import BranchDecision, Expansion, FinishedRollouts, ForkMoment
 
 
@@ -41,10 +43,18 @@ class Paced(Undeterred):
 
 
 class FixedBrancher(Undeterred):
-    """Forks into `branches` before each turn in `turns` that follows a tool result, while the budget lasts."""
+    """Forks into `branches` before each turn in `turns` that follows a tool result, while the budget lasts.
 
-    def __init__(self, *, turns: Sequence[int], branches: int = 2) -> None:
+    Args:
+        branches: Z, rollouts that go on from a fork, the rollout itself among them.
+        turns: The turns that fork.
+    """
+
+    def __init__(self, *, branches: int = 2, turns: tuple[int, ...] = (2,)) -> None:
+        if any(turn < 2 for turn in turns):
+            raise ConfigError("a fork follows a tool result: turns count from 2 here", field="turns")
         self.turns, self.branches = frozenset(turns), branches
+        at_least(self, branches=2)
 
     def decide(self, moment: ForkMoment) -> BranchDecision | None:
         if moment.turn not in self.turns:
@@ -53,33 +63,38 @@ class FixedBrancher(Undeterred):
 
 
 class RandomBrancher(Paced):
-    """The control: forks with probability `rate`, independent of what was sampled.
+    """The control of `EntropyBrancher`: forks with probability `rate`, independent of what was sampled.
 
     With `rate` None it keeps the pace of a paced `EntropyBrancher`: the same probability at the same turn and budget,
-    at random instead of by entropy (`first_rate` until a first iteration is over). Branches share `shared` tokens."""
+    at random instead of by entropy.
+
+    Args:
+        branches: Z, rollouts that go on from a fork, the rollout itself among them.
+        probe_tokens: k; only turns of at least k tokens fork, and the branches share the first k - 1.
+        rate: The chance of a fork (default: the pace of entropy).
+        alpha: The chance in the first iteration, where there is no pace yet.
+    """
 
     def __init__(
-        self, *, rate: float | None = 0.5, branches: int = 2, shared: int = 0, first_rate: float = 0.5
+        self, *, branches: int = 2, probe_tokens: int = 20, rate: float | None = None, alpha: float = 0.5
     ) -> None:
         super().__init__()
-        self.rate, self.branches, self.shared, self.first_rate = rate, branches, shared, first_rate
-        self.splits_turns = shared > 0
-
-    @property
-    def probe_tokens(self) -> int:
-        """Turns with fewer tokens do not fork."""
-        return self.shared + 1
+        if rate is not None and not 0 <= rate <= 1:
+            raise ConfigError("must be in [0, 1]", field="rate")
+        self.branches, self.probe_tokens, self.rate, self.alpha = branches, probe_tokens, rate, alpha
+        at_least(self, branches=2, probe_tokens=1)
+        self.splits_turns = probe_tokens > 1
 
     def decide(self, moment: ForkMoment) -> BranchDecision | None:
-        if len(moment.entropies[-1]) <= self.shared:
+        if len(moment.entropies[-1]) < self.probe_tokens:
             return None
         self._pace.tell(moment)
         rate = self.rate
         if rate is None:
             paced = self._pace.rate(moment, self.branches)
-            rate = self.first_rate if paced is None else paced
+            rate = self.alpha if paced is None else paced
         if drawn(moment) < rate:
-            return bounded(moment, self.branches, "drawn to fork", {"rate": rate}, shared=self.shared)
+            return bounded(moment, self.branches, "drawn to fork", {"rate": rate}, shared=self.probe_tokens - 1)
         return BranchDecision(branches=1, reason="drawn to go on", numbers={"rate": rate})
 
 
@@ -97,21 +112,32 @@ class EntropyBrancher(Paced):
 
     `paced` replaces tau by the quantile of P, among earlier moments at the same turn, that spends the budget (`Pace`).
     alpha, beta and tau then matter in the first iteration only.
+
+    Args:
+        branches: Z, rollouts that go on from a fork, the rollout itself among them.
+        probe_tokens: k, the number of first entropies to look at; only longer turns can fork.
+        alpha: The base probability.
+        beta: Weight of the change of entropy.
+        tau: Unpaced: the threshold.
+        paced: Adapt the threshold to the budget, from the second iteration on.
     """
 
     def __init__(
         self,
         *,
         vocabulary: int,
+        branches: int = 2,
         probe_tokens: int = 20,
         alpha: float = 0.5,
         beta: float = 0.2,
         tau: float = 0.5,
-        branches: int = 2,
         paced: bool = True,
     ) -> None:
         super().__init__()
+        if beta <= 0:
+            raise ConfigError("must be above 0: forks are for where entropy rises", field="beta")
         self.probe_tokens, self.branches, self.paced = probe_tokens, branches, paced
+        at_least(self, branches=2, probe_tokens=1)
         self.splits_turns = probe_tokens > 1
         self.alpha, self.beta, self.tau = alpha, beta, tau
         self._most = math.log(vocabulary)

@@ -88,8 +88,7 @@ def _part(key: Key, field: str) -> Iterator[Key]:
     if chosen is None or field not in parts.KIND_OF:
         return
     found = parts.load(parts.KIND_OF[field], chosen.name)
-    described = parts.description(found.target)
-    meanings = argument_meanings(described)
+    meanings = option_meanings(found)
     for name, option in found.options().items():
         given = to_value(option.default)
         if name in chosen.options:
@@ -128,6 +127,11 @@ def field_meanings(cls: type) -> dict[str, str]:
 
 
 _ARGUMENT = re.compile(r"    (\w+)(?: \(.*?\))?: (.+)")
+
+
+def option_meanings(part: parts.Loaded) -> dict[str, str]:
+    """What is said of each option of a part."""
+    return {**argument_meanings(part.config), **argument_meanings(part.target)}
 
 
 def argument_meanings(described: Any) -> dict[str, str]:

@@ -8,9 +8,9 @@ A part is named in one of two ways, the same for every kind:
 - **`module:object`**, where the module may lie in the current folder.
 
 The name leads to a *factory* (a class or a function). The factory's parameters are the part's options, typed by their
-annotations. Parameters that a stage provides (`Kind.context`, for example `seed`) are not options; a factory declares
-the ones that it needs. Where a plain function is the part itself (a verifier, a reward), its keyword-only parameters
-are the options.
+annotations; of a parameter `config` that takes a dataclass, the fields are options. Parameters and fields that a stage
+provides (`Kind.context`, for example `seed`) are not options; a factory declares the ones that it needs. Where a plain
+function is the part itself (a verifier, a reward), its keyword-only parameters are the options.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ from turntree.core.config import Part, converted, laid_over, to_value, unknown_k
 from turntree.core.errors import ConfigError, InputError
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
-_DESCRIBED_BY = "turntree_described_by"
 
 
 @dataclass(frozen=True)
@@ -80,6 +78,7 @@ _brought: set[str] = set()  # the files of all modules that parts were loaded fr
 KIND_OF = {kind.field: name for name, kind in KINDS.items()}  # by the name of a field
 _NAMES_CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 ARGUMENT = "argument"  # the parameter that takes what follows a registered name: gymnasium:ARGUMENT
+CONFIG = "config"  # the parameter whose fields are options, where its type is a dataclass
 
 
 @dataclass(frozen=True)
@@ -113,21 +112,22 @@ class Loaded:
         """Whether the target is the part itself instead of a factory."""
         return not callable(self.target) or (KINDS[self.kind].plain and not inspect.isclass(self.target))
 
+    @property
+    def config(self) -> Any:
+        """The dataclass that a factory takes as `config`; None where it takes none."""
+        hint = None if self.is_plain else _hints(self.target).get(CONFIG)
+        return next((each for each in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(each)), None)
+
     def options(self) -> dict[str, Option]:
         """The options by name, in the order of the signature."""
         if not callable(self.target):
             return {}
-        hints = _hints(self.target)
         provided = {*KINDS[self.kind].context, ARGUMENT}
-        wanted = {inspect.Parameter.KEYWORD_ONLY}
-        if not self.is_plain:
-            wanted.add(inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        defaults = _defaults(self.target)
-        return {
-            name: Option(name, hints.get(name, Any), defaults.get(name), name not in defaults)
-            for name, parameter in inspect.signature(self.target).parameters.items()
-            if parameter.kind in wanted and name not in provided
-        }
+        found = _parameters(self.target, keyword_only=self.is_plain)
+        if self.config is not None:
+            del found[CONFIG]
+            found |= _parameters(self.config)
+        return {name: option for name, option in found.items() if name not in provided}
 
     def resolved(self, options: Mapping[str, Any], field: str | None = None) -> dict[str, Any]:
         """Every option with its value: those given, converted to their types, and the defaults of the rest. Raises
@@ -160,12 +160,20 @@ class Loaded:
         if ARGUMENT in declared:
             given[ARGUMENT] = self.argument
         try:
-            return self.target(**given, **values)
+            return self.target(**given, **self._arguments(values, context))
         except ConfigError as error:
             if error.field is None or re.split(r"[.\[]", error.field)[0] not in values:
                 raise
             whole = f"{where}.{error.field}"
             raise ConfigError(error.problem, path=error.path, field=whole, hint=error.hint) from error
+
+    def _arguments(self, values: Mapping[str, Any], context: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The options as the factory takes them: those of its `config` as that dataclass."""
+        if self.config is None:
+            return values
+        fields = {field.name for field in dataclasses.fields(self.config)}
+        inside = {name: value for name, value in {**context, **values}.items() if name in fields}
+        return {CONFIG: self.config(**inside), **{n: v for n, v in values.items() if n not in fields}}
 
 
 def _completed(default: Any, value: Any) -> Any:
@@ -176,22 +184,6 @@ def _completed(default: Any, value: Any) -> Any:
             whole[key] = _completed(getattr(default, key, None), item)
         return whole
     return laid_over(to_value(default), value) if isinstance(default, tuple | list) else cast(Any, value)
-
-
-def described_by(cls: type) -> Callable[[F], F]:
-    """Mark a factory whose options are fields of the dataclass `cls`: the docstrings of those fields document the
-    options."""
-
-    def mark(factory: F) -> F:
-        setattr(factory, _DESCRIBED_BY, cls)
-        return factory
-
-    return mark
-
-
-def description(factory: Any) -> Any:
-    """The class that documents the options of a factory: the factory itself, or the class given to `described_by`."""
-    return getattr(factory, _DESCRIBED_BY, factory)
 
 
 def resolved(config: T, inside: str = "") -> T:
@@ -305,6 +297,18 @@ def _registered(kind: str) -> dict[str, importlib.metadata.EntryPoint]:
 
 def _hint(kind: str) -> str:
     return f"registered: {', '.join(names(kind)) or 'none'}; your own: module:object"
+
+
+def _parameters(target: Callable[..., Any], *, keyword_only: bool = False) -> dict[str, Option]:
+    wanted = {inspect.Parameter.KEYWORD_ONLY}
+    if not keyword_only:
+        wanted.add(inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    hints, defaults = _hints(target), _defaults(target)
+    return {
+        name: Option(name, hints.get(name, Any), defaults.get(name), name not in defaults)
+        for name, parameter in inspect.signature(target).parameters.items()
+        if parameter.kind in wanted
+    }
 
 
 def _hints(target: Callable[..., Any]) -> dict[str, Any]:

@@ -4,12 +4,9 @@ so that configurations can be read without it."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from turntree.core import parts
 from turntree.core.config import at_least
 from turntree.core.errors import ConfigError
-from turntree.core.protocols import StreamingEngine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,27 +24,6 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         at_least(self, max_batch_rows=1, max_prefill_tokens=1, max_context=1, max_kept_tokens=0)
-
-
-@parts.described_by(EngineConfig)
-def hf(
-    policy: Any,
-    *,
-    max_batch_rows: int = EngineConfig.max_batch_rows,
-    max_prefill_tokens: int = EngineConfig.max_prefill_tokens,
-    max_kept_tokens: int | None = EngineConfig.max_kept_tokens,
-    max_context: int | None = EngineConfig.max_context,
-) -> StreamingEngine:
-    """`HFEngine` over the model of `policy`, which is updated in place (entry point `hf` of `turntree.engines`)."""
-    from turntree.engines.hf import HFEngine
-
-    limits = EngineConfig(
-        max_batch_rows=max_batch_rows,
-        max_prefill_tokens=max_prefill_tokens,
-        max_kept_tokens=max_kept_tokens,
-        max_context=max_context,
-    )
-    return HFEngine(policy.model, policy.renderer.stop_ids, limits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,32 +61,3 @@ class VllmConfig:
     @property
     def urls(self) -> tuple[str, ...]:
         return tuple(url.strip().rstrip("/") for url in self.url.split(","))
-
-
-@parts.described_by(VllmConfig)
-def vllm(
-    policy: Any,
-    *,
-    url: str,
-    folder: str | None = VllmConfig.folder,
-    concurrency: int = VllmConfig.concurrency,
-    timeout: float = VllmConfig.timeout,
-    patience: float = VllmConfig.patience,
-    tolerance: float | None = VllmConfig.tolerance,
-    top_logprobs: int = VllmConfig.top_logprobs,
-    max_context: int | None = VllmConfig.max_context,
-) -> StreamingEngine:
-    """`VllmEngine` with the weights of `policy` (entry point `vllm` of `turntree.engines`)."""
-    config = VllmConfig(
-        url=url,
-        folder=folder,
-        concurrency=concurrency,
-        timeout=timeout,
-        patience=patience,
-        tolerance=tolerance,
-        top_logprobs=top_logprobs,
-        max_context=max_context,
-    )
-    from turntree.engines.vllm import VllmEngine
-
-    return VllmEngine(config, policy.model, policy.tokenizer, policy.renderer.stop_ids)

@@ -181,7 +181,7 @@ def brancher_of(
         case "none":
             return None
         case "coin":
-            return RandomBrancher(rate=None, shared=shared)
+            return RandomBrancher(rate=None, probe_tokens=shared + 1)
         case "entropy":
             return EntropyBrancher(vocabulary=vocabulary, probe_tokens=config.probe_tokens)
         case "oracle":

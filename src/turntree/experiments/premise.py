@@ -63,7 +63,7 @@ def run_premise(config: PremiseConfig, out: Path) -> dict[str, Any]:
     with open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source) as opened:
         tasks = opened.of(TRAIN)
         for k in config.probes:
-            brancher = RandomBrancher(rate=config.rate, branches=config.children, shared=k - 1)
+            brancher = RandomBrancher(rate=config.rate, branches=config.children, probe_tokens=k)
             scheduler = Scheduler(policy.engine, policy.renderer, rollouts, pool=opened.pool, brancher=brancher)
             run = scheduler.run(tasks, seed=config.seed)
             forks: list[ForkSeen] = []

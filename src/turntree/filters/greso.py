@@ -20,7 +20,6 @@ from turntree.core import seeds
 from turntree.core.config import from_mapping
 from turntree.core.errors import ConfigError
 from turntree.core.outcome import SUCCESS_REWARD, GroupOutcome, group_outcome
-from turntree.core.parts import described_by
 from turntree.core.protocols import Filter, FinishedGroup
 
 SCHEMA = "turntree.greso/1"
@@ -188,21 +187,3 @@ class Greso(Filter):
             outcome = None if row["outcome"] is None else GroupOutcome(row["outcome"])
             restored._histories[task] = TaskHistory(**{**row, "outcome": outcome})
         return restored
-
-
-@described_by(GresoConfig)
-def greso(
-    *,
-    seed: int,
-    easy_exploration: float = GresoConfig.easy_exploration,
-    hard_exploration: float = GresoConfig.hard_exploration,
-    easy_target: float = GresoConfig.easy_target,
-    hard_target: float = GresoConfig.hard_target,
-    adjustment: float = GresoConfig.adjustment,
-    lowest_exploration: float = GresoConfig.lowest_exploration,
-    highest_exploration: float = GresoConfig.highest_exploration,
-    keep_at_least: float = GresoConfig.keep_at_least,
-    success: float = GresoConfig.success,
-) -> Greso:
-    """The entry point: its keyword parameters are the options; the run gives the seed."""
-    return Greso(GresoConfig(**locals()))

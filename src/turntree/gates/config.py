@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turntree.core.errors import ConfigError
-from turntree.core.parts import described_by
 from turntree.core.protocols import Gate
 from turntree.gates.compose import AnyOf, AuditedGate, RandomGate
 from turntree.gates.divergence import PrefixDivergenceGate, edit_distance_bounds
@@ -55,20 +54,6 @@ def build_gate(config: GateConfig, seed: int) -> Gate:
     )
     gate = looks[0] if len(looks) == 1 else AnyOf(looks)
     return AuditedGate(gate=gate, share=config.audit, seed=seed) if config.audit else gate
-
-
-# what the entry points name: the keyword parameters are the options
-
-
-@described_by(GateConfig)
-def divergence(
-    *,
-    seed: int,
-    checkpoints: tuple[CheckpointConfig, ...] = (CheckpointConfig(),),
-    early: bool = False,
-    audit: float = 0.0,
-) -> Gate:
-    return build_gate(GateConfig(checkpoints=checkpoints, early=early, audit=audit), seed)
 
 
 def random(*, seed: int, turn: int = 10, rate: float = 0.2) -> Gate:

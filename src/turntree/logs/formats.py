@@ -22,7 +22,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
 
-from turntree.core.parts import described_by
 from turntree.logs.grouping import by_rows
 from turntree.logs.groups import LoggedGroup, LoggedRollout, call_text
 from turntree.logs.rows import (
@@ -62,11 +61,14 @@ class TextOptions(Options):
         split("", self.turn_separator)  # checks it
 
 
-@described_by(Options)
 def generic(row: Row, *, rewards: tuple[str, ...] = ("reward",)) -> LoggedRow:
     """The documented JSONL (docs/audit.md), also what a custom format function returns for a row: `group` and `reward`,
     and optionally task, iteration (or step), task_type, actions, turn_tokens, observations, tokens, completed, stop.
-    `task` defaults to the group's name; then the same group must have the same name in later iterations."""
+    `task` defaults to the group's name; then the same group must have the same name in later iterations.
+
+    Args:
+        rewards: Columns whose sum is the reward.
+    """
     group = needed(row, "group")
     try:
         rollout = LoggedRollout(

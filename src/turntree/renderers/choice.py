@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
-from turntree.core.parts import described_by
 from turntree.core.protocols import Renderer
 from turntree.observe.jsonl import located
 from turntree.renderers.bounds import at_most
 from turntree.renderers.families import FAMILIES, FamilyRenderer, family, has_option
 from turntree.renderers.probes import ASK, CALL, RESULT, SAY, TOOL
 from turntree.renderers.segments import Tools, dateless
-from turntree.renderers.template import ChatRenderer, Options
+from turntree.renderers.template import ChatRenderer
 from turntree.renderers.thoughts import Thoughts
 from turntree.renderers.tool_calls import ToolFormat
 
@@ -67,7 +66,6 @@ class Choice:
         return ChatRenderer(tokenizer, thoughts=thoughts)
 
 
-@described_by(Options)
 def renderer_of(
     tokenizer: PreTrainedTokenizerBase,
     folder: Path | None = None,
@@ -76,7 +74,14 @@ def renderer_of(
     thoughts: Thoughts = "keep",
 ) -> Renderer:
     """The renderer `auto`: the one that `choose` finds, or the model's template where `tool_format` is given. Raises
-    `InputError` where no renderer fits the model."""
+    `InputError` where no renderer fits the model.
+
+    Args:
+        tool_format: How the policy writes tool calls: hermes, json, pythonic, none (default: as its chat template
+            does).
+        thoughts: Thoughts of earlier turns: all stay in the context (keep), or those that the model's own template
+            keeps (model).
+    """
     if tool_format is not None:
         return ChatRenderer(tokenizer, tool_format=tool_format, thoughts=thoughts)
     try:

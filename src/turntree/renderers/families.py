@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message, ToolCall, whole_characters
-from turntree.core.parts import described_by
 from turntree.renderers import harmony
 from turntree.renderers.probes import ASK, CALL, RESULT, SAY, TOOL
 from turntree.renderers.rounds import Round, split
@@ -54,19 +53,6 @@ class Family:
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     alone: bool = False
     own: dict[str, Any] = field(default_factory=dict[str, Any])
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options of a family. An option that the family does not have is an error that lists its options."""
-
-    enable_thinking: bool | None = None
-    """Whether a turn begins with a thought (default: that of the family)."""
-    reasoning_effort: str | None = None
-    """Reasoning effort: low, medium, high (default: that of the family)."""
-    thoughts: Thoughts = "keep"
-    """Thoughts of earlier turns: all stay in the context (keep), or those that the model's own template keeps
-    (model)."""
 
 
 _CHATML = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</think>")
@@ -112,7 +98,6 @@ FAMILIES = {
 }
 
 
-@described_by(Options)
 def family(
     tokenizer: PreTrainedTokenizerBase,
     argument: str | None = None,
@@ -127,6 +112,12 @@ def family(
     The options are those of the package's configuration for the family (`more`: any other of them, from Python only).
     Raises `ConfigError` for an unknown family or option, and `InputError` where the package or a token that the family
     needs is missing.
+
+    Args:
+        enable_thinking: Whether a turn begins with a thought (default: that of the family).
+        reasoning_effort: Reasoning effort: low, medium, high (default: that of the family).
+        thoughts: Thoughts of earlier turns: all stay in the context (keep), or those that the model's own template
+            keeps (model).
     """
     named = {"enable_thinking": enable_thinking, "reasoning_effort": reasoning_effort}
     options = {key: value for key, value in named.items() if value is not None} | more

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 from unicodedata import normalize
 
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, whole_characters
-from turntree.core.parts import described_by
 from turntree.renderers.probes import ASK, CALL, SAY, TOOL
 from turntree.renderers.rounds import Round, split
 from turntree.renderers.segments import SegmentedTemplate, Tools
@@ -27,18 +26,6 @@ _REMEMBERED_TOKENS = 2**20
 _THOUGHT = "\ue000"  # stands for a thought while calls are looked for: a letter of no script
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options of the renderer of chat templates."""
-
-    tool_format: ToolFormat | None = None
-    """How the policy writes tool calls: hermes, json, pythonic, none (default: as its chat template does)."""
-    thoughts: Thoughts = "keep"
-    """Thoughts of earlier turns: all stay in the context (keep), or those that the model's own template keeps
-    (model)."""
-
-
-@described_by(Options)
 class ChatRenderer(TurnByTurn):
     """`core.protocols.Renderer` over `tokenizer.apply_chat_template`.
 
@@ -47,11 +34,16 @@ class ChatRenderer(TurnByTurn):
 
         prompt(m[:k]) + completion(m[k]) + extend(m[:k+1], m[k+1:k+2]) == prompt(m[:k+2])   for an assistant's m[k]
 
-    and with `thoughts` "model" up to where the template drops a thought (`thoughts.TurnByTurn`). `tool_format` says how
-    the policy writes tool calls (None: as its template does). `described` names all that decides
-    the tokens beside the tokenizer and its template. Of several templates in a folder, conversations with tools are
-    written by `tool_use`, as Transformers does. Raises `InputError` for a template that cannot be sampled turn by turn,
-    and for messages that it leaves out, would later rewrite, or would not be read as they were said.
+    and with `thoughts` "model" up to where the template drops a thought (`thoughts.TurnByTurn`). `described` names all
+    that decides the tokens beside the tokenizer and its template. Of several templates in a folder, conversations with
+    tools are written by `tool_use`, as Transformers does. Raises `InputError` for a template that cannot be sampled
+    turn by turn, and for messages that it leaves out, would later rewrite, or would not be read as they were said.
+
+    Args:
+        tool_format: How the policy writes tool calls: hermes, json, pythonic, none (default: as its chat template
+            does).
+        thoughts: Thoughts of earlier turns: all stay in the context (keep), or those that the model's own template
+            keeps (model).
     """
 
     def __init__(
