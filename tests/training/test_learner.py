@@ -26,12 +26,11 @@ from turntree.engines.hf import HFEngine
 from turntree.renderers.template import ChatRenderer
 from turntree.rollouts.local import render, sample_local
 from turntree.training.forward import with_old_logprobs
-from turntree.training.learner import Learner, engine_differs
 from turntree.training.losses import LossConfig, LossSums, loss_normalizer
 from turntree.training.optimizer import OptimizerConfig
 from turntree.training.packing import pack
 from turntree.training.trainer import open_trainers
-from turntree.training.update import batch_loss
+from turntree.training.update import Learner, batch_loss, engine_differs
 
 RENDERER = ChatRenderer(tiny_tokenizer())
 NO_KL = LossConfig(kl_coefficient=0.0)

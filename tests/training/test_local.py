@@ -34,10 +34,10 @@ from turntree.rollouts.acceptance import Acceptance
 from turntree.rollouts.accounting import account
 from turntree.rollouts.groups import GrownGroup
 from turntree.training.config import LocalConfig, OnlineConfig
-from turntree.training.gradients import gradient as policy_gradient
 from turntree.training.inside import GrownInside, LocalCredits
 from turntree.training.online import train_online
 from turntree.training.packing import flat_batches, pack
+from turntree.training.update import gradient as policy_gradient
 
 RULES = (
     CreditRule(),

@@ -30,10 +30,10 @@ from turntree.renderers.template import ChatRenderer
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import SchedulerConfig
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
-from turntree.training.learner import Learner
 from turntree.training.losses import LossConfig
 from turntree.training.online import OnlineConfig, Parts, train_online
 from turntree.training.optimizer import OptimizerConfig
+from turntree.training.update import Learner
 
 RENDERER = ChatRenderer(tiny_tokenizer())
 ROLLOUTS = SchedulerConfig(

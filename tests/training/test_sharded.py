@@ -34,7 +34,6 @@ from turntree.training import forward
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
 from turntree.training.config import CurriculumConfig, LossConfig, OptimizerConfig, PivotConfig, SFTConfig
 from turntree.training.launch import open_ranks
-from turntree.training.learner import Lesson, take
 from turntree.training.lora import frozen_reference
 from turntree.training.losses import loss_normalizer, window_stats
 from turntree.training.packing import PackedBatch, pack, pack_ranks
@@ -42,7 +41,7 @@ from turntree.training.pivot import Pivot, train_pivot
 from turntree.training.sft import Example, train_sft
 from turntree.training.sharded import Alone, partition
 from turntree.training.trainer import end, open_trainers
-from turntree.training.update import batch_loss
+from turntree.training.update import Lesson, batch_loss, take
 
 STEPS = OptimizerConfig(learning_rate=1e-3, max_grad_norm=0.5)
 LOSS = LossConfig(kl_coefficient=0.05)

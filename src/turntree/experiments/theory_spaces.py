@@ -33,9 +33,9 @@ from turntree.stages.demonstrate import demonstrate
 from turntree.stages.policy import Policy
 from turntree.training.config import LossConfig
 from turntree.training.forward import policy_logprobs
-from turntree.training.gradients import gradient, taken
 from turntree.training.lora import Reference
 from turntree.training.packing import pack
+from turntree.training.update import gradient, taken
 
 Floats = NDArray[np.float64]
 Vector = NDArray[np.float32]

@@ -20,7 +20,7 @@ from turntree.core.tree import RolloutTree
 from turntree.rollouts.acceptance import Acceptance
 from turntree.rollouts.groups import GrownGroup
 from turntree.training.config import OnlineConfig
-from turntree.training.gradients import gradient
+from turntree.training.update import gradient
 
 
 @dataclass(frozen=True)

@@ -49,13 +49,13 @@ from turntree.rollouts.spread import Begun, Spread
 from turntree.training.checkpoints import Checkpoints
 from turntree.training.config import OnlineConfig
 from turntree.training.inside import Inside, JudgedCredits, LocalCredits
-from turntree.training.learner import Learner
 from turntree.training.lora import Reference
 from turntree.training.packing import packed_slots
 from turntree.training.prompts import TaskStream
 from turntree.training.savings import SavingsLedger
 from turntree.training.sharded import ALONE, Alone
 from turntree.training.trainer import open_trainers
+from turntree.training.update import Learner
 
 
 @dataclass(frozen=True)

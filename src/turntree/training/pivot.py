@@ -23,10 +23,10 @@ from turntree.training.checkpoints import Checkpoints
 from turntree.training.config import PivotConfig
 from turntree.training.curriculum import Curriculum, PivotRecord
 from turntree.training.drift import DriftMonitor
-from turntree.training.learner import Learner
 from turntree.training.lora import Reference
 from turntree.training.sharded import ALONE, Alone
 from turntree.training.trainer import open_trainers
+from turntree.training.update import Learner
 
 
 @dataclass(frozen=True)

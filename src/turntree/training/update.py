@@ -1,22 +1,119 @@
-"""One optimizer step over a window of packed batches."""
+"""One training step, shared by all stages: labelled trees in, updated policy and cost out.
+
+`Learner` packs the trees and deals the batches to the ranks, `take` is what a rank does with its own, `update_step` is
+one optimizer step, and `batch_loss` the loss of one packed batch.
+"""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, TurntreeError
+from turntree.core.labels import Credit
+from turntree.core.protocols import Engine
+from turntree.core.tree import RolloutTree
 from turntree.training.config import LossConfig
-from turntree.training.forward import SlotScores, slot_scores, with_reference_logprobs
+from turntree.training.forward import SlotScores, slot_scores, with_old_logprobs, with_reference_logprobs
 from turntree.training.lora import Reference, reference_model
 from turntree.training.losses import LossSums, exact_kl, loss_normalizer, policy_loss, window_stats
 from turntree.training.optimizer import Optimizer
-from turntree.training.packing import PackedBatch, PackingStats
+from turntree.training.packing import PackedBatch, PackingStats, pack, pack_ranks
 from turntree.training.sharded import ALONE, Alone
+from turntree.training.trainer import Trainer, Trainers
+
+
+@dataclass
+class Learner:
+    """Packs, has the ranks learn from it, and notifies the engine, which samples from `model`.
+
+    `max_tokens` bounds one forward and backward pass of a rank; all passes of a batch share one normaliser.
+    """
+
+    model: PreTrainedModel
+    trainers: Trainers
+    engine: Engine
+    loss: LossConfig
+    updates: int
+    max_tokens: int
+
+    def learn(self, trees: Sequence[RolloutTree], credits: Sequence[Credit]) -> tuple[dict[str, float], Cost]:
+        """The metrics of the last step, and the cost of all steps, scoring passes included. If no tree has a scored
+        leaf, no step is taken, the policy keeps its version, and the metrics show 0 trained groups."""
+        started = time.perf_counter()
+        self.engine.weights_changed(self.engine.policy_version)  # what it kept serves no more: its memory is the pass's
+        dealt = pack_ranks(trees, credits, self.trainers.size, max_tokens=self.max_tokens)
+        if not any(dealt):
+            return {"trained_groups": 0}, NO_COST
+        rescores, referred = self.rescores(trees), self.trainers.own.reference is not None
+        lessons = [Lesson(batches, self.loss, self.updates, rescores) for batches in dealt]
+        metrics = self.trainers.run(take, lessons)
+        passed = int(metrics["trained_tokens"])
+        scored = (rescores and self.updates > 1) + (referred and self.loss.needs_reference_logprobs)
+        if self.loss.kl_coefficient > 0 and self.loss.kl == "full":
+            scored += self.updates  # the exact KL needs the reference again at every step
+        cost = Cost(scored_tokens=scored * passed, trained_tokens=self.updates * passed)
+        trained = sum(bool(credit.nodes) for credit in credits)
+        self.engine.update_weights(self.model, self.engine.policy_version + 1)
+        return {"trained_groups": trained, **metrics}, cost + Cost(training_seconds=time.perf_counter() - started)
+
+    def rescores(self, trees: Sequence[RolloutTree]) -> bool:
+        """Whether the trainer computes old log-probabilities: a forward pass more where there are several updates."""
+        if self.loss.old_logprobs == "auto":
+            return engine_differs(self.engine, self.model, trees)
+        return self.loss.old_logprobs == "trainer"
+
+
+def engine_differs(engine: Engine, model: PreTrainedModel, trees: Sequence[RolloutTree]) -> bool:
+    """Whether the engine's log-probabilities can differ from those of `model` now by more than float32 rounding. They
+    cannot where the engine samples from the same model object (so an adapter is merged in the same way), every weight
+    and product is float32 or wider, and no completion is older than the weights. In bfloat16, decoding and the packed
+    pass round differently: log-probabilities are off by 0.1, which the clip would treat as an update.
+    """
+    if getattr(engine, "model", None) is not model:
+        return True
+    if any(p.is_floating_point() and torch.finfo(p.dtype).bits < 32 for p in model.parameters()):
+        return True
+    if model.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest":
+        return True
+    now = engine.policy_version
+    return any(node.sampled and node.policy_version != now for tree in trees for node in tree)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What one rank learns from: as many batches as every other rank."""
+
+    batches: Sequence[PackedBatch]
+    loss: LossConfig
+    updates: int
+    rescores: bool
+    """Whether old log-probabilities are those of the trainer."""
+
+
+def take(trainer: Trainer, lesson: Lesson) -> dict[str, float]:
+    """Scores with the old policy and the reference, then `updates` optimizer steps on the same batches; the metrics of
+    the last step over all ranks. Where there is one step, its own pass scores with the old policy."""
+    batches = [batch.to(trainer.model.device) for batch in lesson.batches]
+    loss = lesson.loss
+    if lesson.rescores and lesson.updates == 1:
+        batches = [replace(batch, old_logprobs_T=None) for batch in batches]
+    elif lesson.rescores:
+        batches = with_old_logprobs(trainer.model, batches, temperature=loss.temperature)
+    if trainer.reference is not None and loss.needs_reference_logprobs:
+        batches = with_reference_logprobs(trainer.reference, batches, temperature=loss.temperature)
+    metrics: dict[str, float] = {}
+    for _ in range(lesson.updates):
+        metrics = update_step(trainer.model, trainer.reference, trainer.optimizer, batches, loss, group=trainer.group)
+    trainer.publish()
+    return metrics
 
 
 def update_step(
@@ -100,3 +197,37 @@ def _exact_kl(scores: SlotScores, reference: Reference | None, batch: PackedBatc
         frozen = slot_scores(base, batch, temperature=config.temperature, full=True)
     assert frozen.log_softmax_SV is not None  # asked for with full=True
     return exact_kl(scores.log_softmax_SV, frozen.log_softmax_SV)
+
+
+# without a step
+
+
+def gradient(
+    model: PreTrainedModel,
+    trees: Sequence[RolloutTree],
+    credits: Sequence[Credit],
+    loss: LossConfig,
+    *,
+    max_tokens: int,
+    reference: Reference | None = None,
+) -> tuple[Tensor, int]:
+    """Of minus the loss, [P] in float32, and how many tokens its passes computed; without a `reference` the KL term is
+    left out."""
+    if reference is None:
+        loss = replace(loss, kl_coefficient=0.0)
+    batches = [batch.to(model.device) for batch in pack(trees, credits, max_tokens=max_tokens)]
+    normalizer = loss_normalizer(batches, loss)
+    for batch in batches:
+        batch_loss(model, reference, batch, loss, normalizer)[0].backward()
+    return -taken(model), sum(batch.stats.unique_tokens for batch in batches)
+
+
+def taken(model: PreTrainedModel) -> Tensor:
+    """The gradients of all trained parameters, [P] in float32; the model then has none."""
+    parts = [
+        (torch.zeros_like(each) if each.grad is None else each.grad).flatten().float()
+        for each in model.parameters()
+        if each.requires_grad
+    ]
+    model.zero_grad(set_to_none=True)
+    return torch.cat(parts)
