@@ -1,5 +1,5 @@
-"""What every engine promises: the model engine, the scripted one, and `vllm` over a fake server and (`make test-vllm`)
-over a real one."""
+"""What every engine promises: the two model engines, the scripted one, and `vllm` over a fake server and (`make
+test-vllm`) over a real one."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fake_vllm import FakeVllm, running
+from model_families import family_model
 from tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
 from turntree.core.completion import Completion, GenerationRequest, Sampling
 from turntree.core.cost import NO_COST
@@ -21,6 +22,7 @@ from turntree.core.protocols import Engine, StreamingEngine
 from turntree.core.seeds import generator
 from turntree.engines.hf import HFEngine
 from turntree.engines.limits import EngineConfig, VllmConfig
+from turntree.engines.plain import PlainEngine
 from turntree.engines.requests import ContextOverflow
 from turntree.engines.scripted import ScriptedEngine
 from turntree.engines.vllm import VllmEngine
@@ -31,6 +33,10 @@ CONTEXT = 64
 
 def model_engine() -> StreamingEngine:
     return HFEngine(tiny_model(), [STOP], EngineConfig(max_context=CONTEXT))
+
+
+def plain_engine() -> StreamingEngine:
+    return PlainEngine(family_model("LFM2"), [STOP], EngineConfig(max_context=CONTEXT))
 
 
 def scripted_engine() -> StreamingEngine:
@@ -55,7 +61,13 @@ def server_engines(kind: str, request: pytest.FixtureRequest) -> Iterator[Callab
         yield lambda: stack.enter_context(VllmEngine(config, model, tiny_tokenizer(), {STOP}))
 
 
-ENGINES: list[Any] = [model_engine, scripted_engine, "vllm", pytest.param("real vllm", marks=pytest.mark.vllm)]
+ENGINES: list[Any] = [
+    model_engine,
+    plain_engine,
+    scripted_engine,
+    "vllm",
+    pytest.param("real vllm", marks=pytest.mark.vllm),
+]
 
 
 @pytest.fixture(params=ENGINES)

@@ -1,10 +1,11 @@
-"""A policy that attends to a window is not trained on longer trees, whichever engine samples: a server keeps to the
-window, and a packed pass would not."""
+"""A policy that attends to a window is not trained on longer packed trees, whichever engine samples: a server keeps to
+the window, and a packed pass would not. It has a row per rollout then, or is refused where it is to share prefixes."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def engine(policy: object) -> ScriptedEngine:
     return ScriptedEngine(lambda prompt, seed: (7,), [7], vocab_size=VOCAB_SIZE, max_context=CONTEXT)
 
 
-ELSEWHERE = Device(engine=Part("test_windows:engine"))
+ELSEWHERE = Device(engine=Part("test_windows:engine"), prefixes="shared")
 
 
 def online(model: str, tokens: int) -> TrainOnlineConfig:
@@ -82,6 +83,24 @@ def test_paths_within_the_window_are_not(
     def reached(model: object) -> None:
         raise Reached
 
-    monkeypatch.setattr(f"{run.__module__}.check_path_isolation", reached)
+    monkeypatch.setattr("turntree.training.isolation.check_path_isolation", reached)
     with pytest.raises(Reached):
         run(config(model, WINDOW), tmp_path / "run")
+
+
+@pytest.mark.parametrize(("run", "config", "field"), STAGES, ids=["online", "pivot"])
+def test_longer_paths_have_a_row_per_rollout_where_the_choice_is_ours(
+    run: Callable, config: Callable, field: str, model: str, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    class Reached(Exception):
+        pass
+
+    def reached(model: object) -> None:
+        raise Reached
+
+    monkeypatch.setattr("turntree.training.isolation.check_rows", reached)
+    asked = config(model, WINDOW + 1)
+    with pytest.raises(Reached):
+        run(replace(asked, device=replace(asked.device, prefixes="auto")), tmp_path / "run")
+    said = f"a row per rollout, which computes shared prefixes again: Qwen3ForCausalLM attends to the last {WINDOW}"
+    assert f"{said} tokens only ({field}: use at most {WINDOW})" in capsys.readouterr().err

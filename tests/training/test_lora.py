@@ -13,6 +13,7 @@ from random_trees import sampled_near, scored_trees
 from test_parity import CASES, flat_loss, in_pieces, normalise_in_double
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from model_families import seeing_model
 from packed_gradient import relative_error
 from tiny_models import save_tiny_checkpoint, tiny_model
 from turntree.advantages.credit import CreditRule
@@ -315,6 +316,13 @@ def test_an_adapter_trains_the_linear_modules_of_a_mixture_and_neither_its_exper
     version = sum(p._version for p in model.parameters())
     assert torch.equal(model(input_ids=IDS).logits, before)
     assert sum(p._version for p in model.parameters()) == version, "the engine takes that for an update"
+
+
+def test_an_adapter_leaves_alone_what_sees() -> None:
+    model = seeing_model("Mistral 3, Devstral 2")
+    add_adapter(model, LoRAConfig(rank=4))
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert len(trained) == 4 * 7 * 2 and all("language_model" in name for name in trained)
 
 
 def test_a_plain_folder_of_peft_has_the_tokenizer_of_its_base(base_folder: Path, tmp_path: Path) -> None:

@@ -19,7 +19,15 @@ from typing import Any, cast
 import torch
 import transformers
 from packaging.version import Version
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.integrations import peft as peft_integration
 from transformers.utils import logging as transformers_logging
 
@@ -56,11 +64,11 @@ def load_model(path: str | Path, *, dtype: str = "float32", device: str = "cpu")
     try:
         with quiet():
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            reads_text = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+            loaded: Any = (AutoModelForCausalLM if reads_text else AutoModelForImageTextToText).from_pretrained(
                 folder,
                 config=config,
                 dtype=_DTYPES.get(dtype, "auto"),
-                attn_implementation="sdpa",
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,

@@ -1,4 +1,5 @@
-"""Check before sampling whether a decoder can be run with keys and values addressed by position."""
+"""Checks before sampling: whether a decoder can be run with keys and values addressed by position, and whether what it
+samples has the log-probabilities of plain calls."""
 
 from __future__ import annotations
 
@@ -62,11 +63,11 @@ def check_positions(model: PreTrainedModel, tokens: int, *, field: str) -> None:
             raise InputError(f"{problem} ({kind})", field=field, hint=f"use at most {limit}")
 
 
-def check_generation(model: PreTrainedModel, generate: Generate) -> None:
+def check_generation(model: PreTrainedModel, generate: Generate, *, how: str) -> None:
     """Compare two small waves (siblings, mixed lengths, a prefix, an extension) with plain calls of the model.
 
-    Raises `InputError` with the measured error. This catches any model that computes positions from slots (ALiBi),
-    keeps other state or ignores the mask.
+    Raises `InputError` with the measured error and `how` requests are computed together. This catches any model that
+    computes positions from slots (ALiBi), keeps other state or ignores the mask.
     """
     vocabulary = model.config.get_text_config().vocab_size
     long = tuple((7 * k + 3) % vocabulary for k in range(24))
@@ -84,7 +85,7 @@ def check_generation(model: PreTrainedModel, generate: Generate) -> None:
         ]
     except (ValueError, IndexError, TypeError, RuntimeError, AttributeError) as error:
         raise InputError(
-            f"{type(model).__name__} cannot be run with shared prefixes ({error})",
+            f"{type(model).__name__} cannot be run {how} ({error})",
             hint=_STANDARD,
         ) from error
     # Rounding to bfloat16 can move one log-probability by 0.6 (a SmolLM2 after SFT: mean 0.07, 0 in float32); positions
@@ -93,7 +94,7 @@ def check_generation(model: PreTrainedModel, generate: Generate) -> None:
     error, tolerance = (max(errors), 1e-3) if exact else (sum(errors) / len(errors), 0.3)
     if not error < tolerance:
         raise InputError(
-            f"{type(model).__name__}: log-probabilities with shared prefixes are off by {error:.2g}",
+            f"{type(model).__name__}: log-probabilities {how} are off by {error:.2g}",
             hint="use a decoder with full attention and positions given by position_ids",
         )
 

@@ -2,34 +2,32 @@
 
 No position whose keys and values are held is computed again: equal prompts are prefilled once, a prompt that is a
 prefix of another needs no prefill of its own, a late sibling joins those in decoding, and kept sequences of earlier
-requests (`retain`) are extended at their end. All requests in decoding share one forward per step. The reported
-log-probabilities equal those of a plain `model(input_ids)` call, up to rounding.
+requests (`retain`) are extended at their end. All requests in decoding share one forward per step. Models that cannot
+be run so have `engines.plain`.
 
 Shape suffixes: P distinct prompts, N requests, V vocabulary.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from turntree.core.completion import Completion, Finished, GenerationRequest
+from turntree.core.completion import GenerationRequest
 from turntree.core.cost import NO_COST, Cost
-from turntree.core.errors import ConfigError, TurntreeError
-from turntree.engines.compatibility import check_attention, check_generation, context_of
+from turntree.engines.compatibility import check_attention, context_of
 from turntree.engines.decoding import Cell, Decoder, Home, Prefix
 from turntree.engines.kept import Entry, KeptBlock, KeptSequences
 from turntree.engines.limits import EngineConfig
+from turntree.engines.local import LocalEngine
 from turntree.engines.prefill import prefill
-from turntree.engines.requests import check_idle, check_requests, cost_of
+from turntree.engines.requests import cost_of
 from turntree.engines.retention import bring_home, homes_of, release_row
 from turntree.engines.waves import Pool, Row, pools_of, rows_of
 
@@ -65,14 +63,9 @@ class _Asked:
     request: GenerationRequest
 
 
-class HFEngine:
-    """`core.protocols.StreamingEngine` over a model in this process, which may be trained while nothing is in flight.
-
-    `stop_ids` end a completion (the stop token is part of it). `pad_id` only fills padding, which is masked.
-
-    Requests are admitted in order of submission, as soon as there is room for all that wait or for an eighth of
-    `max_batch_rows` (every admission interrupts those in decoding for a prefill). One thread drives the engine: work
-    is done inside `generate` and `poll`, and the same calls give the same bits.
+class HFEngine(LocalEngine):
+    """Requests are admitted as soon as there is room for all that wait or for an eighth of `max_batch_rows` (every
+    admission interrupts those in decoding for a prefill).
 
     Raises `InputError` for a model whose keys and values cannot be shared by position (see `compatibility`).
     """
@@ -86,65 +79,23 @@ class HFEngine:
         pad_id: int = 0,
         policy_version: int = 0,
     ) -> None:
-        self.config = config = config or EngineConfig()
+        config = config or EngineConfig()
         own = context_of(model)
         bounded = min(config.max_context or own, own)
         check_attention(model, bounded)
-        self.stop_ids, self.max_context = frozenset(stop_ids), own
-        self._model, self._pad, self._version = model, pad_id, policy_version
-        self._vocabulary: int = model.config.get_text_config().vocab_size
-        self._kept, self._kept_weights = KeptSequences(config.max_kept_tokens), 0
+        super().__init__(model, stop_ids, config, max_context=bounded, pad_id=pad_id, policy_version=policy_version)
+        self._kept = KeptSequences(config.max_kept_tokens)
         self._decoder = Decoder(model, stop_ids, config.max_batch_rows)
-        self._tickets = 0
-        self._queue: dict[int, GenerationRequest] = {}  # by ticket, in order
         self._waiting: Counter[tuple[int, ...]] = Counter()  # prompts in the queue
         self._flights: dict[Cell, _Flight] = {}
         self._shared: dict[tuple[int, ...], _Shared] = {}  # by prompt
-        self._done: dict[int, Completion] = {}  # by ticket, until they are returned
         self._clock = 0.0  # seconds of decoding that one request was charged, had it been there all the time
-        with _evaluating(model):
-            check_generation(model, self.generate)
+        self._check(own, "with shared prefixes")
         self._kept.clear()
-        self.max_context = bounded
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """The model that it samples from. A trainer of the same object computes the same log-probabilities."""
-        return self._model
-
-    @property
-    def policy_version(self) -> int:
-        return self._version
-
-    @property
-    def in_flight(self) -> int:
-        return len(self._queue) + len(self._flights) + len(self._done)
-
-    def update_weights(self, model: PreTrainedModel, policy_version: int) -> None:
-        """Raises `ConfigError` for another model than the engine's own, which is updated in place."""
-        if model is not self.model:
-            raise ConfigError("is not the model that the engine samples from", field="model", hint="train that one")
-        self.weights_changed(policy_version)
 
     def weights_changed(self, policy_version: int) -> None:
-        """Raises `TurntreeError` while requests are in flight: a completion is sampled by one policy."""
-        check_idle(self.in_flight)
-        self._version = policy_version
+        super().weights_changed(policy_version)
         self._kept.clear()
-
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
-        """Answer a wave, in order; other requests in flight continue beside it. Raises what `check_requests` raises
-        before anything is computed, and what `poll` raises."""
-        check_requests(requests, vocab_size=self._vocabulary, max_context=self.max_context)
-        tickets = [self._enqueue(request) for request in requests]
-        with self._running():
-            while not all(ticket in self._done for ticket in tickets):
-                self._step()
-        return [self._done.pop(ticket) for ticket in tickets]
-
-    def submit(self, request: GenerationRequest) -> int:
-        check_requests([request], vocab_size=self._vocabulary, max_context=self.max_context)
-        return self._enqueue(request)
 
     def cancel(self, ticket: int) -> Cost:
         if ticket in self._done:
@@ -162,41 +113,17 @@ class HFEngine:
             self._leave([flight])
         return cost
 
-    def poll(self, timeout: float | None = None) -> list[Finished]:
-        """Raises `TurntreeError` where the weights changed unannounced or the logits are not finite. After an error
-        nothing is in flight."""
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        with self._running():
-            while not self._done and (self._queue or self._flights):
-                self._step()
-                if time.monotonic() >= deadline:
-                    break
-        done, self._done = self._done, {}
-        return [Finished(ticket=ticket, completion=done[ticket]) for ticket in sorted(done)]
-
     # a step
 
-    @contextmanager
-    def _running(self) -> Iterator[None]:
-        """Every model call is inside this context. An error ends everything in flight, so no state is half done."""
-        self._check_weights()
-        try:
-            with _evaluating(self._model), torch.inference_mode():
-                yield
-        except BaseException:
-            self._abandon()
-            raise
+    @property
+    def _decoding(self) -> int:
+        return len(self._flights)
 
-    def _check_weights(self) -> None:
-        """Refuse to go on with keys and values that other weights computed."""
-        weights = _weights_stamp(self._model)
-        if (len(self._kept) or self._flights) and weights != self._kept_weights:
-            self._abandon()
-            raise TurntreeError("the weights changed behind the engine; call weights_changed after an update")
-        self._kept_weights = weights
+    @property
+    def _holds(self) -> bool:
+        return bool(len(self._kept) or self._flights)
 
     def _step(self) -> None:
-        """Admit what there is room for, then draw one token for every request in decoding."""
         self._admit()
         if self._flights:
             started, count = time.perf_counter(), len(self._flights)
@@ -205,10 +132,8 @@ class HFEngine:
             self._finish(done)
 
     def _enqueue(self, request: GenerationRequest) -> int:
-        ticket, self._tickets = self._tickets, self._tickets + 1
-        self._queue[ticket] = request
         self._waiting[request.prompt_ids] += 1
-        return ticket
+        return super()._enqueue(request)
 
     # admission
 
@@ -295,16 +220,8 @@ class HFEngine:
         flights = [self._flights[cell] for cell in cells]
         drawn = self._decoder.sampled(cells)
         for flight, sampled in zip(flights, drawn, strict=True):
-            if not math.isfinite(math.fsum(sampled.logprobs) + math.fsum(sampled.entropies)):
-                raise TurntreeError("the policy's logits are not finite: it has diverged, or its dtype overflows")
-            self._done[flight.ticket] = Completion(
-                token_ids=tuple(sampled.tokens),
-                logprobs=tuple(sampled.logprobs),
-                entropies=tuple(sampled.entropies),
-                finish="stop" if sampled.tokens[-1] in self.stop_ids else "length",
-                policy_version=self._version,
-                cost=self._cost(flight),
-            )
+            said = (sampled.tokens, sampled.logprobs, sampled.entropies)
+            self._done[flight.ticket] = self._completed(*said, self._cost(flight))
         staying = [(cell, sampled.tokens) for cell, sampled in zip(cells, drawn, strict=True) if cell.home]
         if staying:
             bring_home(self._decoder, self._kept, *zip(*staying, strict=True))
@@ -337,26 +254,9 @@ class HFEngine:
         return cost_of(flight.cell.request, decoded=decoded, prefilled=flight.prefilled, seconds=seconds)
 
     def _abandon(self) -> None:
-        """Drop everything in flight, and every row that may be half written."""
-        for holder in (self._queue, self._waiting, self._flights, self._shared, self._done):
+        """Every row may be half written."""
+        super()._abandon()
+        for holder in (self._waiting, self._flights, self._shared):
             holder.clear()
         self._decoder.clear()
         self._kept.clear()
-
-
-@contextmanager
-def _evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """Switch dropout off while sampling, and restore the trainer's mode afterwards."""
-    training = model.training
-    if training:
-        model.eval()
-    try:
-        yield
-    finally:
-        if training:
-            model.train()
-
-
-def _weights_stamp(model: PreTrainedModel) -> int:
-    """Changes whenever autograd sees a parameter written in place (an optimizer step)."""
-    return sum(p._version for p in model.parameters() if not p.is_inference())

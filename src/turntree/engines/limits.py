@@ -4,14 +4,17 @@ so that configurations can be read without it."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from turntree.core.config import at_least
 from turntree.core.errors import ConfigError
 
+Prefixes = Literal["auto", "shared", "repeated"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """The limits of `HFEngine`. The defaults suit models of up to a few hundred million parameters."""
+    """The limits of the engine `hf`. The defaults suit models of up to a few hundred million parameters."""
 
     max_batch_rows: int = 256
     """Requests decoded at once."""

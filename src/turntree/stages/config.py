@@ -15,6 +15,7 @@ from turntree.core.config import Part, Usual, at_least
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.protocols import Brancher, Estimator, Filter, Gate
 from turntree.engines.endpoint import EndpointConfig
+from turntree.engines.limits import Prefixes
 from turntree.environments.processes import ProcessPoolConfig
 from turntree.logs import trees
 from turntree.profiling.profile import ProfileConfig
@@ -42,6 +43,9 @@ class Device:
     """CPU threads (default: one below 30 million parameters, else all)."""
     attention: Literal["sdpa", "flex_attention"] = "sdpa"
     """Attention over packed trees; FlexAttention on CUDA only."""
+    prefixes: Prefixes = "auto"
+    """Compute what rollouts share once (shared), or in each of them (repeated), for models that cannot share: linear
+    attention, windows, sinks. auto: shared where the model computes it exactly, which is measured at the start."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
     lora: LoRAConfig | None = None

@@ -20,6 +20,7 @@ from turntree.core.protocols import Renderer, StreamingEngine
 from turntree.engines.checkpoint import load_model, load_tokenizer, policy_hash, template_hash, tokenizer_hash
 from turntree.engines.endpoint import EndpointConfig, EndpointEngine
 from turntree.engines.hub import folder_of
+from turntree.engines.limits import Prefixes
 from turntree.renderers.families import FamilyRenderer
 from turntree.renderers.template import ChatRenderer
 from turntree.stages.config import AUTO, HF, Device
@@ -36,12 +37,14 @@ _FIGURES = ("policy_version", "max_context", "in_flight")
 
 @dataclass(frozen=True)
 class Weights:
-    """The argument `policy` of an engine's factory. `source` is the name or folder that it was loaded from."""
+    """The argument `policy` of an engine's factory. `source` is the name or folder that it was loaded from, `prefixes`
+    that of `Device`."""
 
     source: str
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     renderer: Renderer
+    prefixes: Prefixes
 
 
 @dataclass(frozen=True)
@@ -123,12 +126,12 @@ def load_policy(source: str, device: Device) -> Policy:
     weights = policy_hash(model)
     if device.lora is not None:
         add_adapter(model, device.lora)
-    loaded = Weights(source, model, tokenizer, _renderer(device.renderer, tokenizer, folder))
+    loaded = Weights(source, model, tokenizer, _renderer(device.renderer, tokenizer, folder), device.prefixes)
     _check_stops(loaded, folder)
     engine = _engine(device.engine, loaded)
     _set_passes(model, device)
     identity = identity_of(weights, tokenizer, loaded.renderer, device.renderer)
-    return Policy(source, model, tokenizer, loaded.renderer, engine, weights, identity)
+    return Policy(source, model, tokenizer, loaded.renderer, device.prefixes, engine, weights, identity)
 
 
 def _check_stops(loaded: Weights, folder: Path) -> None:

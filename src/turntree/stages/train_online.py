@@ -17,7 +17,6 @@ from turntree.core.errors import ConfigError
 from turntree.core.labels import Credit
 from turntree.core.protocols import Brancher, Environment, Filter
 from turntree.engines.checkpoint import save_model
-from turntree.engines.compatibility import check_window
 from turntree.environments.tasks import TRAIN, TaskSet, identity, open_tasks
 from turntree.logs import rollouts, trees
 from turntree.logs.trees import KeptTree
@@ -41,7 +40,7 @@ from turntree.training.checkpoints import extent, resume
 from turntree.training.drift import too_still
 from turntree.training.head import vocabulary_size
 from turntree.training.inside import Inside
-from turntree.training.isolation import check_path_isolation
+from turntree.training.isolation import shares_prefixes
 from turntree.training.online import Parts, TrainedOnline, train_online
 from turntree.training.sharded import ALONE, Alone
 
@@ -68,7 +67,7 @@ def run_train_online(
     # what cannot be is refused before there is a folder of the run, which the corrected command would not take
     require_whole_paths(policy.renderer, config.build_brancher(vocabulary_size(policy.model)))
     config.build_estimator()
-    _require_trainable(policy, config)
+    shared = _trains_on_trees(policy, config)
     logs = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
     splits = {TRAIN: config.count, config.held_out_split: config.held_out_count}
     with contextlib.ExitStack() as stack:
@@ -101,7 +100,7 @@ def run_train_online(
             open_run(out, "train online", to_mapping(config), inputs, overwrite=overwrite, logs=logs, extent=length)
         )
         crew = stack.enter_context(open_crew(__name__, config, policy.identity))
-        trained = _train(run, policy, opened, config, summed, filters, inside, group, crew)
+        trained = _train(run, policy, opened, config, summed, filters, inside, group, crew, shared)
         rows = run.metrics()
         require_rewards(rows)
     return {
@@ -121,16 +120,15 @@ def run_train_online(
     }
 
 
-def _require_trainable(policy: Policy, config: TrainOnlineConfig) -> None:
-    """Raise where an episode may be too long to train on, which would end the run hours later (`ConfigError`), and
-    where a packed pass would attend otherwise than the engine, whichever it is (`InputError`)."""
+def _trains_on_trees(policy: Policy, config: TrainOnlineConfig) -> bool:
+    """Whether trees are packed. Raises where an episode may be too long to train on, which would end the run hours
+    later (`ConfigError`), and what `shares_prefixes` raises."""
     longest = min(config.train.rollouts.episodes.max_context, policy.engine.max_context)
     if longest > config.train.max_tokens:
         problem = f"{config.train.max_tokens} tokens are fewer than an episode may have ({longest})"
         hint = f"set it to {longest}, or train.rollouts.episodes.max_context to {config.train.max_tokens}"
         raise ConfigError(problem, field="train.max_tokens", hint=hint)
-    check_window(policy.model, longest, field="train.rollouts.episodes.max_context")
-    check_path_isolation(policy.model)
+    return shares_prefixes(policy.model, longest, policy.prefixes, field="train.rollouts.episodes.max_context")
 
 
 def _train(
@@ -142,7 +140,8 @@ def _train(
     filters: Sequence[Filter],
     inside: Inside | None,
     group: Alone,
-    crew: Crew | None = None,
+    crew: Crew | None,
+    shared: bool,
 ) -> TrainedOnline:
     """Train from the run's current state to its end, and write the results; the cost last."""
     reference = policy.reference() if config.train.loss.kl_coefficient > 0 else None  # before a checkpoint is loaded
@@ -162,6 +161,7 @@ def _train(
         filters=filters,
         spread=None if crew is None else partial(_spread, crew, policy, tasks, brancher),
         inside=inside,
+        shared=shared,
     )
     with (
         loggers.following(run, config.loggers),

@@ -20,7 +20,6 @@ from turntree.core.labels import Credit, Rewards
 from turntree.core.protocols import Renderer, TurnState, TurnVerifier
 from turntree.core.tree import RolloutTree
 from turntree.engines.checkpoint import save_model
-from turntree.engines.compatibility import check_window
 from turntree.environments.tasks import DEV, TRAIN, TaskSet, identity, open_tasks
 from turntree.logs import trees
 from turntree.logs.groups import action_text
@@ -55,7 +54,7 @@ from turntree.traces.schema import read_traces
 from turntree.training.checkpoints import extent, resume
 from turntree.training.curriculum import PivotRecord
 from turntree.training.drift import too_still
-from turntree.training.isolation import check_path_isolation
+from turntree.training.isolation import shares_prefixes
 from turntree.training.pivot import Check, Checked, Draw, OwnPath, Pivot, PivotGroup, Trained, draw_local, train_pivot
 from turntree.training.sharded import ALONE, Alone
 
@@ -90,8 +89,8 @@ def run_train_pivot(
         source = chosen_verifier(config.verifier, header, config.pivots)
         pivots, dropped = _pivots(states, policy, config)
     assert source is not None  # the configuration refuses own states without one
-    check_window(policy.model, min(policy.engine.max_context, config.train.max_tokens), field="train.max_tokens")
-    check_path_isolation(policy.model)
+    longest = min(policy.engine.max_context, config.train.max_tokens)
+    shared = shares_prefixes(policy.model, longest, policy.prefixes, field="train.max_tokens")
     with contextlib.ExitStack() as stack:
         verifier = stack.enter_context(open_verifier(source, config.environment, policy, episodes_of(config)))
         if selected is not None:
@@ -114,7 +113,7 @@ def run_train_pivot(
         check = _checks(config, policy, verifier, traces, tasks, run)
         crew = stack.enter_context(open_crew(__name__, config, policy.identity, verifier=to_value(source)))
         draw = None if crew is None else partial(_drawn, crew, Published(crew, policy))
-        trained = _train(run, policy, pivots, verifier, check, own, config, group, draw)
+        trained = _train(run, policy, pivots, verifier, check, own, config, group, draw, shared)
         rows = run.metrics()
         require_rewards(rows)
     last = next(row for row in reversed(rows) if "reward_mean" in row)  # a search may have ended the run after it
@@ -146,7 +145,8 @@ def _train(
     own: OwnPath | None,
     config: TrainPivotConfig,
     group: Alone,
-    draw: Draw | None = None,
+    draw: Draw | None,
+    shared: bool,
 ) -> Trained:
     """Train from the run's current state to its end, and write the results; the cost last."""
     reference = policy.reference() if config.train.loss.kl_coefficient > 0 else None  # before a checkpoint is loaded
@@ -184,6 +184,7 @@ def _train(
             checkpoints=checkpoints,
             draw=draw,
             group=group,
+            shared=shared,
         )
     save_model(policy.model, policy.tokenizer, run.model)
     rates = run.path / "pass_rates.jsonl"

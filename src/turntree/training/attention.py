@@ -40,10 +40,16 @@ _LAYOUTS: dict[str, tuple[Layout, ...]] = {
 def set_tree_attention(model: PreTrainedModel, backend: Literal["sdpa", "flex_attention"] = "sdpa") -> None:
     """Set `model` to attend over packed trees efficiently. Flat rows are sampled and scored as with "sdpa".
 
-    Raises `ConfigError` for FlexAttention off CUDA, and for a decoder that does not use `AttentionInterface`.
+    A model that Transformers gives other attention than that (sinks, capped scores) keeps it, and is refused when a
+    tree is packed. Raises `ConfigError` for FlexAttention off CUDA, and for a decoder that cannot have it.
     """
     if backend == "flex_attention" and model.device.type != "cuda":
         raise ConfigError("'flex_attention' has no backward pass off CUDA", field="attention", hint="use sdpa")
+    own = model.config._attn_implementation
+    if own not in _LAYOUTS:
+        if backend == "flex_attention":
+            raise ConfigError(f"{type(model).__name__} has {own} attention", field="attention", hint="use sdpa")
+        return
     name = TREE_FLEX if backend == "flex_attention" else TREE_SDPA
     model.set_attn_implementation(name)
     if model.config._attn_implementation != name:

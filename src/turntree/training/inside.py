@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from turntree.advantages.credit import CreditRule
 from turntree.advantages.local import local_credit, with_turns
@@ -20,7 +19,7 @@ from turntree.core.tree import RolloutTree
 from turntree.rollouts.acceptance import Acceptance
 from turntree.rollouts.groups import GrownGroup
 from turntree.training.config import OnlineConfig
-from turntree.training.update import gradient
+from turntree.training.update import Learner, gradient
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class LocalCredits:
 
     inside: Inside
     config: OnlineConfig
-    model: PreTrainedModel
+    learner: Learner
 
     def credits(
         self, groups: Sequence[GrownGroup], episodes: Sequence[Credit | None], iteration: int
@@ -125,7 +124,9 @@ class LocalCredits:
         return Cost(trained_tokens=tokens, training_seconds=time.perf_counter() - started)
 
     def _gradient(self, trees: Sequence[RolloutTree], credits: Sequence[Credit]) -> tuple[Tensor, int]:
-        return gradient(self.model, trees, credits, self.config.loss, max_tokens=self.config.max_tokens)
+        learner = self.learner
+        loss, tokens = self.config.loss, self.config.max_tokens
+        return gradient(learner.model, trees, credits, loss, max_tokens=tokens, shared=learner.shared)
 
 
 def _kinds(grown: GrownInside) -> Counter[str]:

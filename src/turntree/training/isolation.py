@@ -1,8 +1,8 @@
-"""A load-time check that a model can be packed: branches must not see each other.
+"""How a model is trained: on packed trees where it can be, on a row per rollout where it cannot.
 
 Sliding windows, chunked attention, ALiBi, length-dependent RoPE, state-space layers, attention sinks, dropout and
-unknown head scalings all break the packed forward pass in their own way. Instead of a list of architectures, one
-random three-leaf tree is scored both ways and the difference is measured.
+unknown head scalings all break the packed forward pass in their own way: branches see each other. Instead of a list of
+architectures, one random three-leaf tree is scored both ways and the difference is measured.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from turntree.core.errors import InputError
 from turntree.core.labels import Credit, NodeCredit
 from turntree.core.seeds import generator
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
-from turntree.training.attention import layouts
+from turntree.engines.compatibility import check_positions, check_window
+from turntree.engines.limits import Prefixes
+from turntree.observe.run import notice
+from turntree.training.attention import Layout, layouts
 from turntree.training.forward import policy_logprobs
 from turntree.training.head import vocabulary_size
 from turntree.training.packing import PackedBatch, pack
@@ -44,6 +47,34 @@ class IsolationReport:
     gradient_error: float
 
 
+def shares_prefixes(model: PreTrainedModel, tokens: int, prefixes: Prefixes, *, field: str) -> bool:
+    """Whether trees are packed, or have a row per rollout because the model computes only those exactly on paths of up
+    to `tokens` tokens, which `field` bounds. Says the reason. Raises `InputError` for a model that does not even
+    compute padded rows exactly, or that is to be packed (`prefixes` is "shared") and cannot."""
+    check_positions(model, tokens, field=field)
+    if prefixes != "repeated":
+        try:
+            check_window(model, tokens, field=field)
+            check_path_isolation(model)
+            return True
+        except InputError as error:
+            if prefixes == "shared":
+                raise
+            advice = f" ({field}: {error.hint})" if error.field == field else ""
+            notice(f"a row per rollout, which computes shared prefixes again: {error.problem}{advice}")
+    check_rows(model)
+    return False
+
+
+def check_rows(model: PreTrainedModel, *, path_tokens: int = 48, seed: int = 0) -> IsolationReport:
+    """As `check_path_isolation`, for rows of unequal length in one batch: they must not see each other or the
+    padding."""
+    tree, credit = _probe(model, path_tokens, seed)
+    batch = pack([tree], [credit], max_tokens=3 * path_tokens, shared=False)[0].to(model.device)
+    alone_S = torch.cat([_row_alone(model, batch, row) for row in range(len(batch.tokens_BL))])
+    return _compared(model, batch, None, alone_S, _gradient(alone_S, model))
+
+
 def check_path_isolation(model: PreTrainedModel, *, path_tokens: int = 48, seed: int = 0) -> IsolationReport:
     """Score a random three-leaf tree packed and as plain `model(input_ids)` rows; refuse the model if they differ.
 
@@ -56,25 +87,30 @@ def check_path_isolation(model: PreTrainedModel, *, path_tokens: int = 48, seed:
     batch = pack([tree], [credit], max_tokens=3 * path_tokens)[0].to(model.device)
     plain_S = _plain_logprobs(model, tree, batch)
     plain_gradient = _gradient(plain_S, model)
-    errors: list[IsolationReport] = []
-    for layout in layouts(model):
-        packed_S = policy_logprobs(model, batch, layout=layout)
-        logprob_error = float((packed_S - plain_S).detach().abs().max())
-        errors.append(IsolationReport(logprob_error, _relative_error(_gradient(packed_S, model), plain_gradient)))
-        dtype = model.dtype if model.dtype in TOLERANCES else packed_S.dtype
-        nats, relative = TOLERANCES[dtype]
-        nats = max(nats, _ROUNDING.get(dtype, 0.0) * float(plain_S.detach().abs().max()))
-        _refuse(model, layout, errors[-1], (nats, relative))
+    errors = [_compared(model, batch, layout, plain_S, plain_gradient) for layout in layouts(model)]
     return IsolationReport(max(e.logprob_error for e in errors), max(e.gradient_error for e in errors))
 
 
-def _refuse(model: PreTrainedModel, layout: str, errors: IsolationReport, limits: tuple[float, float]) -> None:
-    if not (errors.logprob_error <= limits[0] and errors.gradient_error <= limits[1]):
+def _compared(
+    model: PreTrainedModel, batch: PackedBatch, layout: Layout | None, plain_S: Tensor, plain_gradient: Tensor
+) -> IsolationReport:
+    """Raises `InputError` for errors above what rounding explains."""
+    found_S = policy_logprobs(model, batch, layout=layout)
+    logprob_error = float((found_S - plain_S).detach().abs().max())
+    errors = IsolationReport(logprob_error, _relative_error(_gradient(found_S, model), plain_gradient))
+    dtype = model.dtype if model.dtype in TOLERANCES else found_S.dtype
+    nats, relative = TOLERANCES[dtype]
+    nats = max(nats, _ROUNDING.get(dtype, 0.0) * float(plain_S.detach().abs().max()))
+    if not (errors.logprob_error <= nats and errors.gradient_error <= relative):
+        name = type(model).__name__
+        how = f"be packed: on a random tree ({layout} attention)" if layout else "be trained in padded batches:"
+        hint = "leave device.prefixes at auto, which gives every rollout a row of its own"
         raise InputError(
-            f"{type(model).__name__} cannot be packed: on a random tree ({layout} attention) its log-probabilities are "
-            f"off by {errors.logprob_error:.2g} nats and its gradient by {errors.gradient_error:.2g}",
-            hint="use full attention over whole paths (no sliding window, no dropout) or train on flat batches",
+            f"{name} cannot {how} its log-probabilities are off by {errors.logprob_error:.2g} nats and its gradient by "
+            f"{errors.gradient_error:.2g}",
+            hint=hint if layout else "use another decoder, and no dropout",
         )
+    return errors
 
 
 def _probe(model: PreTrainedModel, path_tokens: int, seed: int) -> tuple[RolloutTree, Credit]:
@@ -113,6 +149,17 @@ def _plain_logprobs(model: PreTrainedModel, tree: RolloutTree, batch: PackedBatc
     terms_T = torch.cat([of_node[node] for node in sorted(of_node)])
     plain_S = torch.zeros(len(batch.target_S), dtype=terms_T.dtype, device=terms_T.device)
     return plain_S.index_copy(0, batch.slot_T, terms_T)
+
+
+def _row_alone(model: PreTrainedModel, batch: PackedBatch, row: int) -> Tensor:
+    """The slots of one row of a flat batch, from a stock pass over it without its padding."""
+    start = row * batch.tokens_BL.shape[1]
+    own_S = (batch.predecessor_S >= start) & (batch.predecessor_S < start + batch.tokens_BL.shape[1])
+    before_S = batch.predecessor_S[own_S] - start
+    ids_1L = batch.tokens_BL[row : row + 1, : int(before_S.max()) + 2]
+    logits_LV = model(input_ids=ids_1L).logits[0]
+    wide = logits_LV.float() if logits_LV.dtype in (torch.bfloat16, torch.float16) else logits_LV
+    return torch.log_softmax(wide[before_S], dim=-1).gather(1, batch.target_S[own_S, None]).squeeze(1)
 
 
 def _gradient(scores_S: Tensor, model: PreTrainedModel) -> Tensor:

@@ -68,11 +68,17 @@ def has_adapter(model: PreTrainedModel) -> bool:
 
 
 def _linear(model: PreTrainedModel) -> list[str]:
-    """The names of the linear modules except the head. PEFT's own "all-linear" takes in the experts and the router of a
-    mixture, too, whose weights it then replaces in every pass."""
-    head = model.get_output_embeddings()
-    modules = ((name, one) for name, one in model.named_modules() if one is not head)
-    return sorted({name.rpartition(".")[2] for name, one in modules if isinstance(one, torch.nn.Linear | Conv1D)})
+    """The names of the linear modules of the decoder; their full names where others (of a model that also sees) share
+    the last part. PEFT's own "all-linear" takes in the experts and the router of a mixture, too, whose weights it then
+    replaces in every pass."""
+    head, decoder = model.get_output_embeddings(), set(model.get_decoder().modules())
+    modules = [(name, one) for name, one in model.named_modules() if isinstance(one, torch.nn.Linear | Conv1D)]
+    inside = {name for name, one in modules if one in decoder}
+    short, others = (
+        {name.rpartition(".")[2] for name, one in modules if one is not head and (name in inside) is own}
+        for own in (True, False)
+    )
+    return sorted(inside if short & others else short)
 
 
 def add_adapter(model: PreTrainedModel, config: LoRAConfig) -> None:

@@ -50,7 +50,6 @@ from turntree.training.checkpoints import Checkpoints
 from turntree.training.config import OnlineConfig
 from turntree.training.inside import Inside, JudgedCredits, LocalCredits
 from turntree.training.lora import Reference
-from turntree.training.packing import packed_slots
 from turntree.training.prompts import TaskStream
 from turntree.training.savings import SavingsLedger
 from turntree.training.sharded import ALONE, Alone
@@ -76,6 +75,7 @@ class Parts:
     filters: Sequence[Filter] = ()  # beside those of `OnlineConfig`
     spread: Callable[[SchedulerConfig], Spread] | None = None
     inside: Inside | None = None
+    shared: bool = True  # whether the model is trained on packed trees (`isolation.shares_prefixes`)
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,8 @@ class _Run:
         self.config, self.checker, self._engine = config, checker, parts.engine
         steps = config.iterations * config.updates
         trainers = open_trainers(parts.model, parts.reference, config.optimizer, steps, group)
-        self.learner = Learner(parts.model, trainers, parts.engine, config.loss, config.updates, config.max_tokens)
+        limits = (config.updates, config.max_tokens, parts.shared)
+        self.learner = Learner(parts.model, trainers, parts.engine, config.loss, *limits)
         rollouts = config.rollouts.of_training(
             config.groups,
             branching=parts.brancher is not None,
@@ -198,7 +199,7 @@ class _Run:
         )
         self.scheduler = _scheduler(parts, rollouts)
         self._brancher = parts.brancher
-        self._inside = None if parts.inside is None else LocalCredits(parts.inside, config, parts.model)
+        self._inside = None if parts.inside is None else LocalCredits(parts.inside, config, self.learner)
         self._filters = [*_filters(config), *parts.filters]
         self.credit = parts.estimator or config.loss.estimator(config.credit)
         self._allocation = self._allocating(config, parts)
@@ -406,10 +407,10 @@ class _Run:
         }
 
     def _trained_tokens(self, groups: Sequence[GrownGroup], labels: Sequence[Credit | None]) -> int:
-        """The tokens that an update on these groups computes: the packer's slots times the optimizer steps."""
+        """The tokens that an update on these groups computes."""
         kept = [(group.tree, credit) for group, credit in zip(groups, labels, strict=True) if credit is not None]
         trees, credits = [tree for tree, _ in kept], [credit for _, credit in kept]
-        return packed_slots(trees, credits, max_tokens=self.config.max_tokens) * self.config.updates
+        return self.learner.slots(trees, credits)
 
     def observe(self, groups: Sequence[GrownGroup]) -> dict[str, Any]:
         """The metrics of the groups. Means are over scored rollouts; a cut group has none, and no outcome.

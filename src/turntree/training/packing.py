@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -92,55 +93,67 @@ class PackedBatch:
 
 
 def pack(
-    trees: Sequence[RolloutTree], credits: Sequence[Credit], *, max_tokens: int, pad_id: int = 0
+    trees: Sequence[RolloutTree], credits: Sequence[Credit], *, max_tokens: int, pad_id: int = 0, shared: bool = True
 ) -> list[PackedBatch]:
     """Batches of at most `max_tokens` slots (padding included) that hold every trained tree exactly once.
 
     Rows are filled first-fit in order of falling size: a tree has a row of its own unless it fits behind another in
     the length of the batch's longest tree. A tree above the budget is cut (`training.cutting`): its ancestors are
     computed in every part, its terms counted in one. Raises `InputError` where one path alone is above the budget.
+
+    Without `shared` the same objective has one row per rollout and plain causal attention, for models that cannot
+    compute a tree, and as the baseline of every speed-up.
     """
-    return pack_ranks(trees, credits, 1, max_tokens=max_tokens, pad_id=pad_id)[0]
+    return pack_ranks(trees, credits, 1, max_tokens=max_tokens, pad_id=pad_id, shared=shared)[0]
 
 
 def pack_ranks(
-    trees: Sequence[RolloutTree], credits: Sequence[Credit], ranks: int, *, max_tokens: int, pad_id: int = 0
+    trees: Sequence[RolloutTree],
+    credits: Sequence[Credit],
+    ranks: int,
+    *,
+    max_tokens: int,
+    pad_id: int = 0,
+    shared: bool = True,
 ) -> list[list[PackedBatch]]:
-    """The batches of each rank, as `pack` makes them: a tree is on one rank, and ranks are alike in their unique tokens
-    (`sharded.partition`). All have as many batches, because ranks make their passes together: blank ones fill up, which
-    add zero to every sum. No batches where nothing is trained."""
-    segments = _segments(trees, credits)
-    found = [segment for segment in segments if segment is not None]
+    """The batches of each rank, as `pack` makes them: a tree (a rollout without `shared`) is on one rank, and ranks are
+    alike in their unique tokens (`sharded.partition`). All have as many batches, because ranks make their passes
+    together: blank ones fill up, which add zero to every sum. No batches where nothing is trained."""
+    segments = _segments(trees, credits, shared)
+    found = [segment for of_tree in segments for segment in of_tree]
     dealt: list[list[PackedBatch]] = []
     for part in partition([len(segment) for segment in found], ranks):
         pieces = [piece for number in part for piece in _cut(trees, found[number], max_tokens)]
-        dealt.append([_tensors(rows, credits, pad_id) for rows in _place(pieces, max_tokens, share_rows=True)])
+        dealt.append([_tensors(rows, credits, pad_id) for rows in _place(pieces, max_tokens, share_rows=shared)])
     passes = max(map(len, dealt))
     dealt = [batches + [_blank()] * (passes - len(batches)) for batches in dealt]
     cut_trees = sum(len(segment) > max_tokens for segment in found)
-    dealt[0] = _counted(dealt[0], PackingStats(untrained_trees=len(segments) - len(found), cut_trees=cut_trees))
+    dealt[0] = _counted(dealt[0], PackingStats(untrained_trees=segments.count([]), cut_trees=cut_trees))
     return dealt
 
 
-def flat_batches(
-    trees: Sequence[RolloutTree], credits: Sequence[Credit], *, max_tokens: int, pad_id: int = 0
-) -> list[PackedBatch]:
-    """The same objective with one row per rollout and plain causal attention: the baseline of every speed-up."""
-    per_tree = [path_segments(tree, credit, i) for i, (tree, credit) in enumerate(zip(trees, credits, strict=True))]
-    found = [part for segments in per_tree for segment in segments for part in _cut(trees, segment, max_tokens)]
-    batches = [_tensors(rows, credits, pad_id) for rows in _place(found, max_tokens, share_rows=False)]
-    return _counted(batches, PackingStats(untrained_trees=per_tree.count([])))
+flat_batches = partial(pack, shared=False)
 
 
-def packed_slots(trees: Sequence[RolloutTree], credits: Sequence[Credit], *, max_tokens: int) -> int:
+def packed_slots(
+    trees: Sequence[RolloutTree], credits: Sequence[Credit], *, max_tokens: int, shared: bool = True
+) -> int:
     """The number of slots that `pack` would compute for these trees, without padding and without making tensors. A tree
     with a path above `max_tokens`, which `pack` refuses, is counted uncut."""
-    found = [segment for segment in _segments(trees, credits) if segment is not None]
+    found = [segment for of_tree in _segments(trees, credits, shared) for segment in of_tree]
     return sum(len(part) for segment in found for part in cut(segment, max_tokens) or [segment])
 
 
-def _segments(trees: Sequence[RolloutTree], credits: Sequence[Credit]) -> list[Segment | None]:
-    return [tree_segment(tree, credit, i) for i, (tree, credit) in enumerate(zip(trees, credits, strict=True))]
+def _segments(trees: Sequence[RolloutTree], credits: Sequence[Credit], shared: bool) -> list[list[Segment]]:
+    """Of each tree itself or its paths; of one in which nothing is trained none."""
+    found: list[list[Segment]] = []
+    for number, (tree, credit) in enumerate(zip(trees, credits, strict=True)):
+        if shared:
+            whole = tree_segment(tree, credit, number)
+            found.append([] if whole is None else [whole])
+        else:
+            found.append(path_segments(tree, credit, number))
+    return found
 
 
 def _cut(trees: Sequence[RolloutTree], segment: Segment, max_tokens: int) -> list[Segment]:

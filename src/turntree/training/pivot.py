@@ -134,11 +134,13 @@ def train_pivot(
     checkpoints: Checkpoints | None = None,
     group: Alone = ALONE,
     draw: Draw | None = None,
+    shared: bool = True,
 ) -> Trained:
     """Update `model` (which `engine` samples from) in place. `log` gets one row per step. Before it, `keep` gets all
     drawn groups with the credit of those that were trained on (None: replaced). `check(step)` adds held-out figures.
     `estimator` replaces that of `config.credit`; `draw` samples and judges elsewhere than here. `own` adds pivots of
-    the policy's own path to `pivots` (which may then be empty). Ends early when every pivot has retired.
+    the policy's own path to `pivots` (which may then be empty). Ends early when every pivot has retired. Without
+    `shared` every rollout is trained in a row of its own (`isolation.shares_prefixes`).
 
     The same seed gives the same weights with a single thread. Where `checkpoints` holds an earlier part of this run, it
     is resumed and ends with the same weights and rows.
@@ -146,7 +148,7 @@ def train_pivot(
     if not pivots and own is None:
         raise InputError("there is no pivot to train on", hint="raise the threshold, or profile more candidates")
     trainers = open_trainers(model, reference, config.optimizer, config.steps * config.updates, group)
-    learner = Learner(model, trainers, engine, config.loss, config.updates, config.max_tokens)
+    learner = Learner(model, trainers, engine, config.loss, config.updates, config.max_tokens, shared)
     estimator = estimator or config.loss.estimator(config.credit)
     run = _Run(learner, renderer, list(pivots), verifier, config, check, own, draw)
     done = run.restore(checkpoints)

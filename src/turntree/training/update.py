@@ -25,7 +25,7 @@ from turntree.training.forward import SlotScores, slot_scores, with_old_logprobs
 from turntree.training.lora import Reference, reference_model
 from turntree.training.losses import LossSums, exact_kl, loss_normalizer, policy_loss, window_stats
 from turntree.training.optimizer import Optimizer
-from turntree.training.packing import PackedBatch, PackingStats, pack, pack_ranks
+from turntree.training.packing import PackedBatch, PackingStats, pack, pack_ranks, packed_slots
 from turntree.training.sharded import ALONE, Alone
 from turntree.training.trainer import Trainer, Trainers
 
@@ -34,7 +34,8 @@ from turntree.training.trainer import Trainer, Trainers
 class Learner:
     """Packs, has the ranks learn from it, and notifies the engine, which samples from `model`.
 
-    `max_tokens` bounds one forward and backward pass of a rank; all passes of a batch share one normaliser.
+    `max_tokens` bounds one forward and backward pass of a rank; all passes of a batch share one normaliser. Without
+    `shared` every rollout has a row of its own (`isolation.shares_prefixes`).
     """
 
     model: PreTrainedModel
@@ -43,13 +44,14 @@ class Learner:
     loss: LossConfig
     updates: int
     max_tokens: int
+    shared: bool = True
 
     def learn(self, trees: Sequence[RolloutTree], credits: Sequence[Credit]) -> tuple[dict[str, float], Cost]:
         """The metrics of the last step, and the cost of all steps, scoring passes included. If no tree has a scored
         leaf, no step is taken, the policy keeps its version, and the metrics show 0 trained groups."""
         started = time.perf_counter()
         self.engine.weights_changed(self.engine.policy_version)  # what it kept serves no more: its memory is the pass's
-        dealt = pack_ranks(trees, credits, self.trainers.size, max_tokens=self.max_tokens)
+        dealt = pack_ranks(trees, credits, self.trainers.size, max_tokens=self.max_tokens, shared=self.shared)
         if not any(dealt):
             return {"trained_groups": 0}, NO_COST
         rescores, referred = self.rescores(trees), self.trainers.own.reference is not None
@@ -63,6 +65,10 @@ class Learner:
         trained = sum(bool(credit.nodes) for credit in credits)
         self.engine.update_weights(self.model, self.engine.policy_version + 1)
         return {"trained_groups": trained, **metrics}, cost + Cost(training_seconds=time.perf_counter() - started)
+
+    def slots(self, trees: Sequence[RolloutTree], credits: Sequence[Credit]) -> int:
+        """The tokens that `learn` computes with a gradient: the packer's slots times the optimizer steps."""
+        return packed_slots(trees, credits, max_tokens=self.max_tokens, shared=self.shared) * self.updates
 
     def rescores(self, trees: Sequence[RolloutTree]) -> bool:
         """Whether the trainer computes old log-probabilities: a forward pass more where there are several updates."""
@@ -210,12 +216,13 @@ def gradient(
     *,
     max_tokens: int,
     reference: Reference | None = None,
+    shared: bool = True,
 ) -> tuple[Tensor, int]:
     """Of minus the loss, [P] in float32, and how many tokens its passes computed; without a `reference` the KL term is
     left out."""
     if reference is None:
         loss = replace(loss, kl_coefficient=0.0)
-    batches = [batch.to(model.device) for batch in pack(trees, credits, max_tokens=max_tokens)]
+    batches = [batch.to(model.device) for batch in pack(trees, credits, max_tokens=max_tokens, shared=shared)]
     normalizer = loss_normalizer(batches, loss)
     for batch in batches:
         batch_loss(model, reference, batch, loss, normalizer)[0].backward()

@@ -1,0 +1,217 @@
+"""Sampling from any Transformers decoder with the cache that is its own: for models whose prefixes cannot be shared by
+position (linear attention, sliding windows, attention sinks, latent attention).
+
+Requests are answered in batches of rows that begin together, padded on the left. Equal prompts are prefilled once, and
+what the cache holds of them is copied for the siblings. A row that is done leaves the batch at once; requests that wait
+begin when the batch has ended. Nothing is kept for later turns: every turn prefills its whole prompt.
+
+Shape suffixes: P distinct prompts, R rows of the batch, Q tokens of a prompt, L tokens so far, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from turntree.core.completion import GenerationRequest
+from turntree.core.cost import NO_COST, Cost
+from turntree.core.errors import InputError
+from turntree.engines.compatibility import check_positions
+from turntree.engines.limits import EngineConfig
+from turntree.engines.local import LocalEngine
+from turntree.engines.requests import cost_of
+from turntree.engines.sampling import SamplingBatch, draw
+
+
+@dataclass(eq=False)
+class _Row:
+    """A request in decoding. `prefilled` tokens of its prompt were computed for it."""
+
+    ticket: int
+    request: GenerationRequest
+    limit: int
+    prefilled: int
+    place: int  # among the requests of `_Batch.sampling`
+    seconds: float = 0.0
+    tokens: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    entropies: list[float] = field(default_factory=list[float])
+
+    @property
+    def cost(self) -> Cost:
+        return cost_of(self.request, decoded=len(self.tokens), prefilled=self.prefilled, seconds=self.seconds)
+
+
+@dataclass
+class _Batch:
+    """The rows in decoding, in the order of the cache. `logits_RV` follow what was fed so far."""
+
+    rows: list[_Row]
+    cache: DynamicCache
+    mask_RL: Tensor  # 0 at the padding on the left
+    logits_RV: Tensor
+    sampling: SamplingBatch
+
+    def keep(self, kept: list[int]) -> None:
+        """Only these rows go on."""
+        self.rows = [self.rows[place] for place in kept]
+        if kept:
+            chosen = torch.tensor(kept, device=self.mask_RL.device)
+            _reorder(self.cache, chosen)
+            self.mask_RL, self.logits_RV = self.mask_RL[chosen], self.logits_RV[chosen]
+
+
+class PlainEngine(LocalEngine):
+    """A batch takes as many waiting requests as `max_batch_rows` allows and as have at most `max_prefill_tokens` padded
+    tokens of distinct prompts (one prompt at least).
+
+    Raises `InputError` for a model whose batches change its log-probabilities, and for one that has no number of
+    positions where `max_context` gives none.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        stop_ids: Collection[int],
+        config: EngineConfig | None = None,
+        *,
+        pad_id: int = 0,
+        policy_version: int = 0,
+    ) -> None:
+        config = config or EngineConfig()
+        own = _positions(model, config)
+        bounded = min(config.max_context or own, own)
+        check_positions(model, bounded, field="max_context")
+        super().__init__(model, stop_ids, config, max_context=bounded, pad_id=pad_id, policy_version=policy_version)
+        self._batch: _Batch | None = None
+        self._check(own, "in padded batches")
+
+    def cancel(self, ticket: int) -> Cost:
+        if ticket in self._done:
+            return self._done.pop(ticket).cost
+        self._queue.pop(ticket, None)
+        rows = [] if self._batch is None else self._batch.rows
+        place = next((place for place, row in enumerate(rows) if row.ticket == ticket), None)
+        if place is None:
+            return NO_COST
+        cost = rows[place].cost
+        with torch.inference_mode():
+            self._keep([other for other in range(len(rows)) if other != place])
+        return cost
+
+    @property
+    def _decoding(self) -> int:
+        return 0 if self._batch is None else len(self._batch.rows)
+
+    @property
+    def _holds(self) -> bool:
+        return self._batch is not None
+
+    def _abandon(self) -> None:
+        super()._abandon()
+        self._batch = None
+
+    def _step(self) -> None:
+        started = time.perf_counter()
+        if self._batch is None and self._queue:
+            self._batch = self._begin()
+        elif self._batch is not None:
+            self._feed(self._batch)
+        if self._batch is not None:
+            self._draw(self._batch, started)
+
+    def _begin(self) -> _Batch:
+        """Prefill what waits, in order of submission. The first request of a prompt pays for it; its siblings reuse."""
+        prompts: dict[tuple[int, ...], int] = {}
+        rows: list[_Row] = []
+        for ticket, request in self._queue.items():
+            longest = max(map(len, [*prompts, request.prompt_ids]))
+            width = len(prompts.keys() | {request.prompt_ids}) * longest
+            if rows and (len(rows) == self.config.max_batch_rows or width > self.config.max_prefill_tokens):
+                break
+            new = request.prompt_ids not in prompts
+            prompts.setdefault(request.prompt_ids, len(prompts))
+            limit = min(request.sampling.max_tokens, self.max_context - len(request.prompt_ids))
+            rows.append(_Row(ticket, request, limit, len(request.prompt_ids) if new else 0, len(rows)))
+        for row in rows:
+            del self._queue[row.ticket]
+        cache, mask_PL, logits_PV = self._prefill(list(prompts))
+        chosen = torch.tensor([prompts[row.request.prompt_ids] for row in rows], device=self.model.device)
+        _reorder(cache, chosen)
+        sampling = SamplingBatch.of([row.request for row in rows], [row.limit for row in rows], self.model.device)
+        return _Batch(rows, cache, mask_PL[chosen], logits_PV[chosen], sampling)
+
+    def _prefill(self, prompts: list[tuple[int, ...]]) -> tuple[DynamicCache, Tensor, Tensor]:
+        longest = max(map(len, prompts))
+        padding = [longest - len(ids) for ids in prompts]
+        device = self.model.device
+        tokens_PQ = torch.tensor(
+            [[self._pad] * pad + list(ids) for pad, ids in zip(padding, prompts, strict=True)], device=device
+        )
+        mask_PQ = (torch.arange(longest, device=device) >= torch.tensor(padding, device=device)[:, None]).long()
+        cache = DynamicCache(config=self.model.config)
+        return cache, mask_PQ, self._logits(tokens_PQ, mask_PQ, cache)
+
+    def _feed(self, batch: _Batch) -> None:
+        """The last token of every row."""
+        tokens_R1 = torch.tensor([[row.tokens[-1]] for row in batch.rows], device=self.model.device)
+        batch.mask_RL = torch.cat([batch.mask_RL, torch.ones_like(tokens_R1)], dim=1)
+        batch.logits_RV = self._logits(tokens_R1, batch.mask_RL, batch.cache)
+
+    def _logits(self, tokens_RQ: Tensor, mask_RL: Tensor, cache: DynamicCache) -> Tensor:
+        """After the last token of each row."""
+        positions_RQ = (mask_RL.cumsum(-1) - 1).clamp_min(0)[:, -tokens_RQ.shape[1] :]
+        model: Any = self.model
+        return model(
+            input_ids=tokens_RQ,
+            attention_mask=mask_RL,
+            position_ids=positions_RQ,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+
+    def _draw(self, batch: _Batch, started: float) -> None:
+        """The next token of every row; those that are done leave."""
+        device = self.model.device
+        places_R = torch.tensor([row.place for row in batch.rows], device=device)
+        counts_R = torch.tensor([len(row.tokens) for row in batch.rows], device=device)
+        drawn = draw(batch.logits_RV, batch.sampling, places_R, counts_R)
+        columns = (drawn.tokens.tolist(), drawn.logprobs.tolist(), drawn.entropies.tolist())
+        seconds = (time.perf_counter() - started) / len(batch.rows)
+        for row, token, logprob, entropy in zip(batch.rows, *columns, strict=True):
+            row.tokens.append(token)
+            row.logprobs.append(logprob)
+            row.entropies.append(entropy)
+            row.seconds += seconds
+        ended = [row.tokens[-1] in self.stop_ids or len(row.tokens) == row.limit for row in batch.rows]
+        for row in (row for row, done in zip(batch.rows, ended, strict=True) if done):
+            self._done[row.ticket] = self._completed(row.tokens, row.logprobs, row.entropies, row.cost)
+        if any(ended):
+            self._keep([place for place, done in enumerate(ended) if not done])
+
+    def _keep(self, kept: list[int]) -> None:
+        assert self._batch is not None
+        self._batch.keep(kept)
+        if not kept:
+            self._batch = None
+
+
+def _reorder(cache: Any, rows: Tensor) -> None:
+    """The rows of the cache that are named, as often as they are named."""
+    cache.reorder_cache(rows)
+
+
+def _positions(model: PreTrainedModel, config: EngineConfig) -> int:
+    """The positions that the model has, or that it is given where it counts none (Mamba)."""
+    own = getattr(model.config.get_text_config(), "max_position_embeddings", None) or config.max_context
+    if own is None:
+        problem = f"the config of {type(model).__name__} has no max_position_embeddings"
+        raise InputError(problem, field="device.engine.max_context", hint="say how long prompt and completion may be")
+    return int(own)
