@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -108,7 +109,8 @@ class LocalCredits:
     def _align(self, groups: Sequence[GrownGroup], episodes: Sequence[Credit | None], grown: GrownInside) -> Cost:
         """Measure what a step along the gradient of each kind gains in the objective of the episodes."""
         started, kinds = time.perf_counter(), _kinds(grown)
-        kept = [(group.tree, credit) for group, credit in zip(groups, episodes, strict=True) if credit is not None]
+        pairs = zip(groups, episodes, strict=True)
+        kept = [(group.tree, credit) for group, credit in pairs if credit is not None and credit.nodes]
         if not kept or not kinds:
             return NO_COST
         wanted, tokens = self._gradient([tree for tree, _ in kept], [credit for _, credit in kept])
@@ -125,7 +127,10 @@ class LocalCredits:
         return Cost(trained_tokens=tokens, training_seconds=time.perf_counter() - started)
 
     def _gradient(self, trees: Sequence[RolloutTree], credits: Sequence[Credit]) -> tuple[Tensor, int]:
-        return gradient(self.model, trees, credits, self.config.loss, max_tokens=self.config.max_tokens)
+        """Summed, whatever the loss divides by: the mean over a kind's tokens would be the same for one state as for
+        many, and what a kind gains is divided by its states."""
+        loss = dataclasses.replace(self.config.loss, normalizer="constant", constant=1.0)
+        return gradient(self.model, trees, credits, loss, max_tokens=self.config.max_tokens)
 
 
 def _kinds(grown: GrownInside) -> Counter[str]:
