@@ -109,6 +109,12 @@ def test_the_prior_finds_the_policies_that_were_planted():
     assert weights[26:39].sum() > 0.25
 
 
+def test_thousands_of_rollouts_of_one_candidate_are_evidence():
+    """0.5 ** 1200 is 0 as a float: one such candidate made every probability NaN, and nothing ever settled."""
+    rule = stopping(2000, (row(600, 600),))
+    assert rule.settled([1.0] * 20) is not None
+
+
 @pytest.mark.parametrize("confidence", [0.9, 0.97])
 def test_the_rule_errs_no_more_often_than_it_says(confidence):
     rng = random.Random(1)

@@ -485,6 +485,18 @@ def test_a_group_that_expires_while_it_is_refilled_starts_nothing_more() -> None
     assert (scheduler.usage.refilled, scheduler.usage.forked, scheduler.usage.rollouts) == (2, 0, 3)
 
 
+def test_the_leaves_that_an_expired_group_never_got_are_counted_as_left_out() -> None:
+    scheduler = Scheduler(
+        Silent(lambda request: True),
+        RENDERER,
+        config(group_size=4, initial_rollouts=2, group_seconds=50.0),
+        clock=ticking(),
+        brancher=FixedBrancher(turns=(9,)),
+    )
+    group = only(list(scheduler.run(corridors(1), seed=0)))
+    assert (len(group.tree.ends()), group.unfilled, scheduler.usage.unfilled) == (2, 2, 2)
+
+
 class Patient(StepByStep):
     """Never answers, waits for as long as it is told to, and moves the clock by that."""
 

@@ -82,6 +82,26 @@ def test_a_state_that_several_episodes_share_is_labelled_once_and_all_its_turns_
     assert told["turns_judged"] + sum(told["not_judged"].values()) == row["spent"]["turns"]
 
 
+def test_a_turn_that_several_episodes_share_is_judged_and_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Episodes that forked after it took it once; its advantage counts for each of them."""
+    asked: list[int] = []
+
+    def counted(verifier: Any, pairs: Any, **options: Any) -> Any:
+        asked.append(len(pairs))
+        return judged(verifier, pairs, **options)
+
+    judged = inside.judge_turns
+    monkeypatch.setattr(inside, "judge_turns", counted)
+    train = replace(CONFIG.train, iterations=1, check_every=0, local=LocalConfig(verdicts=1.0))
+    run_train_online(replace(CONFIG, gate=None, train=train), tmp_path / "run")
+    row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    told, trees = row["local"], row["trees"]
+    assert trees["turns_chain"] > trees["turns_fresh"] == told["turns_judged"] + sum(told["not_judged"].values())
+    assert asked[1] == told["turns_judged"]
+
+
 def test_states_are_chosen_by_their_weights_relative_to_each_other() -> None:
     """However little hangs on all of them: with keys u^(1/w) small weights would all tie, and the first would win."""
     found: list[Any] = [SimpleNamespace(kind=number) for number in range(20)]

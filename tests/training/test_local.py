@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,7 +34,7 @@ from turntree.logs.rollouts import depth_first, group_from_tree
 from turntree.rollouts.acceptance import Acceptance
 from turntree.rollouts.accounting import account
 from turntree.rollouts.groups import GrownGroup
-from turntree.training.config import LocalConfig, OnlineConfig
+from turntree.training.config import LocalConfig, LossConfig, OnlineConfig
 from turntree.training.inside import GrownInside, LocalCredits
 from turntree.training.online import train_online
 from turntree.training.packing import flat_batches, pack
@@ -203,14 +204,14 @@ class Mirrored:
     """Local rollouts that repeat the rollouts of one-turn groups at their state, with the same rewards (kind "with")
     and with opposite ones (kind "against")."""
 
-    def __init__(self, rewards: list[Rewards]) -> None:
+    def __init__(self, rewards: list[Rewards], kinds: Sequence[str] = ("with", "against")) -> None:
         self.seen = Acceptance()
-        self.rewards = rewards
+        self.rewards, self.kinds = rewards, kinds
 
     def grow(self, groups, iteration):
         places = []
         for number, (group, rewards) in enumerate(zip(groups, self.rewards, strict=True)):
-            tree, kind = group.tree, ("with", "against")[number % 2]
+            tree, kind = group.tree, self.kinds[number % len(self.kinds)]
             for leaf, reward in rewards.scored().items():
                 copied = add_completion(tree, tree.roots[0], tree[leaf].token_ids)
                 tree.stop(copied, StopReason.COMPLETED)
@@ -259,6 +260,35 @@ def test_a_kind_without_a_judged_rollout_is_left_out_of_the_measurement() -> Non
     episodes = [CreditRule()(tree, verdicts) for tree, verdicts in zip(trees, rewards, strict=True)]
     _, _, figures = local.credits([SimpleNamespace(tree=tree) for tree in trees], episodes, 1)
     assert set(figures["gains"]) == {"with"}
+
+
+@pytest.mark.parametrize("normalizer", ["tokens", "rollouts"])
+def test_a_kind_gains_as_much_a_state_at_one_state_as_at_many(normalizer: Any) -> None:
+    """A mean over tokens is the same for eight equal states as for one, and was divided by eight all the same."""
+
+    def gain(states: int) -> float:
+        trees = [one_turn(random.Random(11)) for _ in range(states)]
+        rewards = [score(random.Random(5), tree, censor=False) for tree in trees]
+        chosen = LocalConfig(states=8, choose="alignment")
+        config = OnlineConfig(local=chosen, max_tokens=400, loss=LossConfig(normalizer=normalizer))
+        inside = Mirrored(rewards, kinds=("with",))
+        local = LocalCredits(inside, config, tiny_model("qwen3", VOCABULARY, hidden_size=32, seed=3))
+        episode = config.loss.estimator(config.credit)(trees[0], rewards[0])
+        groups = [SimpleNamespace(tree=tree) for tree in trees]
+        return local.credits(groups, [episode, *[None] * (states - 1)], 1)[2]["gains"]["with"]
+
+    assert gain(8) == pytest.approx(gain(1), rel=1e-4)
+
+
+def test_episodes_without_credit_point_nowhere_and_end_no_run() -> None:
+    draw = random.Random(11)
+    tree = one_turn(draw)
+    rewards = score(draw, tree, censor=False)
+    config = OnlineConfig(local=LocalConfig(states=4, choose="alignment"), max_tokens=400)
+    local = LocalCredits(Mirrored([rewards]), config, tiny_model("qwen3", VOCABULARY, hidden_size=32, seed=3))
+    nothing = replace(CreditRule()(tree, rewards), nodes={})  # all that path weights count was censored
+    _, cost, figures = local.credits([SimpleNamespace(tree=tree)], [nothing], 1)
+    assert figures["gains"] == {} and cost == Cost()
 
 
 class Again:

@@ -113,13 +113,12 @@ class Prior:
 
     def weights(self) -> np.ndarray:
         """Probabilities of the points of the grid."""
-        points_G = _grid()
         uniform_G = np.full(_SUPPORT, 1 / _SUPPORT)
         successes, failures = np.nonzero(self._counts)
         if not len(successes):
             return uniform_G
         counts_N = self._counts[successes, failures]
-        likelihood_NG = points_G ** successes[:, None] * (1 - points_G) ** failures[:, None]
+        likelihood_NG = _likelihood(successes[:, None], failures[:, None])
         weights_G = uniform_G
         for _ in range(_ITERATIONS):
             joint_NG = likelihood_NG * weights_G
@@ -176,8 +175,7 @@ class StoppingRule:
         return self._known[key]
 
     def _compute(self, successes: int, failures: int, left: int) -> Forecast:
-        points_G = _grid()
-        joint_G = self._weights_G * points_G**successes * (1 - points_G) ** failures
+        joint_G = self._weights_G * _likelihood(successes, failures)
         chances_T = _binomials(left) @ (joint_G / joint_G.sum())
         total = successes + failures + left
         by_way: dict[Class, float] = {}
@@ -197,9 +195,16 @@ def _grid() -> np.ndarray:
     return points_G
 
 
+def _likelihood(successes: int | np.ndarray, failures: int | np.ndarray) -> np.ndarray:
+    """Of these counts (in any order) at every point of the grid (last axis). Plain powers of hundreds of rollouts would
+    be 0 at all points."""
+    from scipy.stats import binom  # imported here: it takes a second, and a configuration does not need it
+
+    return binom.pmf(successes, np.add(successes, failures), _grid())
+
+
 @lru_cache(maxsize=64)
 def _binomials(left: int) -> np.ndarray:
     """Chances of 0..left successes (rows) at every point of the grid (columns)."""
-    from scipy.stats import binom  # imported here: it takes a second, and a configuration does not need it
-
-    return binom.pmf(np.arange(left + 1)[:, None], left, _grid()[None, :])
+    more = np.arange(left + 1)[:, None]
+    return _likelihood(more, left - more)

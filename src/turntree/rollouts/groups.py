@@ -83,7 +83,6 @@ class Group:
     refills: int = 0
     unfilled: int = 0
     rounds: int = 0  # how often the brancher was asked to expand
-    expired: bool = False  # it took too long: nothing more is started
     prompt_ids: tuple[int, ...] = ()
     told: Observation | None = None  # the task, once a rollout of the group has received it
     rollouts: dict[Key, LiveRollout] = field(default_factory=dict[Key, LiveRollout])
@@ -122,7 +121,7 @@ class Group:
     @property
     def missing(self) -> int:
         """Leaves with no rollout in progress, apart from those that stay unfilled."""
-        return 0 if self.expired else self.size - self.wanted - len(self.forked) - self.unfilled
+        return self.size - self.wanted - len(self.forked) - self.unfilled
 
     def plant(self, key: Key, told: Observation) -> LiveRollout:
         """Begin the rollout `key` with its task."""

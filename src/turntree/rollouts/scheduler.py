@@ -519,6 +519,7 @@ class _Run:
             if group.over:
                 del self._groups[group]
                 self._usage.groups += 1
+                self._usage.unfilled += group.unfilled
                 self._done.append(group.grown(self._clock(), self._scheduler.rewards))
 
     def _complete(self, group: Group) -> None:
@@ -535,7 +536,6 @@ class _Run:
         fresh = sum(expansion.turn == 1 for expansion in expansions) if expansions else group.missing
         if self._config.refills is False:
             group.unfilled += fresh
-            self._usage.unfilled += fresh
         else:
             group.refills += fresh
         if group.started < group.wanted:
@@ -574,7 +574,7 @@ class _Run:
             self._cancel(self._of(group), "group", config.group_seconds)
             for sample in range(group.started, group.wanted):
                 group.endings[(sample,)] = cancelled("group", config.group_seconds)
-            group.expired = True
+            group.unfilled += group.missing  # nothing more is started
             self._refilling.pop(group, None)
             self._touched[group] = None
         for place in [*self._places]:

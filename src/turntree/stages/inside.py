@@ -111,7 +111,7 @@ class InsideTurns:
         taken: list[dict[int, float]] = []
         if local.verdicts:
             figures["accepted_by_kind"] = accepted
-            figures["turns_judged"] = sum(one.taken is not None for one in found)
+            figures["turns_judged"] = len({_sampled(one.place) for one in found if one.taken is not None})
             taken = _advantages(found, accepted, figures["importance"], len(groups))
         return GrownInside(spent + cost, figures, places, self.seen, taken)
 
@@ -147,7 +147,8 @@ class InsideTurns:
             cost += spent
         accepted, spent = self._accepted(groups, states, counts, seed)
         usable = [place for place in pool if place.state in accepted]
-        if again := len(pool) - len(usable) - (len(distinct) - len(accepted)):
+        lost = len({_sampled(place) for place in pool}) - len({_sampled(place) for place in usable})
+        if again := lost - (len(distinct) - len(accepted)):
             counts["dropped turn: at a state that was dropped"] += again
         found, judged = self._taken(usable, accepted, counts, seed)
         return found, len(visited), counts, cost + spent + judged
@@ -253,9 +254,9 @@ class InsideTurns:
         counts: Counter[str],
         seed: int,
     ) -> tuple[list[Labelled], Cost]:
-        """The turns at these states, judged where that is asked for."""
-        actions = [(place, place.nodes[-1].message) for place in places if self._asks_taken]
-        asked = [(place, action) for place, action in actions if action is not None]
+        """The turns at these states, judged where that is asked for: once, however many episodes share a turn."""
+        actions = {_sampled(place): (place, place.nodes[-1].message) for place in places if self._asks_taken}
+        asked = [(place, action) for place, action in actions.values() if action is not None]
         verdicts = judge_turns(
             self.verifier,
             [(accepted[place.state][1].prompted.state, action) for place, action in asked],
@@ -265,9 +266,14 @@ class InsideTurns:
         counts.update(f"dropped turn: not judged ({one.reason})" for one in verdicts if one.reward is None)
         if silent := len(actions) - len(asked):
             counts["dropped turn: not judged (it says nothing)"] += silent
-        rewards = {place: verdict.reward for (place, _), verdict in zip(asked, verdicts, strict=True)}
-        found = [Labelled(place, *accepted[place.state], rewards.get(place)) for place in places]
+        rewards = {_sampled(place): verdict.reward for (place, _), verdict in zip(asked, verdicts, strict=True)}
+        found = [Labelled(place, *accepted[place.state], rewards.get(_sampled(place))) for place in places]
         return found, sum((verdict.cost for verdict in verdicts), NO_COST)
+
+
+def _sampled(place: _Place) -> tuple[int, int]:
+    """The same for episodes that share the turn, because they forked after it."""
+    return place.group, place.nodes[-1].id
 
 
 _Turn = TypeVar("_Turn")

@@ -167,12 +167,14 @@ class Curriculum:
         self._bring_back(step)
         live = [index for index in range(len(self.records)) if self._may_be_drawn(index, step)]
         seen = self._seen(step)
-        live = [index for index in live if index not in seen] or live  # replacements are others
+        others = [index for index in live if index not in seen]  # replacements are others
         drawn: list[int] = []
         while len(drawn) < count:
+            left = others or [index for index in live if index not in drawn] or live
             # the logarithm of U ** (1 / weight), which would be 0 for every small weight
-            keys = {index: math.log(rng.random() or 5e-324) / self._weights[index] for index in live}
-            drawn += sorted(live, key=lambda index: (-keys[index], index))[: count - len(drawn)]
+            keys = {index: math.log(rng.random() or 5e-324) / self._weights[index] for index in left}
+            drawn += sorted(left, key=lambda index: (-keys[index], index))[: count - len(drawn)]
+            others = []
         self._drawn = (step, seen | set(drawn))
         return drawn
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -10,6 +11,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from turntree.advantages.credit import CreditRule
 from turntree.advantages.local import local_credit, with_turns
@@ -19,7 +21,7 @@ from turntree.core.tree import RolloutTree
 from turntree.rollouts.acceptance import Acceptance
 from turntree.rollouts.groups import GrownGroup
 from turntree.training.config import OnlineConfig
-from turntree.training.update import Learner, gradient
+from turntree.training.update import gradient
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,8 @@ class LocalCredits:
 
     inside: Inside
     config: OnlineConfig
-    learner: Learner
+    model: PreTrainedModel
+    shared: bool = True  # whether it is trained on packed trees
 
     def credits(
         self, groups: Sequence[GrownGroup], episodes: Sequence[Credit | None], iteration: int
@@ -107,7 +110,8 @@ class LocalCredits:
     def _align(self, groups: Sequence[GrownGroup], episodes: Sequence[Credit | None], grown: GrownInside) -> Cost:
         """Measure what a step along the gradient of each kind gains in the objective of the episodes."""
         started, kinds = time.perf_counter(), _kinds(grown)
-        kept = [(group.tree, credit) for group, credit in zip(groups, episodes, strict=True) if credit is not None]
+        pairs = zip(groups, episodes, strict=True)
+        kept = [(group.tree, credit) for group, credit in pairs if credit is not None and credit.nodes]
         if not kept or not kinds:
             return NO_COST
         wanted, tokens = self._gradient([tree for tree, _ in kept], [credit for _, credit in kept])
@@ -124,9 +128,10 @@ class LocalCredits:
         return Cost(trained_tokens=tokens, training_seconds=time.perf_counter() - started)
 
     def _gradient(self, trees: Sequence[RolloutTree], credits: Sequence[Credit]) -> tuple[Tensor, int]:
-        learner = self.learner
-        loss, tokens = self.config.loss, self.config.max_tokens
-        return gradient(learner.model, trees, credits, loss, max_tokens=tokens, shared=learner.shared)
+        """Summed, whatever the loss divides by: the mean over a kind's tokens would be the same for one state as for
+        many, and what a kind gains is divided by its states."""
+        loss = dataclasses.replace(self.config.loss, normalizer="constant", constant=1.0)
+        return gradient(self.model, trees, credits, loss, max_tokens=self.config.max_tokens, shared=self.shared)
 
 
 def _kinds(grown: GrownInside) -> Counter[str]:

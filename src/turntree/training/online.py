@@ -199,7 +199,7 @@ class _Run:
         )
         self.scheduler = _scheduler(parts, rollouts)
         self._brancher = parts.brancher
-        self._inside = None if parts.inside is None else LocalCredits(parts.inside, config, self.learner)
+        self._inside = None if parts.inside is None else LocalCredits(parts.inside, config, parts.model, parts.shared)
         self._filters = [*_filters(config), *parts.filters]
         self.credit = parts.estimator or config.loss.estimator(config.credit)
         self._allocation = self._allocating(config, parts)
