@@ -159,6 +159,14 @@ def test_retries_candidates_sub_agents_and_compactions_are_branches_with_their_c
     assert all(tree.stop_reason(leaf) is StopReason.CONTINUED for leaf in tree.parts())
 
 
+def test_a_second_continuation_of_one_answer_is_a_fork_with_its_cause() -> None:
+    agent = Agent("s0", random.Random(0))
+    first = agent.ask((*SYSTEM, 4), "start")
+    for token in (5, 6):
+        agent.ask((*first.sequence, token), "continue")
+    assert forks(merged([agent.session(1.0)]).tree) == [("another continuation", 2)]
+
+
 def test_answers_that_were_thrown_away_can_be_left_out() -> None:
     agents = [agent_with_everything(f"s{i}", i) for i in range(2)]
     made = [agent.session(float(i), i) for i, agent in enumerate(agents)]

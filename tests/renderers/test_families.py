@@ -317,3 +317,28 @@ def test_unknown_families_options_and_foreign_tokenizers_end_in_one_line() -> No
         family(tokenizer_of("qwen3"), "qwen3", loud=True)
     with pytest.raises(InputError, match=r"the tokenizer cannot be that of glm-5 .*not found in tokenizer vocabulary"):
         family(tokenizer_of("qwen3"), "glm-5")
+
+
+def test_kimis_results_without_an_id_answer_the_calls_in_their_order() -> None:
+    calls = Message("assistant", "", tuple(ToolCall("look", {"at": at}) for at in ("map", "sky")))
+    said = [ASK, calls, Message("tool", "A map."), Message("tool", "A sky.")]
+    text = decode("kimi-k2", renderer_for("kimi-k2").prompt(said, [LOOK]))
+    assert "functions.look:0\nA map." in text and "functions.look:1\nA sky." in text
+
+
+@pytest.mark.parametrize("name", ["qwen3-vl", "minimax-m2"])
+def test_a_message_that_the_family_leaves_out_is_refused(name: str) -> None:
+    brief = [Message("system", "Be brief."), Message("system", "Be kind.")]
+    with pytest.raises(InputError, match="leaves out message 1"):
+        renderer_for(name).prompt([*brief, ASK])
+
+
+def test_white_space_after_a_turn_is_that_of_the_family() -> None:
+    renderer = renderer_for("laguna-xs.2")
+    assert renderer.prompt([ASK, SAY, ASK]) == renderer.whole([ASK, SAY, ASK])
+
+
+def test_what_is_said_beside_calls_stands_where_the_models_own_template_has_it() -> None:
+    renderer = family(tokenizer_of("gemma4"), "gemma4", thoughts="model")  # it moves behind the results
+    said = [ASK, replace(CALL, content="I look."), RESULT]
+    assert renderer.prompt(said, [LOOK]) == renderer.whole(said, [LOOK])

@@ -211,6 +211,20 @@ def test_nothing_is_left_out_silently(messages: list[Message], missing: str) -> 
         renderer.prompt(messages)
 
 
+def test_a_system_message_that_waits_for_a_user_in_vain_is_not_left_out_silently() -> None:
+    """As Gemma 3 has it: the system message stands in the user's first one."""
+    brief = "{% set brief = messages[0].content + ' ' if messages[0].role == 'system' else '' %}"
+    turns = CHAT_TEMPLATE.replace(
+        "{% for message in messages %}", "{% for message in messages if message.role != 'system' %}"
+    )
+    renderer = renderer_of(
+        brief + turns.replace("message['content']", "(brief if loop.first else '') + message['content']")
+    )
+    assert renderer.prompt([system("Be brief."), user("Hi.")])
+    with pytest.raises(InputError, match=r"leaves out message 0 .system."):
+        renderer.prompt([system("Be brief.")])
+
+
 def test_tools_are_not_left_out_silently() -> None:
     with pytest.raises(InputError, match="leaves out the tools; use a template that renders this, or put it into the"):
         renderer_of(CHAT_TEMPLATE).prompt([user("Hi.")], [LOOK])

@@ -420,6 +420,10 @@ ANOTHER = {
     "a view from before the first line": (
         edit(command="view", view_range=[1, 10]), edit(command="view", view_range=[-5, 10]),
     ),
+    "two ranges, of which a tool reads one": (
+        call("view", path="a", start_line=1, end_line=9),
+        call("view", path="a", offset=1, limit=9, start_line=99, end_line=99),
+    ),
     "ten squared for 102": (act(text="pay 10² now"), act(text="pay 102 now")),
     "another route of a page": (call("goto", url="https://a.b/#/home"), call("goto", url="https://a.b/#/settings")),
     "a search operator": (call("web_search", query="cats OR dogs"), call("web_search", query="cats or dogs")),

@@ -62,6 +62,10 @@ class TestFilesOfAHistory:
     def test_a_longer_edit_of_a_known_file_is_paid(self) -> None:
         assert reward(self.GOLD, self.LONGER, history=self.CREATED) == 1.0
 
+    def test_a_file_that_exists_cannot_be_created(self) -> None:
+        whole = edit(command="create", file_text="x = 3\ny = 2\n")
+        assert reward(self.GOLD, whole, history=self.CREATED) == 0.0
+
     @pytest.mark.parametrize(
         "since",
         [

@@ -118,4 +118,4 @@ class TestRecommendedWithASandbox:
 
     def test_its_name_says_what_is_played_and_it_can_be_switched_off(self, played):
         assert "effects=executed/1" in played.name
-        assert Recommended(TERMINAL, effects="off").name == "recommended/6" == Recommended().name
+        assert Recommended(TERMINAL, effects="off").name == "recommended/7" == Recommended().name

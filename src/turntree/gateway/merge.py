@@ -164,9 +164,13 @@ class _Grown:
 
     def _record_fork(self, call: Call, given: int) -> None:
         """A first call and a continuation need no explanation; all other branches say why they are there."""
-        if call.cause == "continue" or (call.cause == "start" and call.index == 0):
+        above = self.tree[given].parent
+        asked = any(child not in self._failed for child in self.tree.children(given))
+        forks = asked or (above is not None and len(self.tree.children(above)) > 1)
+        if (call.cause == "continue" and not forks) or (call.cause == "start" and call.index == 0):
             return
-        reason = "another conversation" if call.cause == "start" else call.cause
+        reasons = {"start": "another conversation", "continue": "another continuation"}
+        reason = reasons.get(call.cause, call.cause)
         numbers = {"call": float(call.index), "shared": float(self._shared(call, given))}
         self.tree.record(Decision(ACTOR, given, "fork", reason, numbers))
 

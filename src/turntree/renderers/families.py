@@ -25,7 +25,7 @@ from turntree.core.messages import Message, ToolCall, whole_characters
 from turntree.renderers import harmony
 from turntree.renderers.probes import ASK, CALL, RESULT, SAY, TOOL
 from turntree.renderers.rounds import Round, split
-from turntree.renderers.segments import Tools
+from turntree.renderers.segments import Tools, left_out
 from turntree.renderers.template import Recent, key_of
 from turntree.renderers.thoughts import Thoughts, TurnByTurn
 from turntree.renderers.tool_calls import can_be_logged
@@ -255,13 +255,25 @@ class FamilyRenderer(TurnByTurn):
         return self._head(messages, tools, self._own)
 
     def _head(self, messages: Sequence[Message], tools: Tools, source: Any = None) -> Ids:
-        if not tools or not self.tools_as_text:
-            return self._opening(messages, tools, source)
-        said = "\n".join([_TOOLS, *(json.dumps(tool, ensure_ascii=False) for tool in tools)])
-        if messages[0].role == "system":
-            brief = replace(messages[0], content=f"{messages[0].content}\n\n{said}")
-            return self._opening([brief, *messages[1:]], (), source)
-        return self._opening([Message("system", said), *messages], (), source)
+        if tools and self.tools_as_text:
+            brief, rest = (messages[0], messages[1:]) if messages[0].role == "system" else (None, messages)
+            said = "\n".join([_TOOLS, *(json.dumps(tool, ensure_ascii=False) for tool in tools)])
+            said = said if brief is None else f"{brief.content}\n\n{said}"
+            messages, tools = [Message("system", said), *rest], ()
+        ids = self._opening(messages, tools, source)
+        text = self._decode(ids)
+        for place, message in enumerate(messages):
+            if message.role == "assistant" or message.content.strip() in text:
+                continue
+            try:
+                blank = self._opening(
+                    [*messages[:place], replace(message, content=""), *messages[place + 1 :]], tools, source
+                )
+            except InputError:  # so the family does look at it
+                continue
+            if blank == ids:
+                raise left_out(f"message {place} ({message.role})", "messages")
+        return ids
 
     def written(self, messages: Sequence[Message], tools: Tools = ()) -> str:
         """The text of a conversation and the opening of the next turn, in the family's own form."""
@@ -297,7 +309,8 @@ class FamilyRenderer(TurnByTurn):
         chats = self._chats([turn, *run])[1:]
         bridged = self._source.bridge_to_next_turn(list(self._ask), list(said), chats)
         if bridged is not None and bridged.token_ids[: len(before)] == before:
-            return self._unopened(tuple(bridged.token_ids[len(before) :]))
+            after = self._unopened(tuple(bridged.token_ids[len(before) :]))
+            return self._spaced(after, self._decode(before), [ASK, turn, *run])
         whole = self._decode(self._opening([ASK, turn, *run]))
         for end in (len(said), len(said) - 1):  # without the stop token where that opens another's turn
             text = self._decode([*self._ask, *said[:end]])
@@ -308,6 +321,16 @@ class FamilyRenderer(TurnByTurn):
         roles = " ".join(message.role for message in run)
         hint = f"after a turn {'with' if turn.tool_calls else 'without'} calls"
         raise InputError(f"{self.name} cannot go on with messages of roles {roles}", field="messages", hint=hint)
+
+    def _spaced(self, after: Ids, before: str, messages: Sequence[Message]) -> Ids:
+        """Bridged tokens with the white space of the family's own rendering: Laguna's bridge leaves a line end out."""
+        try:
+            whole = self._decode(self._opening(messages))
+        except InputError:  # only the bridge writes these messages
+            return after
+        text, own = self._decode(after), whole.removeprefix(before)
+        spaced = whole.startswith(before) and own != text and own.split() == text.split()
+        return self._encode(own) if spaced else after
 
     def _until_thought(self, said: Ids) -> Ids:
         text = _THINKING.reasoning
@@ -438,16 +461,22 @@ def _chats(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _number_calls(chats: list[dict[str, Any]]) -> None:
-    """Kimi writes no names but ids of the form `functions.NAME:NUMBER`; those of others are renamed."""
-    renamed: dict[Any, str] = {}
+    """Kimi writes no names but ids of the form `functions.NAME:NUMBER`; those of others are renamed. A result without
+    an id answers the calls in their order."""
+    unanswered: list[tuple[str | None, str]] = []
     for chat in chats:
+        if chat["role"] == "assistant":
+            unanswered = []
         for number, call in enumerate(chat.get("tool_calls", ())):
             old, name = call.get("id"), call["function"]["name"]
             if not str(old).startswith(f"functions.{name}:"):
                 call["id"] = f"functions.{name}:{number}"
-            renamed[old] = call["id"]
-        if chat["role"] == "tool" and chat.get("tool_call_id") in renamed:
-            chat["tool_call_id"] = renamed[chat["tool_call_id"]]
+            unanswered.append((old, call["id"]))
+        if chat["role"] == "tool":
+            given = chat.get("tool_call_id")
+            place = next((k for k, (old, _) in enumerate(unanswered) if given in (None, old)), None)
+            if place is not None:
+                chat["tool_call_id"] = unanswered.pop(place)[1]
 
 
 def _plain(tools: Tools) -> list[dict[str, Any]]:

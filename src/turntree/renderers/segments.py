@@ -113,7 +113,7 @@ class SegmentedTemplate:
         """What the policy would have said. Raises `InputError` where the template leaves tool calls out."""
         text = self._after_ask(message)
         if message.tool_calls and not self._renders_calls:
-            raise _left_out("tool calls", "tool_calls")
+            raise left_out("tool calls", "tool_calls")
         if text.endswith(self._close):
             return Said(text.removesuffix(self._close), next(iter(self.stops)))
         end, stop = max((text.rfind(stop), stop) for stop in self.stops)
@@ -127,7 +127,7 @@ class SegmentedTemplate:
             raise InputError("the conversation starts with the assistant", field="messages", hint="begin with a task")
         text = self.render(run, tools)
         if tools and text == self.render(run):
-            raise _left_out("the tools", "tools")
+            raise left_out("the tools", "tools")
         self._check_complete(text, run, tools)
         return text
 
@@ -183,16 +183,16 @@ class SegmentedTemplate:
         return _rewritten(seen, f"once message {len(before)} follows")
 
     def _check_complete(self, text: str, messages: Sequence[Message], tools: Tools, offset: int = 0) -> None:
-        """Raise `InputError` for a message (number `offset` + its place) without which the text would be the same."""
+        """Raise `InputError` for a message (number `offset` + its place) whose content does not change the text."""
         for place, message in enumerate(messages):
             if message.role == "assistant" or message.content.strip() in text:
                 continue
             try:
-                without = self.render([*messages[:place], *messages[place + 1 :]], tools)
+                without = self.render([*messages[:place], replace(message, content=""), *messages[place + 1 :]], tools)
             except InputError:  # so the template does look at it
                 continue
             if text == without:
-                raise _left_out(f"message {offset + place} ({message.role})", "messages")
+                raise left_out(f"message {offset + place} ({message.role})", "messages")
 
     # what the template is like
 
@@ -298,6 +298,6 @@ def _rewritten(index: int, when: str) -> InputError:
     )
 
 
-def _left_out(what: str, field: str) -> InputError:
+def left_out(what: str, field: str) -> InputError:
     hint = "use a template that renders this, or put it into the content of a message that is rendered"
     return InputError(f"the chat template leaves out {what}", field=field, hint=hint)

@@ -86,6 +86,13 @@ class TurnByTurn(ABC):
         call, say = replace(CALL, reasoning="Hm."), replace(SAY, reasoning="Hm.")
         return self._rewritten_at([ASK, call, RESULT, say, ASK], ()) is not None
 
+    @cached_property
+    def _speaks_beside_calls(self) -> bool:
+        try:
+            return bool(self.completion(replace(CALL, content=SAY.content)))
+        except InputError:
+            return False
+
     # of the renderer
 
     @property
@@ -137,7 +144,7 @@ class TurnByTurn(ABC):
         if key not in self._seen:
             if len(self._seen) >= _REMEMBERED_SHAPES:
                 self._seen.clear()
-            messages, declared = _conversation(shape), [TOOL] if tools else []
+            messages, declared = _conversation(shape, beside=self._speaks_beside_calls), [TOOL] if tools else []
             said = self._decode(self.completion(messages[turn]))
             before, now = self.written(messages[:turn], declared), self.written(messages, declared)
             self._seen[key] = now.startswith(before + said)
@@ -146,20 +153,28 @@ class TurnByTurn(ABC):
 
 def _shape(message: Message) -> Hashable:
     if message.role == "assistant":
-        return message.role, len(message.tool_calls), bool(message.reasoning)
+        # Gemma 4 moves what is said beside calls behind their results
+        return (
+            message.role,
+            len(message.tool_calls),
+            (bool(message.reasoning), bool(message.tool_calls and message.content.strip())),
+        )
     tagged = _TAGGED.fullmatch(message.content)
     return message.role, 0, tagged.groups() if tagged else ()
 
 
-def _conversation(shape: Sequence[tuple[str, int, Any]]) -> list[Message]:
-    """A made-up conversation of this shape."""
+def _conversation(shape: Sequence[tuple[str, int, Any]], *, beside: bool) -> list[Message]:
+    """A made-up conversation of this shape. `beside`: something may be said beside calls."""
     messages: list[Message] = []
     unanswered: list[str | None] = []
     for place, (role, calls, more) in enumerate(shape):
         if role == "assistant":
             made = [replace(CALL.tool_calls[0], id=f"call{100 * place + number:05}") for number in range(calls)]
-            turn, unanswered = (replace(CALL, tool_calls=tuple(made)) if calls else SAY), [call.id for call in made]
-            messages.append(replace(turn, reasoning=f"Hm, {place} left." if more else ""))
+            thinks, speaks = more
+            content = SAY.content if not calls or (speaks and beside) else ""
+            unanswered = [call.id for call in made]
+            reasoning = f"Hm, {place} left." if thinks else ""
+            messages.append(Message("assistant", content, tuple(made), reasoning=reasoning))
             continue
         of = RESULT if role == "tool" else replace(ASK, role=role)
         if role == "tool" and unanswered:

@@ -24,7 +24,9 @@ class Command:
     Options that override one another keep their order (`ordered`: groups of such options, apart by spaces; a group is
     letters, or names apart by commas). The first
     `lead` operands have places of their own; the others are a set (None: all have places) on the terminal, if none lies
-    in another. `paths`: operands after those are paths. `long` may name a letter, too: `-R` that is `-r`.
+    in another. `paths`: operands after those are paths. `prints`: options with which they are printed as they are given
+    ("*": always, "2": where there are several), so that their spelling counts where that goes to another command or a
+    file. `long` may name a letter, too: `-R` that is `-r`.
     """
 
     flags: str = ""
@@ -36,6 +38,7 @@ class Command:
     lead: int | None = None
     lead_given_by: str = ""  # options that take the place of the leading operands (`grep -e PATTERN`)
     paths: bool = False
+    prints: str = ""
     number: str = ""  # the option that `-20` stands for
     folder: bool = False  # operands are folders: a slash at the end says nothing
     subcommands: Mapping[str, Command] | None = None
@@ -85,6 +88,7 @@ _GREP = Command(
     lead=1,
     lead_given_by="ef",
     paths=True,
+    prints="2rRlLH",
 )
 _PIP_LONG = {
     "--upgrade": "U",
@@ -185,6 +189,7 @@ _LIST = Command(
     ordered="t,S,X,U,sort lC1xno aA",
     lead=0,
     paths=True,
+    prints="*",
 )
 _GIT = Command(
     long={"--no-pager": "no-pager"},
@@ -249,12 +254,12 @@ _GIT = Command(
 _APT = Command(
     flags="yq",
     long={"--yes": "y", "--quiet": "q", "--no-install-recommends": "no-install-recommends"},
-    idle=frozenset({"q"}),
+    ordered="q",  # -qq does not ask, as -y
     subcommands={
         name: Command(
             flags="yq",
             long={"--yes": "y", "--quiet": "q", "--no-install-recommends": "no-install-recommends"},
-            idle=frozenset({"q"}),
+            ordered="q",
             lead=0,
         )
         for name in ("install", "remove", "purge", "update", "upgrade", "autoremove")
@@ -265,7 +270,13 @@ COMMANDS: Mapping[str, Command] = {
     "ls": _LIST,
     "cat": Command(flags="nbAsvETe", long={"--number": "n"}, paths=True),
     "head": Command(
-        flags="qvz", values="nc", long_values={"--lines": "n", "--bytes": "c"}, ordered="nc qv", number="n", paths=True
+        flags="qvz",
+        values="nc",
+        long_values={"--lines": "n", "--bytes": "c"},
+        ordered="nc qv",
+        number="n",
+        paths=True,
+        prints="2v",
     ),
     "tail": Command(
         flags="fFqvz",
@@ -275,6 +286,7 @@ COMMANDS: Mapping[str, Command] = {
         ordered="nc fF qv",
         number="n",
         paths=True,
+        prints="2v",
     ),
     "grep": _GREP,
     "egrep": _GREP,
@@ -286,9 +298,15 @@ COMMANDS: Mapping[str, Command] = {
         ordered="fiI",
         lead=0,
         paths=True,
+        prints="v",
     ),
     "rmdir": Command(
-        flags="pv", long={"--parents": "p", "--verbose": "v"}, idle=frozenset({"v"}), paths=True, folder=True
+        flags="pv",
+        long={"--parents": "p", "--verbose": "v"},
+        idle=frozenset({"v"}),
+        paths=True,
+        prints="v",
+        folder=True,
     ),
     "mkdir": Command(
         flags="pv",
@@ -298,6 +316,7 @@ COMMANDS: Mapping[str, Command] = {
         idle=frozenset({"v"}),
         lead=0,
         paths=True,
+        prints="v",
         folder=True,
     ),
     "touch": Command(flags="acm", values="dtr", lead=0, paths=True),
@@ -307,12 +326,18 @@ COMMANDS: Mapping[str, Command] = {
         idle=frozenset({"v"}),
         ordered="fin adLPH",
         paths=True,
+        prints="v",
     ),
     "mv": Command(
-        flags="fivnuT", long={"--force": "f", "--verbose": "v"}, idle=frozenset({"v"}), ordered="fin", paths=True
+        flags="fivnuT",
+        long={"--force": "f", "--verbose": "v"},
+        idle=frozenset({"v"}),
+        ordered="fin",
+        paths=True,
+        prints="v",
     ),
     "ln": Command(flags="sfnvrT", long={"--symbolic": "s", "--force": "f"}, idle=frozenset({"v"})),
-    "wc": Command(flags="lwcmL", long={"--lines": "l", "--words": "w", "--bytes": "c"}, lead=0, paths=True),
+    "wc": Command(flags="lwcmL", long={"--lines": "l", "--words": "w", "--bytes": "c"}, lead=0, paths=True, prints="*"),
     "sort": Command(
         flags="nrufbdghMRsVz",
         values="kto",
@@ -322,15 +347,19 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "uniq": Command(flags="cduiz", long={"--count": "c"}),
     "diff": Command(
-        flags="urNqwbBia", values="U", long={"--unified": "u", "--recursive": "r", "--brief": "q"}, paths=True
+        flags="urNqwbBia",
+        values="U",
+        long={"--unified": "u", "--recursive": "r", "--brief": "q"},
+        paths=True,
+        prints="*",
     ),
-    "chmod": Command(flags="Rvf", long={"--recursive": "R"}, idle=frozenset({"v"}), lead=1, paths=True),
-    "chown": Command(flags="Rvf", long={"--recursive": "R"}, idle=frozenset({"v"}), lead=1, paths=True),
+    "chmod": Command(flags="Rvf", long={"--recursive": "R"}, idle=frozenset({"v"}), lead=1, paths=True, prints="v"),
+    "chown": Command(flags="Rvf", long={"--recursive": "R"}, idle=frozenset({"v"}), lead=1, paths=True, prints="v"),
     "cd": Command(paths=True, folder=True),
     "pwd": Command(),
     "which": Command(flags="a", lead=0),
-    "file": Command(flags="bi", lead=0, paths=True),
-    "stat": Command(flags="L", values="c", lead=0, paths=True),
+    "file": Command(flags="bi", ordered="b", lead=0, paths=True, prints="*"),  # a second -b takes the first one back
+    "stat": Command(flags="L", values="c", lead=0, paths=True, prints="*"),
     "du": Command(
         flags="shacxm",
         values="d",
@@ -338,9 +367,10 @@ COMMANDS: Mapping[str, Command] = {
         long_values={"--max-depth": "d"},
         ordered="sa hm",
         paths=True,
+        prints="*",
     ),
     "df": Command(flags="hTai", long={"--human-readable": "h"}, lead=0, paths=True),
-    "tree": Command(flags="adfl", values="LIP", lead=0, paths=True),
+    "tree": Command(flags="adfl", values="LIP", lead=0, paths=True, prints="*"),
     "pytest": _PYTEST,
     "py.test": _PYTEST,
     "pip": _PIP,
@@ -480,7 +510,10 @@ def _operands(
         lead = 0
     first = operands if lead is None else operands[:lead]
     rest = [] if lead is None else operands[lead:]
-    if command.paths:
+    places = operands if lead is None else rest
+    several = len(places) > 1 or not all(isinstance(word, str) for word in places)
+    told = set(command.prints) & {"*", *("2" if several else ""), *given}
+    if command.paths and not (piped and told):
         rest = [path(word, folder, is_folder=command.folder) for word in rest]
         first = [path(word, folder, is_folder=command.folder) for word in first] if lead is None else first
     return tuple(first), tuple(rest if piped or _nested(rest) else sorted(rest, key=repr))

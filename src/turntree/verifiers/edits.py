@@ -121,14 +121,14 @@ def replacement(arguments: Mapping[str, Any]) -> tuple[str, str] | None:
 def same_result(shown: ToolCall, tried: ToolCall, files: Files) -> bool:
     """Whether both edits (of the same file) leave the same text, as far as that is known."""
     commands = [call.arguments.get("command") for call in (shown, tried)]
-    if None in commands and commands[0] != commands[1]:
-        return False  # an editor that is not told what to do
+    if commands[0] != commands[1]:
+        return False  # an editor that is not told what to do, or refuses to create a file that exists
     left, right = files.after(shown), files.after(tried)
     if left is not None or right is not None:
         return left == right
     one, other = replacement(shown.arguments), replacement(tried.arguments)
     place = of_any(shown.arguments, PATH)
-    if commands[0] != commands[1] or not (understood(shown.arguments) and understood(tried.arguments)):
+    if not (understood(shown.arguments) and understood(tried.arguments)):
         return False
     if one is None or other is None or place is None or _everywhere(shown.arguments) or _everywhere(tried.arguments):
         return False

@@ -147,7 +147,10 @@ def interpreter(value: Any) -> str:
 
 
 def lines_of(arguments: Mapping[str, Any]) -> tuple[int, int | None] | None:
-    """The lines that a reading call asks for, from 1, both ends inside (None: to the end); None for another form."""
+    """The lines that a reading call asks for, from 1, both ends inside (None: to the end); None for another form, or
+    for several at once, of which a tool reads one."""
+    if sum(not names.isdisjoint(arguments) for names in _RANGES) > 1:
+        return None
     span = arguments.get("view_range")
     if isinstance(span, list) and len(cast("list[Any]", span)) == 2:
         first, last = cast("list[Any]", span)
@@ -165,7 +168,8 @@ def lines_of(arguments: Mapping[str, Any]) -> tuple[int, int | None] | None:
     return int(cast(int, first)), (None if last == -1 else int(cast(int, last)))
 
 
-RANGE = frozenset({"view_range", "offset", "limit", "start_line", "end_line"})
+_RANGES = (frozenset({"view_range"}), frozenset({"offset", "limit"}), frozenset({"start_line", "end_line"}))
+RANGE = frozenset[str]().union(*_RANGES)
 
 
 def _whole(value: Any) -> bool:

@@ -138,7 +138,7 @@ class Recommended(Chained):
             self._played = build_verifier(Part("executed"), environment)
             options.append(f"effects={self._played.name}")
         self._one = threading.Lock()  # an environment is played by one thread
-        super().__init__(then, environment, ["recommended/6", *options])
+        super().__init__(then, environment, ["recommended/7", *options])
 
     def close(self) -> None:
         super().close()

@@ -38,6 +38,7 @@ _RUNS_MORE = ("--pre", "--hostname-bin")  # of rg: runs another command
 _MOVES = {"pushd", "popd", "eval", "source", ".", "builtin", "command", "time"}  # after these the folder is not known
 _REDEFINES = {"alias", "trap", "set", "shopt", "enable", "hash"}  # and after these nothing is what it is called
 _MISREAD = re.compile(r"\\(?:[ \t]|\Z)|\r")  # an escaped space is lost by the grammar, and so is a carriage return
+_BACK = re.compile(r"\bcd\s+-(?![\w-])|OLDPWD|~-")  # to the folder where the shell was before
 _LEADS_AWAY = re.compile(r">(?!&\d|\s*/dev/null\b)")  # of a redirection: stdout or stderr goes to a file
 _OPENING_ENDS = re.compile(rb"[ \t]*\n")  # the rest of the line that opens a here-document
 _LONGEST = 20_000  # characters; a longer script is compared as text: damaged ones take quadratic time to parse
@@ -74,7 +75,7 @@ class Script:
         unsure = len(text) > _LONGEST or _MISREAD.search(text) is not None
         root = None if unsure else _parser().parse(text.encode(errors="surrogatepass")).root_node
         if root is not None and not root.has_error:
-            reader = _Reader(folder)
+            reader = _Reader(folder, goes_back=_BACK.search(text) is not None)
             with contextlib.suppress(RecursionError, _Unsure):  # nested too deeply to be read, or misread
                 return Script(tuple(reader.steps(root)), frozenset(reader.destroys), tuple(reader.runs), True)
         stripped = text.strip("\n")
@@ -102,8 +103,8 @@ def _parser() -> Parser:
 class _Reader:
     """One pass over a syntax tree. Scripts of one line are the common case, so nothing is done twice."""
 
-    def __init__(self, folder: str | None) -> None:
-        self.folder = folder
+    def __init__(self, folder: str | None, *, goes_back: bool) -> None:
+        self.folder, self.goes_back = folder, goes_back
         self.redefined = False  # whether a function or an alias may stand behind any name
         self.captured = False  # whether stdout leads elsewhere than to the terminal
         self.destroys: set[Canonical] = set()
@@ -376,7 +377,8 @@ class _Reader:
         if self.redefined or not isinstance(where, str) or not where.startswith("/") or ".." in where.split("/"):
             self.folder = None
             return "run", (), said, ()
-        if self.folder is not None and posixpath.normpath(where) == posixpath.normpath(self.folder):
+        stays = self.folder is not None and posixpath.normpath(where) == posixpath.normpath(self.folder)
+        if stays and not self.goes_back:
             self.runs.pop()
             return _Nothing(("run", (), said, ()))
         self.folder = where
@@ -429,6 +431,9 @@ class _Reader:
         elif kind in ("command_substitution", "process_substitution"):
             outside = self.folder
             opening = node.children[0].type
+            if opening == "`" and "\\" in _text(node):  # the shell takes one layer of them off before it reads the rest
+                into.append(("`", quoted, *self.opaque(node)))
+                return
             inside = self.inside(node, captured=True)
             self.folder = outside
             into.append(("$(", quoted, "$(" if opening == "`" else opening, inside))
