@@ -1,11 +1,11 @@
 """Commands whose options are made from a configuration dataclass (docs/design/configuration.md).
 
-A command names its dataclass and, for every everyday option, the dotted key that it stands for:
+A command names its dataclass and the dotted key of every everyday option:
 
     @click.command("sft", cls=StageCommand, config="turntree.stages.config:SFTStageConfig",
-                   options={"--epochs": "sft.epochs", "--learning-rate": "sft.optimizer.learning_rate"})
+                   options=short("sft.epochs sft.optimizer.learning_rate log=loggers"))
 
-Type, default and help of an option are those of its key, so an option takes one line. The dataclass is imported when
+Type, default and help of an option are those of its key, so an option takes one word. The dataclass is imported when
 the command is used, not before. Every such command also takes `--config`, `--set` and `--dry-run`.
 """
 
@@ -56,6 +56,17 @@ class Read:
 
 
 Options = Mapping[str, "str | Constant | Read"]  # by option, or by the name of a positional argument
+
+
+def short(words: str) -> dict[str, str]:
+    """Options by their keys. Of the words, `sft.max_length` is the option --max-length, `log=loggers` is --log, and
+    `PIVOTS=pivots` is a positional argument."""
+    found: dict[str, str] = {}
+    for word in words.split():
+        name, _, key = word.rpartition("=")
+        name = name or key.rpartition(".")[2].replace("_", "-")
+        found[name if name.isupper() else f"--{name}"] = key
+    return found
 
 
 class StageCommand(OutputCommand):
