@@ -23,7 +23,7 @@ PREFERRED = ("tokens", "characters", "turns")
 
 
 def build_audit_page(result: dict[str, Any], out: Path) -> Path:
-    """Write the page of `stages.audit` to `out`. The same result gives the same bytes."""
+    """Write the page of `auditing.audit` to `out`. The same result gives the same bytes."""
     page = templates().get_template("audit.html.j2").render(view(result))
     with atomic_write(out) as handle:
         handle.write(page)
