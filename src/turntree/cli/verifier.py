@@ -62,7 +62,7 @@ def audit(config: Any, out: Path | None, json_path: str | None) -> None:
     \b
     Example: turntree verifier audit runs/traces.jsonl --verifier recommended --out audit.html
     """
-    from turntree.report.verifier import build_verifier_page
+    from turntree.report.audit import build_verifier_page
     from turntree.stages.score import run_audit
 
     result = run_audit(config)

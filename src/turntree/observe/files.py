@@ -64,6 +64,13 @@ def replace_folder(fresh: Path, target: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
+def write_text(path: Path, text: str) -> Path:
+    """Returns `path`."""
+    with atomic_write(path) as handle:
+        handle.write(text)
+    return path
+
+
 def write_json(path: Path, value: Any) -> None:
     with atomic_write(path) as handle:
         json.dump(value, handle, indent=2, ensure_ascii=False)
