@@ -241,7 +241,7 @@ def _forked(tree: RolloutTree, rewards: Any) -> Iterator[dict[str, Any]]:
     starts = list(tree.starts())
     for point in tree.branch_points():
         children = tree.children(point)
-        found = [rewards.of(_end(tree, child)) for child in children]
+        found = [rewards.of(tree.first_leaf(child)) for child in children]
         known = [reward for reward in found[_BILLED:] if reward is not None]
         if len(known) < 2:
             continue
@@ -253,12 +253,6 @@ def _forked(tree: RolloutTree, rewards: Any) -> Iterator[dict[str, Any]]:
             "rewards": known,
             "features": features(tree, point, children[0]),
         }
-
-
-def _end(tree: RolloutTree, node: int) -> int:
-    while below := tree.children(node):
-        node = below[0]
-    return node
 
 
 def features(tree: RolloutTree, point: int, incumbent: int) -> dict[str, float]:
@@ -294,7 +288,7 @@ def figures(groups: Sequence[Group], values: Mapping[Place, float]) -> dict[str,
         starts = list(tree.starts())
         for point in tree.branch_points():
             children = tree.children(point)
-            pair = [rewards.of(_end(tree, child)) for child in children]
+            pair = [rewards.of(tree.first_leaf(child)) for child in children]
             if len(pair) != 2 or pair[0] is None or pair[1] is None:
                 continue
             turn = tree[children[0]].turn
