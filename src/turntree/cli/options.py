@@ -224,7 +224,13 @@ def _parameter(name: str, target: str | Constant | Read, known: Mapping[str, Key
         read = _reader(target)
         return click.Option([name], multiple=target.repeated, metavar=target.metavar, callback=read, help=told)
     if section_of(key.hint) not in (None, Part):
-        return click.Option([name], is_flag=True, flag_value=True, callback=_switched_on, help=told)
+        return click.Option(
+            [name],
+            is_flag=True,
+            flag_value=True,
+            callback=lambda ctx, parameter, value: {} if value else None,
+            help=told,
+        )
     return click.Option([name], help=told, **_kind(key.hint, name))
 
 
@@ -235,10 +241,6 @@ def _reader(target: Read) -> Callable[[click.Context, click.Parameter, Any], Any
         return None if text is None else to_value(target.read(text))
 
     return read
-
-
-def _switched_on(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    return {} if value else None
 
 
 def default_text(key: Key) -> str:

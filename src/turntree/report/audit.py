@@ -37,7 +37,7 @@ def build_audit_page(result: dict[str, Any], out: Path) -> Path:
 def view(result: dict[str, Any]) -> dict[str, Any]:
     """Everything that the template shows."""
     unit = next((unit for unit in PREFERRED if unit in result["cost"]), None)
-    saved_in = _unit_of_savings(result)
+    saved_in = next((unit for unit in ("tokens", "turns", "characters") if unit in result["cost"]), None)
     table = [_row(result, name, label, what, saved_in) for name, label, what in REMEDIES]
     shown = [row for row in table if row["found"]]
     rows = result["over_time"]
@@ -55,11 +55,6 @@ def view(result: dict[str, Any]) -> dict[str, Any]:
         "group_size": group_size(result["group_size"]) if len(result["group_size"]) > 1 else None,
         "gate": result["gate"],
     }
-
-
-def _unit_of_savings(result: dict[str, Any]) -> str | None:
-    """The unit of savings: tokens where the log has them, else turns, else characters of text."""
-    return next((unit for unit in ("tokens", "turns", "characters") if unit in result["cost"]), None)
 
 
 def _row(result: dict[str, Any], name: str, label: str, what: str, unit: str | None) -> dict[str, Any]:

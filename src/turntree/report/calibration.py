@@ -30,7 +30,8 @@ def build_calibration_page(result: Row, table: GroupTable, out: Path) -> Path:
 
 def render(result: Row, table: GroupTable) -> str:
     """The page as HTML; the same result gives the same page."""
-    environment = templates()
+    environment, absent = templates(), result["absent"]
+    chosen = [row["choice"] for row in result["choices"] if row["scope"] == "all" and row["choice"] is not None]
     environment.filters |= {function.__name__: function for function in (signal_name, short_rule, span)}
     return environment.get_template("calibration.html.j2").render(
         result=result,
@@ -40,8 +41,8 @@ def render(result: Row, table: GroupTable) -> str:
         savings_chart=savings(result, table),
         heat=_heat(result),
         choices=_choices(result),
-        baselines=_baselines(result),
-        absent=_by_reason(result["absent"]),
+        baselines=list({one["rule"]: one for one in chosen}.values()),  # over all groups, each once
+        absent={why: [name for name in absent if absent[name] == why] for why in dict.fromkeys(absent.values())},
     )
 
 
@@ -82,16 +83,6 @@ def _choices(result: Row) -> list[tuple[str, list[Row]]]:
     order = {turn: index for index, turn in enumerate([*result["turns"], None])}
     rows = sorted(result["choices"], key=lambda row: order[row["turn"]])
     return [(scope, [row for row in rows if row["scope"] == scope]) for scope in ("actionable", "all")]
-
-
-def _baselines(result: Row) -> list[Row]:
-    """The chosen points over all groups, each once."""
-    chosen = [row["choice"] for row in result["choices"] if row["scope"] == "all" and row["choice"] is not None]
-    return list({one["rule"]: one for one in chosen}.values())
-
-
-def _by_reason(absent: Mapping[str, str]) -> dict[str, list[str]]:
-    return {why: [name for name, other in absent.items() if other == why] for why in dict.fromkeys(absent.values())}
 
 
 def _heat(result: Row) -> dict[str, Any]:
