@@ -27,9 +27,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from book import GIVEN, Book, Stage, words
+
 from turntree.core.errors import TurntreeError
 from turntree.core.messages import Message
-from turntree.experiments.book import GIVEN, Book, Stage, words
 from turntree.observe.artifacts import PROFILE
 from turntree.observe.files import read_json
 from turntree.observe.statistics import clustered_wilson, t_interval

@@ -41,7 +41,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from turntree.experiments.book import Book, Stage, words
+from book import Book, Stage, words
+
 from turntree.experiments.paired import Outcomes, over_seeds_and_tasks, paired_outcomes, task_matrix
 from turntree.observe.artifacts import PROFILE
 from turntree.observe.files import read_json

@@ -39,16 +39,18 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from turntree.experiments.book import Book, Stage, words
 from turntree.observe.files import read_json
 from turntree.traces.candidates import skipped_turns
 from turntree.traces.schema import Trace, read_traces, write_traces
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent))
+from book import Book, Stage, words  # noqa: E402
 
 
 @dataclass(frozen=True)

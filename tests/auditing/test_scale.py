@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logs_of_groups import FAIL, MIXED, group
 
-from turntree.auditing.gate import progress_at
 from turntree.auditing.played import play
 from turntree.auditing.remedies import PivotRule, Remedies, estimate
 from turntree.auditing.waste import by_task_type, over_time
 from turntree.filters.dapo import DapoFilter
 from turntree.filters.greso import GresoConfig
 from turntree.gates.signals import SIGNALS
+from turntree.gates.table import progress_at
 from turntree.logs.formats import generic
 from turntree.logs.grouping import by_rows
 from turntree.logs.groups import LoggedGroup, LoggedRollout

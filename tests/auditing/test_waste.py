@@ -11,8 +11,7 @@ from logs_of_groups import CENSORED, FAIL, MIXED, SUCCEED, group
 from turntree.auditing.audit import audit
 from turntree.auditing.comparison import AuditConfig
 from turntree.auditing.played import play
-from turntree.auditing.tasks import group_sizes, histories, never_teaching
-from turntree.auditing.waste import cost, counts, dilution, over_time, overall
+from turntree.auditing.waste import cost, counts, dilution, group_sizes, histories, never_teaching, over_time, overall
 from turntree.core.errors import InputError
 from turntree.logs.groups import LoggedGroup, LoggedRollout
 

@@ -11,7 +11,7 @@ from turntree.branching.rules import RandomBrancher
 from turntree.cli.main import main
 from turntree.core.errors import InputError
 from turntree.core.tree import RolloutTree
-from turntree.experiments import ladder, predictors
+from turntree.experiments import ladder
 from turntree.experiments.config import LadderConfig
 from turntree.experiments.ladder import Foresight, ForkAt, OracleBrancher
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
@@ -81,7 +81,7 @@ def test_foresight_forks_a_rollout_once_at_its_best_moment() -> None:
 def test_the_regression_recovers_what_generated_the_variance() -> None:
     draws = np.random.default_rng(0)
     inputs = draws.normal(size=(400, 3))
-    found = predictors.posterior(inputs, inputs @ np.array([0.5, 0.0, -0.2]) + 0.1 * draws.normal(size=400))
+    found = ladder.posterior(inputs, inputs @ np.array([0.5, 0.0, -0.2]) + 0.1 * draws.normal(size=400))
     assert found == pytest.approx([0.5, 0.0, -0.2], abs=0.03)
 
 
@@ -104,7 +104,7 @@ def test_a_predictor_is_held_against_questions_that_it_never_saw() -> None:
             entropy = float(draws.uniform())
             successes = round(2 * entropy)
             rows.append(row(f"q{task}", turn, [1.0] * successes + [0.0] * (4 - successes), entropy))
-    found = predictors.predictors(rows)
+    found = ladder.predictors(rows)
     assert found["entropy"]["spearman"] > 0.8
     assert found["learned"]["spearman"] > 0.8
     assert found["history"] is None  # there is one seed
@@ -112,7 +112,7 @@ def test_a_predictor_is_held_against_questions_that_it_never_saw() -> None:
 
 def test_a_question_s_history_is_of_other_seeds() -> None:
     rows = [{**row("q", 2, rewards, 0.0), "seed": seed} for seed, rewards in ((0, [0.0, 1.0]), (1, [1.0, 1.0]))]
-    assert predictors._history(rows).tolist() == [0.0, 0.5]
+    assert ladder._history(rows).tolist() == [0.0, 0.5]
 
 
 def test_a_policy_that_never_comes_to_a_fork_is_refused_before_its_arms_are_played(monkeypatch) -> None:

@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 
 from turntree.core.outcome import GroupOutcome
-from turntree.gates.association import associations
-from turntree.gates.calibrate import CalibrationConfig, calibrate
-from turntree.gates.checkpoints import measure_plan, plan_checkpoints
+from turntree.gates.calibrate import CalibrationConfig, associations, calibrate, measure_plan, plan_checkpoints
 from turntree.gates.features import read_features
 from turntree.gates.selection import Grid, Rule, grid_points, nested
 from turntree.gates.sweep import PAPER_SIGNAL
@@ -251,7 +249,7 @@ def test_the_checkpoints_keep_their_budget_as_often_as_they_promise():
         table = synthetic(200, seed=seed)
         uniform = replace(table, signals_NK={PAPER_SIGNAL: draw.uniform(size=(200, 2))})
         plan = plan_checkpoints(uniform, (4, 8), budget=0.2, confidence=0.8)
-        kept = np.prod([1 - (threshold or 0.0) for threshold in plan.thresholds])
+        kept = np.prod([1 - (threshold or 0.0) for threshold in (look["threshold"] for look in plan)])
         broken += 1 - kept > 0.2
     assert broken / 150 <= 0.2 + 0.1
 
@@ -261,14 +259,15 @@ def test_checkpoints_cut_a_group_at_the_first_turn_that_catches_it():
     plan = plan_checkpoints(table, (4, 8), budget=0.2)
     found = measure_plan(table, plan)
     assert found["fp"] / 150 < 0.2 and found["precision"] > 0.8
-    caught_first = (table.signals_NK[PAPER_SIGNAL][:, 0] < plan.thresholds[0]).sum()
+    caught_first = (table.signals_NK[PAPER_SIGNAL][:, 0] < plan[0]["threshold"]).sum()
     assert found["raw"] == pytest.approx((caught_first * 12 / 16 + (found["cut"] - caught_first) * 8 / 16) / 300)
 
 
 def test_a_budget_that_the_sample_cannot_support_gives_no_threshold(published):
     plan = plan_checkpoints(published, (10, 15, 20), budget=0.1)
-    assert plan.thresholds == (None, None, None) and plan.points == ()
-    assert plan.lost_high[0] == pytest.approx(1 - (0.05 / 3) ** (1 / 61))
+    assert [look["threshold"] for look in plan] == [None, None, None]
+    assert measure_plan(published, plan)["cut"] == 0
+    assert plan[0]["lost_high"] == pytest.approx(1 - (0.05 / 3) ** (1 / 61))
 
 
 @pytest.mark.parametrize("wrong", [{"floor": 1.0}, {"confidence": 0.0}, {"budget": 2.0}, {"folds": 1}])

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chat_import import import_chat
 from chat_templates import chatml, tokenizer_of
 from exported_pivots import BOTH, CONVERSATION, FIND, TOOLS, write_pivots
 from turntree.core.config import Part
@@ -23,7 +24,6 @@ from turntree.integrations.judging import Judge, pack_state, unpack_state
 from turntree.integrations.trl import verifier_reward
 from turntree.observe.artifacts import PIVOTS
 from turntree.stages.export import MANIFEST, ExportConfig, run_export, tools_as_rendered
-from turntree.traces.chat import import_chat
 from turntree.traces.formats.responses import read_responses_row
 from turntree.traces.schema import Trace
 

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from turntree.auditing.audit import AuditStageConfig, run_audit
 from turntree.auditing.played import play
 from turntree.core import parts
 from turntree.core.config import Part
@@ -19,7 +20,6 @@ from turntree.logs.rollouts import group_to_json
 from turntree.logs.trees import KeptTree
 from turntree.observe.files import write_json
 from turntree.report.audit import build_audit_page
-from turntree.stages.audit import AuditStageConfig, run_audit
 
 GOOD = {"group": "a", "reward": 1.0, "iteration": 0, "actions": ["go"], "turn_tokens": [3], "completed": True}
 HUGE = 10**400

@@ -226,10 +226,11 @@ def tau2_document(path: Path) -> None:
 
 def importing(on_error: Any) -> Callable[[Path], object]:
     def read(path: Path) -> object:
-        from turntree.traces.chat import import_chat
+        from turntree.traces.chat import stream_chat
         from turntree.traces.splits import assign_splits
 
-        traces, report = import_chat([path], on_error=on_error)
+        traces: list[Trace] = []
+        report = stream_chat([path], traces.append, on_error=on_error)
         assert report.adds_up
         splits = assign_splits([(trace.id, trace.group, trace.split) for trace in traces], 0)
         done = [replace(trace, split=split) for trace, split in zip(traces, splits, strict=True)]

@@ -13,9 +13,8 @@ from turntree.core.errors import InputError
 from turntree.core.tree import Decision
 from turntree.experiments.page import build_experiment_page, mean_curve, read_experiment
 from turntree.observe.files import read_json, write_json
-from turntree.report import online_figures
 from turntree.report.html import build_report
-from turntree.report.online import decisions, over
+from turntree.report.online import cumulative, decisions, over
 
 
 def text_of(page: Path) -> str:
@@ -115,7 +114,7 @@ def test_a_brancher_that_measures_only_where_it_forks_has_a_curve_of_its_forks()
     found = decisions([fork, Decision("brancher", 0, "pass", "too early", {"turn": 2.0})])
     assert found is not None
     assert found.measured == {"forked": [0.7]}
-    assert online_figures.cumulative("measured", found.measured, found.unit)
+    assert cumulative("measured", found.measured, found.unit)
 
 
 def test_the_drawn_tree_is_told_as_a_table_too(online: Path) -> None:

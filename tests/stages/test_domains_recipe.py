@@ -4,6 +4,7 @@ one that turntree understands, and a domain without a pivot does not end the oth
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -16,7 +17,6 @@ from hypothesis import strategies as st
 
 from turntree.cli.main import cli
 from turntree.core.messages import Message
-from turntree.experiments import book
 from turntree.observe.files import write_json
 from turntree.profiling.rows import class_of_moments
 from turntree.traces.candidates import candidates
@@ -34,6 +34,7 @@ def load() -> Any:
     return module
 
 
+sys.path.append(str(FILE.parent))  # of the modules that recipes share
 recipe = load()
 messages = st.lists(
     st.builds(Message, st.sampled_from(["user", "assistant", "system"]), st.text("ab", max_size=90)), max_size=12
@@ -120,7 +121,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Commands:
         return {"summary": summary}, rows if path.name == "profile.jsonl" else []
 
     monkeypatch.setattr(recipe, "PROFILE", SimpleNamespace(read=read))
-    monkeypatch.setattr(book.subprocess, "run", found)
+    monkeypatch.setattr(subprocess, "run", found)
     return found
 
 

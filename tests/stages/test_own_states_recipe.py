@@ -4,13 +4,12 @@ compare what all have played."""
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from turntree.experiments import book
-from turntree.experiments.book import Book, Stage
 from turntree.observe.files import read_json, write_json
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
@@ -37,20 +36,20 @@ def ran(monkeypatch: pytest.MonkeyPatch):
         write_json(out if out.suffix.startswith(".json") else out / "cost.json", {})
         return Answer()
 
-    monkeypatch.setattr(book.subprocess, "run", command)
+    monkeypatch.setattr(subprocess, "run", command)
     return found
 
 
 def run(recipe, folder: Path, seeds=(0,), games=2, arms=None) -> None:
     world = recipe.World(recipe.Settings(**recipe.SMOKE))
-    recipe.Recipe(Book(folder, FOLDER), world).run(arms or recipe.ARMS, seeds, games)
+    recipe.Recipe(recipe.Book(folder, FOLDER), world).run(arms or recipe.ARMS, seeds, games)
 
 
-def test_the_key_of_a_stage_is_that_of_records_on_disk() -> None:
+def test_the_key_of_a_stage_is_that_of_records_on_disk(recipe) -> None:
     """A changed key would refuse every folder that a recipe was begun in."""
-    first = Stage("traces", "traces.jsonl", ("traces", "household", "--out", "traces.jsonl"))
+    first = recipe.Stage("traces", "traces.jsonl", ("traces", "household", "--out", "traces.jsonl"))
     assert first.key == "12c514746359f23d"
-    assert Stage("sft", "sft/cost.json", ("sft",), (first,)).key == "6f4816bf9266f707"
+    assert recipe.Stage("sft", "sft/cost.json", ("sft",), (first,)).key == "6f4816bf9266f707"
 
 
 def test_a_seed_is_finished_before_the_next_and_more_games_are_all_that_is_played_again(recipe, ran, tmp_path) -> None:

@@ -4,14 +4,13 @@ there."""
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from turntree.core.messages import Message
-from turntree.experiments import book
-from turntree.experiments.book import Book
 from turntree.observe.files import read_json, write_json
 from turntree.traces.schema import Trace, read_traces, write_traces
 
@@ -45,7 +44,7 @@ def ran(recipe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
             write_json(out, {"sampled": {"success": 0.2}})
         return Answer()
 
-    monkeypatch.setattr(book.subprocess, "run", command)
+    monkeypatch.setattr(subprocess, "run", command)
     return found
 
 
@@ -62,7 +61,7 @@ def run(
     recipe, folder: Path, games: int = 2, items: int = 2, arms=("sft", "pivot"), only: str = "*", problems=0, **settings
 ) -> None:
     chosen = recipe.replace(recipe.SMOKE, model="tiny", **settings)
-    recipe.Recipe(Book(folder, FOLDER, only), chosen, items, problems).run(arms, [0], games)
+    recipe.Recipe(recipe.Book(folder, FOLDER, only), chosen, items, problems).run(arms, [0], games)
 
 
 def test_a_finished_recipe_computes_nothing_again_and_a_longer_one_only_what_is_new(recipe, ran, tmp_path) -> None:

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trace_strategies import row, untidy_lines
 
+from chat_import import import_chat
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.traces.candidates import candidates
-from turntree.traces.chat import import_chat
 from turntree.traces.schema import read_traces, write_traces
 
 USER = {"role": "user", "content": "do it"}

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from chat_import import import_chat
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.traces.candidates import candidates
-from turntree.traces.chat import ImportReport, import_chat
+from turntree.traces.chat import ImportReport
 from turntree.traces.schema import Trace
 
 TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}}

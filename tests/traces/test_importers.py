@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trace_fixtures import CLAUDE, EVENTS, FIXTURES, SDK, Fixture, claude, line, text_item, use, used
 
+from chat_import import import_chat
 from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.traces.candidates import candidates
-from turntree.traces.chat import ImportReport, import_chat
+from turntree.traces.chat import ImportReport
 from turntree.traces.formats.row import told
 from turntree.traces.schema import Trace
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from chat_import import import_chat
 from turntree.core.errors import InputError
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.traces.candidates import candidates
-from turntree.traces.chat import import_chat
 from turntree.verifiers.audit import audit_verifier
 from turntree.verifiers.strict import StrictMatch
 from turntree.verifiers.tool_call import ToolCallMatch

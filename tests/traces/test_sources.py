@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 from trace_fixtures import TAU2
 from trace_strategies import json_objects, json_values
 
+from chat_import import import_chat
 from turntree.core.errors import InputError
 from turntree.observe.jsonl import read_chunks
 from turntree.traces import documents
-from turntree.traces.chat import import_chat, stream_chat
+from turntree.traces.chat import stream_chat
 from turntree.traces.documents import document_rows
 from turntree.traces.sources import source_files, source_rows
 

@@ -11,10 +11,10 @@ import pytest
 
 pytest.importorskip("tree_sitter_bash")
 
+from chat_import import import_chat
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
 from turntree.traces.candidates import candidates
-from turntree.traces.chat import import_chat
 from turntree.verifiers.recommended import Recommended, folder_in
 
 

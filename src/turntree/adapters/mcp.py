@@ -18,7 +18,7 @@ import shlex
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -64,7 +64,7 @@ class McpTasks:
                 for split, count in splits.items()
             }
             try:
-                yield TaskSet(tasks=tasks, figures=lambda: _counted(runtime))
+                yield TaskSet(tasks=tasks, figures=runtime.ledger.figures)
             finally:
                 for game in list(games):
                     game.end()
@@ -134,10 +134,6 @@ class McpGame:
                 raise EnvironmentFault(f"tool {call.name!r} failed: {result.text}")
             answers.append(Message("tool", result.text, tool_call_id=call.id, name=call.name))
         return Observation(tuple(answers), done=False)
-
-
-def _counted(runtime: ToolRuntime) -> dict[str, Any]:
-    return {"tools": {name: asdict(count) for name, count in sorted(runtime.ledger.counts().items())}}
 
 
 def server_of(argument: str) -> str | Sequence[str]:

@@ -26,6 +26,7 @@ from turntree.core.protocols import Observation
 from turntree.core.seeds import derive
 from turntree.environments.loop import run, start
 from turntree.environments.pool import EnvironmentFault
+from turntree.tools.tool import ToolSpec
 from turntree.verifiers.texts import said
 
 ABOUT = ("done", "reward", "metadata")  # of an observation, what is not for the policy
@@ -181,15 +182,13 @@ def _actions(url: str, seconds: float) -> tuple[str, tuple[dict[str, Any], ...]]
     required = [name for name in schema.get("required", []) if name in fields]
     if len(required) == 1 and fields[required[0]].get("type") == "string":
         return required[0], ()
-    return "act", (_tool("act", str(schema.get("description", "")), {**schema, "properties": fields}),)
+    return "act", (ToolSpec("act", str(schema.get("description", "")), {**schema, "properties": fields}).to_chat(),)
 
 
 def _listed(url: str, seconds: float) -> tuple[dict[str, Any], ...]:
     game = OpenEnvGame(url, {}, "tools", "", None, 1.0, seconds)
     game.begin()
     found = game._ask(game._client.step, {"type": "list_tools"}).observation["tools"]
-    return tuple(_tool(tool["name"], tool.get("description") or "", tool["input_schema"]) for tool in found)
-
-
-def _tool(name: str, description: str, parameters: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+    return tuple(
+        ToolSpec(each["name"], each.get("description") or "", each["input_schema"]).to_chat() for each in found
+    )

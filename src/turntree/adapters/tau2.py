@@ -164,7 +164,10 @@ def _simulation(row: dict[str, Any], id: str) -> _Case:
         id=id,
         says=tuple(str(message["content"]) for message in said if "###" not in message["content"]),
         solo=False,
-        actions=tuple(_Action(**_picked(check["action"])) for check in judged.get("action_checks") or ()),
+        actions=tuple(
+            _Action(**{key: value for key, value in check["action"].items() if key in _Action.__dataclass_fields__})
+            for check in judged.get("action_checks") or ()
+        ),
         communicate=tuple(check["info"] for check in judged.get("communicate_checks") or ()),
         basis=_basis(id, judged.get("reward_basis") or _BY_DEFAULT, _JUDGED - {"ENV_ASSERTION"}),
     )
@@ -176,10 +179,6 @@ class _Action:
     arguments: Mapping[str, Any]
     requestor: str = "assistant"
     compare_args: Sequence[str] | None = None
-
-
-def _picked(action: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: action[key] for key in ("name", "arguments", "requestor", "compare_args") if key in action}
 
 
 class _Domain:
@@ -258,7 +257,8 @@ class _Conversation:
         return _Conversation(*held, list(self.said), list(self.made))
 
     def _call(self, call: ToolCall) -> Message:
-        kind = next((kit for kit in self._kits() if kit.has_tool(call.name)), None)
+        kits = (self.environment.tools, self.environment.user_tools if self.case.solo else None)
+        kind = next((kit for kit in kits if kit is not None and kit.has_tool(call.name)), None)
         if kind is None:
             return self._told(call, f"Error: Tool '{call.name}' not found.")
         if self.shared and str(kind.tool_type(call.name).value) not in _READ_ONLY:
@@ -269,10 +269,6 @@ class _Conversation:
         except Exception as error:  # tau2 shows the exceptions of its tools to the agent
             return self._told(call, f"Error: {error}")
         return self._told(call, self.environment.to_json_str(answer))
-
-    def _kits(self) -> list[Any]:
-        kits = (self.environment.tools, self.environment.user_tools if self.case.solo else None)
-        return [kit for kit in kits if kit is not None]
 
     def _told(self, call: ToolCall, text: Any) -> Message:
         return Message("tool", str(text), tool_call_id=call.id, name=call.name)

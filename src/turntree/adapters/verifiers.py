@@ -28,6 +28,7 @@ from turntree.core.messages import Message
 from turntree.core.protocols import Observation
 from turntree.environments.loop import run
 from turntree.environments.pool import EnvironmentFault
+from turntree.tools.tool import ToolSpec
 
 
 def tasks(
@@ -219,10 +220,4 @@ def _tools(environment: Any, row: Mapping[str, Any]) -> tuple[dict[str, Any], ..
     info = row.get("info")
     own = info.get("tool_defs") if isinstance(info, Mapping) else None
     found = environment._normalize_tool_defs(own) if own else environment.tool_defs
-    return tuple(
-        {
-            "type": "function",
-            "function": {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)},
-        }
-        for tool in found or ()
-    )
+    return tuple(ToolSpec(tool.name, tool.description, tool.parameters).to_chat() for tool in found or ())

@@ -103,11 +103,12 @@ class CreditRule:
         facts = _counted(tree, scored, weighting.weights)
         lengths = facts.trained_tokens
         nodes = self._label(facts, lengths)
+        own = [reward for node, reward in tree.own_rewards().items() if node in facts.below]
         return Credit(
             nodes=nodes,
             rollout_tokens=self._tokens(facts, lengths, nodes),
             rollouts=math.fsum(w for w, n in zip(facts.weights, lengths, strict=True) if n),  # one without has no mean
-            zero_variance=is_zero_variance([*facts.rewards, *_own_of(facts)]),
+            zero_variance=is_zero_variance([*facts.rewards, *own]),
             censored=len(rewards.verdicts) - len(scored),
             uncounted=len(scored) - len(facts.leaves),
             redistributed=weighting.redistributed,
@@ -157,10 +158,6 @@ class CreditRule:
         if self.per_rollout:  # the multiplicities have been divided by the lengths already
             return math.fsum(w * n for w, n in zip(scored.weights, lengths, strict=True))
         return math.fsum(c.multiplicity * len(scored.tree[n].token_ids) for n, c in nodes.items())
-
-
-def _own_of(scored: ScoredTree) -> list[float]:
-    return [reward for node, reward in scored.tree.own_rewards().items() if node in scored.below]
 
 
 def soft_credit(tree: RolloutTree, rewards: Rewards, *, advantages: Advantages = grpo_advantages) -> Credit:

@@ -1,15 +1,20 @@
-"""`audit`: from a stream of logged groups to every figure of the report; unknown figures are null, with the reason."""
+"""`turntree audit`: from logs of any framework to all figures of the report; unknown ones are null, with the reason."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from turntree.auditing import tasks, waste
+from turntree.auditing import waste
 from turntree.auditing.comparison import NO_ITERATIONS, AuditConfig, compare
 from turntree.auditing.played import CHARACTERS, TOKENS, TURNS, Played, play
+from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.logs.groups import LoggedGroup
+from turntree.logs.read import AUTO, open_log
+from turntree.logs.rows import ReadReport
 
 SCHEMA = "turntree.audit/1"
 ASSUMPTIONS = (
@@ -44,9 +49,9 @@ def audit(groups: Iterable[LoggedGroup], config: AuditConfig) -> dict[str, Any]:
         "by_task_type": waste.by_task_type(played),
         "dilution": waste.dilution(played),
         **compare(played, config),
-        "tasks": tasks.never_teaching(played, config.epochs),
-        "histories": tasks.histories(played),
-        "group_size": tasks.group_sizes(played),
+        "tasks": waste.never_teaching(played, config.epochs),
+        "histories": waste.histories(played),
+        "group_size": waste.group_sizes(played),
         "assumptions": list(ASSUMPTIONS),
     }
     result["absent"] |= _absent(played)
@@ -69,3 +74,22 @@ def _absent(played: Played) -> dict[str, str]:
     if TOKENS in played.absent:
         reasons["dilution.by_token"] = played.absent[TOKENS]
     return reasons
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditStageConfig(AuditConfig):
+    """`turntree audit`."""
+
+    log_format: Part = AUTO
+    """Of the logs, where their fields do not tell it: turntree, trees, verl, trl, nemo-gym, generic, or module:object
+    of your own."""
+
+
+def run_audit(
+    paths: Sequence[Path], config: AuditStageConfig, watch: Callable[[ReadReport], None] | None = None
+) -> dict[str, Any]:
+    """The audit with what was read, and dropped, under `log`. `watch` sees what has been counted, as it goes."""
+    log = open_log(paths, config.log_format)
+    log.report.watch = watch
+    result = audit(log, config)
+    return {**result, "log": {"paths": [str(path) for path in paths], **log.report.to_json()}}

@@ -9,12 +9,11 @@ import numpy as np
 from turntree.auditing.played import TOKENS, TURNS, Played
 from turntree.auditing.remedies import GateCuts
 from turntree.core.outcome import GroupOutcome, group_outcome
-from turntree.core.protocols import GroupProgress
 from turntree.gates.calibrate import CalibrationConfig, calibrate
 from turntree.gates.divergence import PrefixDivergenceGate
 from turntree.gates.signals import SIGNALS
-from turntree.gates.table import table_from_groups
-from turntree.logs.groups import LoggedGroup, LoggedRollout
+from turntree.gates.table import progress_at, table_from_groups
+from turntree.logs.groups import LoggedGroup
 
 PAPER_GATE = PrefixDivergenceGate()
 LATEST = 2000  # groups that a gate is calibrated on: those of the latest policy, and few enough to calibrate in seconds
@@ -83,18 +82,6 @@ def _is_cut(group: LoggedGroup, gate: PrefixDivergenceGate, horizon: int) -> boo
     shown = [rollout for rollout in group.rollouts if not (rollout.reward is None or rollout.forked or rollout.refill)]
     decision = gate.decide(progress_at(group, shown, gate.turn, horizon)) if len(shown) > 1 else None
     return decision is not None and decision.cut
-
-
-def progress_at(group: LoggedGroup, rollouts: list[LoggedRollout], turn: int, horizon: int) -> GroupProgress:
-    """What a gate would have seen of the group when its unfinished rollouts had completed `turn` turns."""
-    return GroupProgress(
-        task_id=group.task,
-        max_turns=horizon,
-        actions=tuple(rollout.actions[:turn] for rollout in rollouts),
-        observations=tuple((rollout.observations or ())[:turn] for rollout in rollouts),
-        finished=tuple(len(rollout.actions) <= turn for rollout in rollouts),
-        progress=(None,) * len(rollouts),
-    )
 
 
 def _after(group: LoggedGroup, turn: int, unit: str) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from turntree.cli.common import finish, json_option
-from turntree.cli.options import StageCommand
+from turntree.cli.options import StageCommand, short
 from turntree.core import parts
 from turntree.core.config import Part
 
@@ -28,7 +28,7 @@ def check() -> None:
     config="turntree.environments.check:CheckConfig",
     stage="check environment",
     part="environment",
-    options={"SPEC": "environment", "--split": "split", "--count": "count", "--turns": "turns", "--seed": "seed"},
+    options=short("SPEC=environment split count turns seed"),
     short_help="Play random actions in an environment; which laws does it break?",
 )
 def environment(config: CheckConfig, json_path: str | None) -> None:

@@ -9,11 +9,7 @@ from typing import Any
 import click
 
 from turntree.cli.common import finish, out_option
-from turntree.cli.options import StageCommand
-
-_ARM = {"--iterations": "online.train.iterations", "--groups": "online.train.groups"}
-_CONSTANT = {"--constant": "online.train.loss.constant"}
-_DIFFICULTY = {"--difficulty": "online.environment.difficulty"}
+from turntree.cli.options import StageCommand, short
 
 
 @click.group(short_help="Compare methods: matched arms, intervals.")
@@ -26,14 +22,11 @@ def experiment() -> None:
     cls=StageCommand,
     config="turntree.experiments.config:GateExperimentConfig",
     stage="experiment gate",
-    options={
-        "--seeds": "seeds",
-        **_ARM,
-        **_DIFFICULTY,
-        "--gate-turn": "online.gate.checkpoints.0.turn",
-        "--gate-threshold": "online.gate.checkpoints.0.threshold",
-        **_CONSTANT,
-    },
+    options=short(
+        "seeds online.train.iterations online.train.groups online.environment.difficulty "
+        "gate-turn=online.gate.checkpoints.0.turn gate-threshold=online.gate.checkpoints.0.threshold "
+        "online.train.loss.constant"
+    ),
     short_help="Compare the gate with no gate and with random cuts.",
 )
 @out_option("The experiment's folder.", folder=True)
@@ -68,7 +61,7 @@ def _gate_lines(summary: dict[str, Any]) -> Iterator[str]:
     cls=StageCommand,
     config="turntree.experiments.config:ComposeConfig",
     stage="experiment compose",
-    options={"--seeds": "seeds", "--arms": "arms", **_ARM, "--steps": "pivot.steps", **_DIFFICULTY},
+    options=short("seeds arms online.train.iterations online.train.groups pivot.steps online.environment.difficulty"),
     short_help="GRPO, PivotRL and their parts, alone and together, on one bill.",
 )
 @out_option("The experiment's folder.", folder=True)
@@ -108,15 +101,10 @@ def _compose_lines(summary: dict[str, Any]) -> Iterator[str]:
     cls=StageCommand,
     config="turntree.experiments.config:BranchingExperimentConfig",
     stage="experiment branching",
-    options={
-        "--seeds": "seeds",
-        "--arms": "arms",
-        **_ARM,
-        "--group-size": "online.train.rollouts.group_size",
-        "--probe-tokens": "online.brancher.probe_tokens",
-        "--learning-rate": "online.train.optimizer.learning_rate",
-        **_CONSTANT,
-    },
+    options=short(
+        "seeds arms online.train.iterations online.train.groups online.train.rollouts.group_size "
+        "online.brancher.probe_tokens online.train.optimizer.learning_rate online.train.loss.constant"
+    ),
     short_help="Forks where entropy rises, against random ones and none.",
 )
 @out_option("The experiment's folder.", folder=True)
@@ -140,7 +128,7 @@ def branching_experiment(config: Any, out: Path, json_path: str | None) -> None:
     config="turntree.experiments.config:PremiseConfig",
     stage="experiment premise",
     part="environment",
-    options={"--environment": "environment", "--model": "model", "--count": "count", "--seed": "seed"},
+    options=short("environment model count seed"),
     short_help="Does entropy rise after tool results, and do forks there differ more?",
 )
 @out_option("The JSON file to write.")
@@ -161,7 +149,7 @@ def premise_experiment(config: Any, out: Path, json_path: str | None) -> None:
     cls=StageCommand,
     config="turntree.experiments.config:TheoryConfig",
     stage="experiment theory",
-    options={"--instances": "instances", "--states": "mixed", "--model": "model", "--seed": "seed"},
+    options=short("instances states=mixed model seed"),
     short_help="The papers' statements about groups, on finite spaces and on a policy.",
 )
 @out_option("The JSON file to write.")
@@ -183,7 +171,7 @@ def theory_experiment(config: Any, out: Path, json_path: str | None) -> None:
     cls=StageCommand,
     config="turntree.experiments.config:AlignmentConfig",
     stage="experiment alignment",
-    options={"--seeds": "seeds", "--batches": "batches", "--reference": "reference", "--model": "online.model"},
+    options=short("seeds batches reference online.model"),
     short_help="How far the reward of a turn points along success.",
 )
 @out_option("The experiment's folder.", folder=True)
@@ -206,15 +194,7 @@ def alignment_experiment(config: Any, out: Path, json_path: str | None) -> None:
     config="turntree.experiments.config:LadderConfig",
     stage="experiment ladder",
     part="environment",
-    options={
-        "--seeds": "seeds",
-        "--arms": "arms",
-        "--environment": "environment",
-        "--model": "model",
-        "--iterations": "iterations",
-        "--groups": "groups",
-        "--children": "children",
-    },
+    options=short("seeds arms environment model iterations groups children"),
     short_help="What an oracle wins that knows where to fork.",
 )
 @out_option("The experiment's folder.", folder=True)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from turntree.cli.common import finish, out_option, overwrite_option
-from turntree.cli.options import StageCommand
+from turntree.cli.options import StageCommand, short
 
 
 @click.group(short_help="Pivots in the formats of other trainers.")
@@ -21,13 +21,7 @@ def export() -> None:
     cls=StageCommand,
     config="turntree.stages.export:ExportConfig",
     stage="export pivots",
-    options={
-        "PIVOTS": "pivots",
-        "--to": "pivot_format",
-        "--traces": "traces",
-        "--verifier": "verifier",
-        "--model": "model",
-    },
+    options=short("PIVOTS=pivots to=pivot_format traces verifier model"),
     short_help="Pivots and their verifier for nemo-gym, trl, verl, skyrl, hf.",
 )
 @out_option("The folder to write.", folder=True)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from turntree.cli.common import LOG_OPTIONS, finish, out_option
-from turntree.cli.options import StageCommand
+from turntree.cli.options import StageCommand, short
 
 REFUSED = 3  # exit code: the data were read, but support no operating point
 
@@ -30,12 +30,7 @@ _files = click.argument("paths", metavar="FILE...", nargs=-1, required=True, typ
     config="turntree.stages.gate:SweepConfig",
     stage="gate sweep",
     options={
-        "--turn": "turn",
-        "--thresholds": "thresholds",
-        "--signal": "signal",
-        "--rule": "rule",
-        "--termination": "termination",
-        "--max-turns": "max_turns",
+        **short("turn thresholds signal rule termination max_turns"),
         **LOG_OPTIONS,
     },
     short_help="Table 1 of the paper, for thresholds of your choice.",
@@ -58,13 +53,10 @@ def sweep(config: Any, paths: tuple[Path, ...], json_path: str | None) -> None:
     config="turntree.stages.gate:CalibrateConfig",
     stage="gate calibrate",
     options={
-        "--floor": "calibration.floor",
-        "--confidence": "calibration.confidence",
-        "--budget": "calibration.budget",
-        "--turns": "turns",
-        "--resamples": "calibration.resamples",
-        "--seed": "calibration.seed",
-        "--max-turns": "max_turns",
+        **short(
+            "calibration.floor calibration.confidence calibration.budget turns calibration.resamples calibration.seed "
+            "max_turns"
+        ),
         **LOG_OPTIONS,
     },
     short_help="The operating point that your rollouts support, if any.",

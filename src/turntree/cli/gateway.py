@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from turntree.cli.common import finish, out_option
-from turntree.cli.options import Read, StageCommand
+from turntree.cli.options import Read, StageCommand, short
 from turntree.core.errors import InputError
 
 _FILE = click.Path(path_type=Path)
@@ -19,19 +19,12 @@ _FILE = click.Path(path_type=Path)
     cls=StageCommand,
     config="turntree.stages.gateway:GatewayConfig",
     options={
-        "--model": "model",
-        "--host": "host",
-        "--port": "port",
-        "--max-tokens": "serving.sampling.max_tokens",
-        "--temperature": "serving.sampling.temperature",
-        "--parameters": "serving.parameters",
-        "--thoughts": "serving.thoughts",
-        "--endpoint": "endpoint.url",
-        "--tokenizer": "endpoint.tokenizer",
-        "--upstream": "upstream.url",
+        **short(
+            "model host port serving.sampling.max_tokens serving.sampling.temperature serving.parameters "
+            "serving.thoughts endpoint=endpoint.url endpoint.tokenizer upstream=upstream.url"
+        ),
         "--redact": Read("upstream.redact", str, "REGEX", repeated=True),
-        "--engine": "device.engine",
-        "--renderer": "device.renderer",
+        **short("device.engine device.renderer"),
     },
     short_help="Serve a policy to agents; their calls become rollout trees.",
 )

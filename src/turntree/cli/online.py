@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from turntree.cli.common import KEEP_TREES, censored, dropped, environment_for, finish, out_option, overwrite_option
-from turntree.cli.options import Read, StageCommand
+from turntree.cli.options import Read, StageCommand, short
 
 
 def _reward(text: str) -> Any:
@@ -31,39 +31,18 @@ def _brancher(text: str) -> str | None:
     part="environment",
     named=environment_for,
     options={
-        "--environment": "environment",
-        "--model": "model",
-        "--count": "count",
-        "--held-out-count": "held_out_count",
-        "--iterations": "train.iterations",
-        "--groups": "train.groups",
-        "--group-size": "train.rollouts.group_size",
+        **short("environment model count held_out_count train.iterations train.groups train.rollouts.group_size"),
         "--brancher": Read("brancher", _brancher, "SPEC"),
-        "--probe-tokens": "brancher.probe_tokens",
-        "--initial": "train.rollouts.initial_rollouts",
-        "--max-turns": "train.rollouts.episodes.max_turns",
-        "--max-tokens": "train.rollouts.episodes.sampling.max_tokens",
-        "--learning-rate": "train.optimizer.learning_rate",
-        "--kl": "train.loss.kl_coefficient",
-        "--gate": "gate",
-        "--gate-turn": "gate.checkpoints.0.turn",
-        "--gate-threshold": "gate.checkpoints.0.threshold",
-        "--audit": "gate.audit",
-        "--estimator": "estimator",
-        "--filter": "filters",
-        "--dapo": "train.dapo",
-        "--greso": "train.greso",
-        "--allocation": "train.allocation",
+        **short(
+            "brancher.probe_tokens initial=train.rollouts.initial_rollouts train.rollouts.episodes.max_turns "
+            "train.rollouts.episodes.sampling.max_tokens train.optimizer.learning_rate kl=train.loss.kl_coefficient "
+            "gate gate-turn=gate.checkpoints.0.turn gate-threshold=gate.checkpoints.0.threshold gate.audit estimator "
+            "filter=filters train.dapo train.greso train.allocation"
+        ),
         "--reward": REWARD,
-        "--local-states": "train.local.states",
-        "--teacher": "teacher",
-        "--verifier": "verifier",
-        "--engine": "device.engine",
-        "--renderer": "device.renderer",
+        **short("local-states=train.local.states teacher verifier device.engine device.renderer"),
         "--keep-trees": KEEP_TREES,
-        "--cluster": "cluster.address",
-        "--seed": "train.seed",
-        "--log": "loggers",
+        **short("cluster=cluster.address train.seed log=loggers"),
     },
     short_help="End-to-end GRPO on whole episodes.",
 )

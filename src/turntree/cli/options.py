@@ -1,11 +1,11 @@
 """Commands whose options are made from a configuration dataclass (docs/design/configuration.md).
 
-A command names its dataclass and, for every everyday option, the dotted key that it stands for:
+A command names its dataclass and the dotted key of every everyday option:
 
     @click.command("sft", cls=StageCommand, config="turntree.stages.config:SFTStageConfig",
-                   options={"--epochs": "sft.epochs", "--learning-rate": "sft.optimizer.learning_rate"})
+                   options=short("sft.epochs sft.optimizer.learning_rate log=loggers"))
 
-Type, default and help of an option are those of its key, so an option takes one line. The dataclass is imported when
+Type, default and help of an option are those of its key, so an option takes one word. The dataclass is imported when
 the command is used, not before. Every such command also takes `--config`, `--set` and `--dry-run`.
 """
 
@@ -56,6 +56,17 @@ class Read:
 
 
 Options = Mapping[str, "str | Constant | Read"]  # by option, or by the name of a positional argument
+
+
+def short(words: str) -> dict[str, str]:
+    """Options by their keys. Of the words, `sft.max_length` is the option --max-length, `log=loggers` is --log, and
+    `PIVOTS=pivots` is a positional argument."""
+    found: dict[str, str] = {}
+    for word in words.split():
+        name, _, key = word.rpartition("=")
+        name = name or key.rpartition(".")[2].replace("_", "-")
+        found[name if name.isupper() else f"--{name}"] = key
+    return found
 
 
 class StageCommand(OutputCommand):
@@ -213,7 +224,13 @@ def _parameter(name: str, target: str | Constant | Read, known: Mapping[str, Key
         read = _reader(target)
         return click.Option([name], multiple=target.repeated, metavar=target.metavar, callback=read, help=told)
     if section_of(key.hint) not in (None, Part):
-        return click.Option([name], is_flag=True, flag_value=True, callback=_switched_on, help=told)
+        return click.Option(
+            [name],
+            is_flag=True,
+            flag_value=True,
+            callback=lambda ctx, parameter, value: {} if value else None,
+            help=told,
+        )
     return click.Option([name], help=told, **_kind(key.hint, name))
 
 
@@ -224,10 +241,6 @@ def _reader(target: Read) -> Callable[[click.Context, click.Parameter, Any], Any
         return None if text is None else to_value(target.read(text))
 
     return read
-
-
-def _switched_on(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    return {} if value else None
 
 
 def default_text(key: Key) -> str:

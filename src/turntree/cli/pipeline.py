@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from turntree.cli.common import KEEP_TREES, censored, finish, out_option, overwrite_option
-from turntree.cli.options import Constant, StageCommand
+from turntree.cli.options import Constant, StageCommand, short
 
 _CONFIG = "turntree.stages.config:"
 
@@ -16,16 +16,7 @@ _CONFIG = "turntree.stages.config:"
 @click.command(
     cls=StageCommand,
     config=_CONFIG + "SFTStageConfig",
-    options={
-        "--traces": "traces",
-        "--model": "model",
-        "--renderer": "device.renderer",
-        "--split": "split",
-        "--epochs": "sft.epochs",
-        "--learning-rate": "sft.optimizer.learning_rate",
-        "--seed": "sft.seed",
-        "--log": "loggers",
-    },
+    options=short("traces model device.renderer split sft.epochs sft.optimizer.learning_rate sft.seed log=loggers"),
     short_help="Fine-tune on traces: the baseline.",
 )
 @out_option("The run directory to write.", folder=True)
@@ -48,26 +39,11 @@ def sft(config: Any, out: Path, overwrite: bool, json_path: str | None) -> None:
 @click.command(
     cls=StageCommand,
     config=_CONFIG + "ProfileStageConfig",
-    options={
-        "--traces": "traces",
-        "--model": "model",
-        "--verifier": "verifier",
-        "--environment": "environment",
-        "--rollouts": "profile.rollouts",
-        "--adaptive": "profile.adaptive",
-        "--threshold": "profile.adaptive.threshold",
-        "--max-tokens": "profile.sampling.max_tokens",
-        "--split": "split",
-        "--limit": "limit",
-        "--reuse": "reuse",
-        "--published": "published",
-        "--endpoint": "endpoint.url",
-        "--tokenizer": "endpoint.tokenizer",
-        "--cluster": "cluster.address",
-        "--engine": "device.engine",
-        "--renderer": "device.renderer",
-        "--seed": "profile.seed",
-    },
+    options=short(
+        "traces model verifier environment profile.rollouts profile.adaptive profile.adaptive.threshold "
+        "profile.sampling.max_tokens split limit reuse published endpoint=endpoint.url endpoint.tokenizer "
+        "cluster=cluster.address device.engine device.renderer profile.seed"
+    ),
     short_help="K rollouts at every turn of the traces.",
 )
 @out_option("The profile to write (JSONL).")
@@ -91,12 +67,7 @@ def profile(config: Any, out: Path, overwrite: bool, json_path: str | None) -> N
 @click.command(
     cls=StageCommand,
     config=_CONFIG + "RescoreConfig",
-    options={
-        "PROFILE": "profile",
-        "--verifier": "verifier",
-        "--environment": "environment",
-        "--traces": "traces",
-    },
+    options=short("PROFILE=profile verifier environment traces"),
     short_help="Judge the samples of a profile with another verifier.",
 )
 @out_option("The profile to write (JSONL).")
@@ -136,17 +107,9 @@ def _profile_lines(result: dict[str, Any], out: Path) -> list[str]:
     cls=StageCommand,
     config=_CONFIG + "ImportanceConfig",
     stage="importance",
-    options={
-        "PROFILE": "profile",
-        "--environment": "environment",
-        "--model": "model",
-        "--forks": "forks",
-        "--limit": "limit",
-        "--max-turns": "episodes.max_turns",
-        "--max-tokens": "episodes.sampling.max_tokens",
-        "--traces": "traces",
-        "--seed": "seed",
-    },
+    options=short(
+        "PROFILE=profile environment model forks limit episodes.max_turns episodes.sampling.max_tokens traces seed"
+    ),
     short_help="How much success hangs on the states of a profile.",
 )
 @out_option("The profile to write, with importance (JSONL).")
@@ -173,18 +136,7 @@ def importance(config: Any, out: Path, overwrite: bool, json_path: str | None) -
 @click.command(
     cls=StageCommand,
     config="turntree.profiling.select:SelectConfig",
-    options={
-        "--threshold": "threshold",
-        "--rule": "rule",
-        "--anchor-share": "anchor_share",
-        "--max-per-kind": "max_per_kind",
-        "--quota": "quota",
-        "--per-trajectory": "per_trajectory",
-        "--per-action": "per_action",
-        "--per-duplicate": "per_duplicate",
-        "--weight": "weight",
-        "--seed": "seed",
-    },
+    options=short("threshold rule anchor_share max_per_kind quota per_trajectory per_action per_duplicate weight seed"),
     short_help="Keep the pivots of a profile.",
 )
 @click.argument("profile", type=click.Path(path_type=Path))
@@ -215,26 +167,14 @@ def train() -> None:
     config=_CONFIG + "TrainPivotConfig",
     stage="train pivot",
     options={
-        "PIVOTS": "pivots",
-        "--states": "states",
-        "--refresh": "own.refresh",
-        "--teacher": "teacher",
-        "--model": "model",
-        "--verifier": "verifier",
-        "--environment": "environment",
+        **short("PIVOTS=pivots states own.refresh teacher model verifier environment"),
         "--strict": Constant("verifier", "strict", "Baseline: reward only the demonstrated action (Eq. 2)."),
-        "--traces": "traces",
-        "--steps": "train.steps",
-        "--learning-rate": "train.optimizer.learning_rate",
-        "--kl": "train.loss.kl_coefficient",
-        "--max-tokens": "train.sampling.max_tokens",
-        "--engine": "device.engine",
-        "--renderer": "device.renderer",
+        **short(
+            "traces train.steps train.optimizer.learning_rate kl=train.loss.kl_coefficient train.sampling.max_tokens "
+            "device.engine device.renderer"
+        ),
         "--keep-trees": KEEP_TREES,
-        "--cluster": "cluster.address",
-        "--seed": "train.seed",
-        "--allow-stale": "allow_stale",
-        "--log": "loggers",
+        **short("cluster=cluster.address train.seed allow_stale log=loggers"),
     },
     short_help="PivotRL: GRPO on one-turn groups.",
 )

@@ -18,7 +18,7 @@ from turntree.cli.common import (
     share,
 )
 from turntree.cli.online import REWARD
-from turntree.cli.options import StageCommand
+from turntree.cli.options import StageCommand, short
 from turntree.cli.outputs import OutputCommand
 from turntree.observe.run import notice
 
@@ -35,21 +35,9 @@ _UNKNOWN = "the environment does not say whether a task is solved"
     part="environment",
     named=environment_for,
     options={
-        "--environment": "environment",
-        "--model": "model",
-        "--split": "split",
-        "--count": "count",
-        "--samples": "samples",
-        "--temperature": "temperature",
-        "--max-turns": "max_turns",
-        "--max-tokens": "max_tokens",
-        "--skills": "skills_per_kind",
+        **short("environment model split count samples temperature max_turns max_tokens skills=skills_per_kind"),
         "--reward": REWARD,
-        "--engine": "device.engine",
-        "--renderer": "device.renderer",
-        "--keep-trees": "keep_trees",
-        "--cluster": "cluster.address",
-        "--seed": "seed",
+        **short("device.engine device.renderer keep_trees cluster=cluster.address seed"),
     },
     short_help="Success on the tasks of an environment.",
 )
@@ -100,15 +88,7 @@ def _shown(config: EvaluateConfig) -> str:
 @click.command(
     cls=StageCommand,
     config="turntree.stages.config:RetentionConfig",
-    options={
-        "--model": "model",
-        "--base": "base",
-        "--tasks": "tasks",
-        "--include": "include",
-        "--limit": "limit",
-        "--chat": "chat",
-        "--seed": "seed",
-    },
+    options=short("model base tasks include limit chat seed"),
     short_help="What the policy kept outside its domain, by lm-eval.",
 )
 @out_option("Write the comparison here (JSON).", required=False)
@@ -154,7 +134,7 @@ def report(run: Path, out: Path | None, json_path: str | None) -> None:
 @click.command(
     cls=StageCommand,
     config="turntree.experiments.quickstart:QuickstartConfig",
-    options={"--seed": "seed", "--workers": "workers"},
+    options=short("seed workers"),
     short_help="The whole comparison, end to end.",
 )
 @out_option("The folder to write.", folder=True, required=False, default=Path("runs/quickstart"))

@@ -10,23 +10,13 @@ from typing import Any
 import click
 
 from turntree.cli.common import finish
-from turntree.cli.options import StageCommand
+from turntree.cli.options import StageCommand, short
 
 
 @click.command(
     cls=StageCommand,
     config="turntree.engines.vllm_server:ServeConfig",
-    options={
-        "--model": "model",
-        "--host": "host",
-        "--port": "port",
-        "--venv": "venv",
-        "--dtype": "dtype",
-        "--max-context": "max_context",
-        "--requests": "requests",
-        "--lora-rank": "lora_rank",
-        "--kv-gib": "kv_gib",
-    },
+    options=short("model host port venv dtype max_context requests lora_rank kv_gib"),
     short_help="A vLLM server to sample from.",
 )
 @click.option("--log", type=click.Path(path_type=Path), help="Write what the server says here, not to this terminal.")

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from turntree.cli.common import environment_for, finish, out_option, overwrite_option
-from turntree.cli.options import StageCommand
+from turntree.cli.options import StageCommand, short
 from turntree.core import parts
 from turntree.core.config import Part, to_mapping
 from turntree.core.errors import InputError
@@ -74,24 +74,10 @@ def _demonstrations(name: str) -> click.Command:
     stage="traces record",
     part="environment",
     named=environment_for,
-    options={
-        "--environment": "environment",
-        "--model": "model",
-        "--endpoint": "endpoint.url",
-        "--tokenizer": "endpoint.tokenizer",
-        "--engine": "device.engine",
-        "--renderer": "device.renderer",
-        "--split": "split",
-        "--count": "count",
-        "--samples": "samples",
-        "--only": "only",
-        "--teacher": "teacher",
-        "--max-turns": "episodes.max_turns",
-        "--max-tokens": "episodes.sampling.max_tokens",
-        "--temperature": "episodes.sampling.temperature",
-        "--task-seed": "task_seed",
-        "--seed": "seed",
-    },
+    options=short(
+        "environment model endpoint=endpoint.url endpoint.tokenizer device.engine device.renderer split count samples "
+        "only teacher episodes.max_turns episodes.sampling.max_tokens episodes.sampling.temperature task_seed seed"
+    ),
     short_help="A policy's own episodes in an environment.",
 )
 @out_option("The traces file to write (JSONL).")
@@ -121,15 +107,7 @@ def record(config: Any, out: Path, overwrite: bool, json_path: str | None) -> No
     cls=StageCommand,
     config="turntree.stages.import_traces:ImportConfig",
     stage="traces import",
-    options={
-        "--format": "format",
-        "--on-error": "on_error",
-        "--unknown-keys": "unknown_keys",
-        "--success-only": "success_only",
-        "--candidates": "candidates",
-        "--dev": "dev",
-        "--seed": "seed",
-    },
+    options=short("format on_error unknown_keys success_only candidates dev seed"),
     short_help="Logs of agents, in any of the known formats.",
 )
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))

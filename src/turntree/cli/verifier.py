@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from turntree.cli.common import finish
-from turntree.cli.options import StageCommand
+from turntree.cli.options import StageCommand, short
 
 
 @click.group(short_help="Judge pairs of actions; audit a verifier on traces.")
@@ -22,14 +22,7 @@ def verifier() -> None:
     cls=StageCommand,
     config="turntree.stages.score:ScoreConfig",
     stage="verifier score",
-    options={
-        "--verifier": "verifier",
-        "--gold": "gold",
-        "--candidate": "candidate",
-        "--tools": "tools",
-        "--labels": "labels",
-        "--environment": "environment",
-    },
+    options=short("verifier gold candidate tools labels environment"),
     short_help="The verdict on every pair of two files.",
 )
 def score_(config: Any, json_path: str | None) -> None:
@@ -57,14 +50,7 @@ def score_(config: Any, json_path: str | None) -> None:
     cls=StageCommand,
     config="turntree.stages.score:AuditConfig",
     stage="verifier audit",
-    options={
-        "TRACES": "traces",
-        "--verifier": "verifier",
-        "--split": "split",
-        "--limit": "limit",
-        "--worst": "worst",
-        "--environment": "environment",
-    },
+    options=short("TRACES=traces verifier split limit worst environment"),
     short_help="Check that gold is rewarded and broken copies are not.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Also write a page with the worst verdicts (HTML).")
@@ -76,7 +62,7 @@ def audit(config: Any, out: Path | None, json_path: str | None) -> None:
     \b
     Example: turntree verifier audit runs/traces.jsonl --verifier recommended --out audit.html
     """
-    from turntree.report.verifier import build_verifier_page
+    from turntree.report.audit import build_verifier_page
     from turntree.stages.score import run_audit
 
     result = run_audit(config)

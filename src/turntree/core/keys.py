@@ -65,7 +65,7 @@ def keys(cls: type, values: Mapping[str, Any] | None = None, above: str = "", of
             yield key
             yield from _items(key)
         else:
-            if _optional(hint):
+            if type(None) in typing.get_args(hint):
                 yield key
             below = held.get(name)
             inner = cast("Mapping[str, Any]", below) if isinstance(below, Mapping) else None
@@ -166,7 +166,3 @@ def type_name(hint: Any) -> str:
     if hint is Part:
         return "part"
     return "section" if section_of(hint) is not None else getattr(hint, "__name__", str(hint))
-
-
-def _optional(hint: Any) -> bool:
-    return type(None) in typing.get_args(hint)

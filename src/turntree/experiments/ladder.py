@@ -6,8 +6,8 @@ turn), so the billed arms meet the same moments again, and an oracle may look th
 saw are never those that it is billed for: the first branch of a fork is left out of what is known. So the oracle knows
 the variance, not the outcome, and its forks are as unbiased as a coin's.
 
-The arms fork by the same pace and budget (`branching.pace`). If the oracle is worth no more than a coin, no rule that
-guesses the variance can be.
+The arms fork by the same pace and budget (`branching.rules.Pace`). If the oracle is worth no more than a coin, no rule
+that guesses the variance can be.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from turntree.advantages.config import CreditConfig
 from turntree.branching.rules import EntropyBrancher, Paced, RandomBrancher, Undeterred, bounded, drawn
@@ -30,7 +31,7 @@ from turntree.core.tree import NodeKind, RolloutTree
 from turntree.environments.tasks import TRAIN, TaskSet, identity, open_tasks
 from turntree.experiments.config import LadderArm, LadderConfig
 from turntree.experiments.paired import claim, over_seeds
-from turntree.experiments.predictors import predictors
+from turntree.experiments.premise import ForkSeen, against_variance
 from turntree.experiments.theory_spaces import Group, Vector, cosine, gradient_of
 from turntree.observe.files import read_json, write_json
 from turntree.observe.run import notice
@@ -240,7 +241,7 @@ def _forked(tree: RolloutTree, rewards: Any) -> Iterator[dict[str, Any]]:
     starts = list(tree.starts())
     for point in tree.branch_points():
         children = tree.children(point)
-        found = [rewards.of(_end(tree, child)) for child in children]
+        found = [rewards.of(tree.first_leaf(child)) for child in children]
         known = [reward for reward in found[_BILLED:] if reward is not None]
         if len(known) < 2:
             continue
@@ -252,12 +253,6 @@ def _forked(tree: RolloutTree, rewards: Any) -> Iterator[dict[str, Any]]:
             "rewards": known,
             "features": features(tree, point, children[0]),
         }
-
-
-def _end(tree: RolloutTree, node: int) -> int:
-    while below := tree.children(node):
-        node = below[0]
-    return node
 
 
 def features(tree: RolloutTree, point: int, incumbent: int) -> dict[str, float]:
@@ -293,7 +288,7 @@ def figures(groups: Sequence[Group], values: Mapping[Place, float]) -> dict[str,
         starts = list(tree.starts())
         for point in tree.branch_points():
             children = tree.children(point)
-            pair = [rewards.of(_end(tree, child)) for child in children]
+            pair = [rewards.of(tree.first_leaf(child)) for child in children]
             if len(pair) != 2 or pair[0] is None or pair[1] is None:
                 continue
             turn = tree[children[0]].turn
@@ -407,3 +402,71 @@ def lines(result: Mapping[str, Any]) -> Iterable[str]:
 def _interval(row: Mapping[str, Any]) -> str:
     told = f"{row['mean']:+.4f}"
     return told if row["low"] is None else f"{told} [{row['low']:+.4f}, {row['high']:+.4f}]"
+
+
+# what can be known of a moment's variance before it is forked
+
+
+def predictors(moments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What can be known of a moment's variance: rank correlation within turns, and the variance in the upper over the
+    lower half (intervals over questions). Of entropy; of the question's own history, the mean variance of its moments
+    under the other seeds; and of a Bayesian linear regression that never saw the question, on `features` alone
+    (`learned`) and with the history."""
+    names = sorted(moments[0]["features"])
+    inputs = np.array([[row["features"][name] for name in names] for row in moments])
+    turns = np.array([row["turn"] for row in moments])
+    inputs = np.column_stack([inputs, turns, turns == 2, turns == 3])
+    past = _history(moments)
+    scores = {
+        "entropy": np.array([row["features"]["probe_entropy"] for row in moments]),
+        "learned": _held_out(moments, inputs),
+        "history": past,
+        "learned_with_history": _held_out(moments, np.column_stack([inputs, past])),
+    }
+    return {"features": names} | {name: _against(moments, score) for name, score in scores.items()}
+
+
+def _history(moments: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
+    """Of each moment's question under the other seeds; the mean of all where there is nothing."""
+    seen: dict[str, dict[int, list[float]]] = {}
+    for row in moments:
+        seen.setdefault(row["task"], {}).setdefault(row.get("seed", 0), []).append(row["variance"])
+    overall = float(np.mean([row["variance"] for row in moments]))
+
+    def elsewhere(row: Mapping[str, Any]) -> float:
+        others = [one for seed, found in seen[row["task"]].items() if seed != row.get("seed", 0) for one in found]
+        return float(np.mean(others)) if others else overall
+
+    return np.array([elsewhere(row) for row in moments])
+
+
+def _held_out(moments: Sequence[Mapping[str, Any]], inputs: NDArray[np.float64], folds: int = 5) -> NDArray[np.float64]:
+    """Predictions for each fifth of the questions from the others."""
+    spread = inputs.std(axis=0)
+    inputs = np.column_stack([(inputs - inputs.mean(axis=0)) / np.where(spread > 0, spread, 1.0), np.ones(len(inputs))])
+    variances = np.array([row["variance"] for row in moments])
+    tasks = sorted({row["task"] for row in moments})
+    fold = np.array([tasks.index(row["task"]) % folds for row in moments])
+    found = np.zeros(len(moments))
+    for number in range(folds):
+        held = fold == number
+        if held.any() and not held.all():
+            found[held] = inputs[held] @ posterior(inputs[~held], variances[~held])
+    return found
+
+
+def posterior(inputs: NDArray[np.float64], targets: NDArray[np.float64], prior: float = 1.0) -> NDArray[np.float64]:
+    """Mean weights of a Bayesian linear regression with normal prior and noise (Bishop 2006, 3.53); the noise has the
+    variance of the targets."""
+    noise = float(targets.var()) or 1.0
+    precision = np.eye(inputs.shape[1]) / prior + inputs.T @ inputs / noise
+    return np.asarray(np.linalg.solve(precision, inputs.T @ targets / noise), dtype=float)
+
+
+def _against(moments: Sequence[Mapping[str, Any]], score: NDArray[np.float64]) -> dict[str, Any] | None:
+    seen = [
+        ForkSeen(row["task"], row["turn"], float(value), 0.0, tuple(row["rewards"]))
+        for row, value in zip(moments, score, strict=True)
+    ]
+    found = against_variance(seen, resamples=500).get("entropy")
+    return found if found and found["spearman"] is not None else None

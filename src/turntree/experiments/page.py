@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turntree.experiments.config import BRANCHING_SCHEMA
-from turntree.observe.files import atomic_write, read_json
+from turntree.observe.files import read_json, write_text
 from turntree.report import wording
 from turntree.report.figures import category_rows, interval_bar
 from turntree.report.online import SUCCESS, over
@@ -105,10 +105,8 @@ def build_experiment_page(folder: Path, out: Path | None = None) -> Path | None:
     found = read_experiment(folder)
     if found is None:
         return None
-    out = out or folder / "report.html"
-    with atomic_write(out) as handle:
-        handle.write(templates("turntree.experiments").get_template("experiment.html.j2").render(view(found)))
-    return out
+    template = templates("turntree.experiments").get_template("experiment.html.j2")
+    return write_text(out or folder / "report.html", template.render(view(found)))
 
 
 def read_experiment(path: Path) -> Experiment | None:

@@ -9,13 +9,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from turntree.gates.association import associations, by_task_type, task_type_sizes
-from turntree.gates.checkpoints import measure_plan, plan_checkpoints
 from turntree.gates.selection import THRESHOLDS, Criterion, Grid, Rule, Scope, grid_points, nested
-from turntree.gates.sweep import PAPER_SIGNAL, TERMINATION, Mask, Point, Row, cut_mask, measure, sweep
+from turntree.gates.sweep import PAPER_SIGNAL, TERMINATION, Mask, Point, Row, cut_mask, measure, nominal, sweep
 from turntree.gates.table import GroupTable
-from turntree.observe.statistics import clopper_pearson_low, percentile_interval, resampled
+from turntree.observe.statistics import (
+    auroc,
+    clopper_pearson_high,
+    clopper_pearson_low,
+    percentile_interval,
+    resampled,
+    spearman,
+)
 
 SHOWN_THRESHOLDS = (0.05, 0.08, 0.10, 0.12, 0.14, 0.18)  # those of the paper's Table 1
 BOUND = "Clopper-Pearson, one-sided, for all signals, turns and thresholds together"
@@ -231,18 +237,131 @@ def _checkpoints(table: GroupTable, config: CalibrationConfig) -> dict[str, Any]
     turns = _divergence_turns(table)
     if not turns:
         return None
-    plan = plan_checkpoints(table, turns, budget=config.budget, confidence=config.confidence)
+    looks = plan_checkpoints(table, turns, budget=config.budget, confidence=config.confidence)
     return {
-        "signal": plan.signal,
-        "budget": plan.budget,
-        "confidence": plan.confidence,
-        "looks": [
-            {"turn": turn, "threshold": threshold, "lost_high": high}
-            for turn, threshold, high in zip(plan.turns, plan.thresholds, plan.lost_high, strict=True)
-        ],
+        "signal": PAPER_SIGNAL,
+        "budget": config.budget,
+        "confidence": config.confidence,
+        "looks": looks,
         "guarantee": (
-            f"with probability {plan.confidence:g} over this sample, at most {plan.budget:g} of the groups with mixed "
-            "rewards are cut by any of the looks"
+            f"with probability {config.confidence:g} over this sample, at most {config.budget:g} of the groups with "
+            "mixed rewards are cut by any of the looks"
         ),
-        **measure_plan(table, plan),
+        **measure_plan(table, looks),
     }
+
+
+# how well each signal at each turn tells groups with mixed rewards from those without variance
+
+
+def associations(table: GroupTable, *, resamples: int, seed: int) -> list[Row]:
+    """AUROC and Spearman's rho of every signal at every turn, overall and by task type (paper, tables 7 and 8).
+
+    AUROC: chance that a mixed group has the higher raw signal than one without variance, ties a half; below 0.5 for
+    signals that fall with variance. Spearman: against the population variance of the rewards. None where a class is
+    empty or a side is constant. The interval is a percentile bootstrap over tasks, of the overall AUROC.
+    """
+    mixed_N = ~table.zero_variance_N
+    samples = list(resampled(table.tasks, resamples=resamples, seed=seed))
+    types = _types(table)
+    rows: list[Row] = []
+    for name, values_NK in table.signals_NK.items():
+        for column, turn in enumerate(table.turns):
+            values = values_NK[:, column]
+            drawn = [auroc(values[sample], mixed_N[sample]) for sample in samples]
+            rows.append(
+                {
+                    "signal": name,
+                    "turn": turn,
+                    **_pair(values, mixed_N, table.reward_var_N),
+                    "auroc_interval": percentile_interval([value for value in drawn if value is not None]),
+                    "task_types": {
+                        kind: _pair(values[mask], mixed_N[mask], table.reward_var_N[mask])
+                        for kind, mask in types.items()
+                    },
+                }
+            )
+    return rows
+
+
+def task_type_sizes(table: GroupTable) -> dict[str, dict[str, int]]:
+    """Groups of each type, and how many of them have no variance."""
+    zero = table.zero_variance_N
+    return {
+        kind: {"groups": int(mask.sum()), "zero_variance": int((mask & zero).sum())}
+        for kind, mask in _types(table).items()
+    }
+
+
+def by_task_type(table: GroupTable, cut_N: NDArray[np.bool_]) -> dict[str, dict[str, int]]:
+    """Of each type: groups cut, and how many of them had no variance (tp) or mixed rewards (fp)."""
+    zero, found = table.zero_variance_N, dict[str, dict[str, int]]()
+    for kind, mask in _types(table).items():
+        cut = cut_N & mask
+        found[kind] = {"cut": int(cut.sum()), "tp": int((cut & zero).sum()), "fp": int((cut & ~zero).sum())}
+    return found
+
+
+def _types(table: GroupTable) -> dict[str, NDArray[np.bool_]]:
+    """Where each task type stands, the most frequent first."""
+    known = [kind for kind in table.task_types if kind is not None]
+    order: Sequence[str] = sorted(set(known), key=lambda kind: (-known.count(kind), kind))
+    return {kind: np.array([each == kind for each in table.task_types]) for kind in order}
+
+
+def _pair(values: NDArray[np.float64], mixed: NDArray[np.bool_], variance: NDArray[np.float64]) -> Row:
+    return {"auroc": auroc(values, mixed), "spearman": spearman(values, variance)}
+
+
+# several looks at a group, with a budget for the groups that they may wrongly cut together
+
+
+def plan_checkpoints(
+    table: GroupTable, turns: Sequence[int], *, budget: float = 0.1, confidence: float = 0.95
+) -> list[Row]:
+    """The largest thresholds at `turns` that together cut at most `budget` of the groups with something to teach.
+
+    Guarantee: if groups are independent and come as they did here, then with probability `confidence` over this
+    sample, a group with mixed rewards is cut by any of the checkpoints with probability at most `budget`. Both the
+    budget and the error 1 - confidence are split evenly over the checkpoints. At each, the share of mixed groups that
+    are cut can only grow with the threshold. So for the largest threshold of a fixed grid whose exact upper bound
+    (Clopper-Pearson, one-sided) is within its part of the budget, the error is at most its part, however many
+    thresholds were tried. The union bound adds these parts up.
+
+    Each look has its `turn`, `threshold` (None where the data support none) and `lost_high`, which bounds the share of
+    groups with something to teach that it cuts, at its part of the confidence.
+    """
+    mixed = ~table.zero_variance_N
+    part, sure = budget / len(turns), 1 - (1 - confidence) / len(turns)
+    looks: list[Row] = []
+    for turn in turns:
+        live = mixed & table.actionable_NK[:, table.column(turn)]
+        chosen, bound = None, clopper_pearson_high(0, int(mixed.sum()), sure)
+        for threshold in THRESHOLDS:
+            lost = int((cut_mask(table, Point(turn=turn, threshold=threshold)) & live).sum())
+            high = clopper_pearson_high(lost, int(mixed.sum()), sure)
+            if high > part:
+                break
+            chosen, bound = threshold, high
+        looks.append({"turn": turn, "threshold": chosen, "lost_high": bound})
+    return looks
+
+
+def measure_plan(table: GroupTable, looks: Sequence[Row]) -> Row:
+    """Which of these groups the looks cut, each at the first turn that cuts it; `safe` and `raw` as in `measure`, over
+    actionable groups."""
+    open_N = np.ones(len(table.tasks), dtype=bool)
+    cut = tp = 0
+    safe = raw = 0.0
+    for look in looks:
+        if look["threshold"] is None:
+            continue
+        turn, part = look["turn"], nominal(table, look["turn"])
+        now = open_N & cut_mask(table, Point(turn=turn, threshold=look["threshold"]))
+        now &= table.actionable_NK[:, table.column(turn)]
+        true = int((now & table.zero_variance_N).sum())
+        cut, tp, open_N = cut + int(now.sum()), tp + true, open_N & ~now
+        safe += true * part
+        raw += int(now.sum()) * part
+    precision = tp / cut if cut else None
+    return {"cut": cut, "tp": tp, "fp": cut - tp, "precision": precision, "safe": safe, "raw": raw}

@@ -149,20 +149,22 @@ def _signals(kept: Kept, turns: Sequence[int], horizon: int) -> tuple[dict[str, 
     if any(r.observations is None for _, rollouts in kept for r in rollouts):
         del wanted["obs_unique_ratio"]
         absent["obs_unique_ratio"] = "not every rollout has its observations"
-    finished = [_finished(group, rollouts, horizon) for group, rollouts in kept]
+    finished = [progress_at(group, rollouts, None, horizon) for group, rollouts in kept]
     return {
         name: np.array([[signal(group, turn) for turn in turns] for group in finished])
         for name, signal in wanted.items()
     }, absent
 
 
-def _finished(group: LoggedGroup, rollouts: Sequence[LoggedRollout], horizon: int) -> GroupProgress:
+def progress_at(group: LoggedGroup, rollouts: Sequence[LoggedRollout], turn: int | None, horizon: int) -> GroupProgress:
+    """What a gate would have seen of the group when its unfinished rollouts had completed `turn` turns; None: at its
+    end."""
     return GroupProgress(
         task_id=group.task,
         max_turns=horizon,
-        actions=tuple(rollout.actions for rollout in rollouts),
-        observations=tuple(rollout.observations or () for rollout in rollouts),
-        finished=(True,) * len(rollouts),
+        actions=tuple(rollout.actions[:turn] for rollout in rollouts),
+        observations=tuple((rollout.observations or ())[:turn] for rollout in rollouts),
+        finished=tuple(turn is None or len(rollout.actions) <= turn for rollout in rollouts),
         progress=(None,) * len(rollouts),
     )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from turntree.integrations.rows import row_of, write_parquet
-from turntree.observe.files import atomic_write
+from turntree.observe.files import write_text
 from turntree.stages.export import Bundle
 
 CARD = """\
@@ -32,6 +32,5 @@ def export_hf(bundle: Bundle, out: Path) -> dict[str, Any]:
     """The folder holds `data/train-00000-of-00001.parquet` and a card."""
     rows = [row_of(pivot) for pivot in bundle.pivots]
     write_parquet(out / "data" / "train-00000-of-00001.parquet", rows, ("prompt", "demonstration"))
-    with atomic_write(out / "README.md") as file:
-        file.write(CARD.format(count=len(rows), verifier=bundle.verifier.name, name="FOLDER"))
+    write_text(out / "README.md", CARD.format(count=len(rows), verifier=bundle.verifier.name, name="FOLDER"))
     return {"files": ["data/train-00000-of-00001.parquet", "README.md"]}

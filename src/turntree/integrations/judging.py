@@ -20,7 +20,7 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
-from turntree.observe.files import atomic_write
+from turntree.observe.files import write_text
 from turntree.renderers.tool_calls import ToolFormat, parse_message
 from turntree.rollouts.local import CutTurns, judge_turns
 from turntree.stages.verifier import open_verifier
@@ -120,5 +120,4 @@ def write_reward(out: Path, says: str, names: Sequence[str], settings: Mapping[s
     """Write `reward.py`: `names` are (the factory's module, the factory, the name that the framework looks for)."""
     module, factory, name = names
     given = ", ".join(f"{key}={value!r}" for key, value in settings.items())
-    with atomic_write(out / "reward.py") as file:
-        file.write(f'"""{says}"""\n\nfrom {module} import {factory}\n\n{name} = {factory}({given})\n')
+    write_text(out / "reward.py", f'"""{says}"""\n\nfrom {module} import {factory}\n\n{name} = {factory}({given})\n')

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import itertools
 import json
 import os
@@ -14,26 +15,19 @@ from pathlib import Path
 from typing import IO, Any
 
 from turntree.core.errors import InputError
-from turntree.observe.jsonl import parse_json, parse_object, read_lines, read_text, writing
+from turntree.observe.jsonl import parse_json, parse_object, read_lines, read_text, replacing
+from turntree.observe.jsonl import writing as writing
 
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[IO[str]]:
-    """Open a temporary sibling of `path` for writing; it is renamed to `path` only if the block succeeds.
-
-    A lone surrogate (a model can write one as an escape; UTF-8 cannot hold it) is written as that escape.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("w", encoding="utf-8", errors="backslashreplace") as handle:
-                yield handle
-                handle.flush()
-                os.fsync(handle.fileno())
-            os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """`replacing` for text. A lone surrogate (a model can write one as an escape; UTF-8 cannot hold it) is written as
+    that escape."""
+    with replacing(path) as raw:
+        handle = io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace")
+        yield handle
+        handle.flush()
+        handle.detach()  # else it would close `raw` before it is flushed to disk
 
 
 def require_writable(path: Path, *, folder: bool = False) -> None:
@@ -62,6 +56,13 @@ def replace_folder(fresh: Path, target: Path) -> None:
         raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Returns `path`."""
+    with atomic_write(path) as handle:
+        handle.write(text)
+    return path
 
 
 def write_json(path: Path, value: Any) -> None:

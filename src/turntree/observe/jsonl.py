@@ -41,6 +41,22 @@ def writing(path: Path) -> Iterator[None]:
         raise TurntreeError(f"{problem}; free some space and give the same command again") from error
 
 
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Open a temporary sibling of `path` for writing; it is renamed to `path` only if the block succeeds."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as raw:
+                yield raw
+                raw.flush()
+                os.fsync(raw.fileno())
+            os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def read_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
     """The lines of a file that are not blank, with their numbers from 1. Raises `InputError`."""
     path = Path(path)
@@ -137,21 +153,10 @@ def write_lines(path: str | Path, values: Iterable[Any]) -> int:
 
     Equal values give equal bytes (no time stamp in the archive). Raises `InputError` for a value that is not JSON.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    count = 0
-    try:
-        with writing(path):
-            with partial.open("wb") as raw:
-                with _compressed(raw, path) as file:
-                    for count, value in enumerate(values, start=1):
-                        file.write(_encode(value, path, count))
-                raw.flush()
-                os.fsync(raw.fileno())
-            os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    path, count = Path(path), 0
+    with replacing(path) as raw, _compressed(raw, path) as file:
+        for count, value in enumerate(values, start=1):
+            file.write(_encode(value, path, count))
     return count
 
 
@@ -182,25 +187,10 @@ def _cut_off(error: Exception, path: Path, line: int | None = None) -> InputErro
     return InputError(problem, path=path, line=line, hint="copy it again")
 
 
-def _compressed(raw: IO[bytes], path: Path) -> IO[bytes]:
+def _compressed(raw: IO[bytes], path: Path) -> contextlib.AbstractContextManager[IO[bytes]]:
     if path.suffix == ".gz":
-        return cast("IO[bytes]", gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0))
-    if path.suffix == ".xz":
-        return cast("IO[bytes]", lzma.LZMAFile(raw, "wb"))
-    return cast("IO[bytes]", _Borrowed(raw))
-
-
-class _Borrowed:
-    """A file whose `with` block leaves it open, as the gzip and xz writers do with theirs."""
-
-    def __init__(self, raw: IO[bytes]) -> None:
-        self.write = raw.write
-
-    def __enter__(self) -> _Borrowed:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
+        return cast(Any, gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0))
+    return cast(Any, lzma.LZMAFile(raw, "wb")) if path.suffix == ".xz" else contextlib.nullcontext(raw)
 
 
 def _encode(value: Any, path: Path, line: int) -> bytes:

@@ -242,6 +242,12 @@ def one_line(message: Message) -> str:
     return " ".join(part for part in (message.content.strip(), calls) if part)
 
 
+def message_text(message: Message) -> str:
+    """Text and tool calls of a message."""
+    calls = " ".join(f"{call.name}({call.arguments})" for call in message.tool_calls)
+    return " ".join(part for part in (message.content, calls) if part)
+
+
 def _actions(
     samples: Sequence[Sample], judgements: Sequence[Judgement]
 ) -> tuple[list[dict[str, Any]], list[int | None]]:
@@ -260,10 +266,7 @@ def _actions(
 def _entry(action: Message) -> dict[str, Any]:
     """The row entry of an action. The text is enough unless there are calls or a thought; then the whole message is
     kept too."""
-    text = " ".join(
-        part for part in (action.content, " ".join(f"{c.name}({c.arguments})" for c in action.tool_calls)) if part
-    )
-    entry: dict[str, Any] = {"text": text, "reward": None, "strict": None, "count": 0}
+    entry: dict[str, Any] = {"text": message_text(action), "reward": None, "strict": None, "count": 0}
     if action.tool_calls or action.reasoning:
         entry["message"] = action.to_chat()
     return entry | ({"truncated": True} if action.cut else {})

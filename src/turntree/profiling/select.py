@@ -19,6 +19,7 @@ from turntree.profiling.importance import shrunk
 from turntree.profiling.rows import class_of_moments
 
 SCHEMA = PIVOTS.schema
+THRESHOLDS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.01)  # lambdas that are previewed
 _LEAST = 0.05  # importance of a state, as a share of the highest
 Row = Mapping[str, Any]  # a row of a profile (schema turntree.profile/2)
 

@@ -21,7 +21,7 @@ from turntree.core.verdict import Verdict
 from turntree.logs.rollouts import depth_first
 from turntree.logs.rows import ReadReport
 from turntree.logs.trees import FILE_NAME, KeptTree, read
-from turntree.observe.files import atomic_write
+from turntree.observe.files import write_text
 from turntree.report.page import templates
 
 PAGE = "trees.html"
@@ -43,10 +43,7 @@ def build_browser(run: Path, out: Path | None = None, *, max_nodes: int = MAX_NO
     if first is None and source == run:
         raise InputError("holds no kept tree", path=run, hint=f"name a run directory, or its {FILE_NAME}")
     trees = trees if first is None else itertools.chain([first], trees)
-    page = render(trees, title=run.resolve().name, words=words, max_nodes=max_nodes, unread=unread)
-    with atomic_write(out) as handle:
-        handle.write(page)
-    return out
+    return write_text(out, render(trees, title=run.resolve().name, words=words, max_nodes=max_nodes, unread=unread))
 
 
 def render(

@@ -42,7 +42,8 @@ def success(shares: Mapping[str, Share], greedy: Mapping[str, Share]) -> Chart:
                 axes.annotate(
                     percent(shown), (shares[arm].high, row - 0.13), (6, 0), textcoords="offset points", va="center"
                 )
-        axes.set(xlim=(0, _upper([*shares.values(), *greedy.values()])), xlabel="success (%)")
+        highest = max(share.high for share in (*shares.values(), *greedy.values()))
+        axes.set(xlim=(0, min(1.12, highest + 0.14)), xlabel="success (%)")  # with room for the values beside it
         category_rows(axes, [label(arm) for arm in arms])
         percent_ticks(axes)
     said = "; ".join(
@@ -226,8 +227,3 @@ def category_rows(axes: Axes, names: Sequence[str]) -> None:
 def _bands(axes: Axes, rows: int) -> None:
     for row in range(0, rows, 2):
         axes.axhspan(row - 0.5, row + 0.5, color=WASH, zorder=0)
-
-
-def _upper(shares: Sequence[Share]) -> float:
-    """An axis limit slightly above the highest interval, to leave room for the values beside it."""
-    return min(1.12, max(share.high for share in shares) + 0.14)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from turntree.observe.files import atomic_write
+from turntree.observe.files import write_text
 from turntree.profiling.select import classify
 from turntree.report import figures, online, profile_figures, results, tree_section, wording
 from turntree.report.browser import build_browser
@@ -42,9 +42,7 @@ def build_report(run_dir: Path, out: Path | None = None) -> Path:
     page = render(run, out)
     for folder in tree_section.with_trees(run).values():
         build_browser(folder)
-    with atomic_write(out) as handle:
-        handle.write(page)
-    return out
+    return write_text(out, page)
 
 
 def render(run: Run, page: Path) -> str:

@@ -11,11 +11,12 @@ from typing import Any
 from turntree.core.tree import Decision, StopReason
 from turntree.observe import jsonl
 from turntree.observe.statistics import paired_bootstrap
-from turntree.report import online_figures, results, rollout_tree, tree_section, wording
-from turntree.report.figures import Curve, series
+from turntree.report import results, rollout_tree, tree_section, wording
+from turntree.report.figures import SMOOTHING, Curve, moving_mean, scale, series
 from turntree.report.read import ONLINE_STAGE, Arm, Row, Run, reading
 from turntree.report.rollout_tree import KeptTrees
-from turntree.report.svg import Chart
+from turntree.report.svg import INK, MUTED, Chart, drawing, literal, percent_ticks, plain_ticks
+from turntree.report.wording import count, number, percent
 
 HELD_OUT = "held_out.jsonl"  # a name given by the stage, which lies beside this floor
 SUCCESS = Curve("held_out_success", "Held-out success", "success (%)", "share", size=(5.0, 2.9))
@@ -75,7 +76,7 @@ def view(run: Run, page: Path) -> dict[str, Any]:
             "calls_made": any(calls for _, calls in series(arm.metrics, SPENT[0][0])),
             "curves": _curves(CURVES, arm.metrics),
             "stops": stops.most_common(),
-            "stops_chart": online_figures.shares("stops", "Rollouts that did not complete", broken) if broken else None,
+            "stops_chart": shares("stops", "Rollouts that did not complete", broken) if broken else None,
             **_branching(arm, rows, kept),
             "tree": tree_section.view(kept, run.path, page),
             "ledger": ledger,
@@ -127,8 +128,8 @@ def result(folder: Path, metrics: Sequence[Row]) -> str:
 def _outcomes(path: Path) -> dict[int, dict[str, float]]:
     """Mean reward by iteration and task, of tasks with an outcome."""
     found: dict[int, dict[str, float]] = {}
-    for number, row in _rows(path):
-        with reading(path, number):
+    for line, row in _rows(path):
+        with reading(path, line):
             if row["rewards"]:
                 found.setdefault(row["iteration"], {})[row["task"]] = sum(row["rewards"]) / len(row["rewards"])
     return found
@@ -144,7 +145,7 @@ def _success(metrics: Sequence[Row]) -> Iterator[Chart]:
     for key, label in SPENT:
         points = over(metrics, key, SUCCESS.key)
         if points and points[-1][0]:  # an environment without tools spends no calls
-            yield online_figures.progress(f"success-{key}", SUCCESS, points, label)
+            yield progress(f"success-{key}", SUCCESS, points, label)
 
 
 def over(metrics: Sequence[Row], spent: str, key: str) -> list[tuple[float, float]]:
@@ -155,7 +156,7 @@ def over(metrics: Sequence[Row], spent: str, key: str) -> list[tuple[float, floa
 
 def _curves(curves: Sequence[Curve], metrics: Sequence[Row]) -> list[Chart]:
     drawn = ((what, series(metrics, what.key)) for what in curves)
-    return [online_figures.progress(f"curve-{what.key}", what, points, "iteration") for what, points in drawn if points]
+    return [progress(f"curve-{what.key}", what, points, "iteration") for what, points in drawn if points]
 
 
 def _broken(rows: Sequence[Row]) -> dict[str, list[tuple[float, float]]]:
@@ -177,13 +178,11 @@ def _branching(arm: Arm, rows: Sequence[Row], kept: KeptTrees | None) -> dict[st
     return {
         "totals": _totals(logged, sum(row["groups"] for row in rows if row.get("branching"))),
         "branching_curves": _curves(BRANCHING_CURVES, arm.metrics),
-        "forks_chart": online_figures.by_turn("forks-by-turn", forks) if forks else None,
+        "forks_chart": by_turn("forks-by-turn", forks) if forks else None,
         "decisions": decided,
         "decisions_over": 0 if kept is None else len(kept.iterations),
         "measured_chart": (
-            online_figures.cumulative("measured", decided.measured, decided.unit)
-            if decided and decided.measured
-            else None
+            cumulative("measured", decided.measured, decided.unit) if decided and decided.measured else None
         ),
     }
 
@@ -232,3 +231,97 @@ def _ledger(run: Run) -> list[results.LedgerRow]:
         return rows
     checked = replace(run, arms=(replace(run.arms[0], name="held-out checks", cost=checks, metrics=()),))
     return [*rows, *(replace(row, name="held-out checks") for row in results.ledger(checked))]
+
+
+# figures
+
+
+BLUE = "#0072B2"
+TINTS = ("#0072B2", "#D55E00", "#5d6570", "#009E73", "#CC79A7", "#E69F00")
+DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)))
+
+
+def progress(name: str, what: Curve, points: Sequence[tuple[float, float]], spent: str) -> Chart:
+    """One logged figure over what was spent; long curves get a moving mean, their values faint behind it."""
+    at, values = [x for x, _ in points], [y for _, y in points]
+    with drawing(name, *what.size) as (figure, made):
+        axes = figure.add_subplot()
+        if len(values) >= 4 * SMOOTHING:
+            axes.plot(at, values, color=BLUE, linewidth=0.9, alpha=0.3)
+            axes.plot(at, moving_mean(values), color=BLUE, linewidth=2)
+        else:
+            axes.plot(at, values, color=BLUE, linewidth=1.8, marker="o", ms=5, clip_on=False)
+        axes.set(title=literal(f"{what.title} over {spent}" if spent != "iteration" else what.title), xlabel=spent)
+        axes.set(ylabel=what.unit)
+        scale(axes, what, values)
+        plain_ticks(axes, "x", whole=True)
+        axes.set_xlim(left=0)
+        if what.kind != "reward" and max(values) > 0:
+            room = 1.12 * max(values)
+            axes.set_ylim(top=min(1.02, room) if what.kind == "share" else room)
+    said = f"from {number(values[0])} to {number(values[-1])}"
+    return Chart(made[0], f"{what.title} over {spent}, {said} ({count(at[-1])} {spent} at the end).")
+
+
+def shares(name: str, title: str, kinds: Mapping[str, Sequence[tuple[float, float]]]) -> Chart:
+    """The shares of several kinds over iterations, a line each."""
+    with drawing(name, 3.9, 2.5) as (figure, made):
+        axes = figure.add_subplot()
+        for index, (kind, points) in enumerate(kinds.items()):
+            steps, values = [x for x, _ in points], [y for _, y in points]
+            axes.plot(steps, values, color=TINTS[index % 6], linestyle=DASHES[index % 6], label=literal(kind))
+        axes.set(title=title, xlabel="iteration", ylabel="rollouts (%)")
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
+        plain_ticks(axes, "x", whole=True)
+        plain_ticks(axes, "y", steps=(1, 2, 5, 10))
+        percent_ticks(axes, "y")
+        figure.legend(loc="outside lower left", ncols=2, fontsize=9)
+    said = "; ".join(f"{kind} from {percent(p[0][1], 0)} to {percent(p[-1][1], 0)}" for kind, p in kinds.items())
+    return Chart(made[0], f"{title}, by iteration. {said}.")
+
+
+def by_turn(name: str, counts: Mapping[int, int]) -> Chart:
+    """How many forks lie at each turn, over the whole run."""
+    turns = range(min(counts), max(counts) + 1)
+    values = [counts.get(turn, 0) for turn in turns]
+    with drawing(name, 3.9, 2.5) as (figure, made):
+        axes = figure.add_subplot()
+        axes.bar(list(turns), values, color=BLUE, width=0.72)
+        for turn, value in zip(turns, values, strict=True):
+            axes.annotate(count(value), (turn, value), (0, 2), textcoords="offset points", ha="center", color=INK)
+        axes.set(title="Forks by turn", xlabel="turn of the fork", ylabel="forks", xticks=list(turns))
+        axes.set_ylim(top=1.12 * max(values))
+        axes.grid(visible=False, axis="x")
+    said = ", ".join(f"turn {turn}: {count(value)}" for turn, value in zip(turns, values, strict=True))
+    return Chart(made[0], f"Forks by turn. {said}.")
+
+
+def cumulative(name: str, samples: Mapping[str, Sequence[float]], unit: str) -> Chart:
+    """The share of moments below a value, a line for each of what became of them."""
+    everything = sorted(value for values in samples.values() for value in values)
+    low, high = (everything[int(share * (len(everything) - 1))] for share in (0.005, 0.95))
+    with drawing(name, 5.0, 2.9) as (figure, made):
+        axes = figure.add_subplot()
+        for index, (what, values) in enumerate(samples.items()):
+            axes.ecdf(
+                list(values),
+                color=TINTS[index % 6],
+                linestyle=DASHES[index % 6],
+                linewidth=2,
+                label=literal(f"{what} ({count(len(values))})"),
+            )
+        axes.set(title="What the rule measured", xlabel=literal(unit), ylabel="moments below (%)", ylim=(0, 1.02))
+        if low < high:
+            axes.set_xlim(low, high)
+        plain_ticks(axes, "x")
+        percent_ticks(axes, "y")
+        axes.tick_params(axis="x", labelcolor=MUTED)
+        axes.legend(loc="lower right")
+    medians = "; ".join(
+        f"{what}: median {sorted(values)[len(values) // 2]:.4g} of {count(len(values))}"
+        for what, values in samples.items()
+        if values
+    )
+    outside = percent(sum(value > high for value in everything) / len(everything), 0)
+    return Chart(made[0], f"{unit} at forks and passes. {medians}.", f"{outside} of the moments lie further right.")

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from turntree.observe.statistics import paired_bootstrap
-from turntree.profiling.select import SelectConfig, preview
+from turntree.profiling.select import THRESHOLDS, SelectConfig, preview
 from turntree.report.read import Arm, Play, Row, Run, Share, reading
 
 COUNTS = ("turns", "decoded_tokens", "prefilled_tokens", "reused_tokens", "trained_tokens")
 PLAYED = ("environment", "count", "split", "task_seed", "temperature", "max_turns", "max_tokens", "max_context")
-THRESHOLDS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.01)  # lambdas previewed where no selection was made
 
 
 @dataclass(frozen=True)

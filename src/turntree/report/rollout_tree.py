@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from turntree.core.tree import Decision, RolloutTree
+from turntree.core.tree import Decision
 from turntree.logs.groups import LoggedRollout, action_text
 from turntree.logs.rollouts import depth_first, turns_of
 from turntree.logs.rows import ReadReport
@@ -159,12 +159,6 @@ def deciding_forks(kept: KeptTree) -> int:
     """Branches whose reward is not that of the rollout that they left at the fork."""
     tree, count = kept.tree, 0
     for point in tree.branch_points():
-        incumbent, *branches = (kept.rewards.of(_first_leaf(tree, child)) for child in tree.grown(point))
+        incumbent, *branches = (kept.rewards.of(tree.first_leaf(child)) for child in tree.grown(point))
         count += sum(None not in (incumbent, branch) and incumbent != branch for branch in branches)
     return count
-
-
-def _first_leaf(tree: RolloutTree, node: int) -> int:
-    while children := tree.children(node):
-        node = children[0]
-    return node

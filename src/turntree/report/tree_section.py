@@ -8,11 +8,12 @@ from typing import Any
 from urllib.parse import quote
 
 from turntree.logs.trees import FILE_NAME
+from turntree.profiling.rows import message_text
 from turntree.report.browser import MAX_NODES, PAGE
 from turntree.report.read import Run
 from turntree.report.rollout_tree import KeptTrees, deciding_forks, look, tree_of
 from turntree.report.tree_figures import rollout_tree
-from turntree.report.wording import message_text, plural
+from turntree.report.wording import plural
 
 
 def with_trees(run: Run) -> dict[str, Path]:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from turntree.core.messages import Message
 from turntree.report.read import Arm, Run, Share
 from turntree.report.results import ArmResult, Difference, Estimate
 
@@ -67,12 +66,6 @@ def duration(seconds: float | None) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def message_text(message: Message) -> str:
-    """Text and tool calls of a message, as the profile writes down sampled actions."""
-    calls = " ".join(f"{call.name}({call.arguments})" for call in message.tool_calls)
-    return " ".join(part for part in (message.content, calls) if part)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from turntree.engines.endpoint import EndpointConfig
 from turntree.gateway.calls import Session
 from turntree.gateway.config import ServingConfig
 from turntree.gateway.driver import EngineDriver
-from turntree.gateway.merge import Discarded, merge
+from turntree.gateway.merge import merge
 from turntree.gateway.serve import listening, server_of, url_of
 from turntree.gateway.sessions import Sessions, read_session
 from turntree.gateway.store import CLOSED, SessionStore
@@ -130,7 +130,7 @@ def _admin_key(out: Path) -> str:
     return path.read_text(encoding="utf-8").strip()
 
 
-def write_trees(folder: Path, out: Path, *, discarded: Discarded = "session") -> dict[str, Any]:
+def write_trees(folder: Path, out: Path) -> dict[str, Any]:
     """Merge the closed sessions of a gateway's folder into one tree a task (trees.jsonl), for `report` and `audit`."""
     if not (folder / SESSIONS / CLOSED).is_dir():
         raise InputError("holds no sessions of a gateway", path=folder, hint="name the --out of turntree gateway")
@@ -139,17 +139,15 @@ def write_trees(folder: Path, out: Path, *, discarded: Discarded = "session") ->
     for name in sorted(path.stem for path in (folder / SESSIONS / CLOSED).glob("*.jsonl")):
         by_task.setdefault(store.rows(name)[0]["task"], []).append(name)
     counts = Counter[str]()
-    kept = _trees(store, by_task, discarded, counts)
+    kept = _trees(store, by_task, counts)
     write_lines(out, (tree.to_json() for tree in kept))
     return {"path": str(out), "trees": len(by_task), "open": len(list(store.open_sessions())), **counts}
 
 
-def _trees(
-    store: SessionStore, by_task: dict[str, list[str]], discarded: Discarded, counts: Counter[str]
-) -> Iterator[KeptTree]:
+def _trees(store: SessionStore, by_task: dict[str, list[str]], counts: Counter[str]) -> Iterator[KeptTree]:
     for number, (task, names) in enumerate(sorted(by_task.items())):
         read: list[Session] = [read_session(store, name) for name in names]
-        merged = merge(task, read, discarded=discarded)
+        merged = merge(task, read)
         counts.update(
             sessions=len(read),
             calls=sum(len(session.calls) for session in read),

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
 from turntree.observe.artifacts import PIVOTS, PROFILE, policy_of
-from turntree.profiling.select import SelectConfig, preview, select
+from turntree.profiling.select import THRESHOLDS, SelectConfig, preview, select
 
 KEPT = ("trace_id", "turn", "kind", "reward_mean", "reward_var", "state", "demonstrated", "importance")
-THRESHOLDS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.01)
 
 
 def run_select(profile: Path, config: SelectConfig, out: Path) -> dict[str, Any]:
     """Write the selected states to `out`; returns the counts (they add up to the candidates) and the preview."""
     header, stream = PROFILE.stream(profile)
     rows = [{key: row[key] for key in KEPT if key in row} for row in stream]  # the actions stay on disk
-    settled_at = _settled_at(header)
+    adaptive = header["config"]["profile"].get("adaptive")  # None: of fixed K, which serves every threshold
+    settled_at = None if adaptive is None else adaptive["threshold"]
     if settled_at is not None and settled_at != config.threshold:
         raise InputError(
             f"was made for lambda {settled_at:g}: its rollouts stopped where that was settled",
@@ -35,8 +36,8 @@ def run_select(profile: Path, config: SelectConfig, out: Path) -> dict[str, Any]
         )
     summary = {
         "selected": len(selection.rows),
-        "roles": _count(row["role"] for row in selection.rows),
-        "kinds": _count(row["kind"] for row in selection.rows),
+        "roles": dict(sorted(Counter(row["role"] for row in selection.rows).items())),
+        "kinds": dict(sorted(Counter(row["kind"] for row in selection.rows).items())),
         "classes": dict(selection.counts),
         "unknown_quotas": sorted(config.quota.keys() - {"*", *(row["kind"] for row in rows)}),
         "preview": preview(rows, THRESHOLDS if settled_at is None else (settled_at,)),
@@ -52,16 +53,3 @@ def run_select(profile: Path, config: SelectConfig, out: Path) -> dict[str, Any]
     }
     PIVOTS.write(out, {"config": to_mapping(config), **made_from, "summary": summary}, selection.rows)
     return {"path": str(out), **summary}
-
-
-def _settled_at(header: dict[str, Any]) -> float | None:
-    """The threshold that an adaptive profile was made for; None for one of fixed K, which serves them all."""
-    adaptive = header["config"]["profile"].get("adaptive")
-    return None if adaptive is None else adaptive["threshold"]
-
-
-def _count(values: Any) -> dict[str, int]:
-    counted: dict[str, int] = {}
-    for value in values:
-        counted[value] = counted.get(value, 0) + 1
-    return dict(sorted(counted.items()))

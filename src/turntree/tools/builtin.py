@@ -1,5 +1,5 @@
-"""The tools that come with turntree: `search` over a local index, `open` and `find` on its pages, `python` and `shell`
-in the sandbox."""
+"""The tools that come with turntree: `search` over a local index, `open` and `find` on its pages, `python` in the
+sandbox."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from turntree.sandboxes.limits import Execution, Language
+from turntree.sandboxes.limits import Execution
 from turntree.sandboxes.sandbox import Sandbox
 from turntree.tools.search import SearchIndex
 from turntree.tools.tool import ToolOutput, ToolSpec
@@ -106,24 +106,19 @@ def _quoted(text: str) -> str:
 
 
 class SandboxTool:
-    """`python` (the last line, if an expression, is shown as its value) or `shell`; every call starts afresh."""
+    """`python` (the last line, if an expression, is shown as its value); every call starts afresh."""
 
     pure = True
 
-    def __init__(self, sandbox: Sandbox, *, language: Language = "python") -> None:
-        told: dict[Language, tuple[str, str, str]] = {
-            "python": ("Run a Python program. Every call starts afresh.", "code", "The program."),
-            "shell": ("Run a shell command. Every call starts afresh.", "command", "The command."),
-        }
-        description, self._argument, meaning = told[language]
-        self.spec = ToolSpec(language, description, _one_string(self._argument, meaning))
+    def __init__(self, sandbox: Sandbox) -> None:
+        parameters = _one_string("code", "The program.")
+        self.spec = ToolSpec("python", "Run a Python program. Every call starts afresh.", parameters)
         self.version = repr(sorted(dataclasses.asdict(sandbox.config).items()))
         self._sandbox = sandbox
-        self._language: Language = language
 
     def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolOutput:
         limit = self._sandbox.config.limits.seconds
-        execution = self._sandbox.run(arguments[self._argument], language=self._language)
+        execution = self._sandbox.run(arguments["code"], language="python")
         return ToolOutput(described(execution, limit), final=execution.repeatable)
 
 

@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from turntree.core.cost import Additive
@@ -59,6 +59,11 @@ class ToolLedger:
 
     def total(self) -> ToolCounts:
         return sum(self.counts().values(), ToolCounts())
+
+    def figures(self) -> dict[str, Any]:
+        """What the tools of this process were asked so far and what they executed, by name: hits of their cache and
+        joined calls depend on when things happened, so this belongs to the timing of a run."""
+        return {"tools": {name: asdict(count) for name, count in sorted(self.counts().items())}}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,33 +76,6 @@ class ImportReport:
         )
 
 
-def import_chat(
-    paths: Iterable[str | Path],
-    *,
-    format: str | Part = AUTO,
-    on_error: OnError = "stop",
-    success_only: bool = False,
-    unknown_keys: UnknownKeys = "stop",
-    domain: str = "",
-    candidates: CandidateRule = "auto",
-    tools: Sequence[dict[str, Any]] = (),
-) -> tuple[list[Trace], ImportReport]:
-    """`stream_chat` into a list."""
-    traces: list[Trace] = []
-    report = stream_chat(
-        paths,
-        traces.append,
-        format=format,
-        on_error=on_error,
-        success_only=success_only,
-        unknown_keys=unknown_keys,
-        domain=domain,
-        candidates=candidates,
-        tools=tools,
-    )
-    return traces, report
-
-
 def stream_chat(
     paths: Iterable[str | Path],
     keep: Callable[[Trace], None],

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -84,7 +84,7 @@ class Questions:
             yield TaskSet(
                 tasks=opened.tasks,
                 pool=opened.pool,
-                figures=opened.figures,
+                figures=opened.tools.ledger.figures,
                 read=opened.read,
                 contents=contents({**files, "held_out": self.held_out}),
             )
@@ -163,11 +163,6 @@ class Opened:
     tools: ToolRuntime
     posed: Mapping[str, Sequence[Posed]]
     read: Sequence[dict[str, Any]] = ()
-
-    def figures(self) -> dict[str, Any]:
-        """What the tools of this process were asked so far and what they executed, by name: hits of their cache and
-        joined calls depend on when things happened, so this belongs to the timing of a run."""
-        return {"tools": {name: asdict(count) for name, count in sorted(self.tools.ledger.counts().items())}}
 
 
 def _has_tokenizer_of_embedded(folder: Path) -> bool:

@@ -45,15 +45,12 @@ class Task:
         """Raises `EnvironmentFault` where the sandbox does not work: that is not the policy's failure."""
         if self.answer is not None and self.answer.split() != answer.split():
             return False
-        if self.expected is not None and not self._as_expected(now, self.expected):
+        due = {} if self.expected is None else {**self.files, **self.expected}
+        if not all(alike(file, now.get(path)) for path, file in due.items()):
             return False
         if self.check is not None and run(sandbox, _CHECK + self.check, now).failed:
             return False
         return all(run(sandbox, source, now, "python").value == value for source, value in self.values)
-
-    def _as_expected(self, now: Files, expected: Mapping[str, File | None]) -> bool:
-        due = {**self.files, **expected}
-        return all(alike(file, now.get(path)) for path, file in due.items())
 
 
 def alike(due: File | None, found: File | None) -> bool:
