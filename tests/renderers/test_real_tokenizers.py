@@ -174,7 +174,10 @@ def test_with_the_models_own_thoughts_every_prompt_is_its_own_rendering(row: Row
             continue
         ends = [place for place, message in enumerate(messages) if message.role == "assistant"]
         for end in (*ends, len(messages)):
-            assert renderer.prompt(messages[:end], tools) == renderer.whole(messages[:end], tools)
+            prompt, whole = renderer.prompt(messages[:end], tools), renderer.whole(messages[:end], tools)
+            # a turn without a thought where the prompt opens one: what was sampled after it stays tokens of its own
+            unthought = any(not m.reasoning for m in messages[:end] if m.role == "assistant")
+            assert prompt == whole or (unthought and tokenizer.decode(prompt) == tokenizer.decode(whole))
 
 
 def test_the_table_is_written() -> None:
@@ -215,7 +218,8 @@ was tried without a template. `turntree check model FOLDER` gives the same findi
   it has as a whole, and its text is what the folder's own template writes.
 - *thoughts stay*: so, but for thoughts of earlier turns. The template drops them (or writes empty ones) once a turn is
   over; here the policy goes on seeing what it thought, unless `device.renderer.thoughts` is `model`. Then every prompt
-  is the family's own rendering of the conversation (tested on all of these).
+  is the family's own rendering of the conversation (tested on all of these; where a turn without a thought follows an
+  opened one, as Qwen3.5 has it, sampling writes two tokens for what the rendering writes as one).
 - *left out*: the form has no place for reasoning.
 - DeepSeek-V3 and R1 have no place for tools: they are written into the system message. Nemotron-3.5 and Qwen3-Instruct
   are served by the family whose form theirs is.
