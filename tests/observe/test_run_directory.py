@@ -209,3 +209,12 @@ def test_a_run_of_another_stage_that_is_overwritten_leaves_no_logs_behind(tmp_pa
             run.append(name, [{"of": "the earlier run"}])
     with open_run(tmp_path, "sft", CONFIG, INPUTS, overwrite=True):
         assert [path.name for path in tmp_path.glob("*.jsonl")] == []
+
+
+def test_a_search_that_was_killed_while_it_wrote_leaves_no_half_file_behind(tmp_path) -> None:
+    with opened(tmp_path) as run:
+        (run.path / "own").mkdir()
+        for name in (".traces-00001.jsonl.17.partial", ".pivots-00001.jsonl.17.tmp", "traces-00001.jsonl"):
+            (run.path / "own" / name).write_text("half")
+    with opened(tmp_path):
+        assert [path.name for path in (tmp_path / "own").iterdir()] == ["traces-00001.jsonl"]
