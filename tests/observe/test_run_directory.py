@@ -149,7 +149,7 @@ def test_identities_are_the_same_exactly_where_they_are_equal(tmp_path_factory, 
     assert refused is None or (len(refused) < 3000 and "\n" not in refused)
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_a_full_disk_is_one_line_that_names_the_file(tmp_path, monkeypatch, number) -> None:
     def full(descriptor):
         raise OSError(number, os.strerror(number))
