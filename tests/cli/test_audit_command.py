@@ -58,6 +58,7 @@ class TestRealRollouts:
         assert not re.search(r'(src|href)="(?!#)', page) and "{{" not in page and "None" not in body
         for reason in figures["absent"].values():
             assert reason.split(":")[0] in page
+        assert page.count("DAPO alone<span") == 1 and "Pivots, GRESO, gate and DAPO<span" in page
 
     def test_the_same_log_gives_the_same_bytes(self, turntree, page_and_figures, airline):
         _, out = page_and_figures

@@ -161,7 +161,10 @@ def test_what_a_dry_run_prints_is_a_configuration_file(turntree, tmp_path):
     [
         (("--set", "train.loss.kl_coeficient=1"), "'train.loss.kl_coeficient': unknown key; did you mean 'kl_coeff"),
         (("--set", "model.size=1"), "'model.size': unknown key; 'model' has no sub-keys"),
+        (("--set", "steps=3"), "'steps': unknown key; did you mean 'train.steps'?"),
         (("--set", "train.steps"), "has no '='"),
+        (("--set", "=3"), "has no key"),
+        (("--set", "loggers={}"), "'loggers': {} is not of type tuple"),
         (("--kl", "x"), "not a valid float"),
         (("--config", "absent.toml"), "absent.toml"),
     ],
@@ -170,11 +173,27 @@ def test_a_wrong_key_or_value_is_one_line(turntree, tmp_path, arguments, said):
     assert said in turntree.error("train", "pivot", "p", "--out", tmp_path / "r", *arguments)
 
 
-def test_a_wrong_key_of_a_file_is_named_in_full(turntree, tmp_path):
-    file = tmp_path / "c.toml"
-    file.write_text("[train.loss]\nkl_coeficient = 1\n")
-    message = turntree.error("train", "pivot", "p", "--out", tmp_path / "r", "--config", file)
-    assert "'train.loss.kl_coeficient': unknown key" in message
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("c.toml", "[train.loss]\nkl_coeficient = 1\n", "field 'train.loss.kl_coeficient': unknown key"),
+        ("c.toml", "[train]\nsteps = '3'\n", "field 'train.steps': '3' is not of type int"),
+        ("c.json", '{"stage": "train pivot", "config": 7}', "holds no keys"),
+    ],
+)
+def test_a_wrong_key_or_value_of_a_file_is_named_in_full_with_the_file(turntree, tmp_path, name, text, said):
+    file = tmp_path / name
+    file.write_text(text)
+    command = ("train", "pivot", "p", "--out", tmp_path / "r", "--config", file)
+    assert f"{file}: {said}" in turntree.error(*command)
+    over = turntree.error(*command, "--steps", 0)  # the option wins: the file is not to blame
+    assert "steps" not in said or (str(file) not in over and "must be at least 1" in over)
+
+
+def test_config_without_a_stage_lists_the_stages_and_a_stage_is_found_by_a_part_of_its_name(turntree):
+    assert "train online" in turntree.json("config")["stages"]
+    assert "did you mean 'train online'?" in turntree.error("config", "online")
+    assert "did you mean 'train online' or 'train pivot'?" in turntree.error("config", "train")
 
 
 def test_options_of_a_part_are_given_like_those_of_the_command(turntree, tmp_path):

@@ -79,7 +79,7 @@ def test_an_unknown_key_without_a_neighbour_lists_the_known_ones() -> None:
         ({"learning_rate": 1.0, "betas": [0.9]}, "field 'betas': needs 2 values, has 1"),
         ({"learning_rate": 1.0, "widths": ["a"]}, "field 'widths[0]': 'a' is not of type int"),
         ({"learning_rate": 1.0, "inner": {"tops": 1}}, "field 'inner.tops': unknown key; did you mean 'top'?"),
-        ({"learning_rate": 1.0, "inner": 3}, "field 'inner': 3 is not of type Inner"),
+        ({"learning_rate": 1.0, "inner": 3}, "field 'inner': 3 is not a section of keys"),
         ({"learning_rate": 1.0, "steps": 0}, "steps must be at least 1"),
     ],
 )

@@ -149,7 +149,7 @@ def test_identities_are_the_same_exactly_where_they_are_equal(tmp_path_factory, 
     assert refused is None or (len(refused) < 3000 and "\n" not in refused)
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_a_full_disk_is_one_line_that_names_the_file(tmp_path, monkeypatch, number) -> None:
     def full(descriptor):
         raise OSError(number, os.strerror(number))
@@ -209,3 +209,12 @@ def test_a_run_of_another_stage_that_is_overwritten_leaves_no_logs_behind(tmp_pa
             run.append(name, [{"of": "the earlier run"}])
     with open_run(tmp_path, "sft", CONFIG, INPUTS, overwrite=True):
         assert [path.name for path in tmp_path.glob("*.jsonl")] == []
+
+
+def test_a_search_that_was_killed_while_it_wrote_leaves_no_half_file_behind(tmp_path) -> None:
+    with opened(tmp_path) as run:
+        (run.path / "own").mkdir()
+        for name in (".traces-00001.jsonl.17.partial", ".pivots-00001.jsonl.17.tmp", "traces-00001.jsonl"):
+            (run.path / "own" / name).write_text("half")
+    with opened(tmp_path):
+        assert [path.name for path in (tmp_path / "own").iterdir()] == ["traces-00001.jsonl"]

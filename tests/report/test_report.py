@@ -200,8 +200,10 @@ def test_one_arm_alone_gives_a_page_without_a_comparison(tmp_path: Path) -> None
 def test_a_training_run_named_directly_is_an_arm_of_its_own_name(tmp_path: Path) -> None:
     write_training(tmp_path / "mine", "train pivot", [{"step": 1, "reward_mean": 0.5}])
     shown = text_of(build_report(tmp_path / "mine"))
-    assert "Run “mine” (train pivot) trained policy “default” for 1 steps" in shown
+    assert "Run “mine” (train pivot) trained policy “default” for 1 step." in shown
     assert "No policy of this run was evaluated" in shown
+    assert "Not in this folder" not in shown  # it is no quickstart
+    assert "0.95" not in shown  # a step is a whole number on the axis, too
     assert "model" not in re.findall(r"train (\w+)", shown)  # the model's own folder is no run
 
 

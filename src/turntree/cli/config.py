@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,11 +22,13 @@ from turntree.core.keys import keys
 @click.option("--json", "json_path", metavar="PATH", help="Write the keys as JSON; '-' is standard output.")
 @click.pass_context
 def config(ctx: click.Context, stage: tuple[str, ...], json_path: str | None) -> None:
-    """List every key of STAGE, with the short option that stands for it. Options of the stage may follow: with
-    `--environment NAME`, for example, the keys of that environment are listed too, and values given are the defaults.
+    """List every key of STAGE, with the short option that stands for it; without STAGE, the stages. Options of the
+    stage may follow: with `--environment NAME`, for example, the keys of that environment are listed too, and values
+    given are the defaults.
 
     \b
-    Example: turntree config train pivot
+    Example: turntree config
+             turntree config train pivot
              turntree config profile --json -
     """
     command, words = ctx.find_root().command, list(stage)
@@ -33,10 +36,15 @@ def config(ctx: click.Context, stage: tuple[str, ...], json_path: str | None) ->
         command = found
         words.pop(0)
     if not isinstance(command, StageCommand):
-        wanted = " ".join(stage)
-        problem = f"{wanted!r} is not a stage" if wanted else "names no stage"
         stages = sorted(name for name, _ in stage_commands(ctx.find_root().command))
-        raise InputError(problem, field="STAGE", hint=f"use one of {', '.join(stages)}")
+        if not stage:
+            finish({"stages": stages}, json_path, stages)
+            return
+        wanted = " ".join(stage)
+        near = [name for name in stages if wanted in (name.split()[0], name.split()[-1])]
+        near = near or difflib.get_close_matches(wanted, stages, n=1)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "`turntree config` lists the stages"
+        raise InputError(f"{wanted!r} is not a stage", field="STAGE", hint=hint)
     rows = _rows(command, words, ctx)
     finish({"stage": command.stage, "keys": rows}, json_path, [] if json_path == "-" else list(_table(rows)))
 

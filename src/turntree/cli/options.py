@@ -33,7 +33,7 @@ from turntree.core.config import defaults as defaults_of
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.keys import Key, keys
 from turntree.observe.files import read_json
-from turntree.observe.jsonl import parse_json
+from turntree.observe.jsonl import located, parse_json
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,14 @@ class Read:
     read: Callable[[str], Any]
     metavar: str
     repeated: bool = False
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Values from one source; `path` is the file of `--config`."""
+
+    values: dict[str, Any]
+    path: Path | None = None
 
 
 Options = Mapping[str, "str | Constant | Read"]  # by option, or by the name of a positional argument
@@ -129,7 +137,8 @@ class StageCommand(OutputCommand):
         these parameters from `ctx`. Raises `ConfigError` for an invalid value, click's `MissingParameter` for a
         missing required option."""
         own = [word.partition("=")[0] for word in ctx.params.get("part_options") or () if word.startswith("--")]
-        values = self.values(ctx)
+        layers = list(self._layers(ctx))
+        values = self._overlaid(layers)
         required = {key.name for key in keys(self.config_class) if key.required}
         for name, target in self.options.items():
             if target in required and _lacks(values, str(target)):
@@ -138,6 +147,8 @@ class StageCommand(OutputCommand):
         try:
             return parts.resolved(from_mapping(self.config_class, values))
         except ConfigError as error:
+            if (file := _named_by(error, layers)) is not None:
+                raise located(error, path=file) from error
             typed = [word for word in own if error.field == f"{self._part}.{_name(word)}"]
             if not typed or error.problem != UNKNOWN:
                 raise
@@ -149,31 +160,37 @@ class StageCommand(OutputCommand):
 
     def values(self, ctx: click.Context) -> dict[str, Any]:
         """Like `resolve`, but as plain values in which required keys may be missing."""
+        return self._overlaid(list(self._layers(ctx)))
+
+    def _overlaid(self, layers: list[_Layer]) -> dict[str, Any]:
         cls = self.config_class
         values = defaults_of(cls)
-        layers = list(self._layers(ctx))
-        if self._named and self._part and not any(_names_part(layer.get(self._part)) for layer in layers):
-            model = [layer["model"] for layer in layers if "model" in layer] or [values["model"]]
-            layers.insert(0, {self._part: self._named(model[-1])})
+        if self._named and self._part and not any(_names_part(layer.values.get(self._part)) for layer in layers):
+            model = [layer.values["model"] for layer in layers if "model" in layer.values] or [values["model"]]
+            layers = [_Layer({self._part: self._named(model[-1])}), *layers]
         for layer in layers:
-            values = overlaid(cls, values, layer)
+            try:
+                values = overlaid(cls, values, layer.values)
+            except ConfigError as error:
+                raise located(_elsewhere(error, cls, values), path=layer.path) from error
         return values
 
-    def _layers(self, ctx: click.Context) -> Iterator[dict[str, Any]]:
+    def _layers(self, ctx: click.Context) -> Iterator[_Layer]:
         """The values of --config, the short options and --set, later ones over earlier ones."""
         path, overrides = ctx.params.pop("config_path"), ctx.params.pop("overrides")
         if path is not None:
-            yield _read(path, self.stage)
+            yield _Layer(_read(path, self.stage), path)
         for name, target in self.options.items():
             parameter = _name(name)
             value, source = ctx.params.pop(parameter), ctx.get_parameter_source(parameter)
             given = isinstance(target, Read) or value not in (None, ())
             if source is ParameterSource.COMMANDLINE and given:
-                yield nested(key_of(target), target.value if isinstance(target, Constant) else value)
+                yield _Layer(nested(key_of(target), target.value if isinstance(target, Constant) else value))
         if self._part is not None:
-            yield from (nested(f"{self._part}.{key}", value) for key, value in _own(ctx.params.pop("part_options")))
+            for key, value in _own(ctx.params.pop("part_options")):
+                yield _Layer(nested(f"{self._part}.{key}", value))
         for override in overrides:
-            yield nested(*assignment(override, "--set"))
+            yield _Layer(nested(*assignment(override, "--set")))
 
 
 def key_of(target: str | Constant | Read) -> str:
@@ -305,7 +322,8 @@ def assignment(text: str, option: str) -> tuple[str, Any]:
     """KEY=VALUE; the value is JSON where it parses as JSON, else text."""
     key, equals, value = text.rpartition("=") if option != "--set" else text.partition("=")
     if not equals or not key:
-        raise InputError(f"{text!r} has no '='", field=option, hint=f"write {option} KEY=VALUE")
+        lacking = "key" if equals else "'='"
+        raise InputError(f"{text!r} has no {lacking}", field=option, hint=f"write {option} KEY=VALUE")
     return key, value_of(value)
 
 
@@ -341,20 +359,44 @@ def _read(path: Path, stage: str | None) -> dict[str, Any]:
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise InputError(f"is not TOML ({error})", path=path, hint="correct it") from error
     found = read_json(path)
-    if not isinstance(found, dict):
-        raise InputError("holds no keys", path=path, hint="name a run's config.json, or a TOML file")
-    if "stage" in found and "config" in found:
+    if isinstance(found, dict) and "stage" in found and "config" in found:
         if found["stage"] != stage:
             hint = f"use it with `turntree {found['stage']}`"
             raise InputError(f"is of stage {found['stage']!r}, not {stage!r}", path=path, hint=hint)
-        return found["config"]
+        found = found["config"]
+    if not isinstance(found, dict):
+        raise InputError("holds no keys", path=path, hint="name a run's config.json, or a TOML file")
     return found
+
+
+def _named_by(error: ConfigError, layers: Sequence[_Layer]) -> Path | None:
+    """The file that the value of the error came from; None for an option, and for a default."""
+    key = (error.field or "").partition("[")[0]
+    return next((layer.path for layer in reversed(layers) if _holds(layer.values, key)), None)
+
+
+def _elsewhere(error: ConfigError, cls: type, values: Mapping[str, Any]) -> ConfigError:
+    """The same error; where the key is one of other sections, its hint names it there."""
+    above, _, name = (error.field or "").rpartition(".")
+    known = [key.name for key in keys(cls, values)] if error.problem == UNKNOWN else []
+    found = [key for key in known if key.rpartition(".")[2] == name and above not in known]
+    hint = f"did you mean {' or '.join(map(repr, found[:3]))}?" if found else error.hint
+    return ConfigError(error.problem, path=error.path, field=error.field, hint=hint)
+
+
+def _holds(values: Mapping[str, Any], dotted: str) -> bool:
+    above, _, name = dotted.rpartition(".")
+    here = _at(values, above)
+    return isinstance(here, Mapping) and name in here
 
 
 def _lacks(values: Mapping[str, Any], dotted: str) -> bool:
     """Whether a required key is missing from a section that is there."""
+    return isinstance(_at(values, dotted.rpartition(".")[0]), Mapping) and not _holds(values, dotted)
+
+
+def _at(values: Mapping[str, Any], dotted: str) -> Any:
     here: Any = values
-    *above, last = dotted.split(".")
-    for name in above:
+    for name in filter(None, dotted.split(".")):
         here = here.get(name) if isinstance(here, Mapping) else None
-    return isinstance(here, Mapping) and last not in here
+    return here

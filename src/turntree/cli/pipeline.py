@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,8 @@ def importance(config: Any, out: Path, overwrite: bool, json_path: str | None) -
 
     result = run_importance(config, out, overwrite=overwrite)
     lines = [
-        f"{kind}: {row['difference']:+.3f} +- {row['error']:.3f} ({row['states']} states)"
+        f"{kind}: success {row['difference']:+.3f} after an accepted action, standard error {row['error']:.3f}, "
+        f"states {row['states']}"
         for kind, row in result["by_kind"].items()
     ]
     left = ", ".join(f"{count} {reason}" for reason, count in result["not_measured"].items())
@@ -150,11 +152,20 @@ def select(config: Any, profile: Path, out: Path, json_path: str | None) -> None
     from turntree.stages.select import run_select
 
     result = run_select(profile, config, out)
-    lines = [f"lambda {row['threshold']:.2f}: {row['pivots']:5d} pivots  {row['kinds']}" for row in result["preview"]]
-    lines.append(f"selected {result['selected']} {result['roles']} -> {out}; of all candidates: {result['classes']}")
+    lines = [
+        (f"lambda {row['threshold']:.2f}" if row["threshold"] <= 1 else "every mixed")
+        + f": pivots {row['pivots']:5d}  ({_counts(row['kinds'])})"
+        for row in result["preview"]
+    ]
+    lines.append(f"selected {result['selected']} ({_counts(result['roles'])}) -> {out}")
+    lines.append(f"all candidates: {_counts(result['classes'])}")
     if result["unknown_quotas"]:
         lines.append(f"no candidate is of a kind that --quota names: {', '.join(result['unknown_quotas'])}")
     finish(result, json_path, lines)
+
+
+def _counts(found: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in found.items())
 
 
 @click.group(short_help="GRPO at pivots, or on whole episodes.")

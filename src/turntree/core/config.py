@@ -177,7 +177,7 @@ def _overlaid(hint: Any, old: Any, new: Any, place: str) -> Any:
         below = cast("Mapping[str, Any]", old) if isinstance(old, Mapping) else defaults(section)
         return overlaid(section, below, row, above=f"{place}.")
     item = item_of(hint)
-    if item is not None and all(key.isdecimal() for key in row):
+    if item is not None and row and all(key.isdecimal() for key in row):
         return _overlaid_items(item, old, row, place)
     if hint in (str, int, float, bool) or typing.get_origin(hint) is typing.Literal:
         raise ConfigError(UNKNOWN, field=place + _rest(row), hint=f"{place!r} has no sub-keys")
@@ -338,7 +338,8 @@ def _convert_scalar(hint: Any, value: Any, path: str | Path | None, field: str) 
     if hint is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _LARGEST:
         return float(value)
     if isinstance(hint, type) and (not isinstance(value, hint) or (hint is int and isinstance(value, bool))):
-        raise ConfigError(f"{value!r} is not of type {hint.__name__}", path=path, field=field)
+        kind = "a section of keys" if section_of(hint) else f"of type {hint.__name__}"
+        raise ConfigError(f"{value!r} is not {kind}", path=path, field=field)
     if hint is float and not math.isfinite(value):
         raise ConfigError(f"is {value}, which is not a finite number", path=path, field=field)
     if hint is int and abs(value) > _LARGEST:

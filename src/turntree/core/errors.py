@@ -44,9 +44,9 @@ class ConfigError(InputError):
 
 
 def disk_is_full(error: BaseException | None) -> bool:
-    """Whether an error, or one that it came from, says that a disk or a quota is full. Libraries in other languages
-    (safetensors, SQLite) say so in their text only."""
-    full = (errno.ENOSPC, errno.EDQUOT)
+    """Whether an error, or one that it came from, says that a disk or a quota is full, or a file as large as
+    `ulimit -f` lets it be. Libraries in other languages (safetensors, SQLite) say so in their text only."""
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     while error is not None:
         text = str(error)
         if isinstance(error, OSError) and error.errno in full:

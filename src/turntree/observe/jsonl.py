@@ -37,7 +37,7 @@ def writing(path: Path) -> Iterator[None]:
     except Exception as error:  # safetensors and sqlite raise their own errors
         if not disk_is_full(error):
             raise
-        problem = f"{path}: cannot be written, because the disk or your quota is full"
+        problem = f"{path}: cannot be written, because the disk or your quota is full, or `ulimit -f` is reached"
         raise TurntreeError(f"{problem}; free some space and give the same command again") from error
 
 

@@ -193,7 +193,8 @@ class RunDirectory:
     def _tidy(self) -> None:
         """Remove what a killed process left behind: temporary files of atomic writes, and checkpoints of a finished
         run."""
-        for leftover in (path for name in _OWN for path in self.path.glob(f".{name}.*")):
+        unfinished = (*(f".{name}.*" for name in _OWN), "own/.*.partial", "own/.*.tmp")
+        for leftover in (path for names in unfinished for path in self.path.glob(names)):
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         if self.finished:
             self.drop_checkpoints(keep_last=self.extendable)

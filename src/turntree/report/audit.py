@@ -76,7 +76,8 @@ def _together(result: dict[str, Any], name: str) -> str:
     order = {"pivots": "pivots", "greso": "GRESO", "gate": "gate", "dapo": "DAPO"}
     if name == "together":
         del order["pivots"]
-    words = [word for key, word in order.items() if result["remedies"][key] is not None]
+    # a row that cannot be judged names what it would have been
+    words = [word for key, word in order.items() if result["remedies"][key] or not result["remedies"][name]]
     told = f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else f"{words[0]} alone"
     return told[0].upper() + told[1:]
 

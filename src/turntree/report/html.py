@@ -81,7 +81,9 @@ def view(run: Run, page: Path) -> dict[str, Any]:
 
 
 def missing(run: Run) -> list[str]:
-    """The parts of a complete run directory that this one lacks."""
+    """The parts of a quickstart that this folder lacks; none of a training run of its own."""
+    if any(arm.folder == run.path for arm in run.arms):
+        return []
     wanted = {
         "profile.jsonl": run.profile,
         "pivots.jsonl": run.pivots,

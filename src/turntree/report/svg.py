@@ -157,7 +157,7 @@ def plain_ticks(
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axis = axes.yaxis if which == "y" else axes.xaxis
-    axis.set_major_locator(MaxNLocator(5, steps=steps, integer=whole))
+    axis.set_major_locator(MaxNLocator(5, steps=steps, integer=whole, min_n_ticks=1 if whole else 2))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.10g}".replace("-", "\N{MINUS SIGN}")))
 
 

@@ -107,7 +107,7 @@ def _main(differences: Sequence[Difference]) -> Difference | None:
 
 def _done(run: Run, arm: Arm | None) -> str:
     steps = arm.metrics[-1]["step"] if arm is not None and arm.metrics else None
-    trained = f" for {count(steps)} steps" if steps is not None else ""
+    trained = f" for {plural(steps, 'step')}" if steps is not None else ""
     model = f"policy “{arm.config.get('model', '')}”" if arm is not None and arm.config else "a policy"
     if arm is not None and arm.stage == "train pivot":
         return f"{_trainer(arm)} trained {model}{trained}{_on_pivots(run, arm)}."

@@ -56,7 +56,8 @@ def merge_adapter(adapter: Path, out: Path, *, push_to: str | None = None, overw
     """Write the base of the adapter in folder `adapter` with the adapter added into its weights, in the type of the
     base, and push it to the Hub as `push_to`. Added in float32, and rounded once."""
     if not (adapter / "adapter_config.json").is_file():
-        raise InputError("holds no adapter", path=adapter, hint="whole models need no merge; turntree models push")
+        hint = "a whole model needs no merge: upload it with `turntree models push`"
+        raise InputError("holds no adapter", path=adapter, hint=hint)
     _require_new(out, overwrite)
     saved = json.loads((Path(base_of(adapter)) / "config.json").read_text())
     dtype = str(saved.get("dtype") or saved.get("torch_dtype"))
