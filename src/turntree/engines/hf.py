@@ -93,8 +93,7 @@ class HFEngine(LocalEngine):
         self._check(own, "with shared prefixes")
         self._kept.clear()
 
-    def weights_changed(self, policy_version: int) -> None:
-        super().weights_changed(policy_version)
+    def _forget(self) -> None:
         self._kept.clear()
 
     def cancel(self, ticket: int) -> Cost:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from transformers import PreTrainedModel
@@ -77,6 +78,8 @@ class LocalEngine(ABC):
         """Raises `TurntreeError` while requests are in flight: a completion is sampled by one policy."""
         check_idle(self.in_flight)
         self._version = policy_version
+        self._forget()
+        _give_back()
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         """Answer a wave, in order; other requests in flight continue beside it. Raises what `check_requests` raises
@@ -118,6 +121,9 @@ class LocalEngine(ABC):
     @abstractmethod
     def _holds(self) -> bool:
         """Whether it holds anything that the weights computed."""
+
+    def _forget(self) -> None:
+        """Drop what is kept for later requests."""
 
     @abstractmethod
     def _step(self) -> None:
@@ -178,6 +184,13 @@ def _evaluating(model: PreTrainedModel) -> Iterator[None]:
     finally:
         if training:
             model.train()
+
+
+def _give_back() -> None:
+    """What was freed goes back to the system. glibc would keep it in pieces that are no use to an update, which has
+    other sizes than sampling."""
+    with suppress(AttributeError, OSError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _weights_stamp(model: PreTrainedModel) -> int:
