@@ -65,7 +65,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
         "attention sinks",
     ),
     "DeepSeek-V3": ("DeepseekV3Config", _LATENT, "latent attention, in sampling"),
-    "Gemma 2": ("Gemma2Config", {"sliding_window": WINDOW}, "windows"),
+    "Gemma 2": ("Gemma2Config", {"sliding_window": WINDOW}, "capped scores"),
     "Gemma 3": ("Gemma3TextConfig", {"sliding_window": WINDOW}, "windows"),
     "Gemma 4": (
         "Gemma4TextConfig",

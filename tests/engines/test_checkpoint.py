@@ -54,6 +54,13 @@ def test_a_loaded_policy_is_ready_to_sample(folder: Path) -> None:
     assert model.dtype == torch.float32
 
 
+@pytest.mark.parametrize("wanted", ["eager", "flash_attention_2"])
+def test_the_attention_that_a_folder_asks_for_does_not_count(folder: Path, wanted: str) -> None:
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"attn_implementation": wanted}))
+    assert load_model(folder).config._attn_implementation == "sdpa"
+
+
 def test_the_tokenizer_comes_back_with_its_template(folder: Path) -> None:
     tokenizer, original = load_tokenizer(folder), tiny_tokenizer()
     assert tokenizer.chat_template == original.chat_template

@@ -21,6 +21,7 @@ import transformers
 from packaging.version import Version
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -65,10 +66,12 @@ def load_model(path: str | Path, *, dtype: str = "float32", device: str = "cpu")
         with quiet():
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             reads_text = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+            known: Any = MODEL_FOR_CAUSAL_LM_MAPPING if reads_text else MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
             loaded: Any = (AutoModelForCausalLM if reads_text else AutoModelForImageTextToText).from_pretrained(
                 folder,
                 config=config,
                 dtype=_DTYPES.get(dtype, "auto"),
+                attn_implementation="sdpa" if known[type(config)]._supports_sdpa else "eager",  # not the folder's
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,

@@ -122,6 +122,7 @@ class LocalEngine(ABC):
     def _holds(self) -> bool:
         """Whether it holds anything that the weights computed."""
 
+    @abstractmethod
     def _forget(self) -> None:
         """Drop what is kept for later requests."""
 

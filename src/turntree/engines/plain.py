@@ -113,6 +113,9 @@ class PlainEngine(LocalEngine):
     def _holds(self) -> bool:
         return self._batch is not None
 
+    def _forget(self) -> None:
+        """It keeps nothing."""
+
     def _abandon(self) -> None:
         super()._abandon()
         self._batch = None

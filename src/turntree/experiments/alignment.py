@@ -51,7 +51,7 @@ from turntree.rollouts.groups import GrownGroup
 from turntree.rollouts.local import Limits, Prompted, sample_local, score_wave
 from turntree.rollouts.scheduler import Scheduler
 from turntree.stages.inside import InsideTurns, open_inside, told_by_episodes
-from turntree.stages.policy import Policy, load_policy, policy_name
+from turntree.stages.policy import Policy, load_sharing, policy_name
 from turntree.training.config import LossConfig
 
 SCHEMA = "turntree.alignment/1"
@@ -63,7 +63,7 @@ def run_alignment(config: AlignmentConfig, out: Path) -> dict[str, Any]:
     """Measure what is not there yet, then compare; `out/summary.json` holds the result. Raises `InputError` where `out`
     is of another configuration or policy."""
     online = config.online
-    policy = load_policy(policy_name(online.model, online.environment), online.device)
+    policy = load_sharing(policy_name(online.model, online.environment), online.device)
     splits = {TRAIN: config.batches * online.train.groups}
     with (
         open_tasks(online.environment, splits, seed=online.task_seed, model=policy.source) as opened,

@@ -37,7 +37,7 @@ from turntree.observe.files import read_json, write_json
 from turntree.observe.run import notice
 from turntree.rollouts.accounting import account
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
-from turntree.stages.policy import Policy, load_policy, policy_name
+from turntree.stages.policy import Policy, load_sharing, policy_name
 from turntree.training.config import LossConfig
 
 SCHEMA = "turntree.ladder/1"
@@ -52,7 +52,7 @@ Place = tuple[str, int, int]  # task, sample, turn
 def run_ladder(config: LadderConfig, out: Path) -> dict[str, Any]:
     """Measure seed by seed, then compare; `out/summary.json` holds the result, `out/seedN.json` a seed. Seeds that are
     there are not measured again. Raises `InputError` where they are of another configuration or policy."""
-    policy = load_policy(policy_name(config.model, config.environment), config.device)
+    policy = load_sharing(policy_name(config.model, config.environment), config.device)
     splits = {TRAIN: config.iterations * config.groups}
     with open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source) as opened:
         made_from = {"policy_hash": policy.hash, "tasks": identity(config.environment, opened)}

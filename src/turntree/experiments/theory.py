@@ -45,7 +45,7 @@ from turntree.experiments.theory_spaces import (
 from turntree.observe.files import write_json
 from turntree.observe.statistics import spearman
 from turntree.rollouts.local import sample_local, score_wave
-from turntree.stages.policy import Policy, load_policy
+from turntree.stages.policy import Policy, load_sharing
 from turntree.stages.verifier import open_verifier
 from turntree.training.config import LossConfig
 from turntree.training.lora import Reference
@@ -71,7 +71,7 @@ def run_theory(config: TheoryConfig, out: Path) -> dict[str, Any]:
 
 def measure_policy(config: TheoryConfig) -> dict[str, Any]:
     """Raises `InputError` where too few mixed states are found, or where rewards are not 0 or 1."""
-    policy = load_policy(config.model, config.device)
+    policy = load_sharing(config.model, config.device)
     generator = np.random.default_rng(config.seed)
     with open_verifier(config.verifier) as verifier:
         spaces = spaces_of(policy, verifier, config)

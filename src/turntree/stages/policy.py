@@ -116,6 +116,11 @@ def load_renderer(source: str, renderer: Part = AUTO) -> tuple[PreTrainedTokeniz
     return tokenizer, _renderer(renderer, tokenizer, folder)
 
 
+def load_sharing(source: str, device: Device) -> Policy:
+    """As `load_policy`, for what measures gradients of packed trees: a model that cannot share prefixes is refused."""
+    return load_policy(source, dataclasses.replace(device, prefixes="shared"))
+
+
 def load_policy(source: str, device: Device) -> Policy:
     """Raises `InputError` in one line when the folder, its weights or its chat template are missing, and for a model
     on the Hub that cannot be fetched. Sets the threads of this process."""

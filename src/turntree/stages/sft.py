@@ -38,7 +38,8 @@ def run_sft(config: SFTStageConfig, out: Path, *, overwrite: bool = False, group
     check_head(policy.model)
     group.load = functools.partial(load_trained, policy.source, config.device)
     of_model = policy.model.config.get_text_config()
-    limits = _Limits(config.sft.max_tokens, of_model.max_position_embeddings, of_model.vocab_size)
+    positions = getattr(of_model, "max_position_embeddings", None) or config.sft.max_tokens  # some count none
+    limits = _Limits(config.sft.max_tokens, positions, of_model.vocab_size)
     check_positions(policy.model, min(limits.max_tokens, limits.positions), field="sft.max_tokens")
     learned = _learned(found, policy.renderer, limits)
     if not learned.examples:

@@ -7,6 +7,8 @@ architectures, one random three-leaf tree is scored both ways and the difference
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -55,15 +57,27 @@ def shares_prefixes(model: PreTrainedModel, tokens: int, prefixes: Prefixes, *, 
     if prefixes != "repeated":
         try:
             check_window(model, tokens, field=field)
-            check_path_isolation(model)
+            with _named(model, "packed"):
+                check_path_isolation(model)
             return True
         except InputError as error:
             if prefixes == "shared":
                 raise
             advice = f" ({field}: {error.hint})" if error.field == field else ""
             notice(f"a row per rollout, which computes shared prefixes again: {error.problem}{advice}")
-    check_rows(model)
+    with _named(model, "trained in padded batches"):
+        check_rows(model)
     return False
+
+
+@contextmanager
+def _named(model: PreTrainedModel, what: str) -> Iterator[None]:
+    """An error of the model's own code, which was not made for this, is the user's to know and not ours."""
+    try:
+        yield
+    except (ValueError, IndexError, TypeError, RuntimeError, AttributeError) as error:
+        problem = f"{type(model).__name__} cannot be {what} ({type(error).__name__}: {error})"
+        raise InputError(problem, hint="use another decoder") from error
 
 
 def check_rows(model: PreTrainedModel, *, path_tokens: int = 48, seed: int = 0) -> IsolationReport:

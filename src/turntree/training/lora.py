@@ -4,6 +4,8 @@ training starts with a fresh one."""
 from __future__ import annotations
 
 import copy
+import json
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -96,11 +98,23 @@ def add_adapter(model: PreTrainedModel, config: LoRAConfig) -> None:
         r=config.rank, lora_alpha=config.alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM"
     )
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*_pattern keys")  # of experts, no target
             torch.manual_seed(seeds.derive(config.seed, "lora"))
             model.add_adapter(settings)
     except ValueError as error:
         raise ConfigError(str(error).splitlines()[0][:200], field="lora.targets") from error
+    _require_linear(model)
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
+
+
+def _require_linear(model: PreTrainedModel) -> None:
+    """PEFT takes the names of a dense layer for the experts of some mixtures, whose weights it would replace in every
+    pass."""
+    bases = {name: one.base_layer for name, one in model.named_modules() if hasattr(one, "lora_A")}
+    if others := sorted(name for name, base in bases.items() if not isinstance(base, torch.nn.Linear | Conv1D)):
+        named = {name.rpartition(".")[2] for name, base in bases.items() if isinstance(base, torch.nn.Linear | Conv1D)}
+        hint = f"name others (--set 'device.lora.targets={json.dumps(sorted(named))}')"
+        raise ConfigError(f"PEFT would adapt {others[0]!r}, no linear module", field="lora.targets", hint=hint)
