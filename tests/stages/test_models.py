@@ -100,7 +100,7 @@ def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_what_is_not_to_be_merged_or_replaced_is_refused_in_one_line(tmp_path: Path) -> None:
     _, folder = an_adapter(tmp_path)
-    with pytest.raises(InputError, match=r"base: holds no adapter; whole models need no merge"):
+    with pytest.raises(InputError, match=r"base: holds no adapter; a whole model needs no merge"):
         merge_adapter(tmp_path / "base", tmp_path / "merged")
     with pytest.raises(InputError, match=r"base: exists already; pass --overwrite"):
         merge_adapter(folder, tmp_path / "base")
