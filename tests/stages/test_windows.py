@@ -62,6 +62,14 @@ STAGES = [
 ]
 
 
+class Reached(Exception):
+    """The check that a test waits for was called."""
+
+
+def reached(model: object) -> None:
+    raise Reached
+
+
 @pytest.mark.parametrize(("run", "config", "field"), STAGES, ids=["online", "pivot"])
 def test_paths_longer_than_the_window_are_refused_before_anything_is_sampled(
     run: Callable, config: Callable, field: str, model: str, tmp_path: Path
@@ -77,12 +85,6 @@ def test_paths_longer_than_the_window_are_refused_before_anything_is_sampled(
 def test_paths_within_the_window_are_not(
     run: Callable, config: Callable, field: str, model: str, tmp_path: Path, monkeypatch
 ) -> None:
-    class Reached(Exception):
-        pass
-
-    def reached(model: object) -> None:
-        raise Reached
-
     monkeypatch.setattr("turntree.training.isolation.check_path_isolation", reached)
     with pytest.raises(Reached):
         run(config(model, WINDOW), tmp_path / "run")
@@ -92,12 +94,6 @@ def test_paths_within_the_window_are_not(
 def test_longer_paths_have_a_row_per_rollout_where_the_choice_is_ours(
     run: Callable, config: Callable, field: str, model: str, tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    class Reached(Exception):
-        pass
-
-    def reached(model: object) -> None:
-        raise Reached
-
     monkeypatch.setattr("turntree.training.isolation.check_rows", reached)
     asked = config(model, WINDOW + 1)
     with pytest.raises(Reached):

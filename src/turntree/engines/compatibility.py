@@ -16,9 +16,14 @@ Generate = Callable[[Sequence[GenerationRequest]], list[Completion]]
 _STANDARD = "use a decoder with rotary or absolute positions and a standard cache"
 
 
+def positions_of(model: PreTrainedModel) -> int | None:
+    """The positions that the model has; None for one that counts none (Mamba, BLOOM, MPT)."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+
 def context_of(model: PreTrainedModel) -> int:
-    """The positions that the model has. Raises `InputError` for one that counts none (Mamba, BLOOM, MPT)."""
-    own: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    """As `positions_of`. Raises `InputError` for a model that counts none."""
+    own = positions_of(model)
     if own is None:
         raise InputError(f"the config of {type(model).__name__} has no max_position_embeddings", hint=_STANDARD)
     return own

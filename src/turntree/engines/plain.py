@@ -22,7 +22,7 @@ from transformers import DynamicCache, PreTrainedModel
 from turntree.core.completion import GenerationRequest
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import InputError
-from turntree.engines.compatibility import check_positions
+from turntree.engines.compatibility import check_positions, positions_of
 from turntree.engines.limits import EngineConfig
 from turntree.engines.local import LocalEngine
 from turntree.engines.requests import cost_of
@@ -213,8 +213,8 @@ def _reorder(cache: Any, rows: Tensor) -> None:
 
 def _positions(model: PreTrainedModel, config: EngineConfig) -> int:
     """The positions that the model has, or that it is given where it counts none (Mamba)."""
-    own = getattr(model.config.get_text_config(), "max_position_embeddings", None) or config.max_context
+    own = positions_of(model) or config.max_context
     if own is None:
         problem = f"the config of {type(model).__name__} has no max_position_embeddings"
         raise InputError(problem, field="device.engine.max_context", hint="say how long prompt and completion may be")
-    return int(own)
+    return own

@@ -13,7 +13,7 @@ from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
 from turntree.core.protocols import Renderer
 from turntree.engines.checkpoint import save_model
-from turntree.engines.compatibility import check_positions
+from turntree.engines.compatibility import check_positions, positions_of
 from turntree.observe import loggers
 from turntree.observe.files import file_hash
 from turntree.observe.run import RunDirectory, notice, open_run, progress
@@ -37,9 +37,8 @@ def run_sft(config: SFTStageConfig, out: Path, *, overwrite: bool = False, group
     policy = load_policy(config.model, config.device)
     check_head(policy.model)
     group.load = functools.partial(load_trained, policy.source, config.device)
-    of_model = policy.model.config.get_text_config()
-    positions = getattr(of_model, "max_position_embeddings", None) or config.sft.max_tokens  # some count none
-    limits = _Limits(config.sft.max_tokens, positions, of_model.vocab_size)
+    positions = positions_of(policy.model) or config.sft.max_tokens
+    limits = _Limits(config.sft.max_tokens, positions, policy.model.config.get_text_config().vocab_size)
     check_positions(policy.model, min(limits.max_tokens, limits.positions), field="sft.max_tokens")
     learned = _learned(found, policy.renderer, limits)
     if not learned.examples:

@@ -151,10 +151,7 @@ def _plain_logprobs(model: PreTrainedModel, tree: RolloutTree, batch: PackedBatc
     """The same slots from stock forward passes, one row per rollout."""
     of_node: dict[int, Tensor] = {}
     for rollout in tree.rollouts():
-        ids_1L = torch.tensor([rollout.token_ids], device=model.device)
-        logits_LV = model(input_ids=ids_1L).logits[0]
-        wide = logits_LV.float() if logits_LV.dtype in (torch.bfloat16, torch.float16) else logits_LV
-        scores_L = torch.log_softmax(wide[:-1], dim=-1).gather(1, ids_1L[0, 1:, None]).squeeze(1)
+        scores_L = _stock_logprobs(model, torch.tensor(rollout.token_ids, device=model.device))
         end = 0
         for node in rollout.nodes:
             start, end = end, end + len(node.token_ids)
@@ -170,10 +167,14 @@ def _row_alone(model: PreTrainedModel, batch: PackedBatch, row: int) -> Tensor:
     start = row * batch.tokens_BL.shape[1]
     own_S = (batch.predecessor_S >= start) & (batch.predecessor_S < start + batch.tokens_BL.shape[1])
     before_S = batch.predecessor_S[own_S] - start
-    ids_1L = batch.tokens_BL[row : row + 1, : int(before_S.max()) + 2]
-    logits_LV = model(input_ids=ids_1L).logits[0]
+    return _stock_logprobs(model, batch.tokens_BL[row, : int(before_S.max()) + 2])[before_S]
+
+
+def _stock_logprobs(model: PreTrainedModel, ids_L: Tensor) -> Tensor:
+    """Of every token of one row but the first."""
+    logits_LV = model(input_ids=ids_L[None]).logits[0]
     wide = logits_LV.float() if logits_LV.dtype in (torch.bfloat16, torch.float16) else logits_LV
-    return torch.log_softmax(wide[before_S], dim=-1).gather(1, batch.target_S[own_S, None]).squeeze(1)
+    return torch.log_softmax(wide[:-1], dim=-1).gather(1, ids_L[1:, None]).squeeze(1)
 
 
 def _gradient(scores_S: Tensor, model: PreTrainedModel) -> Tensor:
