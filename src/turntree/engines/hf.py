@@ -81,16 +81,15 @@ class HFEngine(LocalEngine):
     ) -> None:
         config = config or EngineConfig()
         own = context_of(model)
-        bounded = min(config.max_context or own, own)
-        check_attention(model, bounded)
-        super().__init__(model, stop_ids, config, max_context=bounded, pad_id=pad_id, policy_version=policy_version)
+        super().__init__(model, stop_ids, config, own=own, pad_id=pad_id, policy_version=policy_version)
+        check_attention(model, self.max_context)
         self._kept = KeptSequences(config.max_kept_tokens)
         self._decoder = Decoder(model, stop_ids, config.max_batch_rows)
         self._waiting: Counter[tuple[int, ...]] = Counter()  # prompts in the queue
         self._flights: dict[Cell, _Flight] = {}
         self._shared: dict[tuple[int, ...], _Shared] = {}  # by prompt
         self._clock = 0.0  # seconds of decoding that one request was charged, had it been there all the time
-        self._check(own, "with shared prefixes")
+        self._check("with shared prefixes")
         self._kept.clear()
 
     def _forget(self) -> None:

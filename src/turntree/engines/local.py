@@ -35,11 +35,13 @@ class LocalEngine(ABC):
         stop_ids: Collection[int],
         config: EngineConfig,
         *,
-        max_context: int,
+        own: int,
         pad_id: int,
         policy_version: int,
     ) -> None:
-        self.config, self.max_context, self.stop_ids = config, max_context, frozenset(stop_ids)
+        """`own` are the positions of the model, of which the configuration may allow fewer."""
+        self.config, self.stop_ids = config, frozenset(stop_ids)
+        self._own, self.max_context = own, min(config.max_context or own, own)
         self._model, self._pad, self._version = model, pad_id, policy_version
         self._vocabulary: int = model.config.get_text_config().vocab_size
         self._weights = 0  # the stamp of those that computed what is held
@@ -47,10 +49,10 @@ class LocalEngine(ABC):
         self._queue: dict[int, GenerationRequest] = {}  # by ticket, in order
         self._done: dict[int, Completion] = {}  # by ticket, until they are returned
 
-    def _check(self, own: int, how: str) -> None:
+    def _check(self, how: str) -> None:
         """Raise `InputError` where sampling differs from plain calls; `how` says how rows are computed. A probe is
-        longer than a small `max_context`, so it may take all `own` positions of the model."""
-        bounded, self.max_context = self.max_context, own
+        longer than a small `max_context`, so it may take all positions of the model."""
+        bounded, self.max_context = self.max_context, self._own
         with _evaluating(self._model):
             check_generation(self._model, self.generate, how=how)
         self.max_context = bounded

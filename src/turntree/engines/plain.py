@@ -86,11 +86,10 @@ class PlainEngine(LocalEngine):
     ) -> None:
         config = config or EngineConfig()
         own = _positions(model, config)
-        bounded = min(config.max_context or own, own)
-        check_positions(model, bounded, field="max_context")
-        super().__init__(model, stop_ids, config, max_context=bounded, pad_id=pad_id, policy_version=policy_version)
+        super().__init__(model, stop_ids, config, own=own, pad_id=pad_id, policy_version=policy_version)
+        check_positions(model, self.max_context, field="max_context")
         self._batch: _Batch | None = None
-        self._check(own, "in padded batches")
+        self._check("in padded batches")
 
     def cancel(self, ticket: int) -> Cost:
         if ticket in self._done:
