@@ -73,6 +73,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
         "windows",
     ),
     "OLMo 3": ("Olmo3Config", {"sliding_window": WINDOW}, "windows"),
+    "Llama 4": (
+        "Llama4TextConfig",
+        {
+            "intermediate_size_mlp": 64,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+            "no_rope_layers": [1, 1, 1, 0],
+            "attention_chunk_size": WINDOW,
+        },
+        "chunks",
+    ),
     "Mistral with its window": ("MistralConfig", {"sliding_window": WINDOW}, "windows"),
 }
 # of models that also see: what their text model says, as above; they are trained on text

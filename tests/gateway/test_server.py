@@ -223,6 +223,14 @@ REFUSED = {
         {"messages": [{"role": "tool", "tool_call_id": 7, "content": ""}]},
         "messages[0].tool_call_id",
     ),
+    "a call in an old form": (
+        {"messages": [{"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}]},
+        "messages[0].function_call",
+    ),
+    "a beginning to go on from": (
+        {"messages": [*MESSAGES, {"role": "assistant", "content": "So", "prefix": True}]},
+        f"messages[{len(MESSAGES)}].prefix",
+    ),
     "nothing to answer": ({"messages": [*MESSAGES, {"role": "assistant", "content": "x"}]}, "messages"),
     "tools": ({"messages": MESSAGES, "tools": [{"name": "f"}]}, "tools[0]"),
     "a forced call": ({"messages": MESSAGES, "tools": [SEARCH], "tool_choice": "required"}, "tool_choice"),
@@ -262,6 +270,18 @@ def test_what_an_agent_asks_of_the_distribution_is_recorded_and_changes_nothing(
     ]
     assert replies[0].choices[0].message.content == replies[1].choices[0].message.content
     assert [gate.calls(opened["session"])[0].meta for opened in seeds] == asked
+
+
+def test_what_a_message_says_beside_its_text_is_recorded_by_name_and_changes_nothing(gate):
+    marked = [{**message, "cache_control": {"type": "ephemeral"}, "refusal": None, "my_id": 7} for message in MESSAGES]
+    opened = [gate.open(seed=3) for _ in range(2)]
+    replies = [
+        gate.client(session["key"]).chat.completions.create(messages=messages, model="m")
+        for session, messages in zip(opened, (MESSAGES, marked), strict=True)
+    ]
+    assert replies[0].choices[0].message.content == replies[1].choices[0].message.content
+    metas = [gate.calls(session["session"])[0].meta for session in opened]
+    assert metas == [{"model": "m"}, {"model": "m", "message_keys": ["cache_control", "my_id"]}]
 
 
 def test_an_answer_is_as_short_as_the_agent_asks(gate):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, ModernBertDecoderConfig
 
 from tiny_models import tiny_model
 from turntree.core.errors import InputError
@@ -92,3 +92,12 @@ def test_a_model_whose_logits_are_not_those_of_its_head_is_refused_before_traini
     model.__class__ = Louder
     with pytest.raises(InputError, match=r"Louder cannot be trained: its logits are not those of its head"):
         check_head(model)
+
+
+def test_a_model_whose_head_is_more_than_a_layer_is_refused_before_training() -> None:
+    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    special = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0)
+    torch.manual_seed(0)
+    config = ModernBertDecoderConfig(**sizes, **special, num_attention_heads=2)
+    with pytest.raises(InputError, match="ModernBertDecoderForCausalLM cannot be trained"):
+        check_head(AutoModelForCausalLM.from_config(config).eval())

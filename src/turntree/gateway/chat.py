@@ -13,13 +13,16 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from turntree.core.errors import InputError
-from turntree.core.messages import Message
+from turntree.core.messages import REASONING_KEYS, Message
 from turntree.gateway.config import Refused, bad_request
 from turntree.gateway.lineage import Kept
 from turntree.gateway.sessions import Ask
 
 _NO_HINT = "leave it out"
 _MOST_RECORDED = 10_000  # characters of one recorded value
+_MESSAGE_KEYS = frozenset({"role", "content", "tool_calls", "tool_call_id", "name", "cut", *REASONING_KEYS})
+# of a message: they hold what the model said in another form, or ask to go on from it
+_UNREAD_SPEECH = ("function_call", "refusal", "audio", "prefix", "partial")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +91,14 @@ def read_chat(body: Mapping[str, Any]) -> Ask:
         temperature=number(body, "temperature", 0, 2),
         top_p=number(body, "top_p", 1e-9, 1),
         seed=whole(body, "seed", -(2**63)),
-        meta=recorded(body, FIELDS.recorded),
+        meta=recorded(body, FIELDS.recorded) | _without_effect(body["messages"]),
     )
+
+
+def _without_effect(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Keys of messages that nothing reads (`cache_control`, an agent's own), which are recorded with the call."""
+    names = sorted({str(name)[:80] for row in rows for name, value in row.items() if value} - _MESSAGE_KEYS)
+    return {"message_keys": names[:20]} if names else {}
 
 
 def recorded(body: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
@@ -112,6 +121,10 @@ def read_message(given: Any, where: str) -> Message:
     row = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
     if row.get("role") == "developer":
         row = {**row, "role": "system"}
+    for name in _UNREAD_SPEECH:
+        if row.get(name):
+            hint = "only content, reasoning and tool_calls are read; leave it out"
+            raise InputError("is not supported", field=f"{where}.{name}", hint=hint)
     for name in ("tool_call_id", "name"):
         if not isinstance(row.get(name), str | None):
             raise InputError("is not text", field=f"{where}.{name}")

@@ -25,6 +25,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from turntree.core.errors import ConfigError, InputError
+from turntree.training.head import decoder_of
 from turntree.training.packing import PackedBatch
 from turntree.training.pieces import CALL, PieceAttention, Rows, pieces, plan
 
@@ -70,7 +71,7 @@ def _hands_pieces_on(model: PreTrainedModel) -> bool:
     token_BL = torch.zeros(1, 1, dtype=torch.long, device=model.device)
     try:
         with torch.no_grad():
-            model.get_decoder()(input_ids=token_BL, use_cache=False, tree_pieces=_ASKING)
+            decoder_of(model)(input_ids=token_BL, use_cache=False, tree_pieces=_ASKING)
     except _Arrived:
         return True
     except TypeError:  # it takes no keywords at all

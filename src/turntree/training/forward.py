@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from turntree.training.attention import Layout, decoder_inputs
-from turntree.training.head import head_logits, token_scores, vocabulary_size
+from turntree.training.head import decoder_of, head_logits, token_scores, vocabulary_size
 from turntree.training.lora import Reference, reference_model
 from turntree.training.packing import PackedBatch
 from turntree.training.sharded import in_pass
@@ -123,7 +123,7 @@ def _hidden_states(model: PreTrainedModel, batch: PackedBatch, layout: Layout | 
     """Last hidden states of all slots, [B * L, D]."""
     inputs = decoder_inputs(model, batch, layout)
     with _checkpointing(model):
-        output = model.get_decoder()(input_ids=batch.tokens_BL, use_cache=False, **inputs)
+        output = decoder_of(model)(input_ids=batch.tokens_BL, use_cache=False, **inputs)
     hidden_BLD: Tensor = output.last_hidden_state
     return hidden_BLD.flatten(0, 1)
 

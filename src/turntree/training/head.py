@@ -36,6 +36,16 @@ def head_logits(model: PreTrainedModel, hidden_UD: Tensor) -> Tensor:
     return logits_UV
 
 
+def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The layers below the output head. Transformers gives the whole model for Llama 4, and for ModernBERT's decoder
+    the head itself. Raises `InputError` for a model that names none."""
+    head, named = _head(model), model.get_decoder()
+    for found in (named, getattr(named, "model", None), getattr(model, "model", None)):
+        if isinstance(found, PreTrainedModel) and all(part is not head for part in found.modules()):
+            return found
+    raise InputError(f"{type(model).__name__} names no layers below its head", hint="use another decoder")
+
+
 def vocabulary_size(model: PreTrainedModel) -> int:
     """Rows of the output head (at least the tokenizer's size)."""
     return int(_head(model).weight.shape[0])

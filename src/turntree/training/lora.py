@@ -18,6 +18,7 @@ from turntree.core import seeds
 from turntree.core.errors import ConfigError, InputError
 from turntree.engines.checkpoint import check_peft
 from turntree.training.config import LoRAConfig
+from turntree.training.head import decoder_of
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def _linear(model: PreTrainedModel) -> list[str]:
     """The names of the linear modules of the decoder; their full names where others (of a model that also sees) share
     the last part. PEFT's own "all-linear" takes in the experts and the router of a mixture, too, whose weights it then
     replaces in every pass."""
-    head, decoder = model.get_output_embeddings(), set(model.get_decoder().modules())
+    head, decoder = model.get_output_embeddings(), set(decoder_of(model).modules())
     modules = [(name, one) for name, one in model.named_modules() if isinstance(one, torch.nn.Linear | Conv1D)]
     inside = {name for name, one in modules if one in decoder}
     short, others = (

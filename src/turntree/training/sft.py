@@ -22,6 +22,7 @@ from turntree.traces.schema import Trace
 from turntree.training.checkpoints import Checkpoints
 from turntree.training.config import SFTConfig
 from turntree.training.forward import head_scores
+from turntree.training.head import decoder_of
 from turntree.training.isolation import TOLERANCES
 from turntree.training.sharded import ALONE, Alone, in_pass, partition
 from turntree.training.trainer import Trainer, open_trainers
@@ -86,8 +87,8 @@ def negative_log_likelihood(model: PreTrainedModel, rows: Sequence[Example]) -> 
 
 
 def _likelihood(model: PreTrainedModel, ids_BL: Tensor, said_BL: Tensor, positions_BL: Tensor) -> Tensor:
-    decoder = model.get_decoder()
-    hidden_BLD: Tensor = decoder(input_ids=ids_BL, position_ids=positions_BL, use_cache=False).last_hidden_state
+    output = decoder_of(model)(input_ids=ids_BL, position_ids=positions_BL, use_cache=False)
+    hidden_BLD: Tensor = output.last_hidden_state
     said = said_BL[:, 1:]
     hidden_SD, target_S = hidden_BLD[:, :-1][said], ids_BL[:, 1:][said]
     every_S = torch.arange(len(target_S), device=model.device)
