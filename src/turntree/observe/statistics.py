@@ -121,9 +121,10 @@ def paired_bootstrap(
 ) -> tuple[float, float, float]:
     """Mean of `first - second` over pairs of values in [0, 1] with its 95% percentile interval: (mean, low, high).
 
-    Pairs are resampled together, so what makes a task hard for both cancels out. Equal differences cannot be resampled:
-    the interval then has room for the share of other tasks that may not have been seen (Clopper and Pearson's bound),
-    all with the worst or all with the best difference.
+    Pairs are resampled together, so what makes a task hard for both cancels out. The interval is widened by what a
+    bootstrap leaves out with few pairs (after Hesterberg's expanded percentile interval, 2015: 1.9 times at four pairs,
+    1.01 at 200). Equal differences cannot be resampled: the interval then has room for the share of other tasks that
+    may not have been seen (Clopper and Pearson's bound), all with the worst or all with the best difference.
     """
     if len(first) != len(second) or not first:
         raise ValueError(f"pairs needed, got {len(first)} and {len(second)} values")
@@ -134,8 +135,16 @@ def paired_bootstrap(
         return mean, mean - unseen * (mean + 1), mean + unseen * (1 - mean)
     rng = random.Random(seed)
     means = sorted(math.fsum(rng.choices(differences, k=count)) / count for _ in range(resamples))
+    mean, wider = math.fsum(differences) / count, _few_pairs(count)
     low, high = means[int(0.025 * resamples)], means[min(resamples - 1, int(0.975 * resamples))]
-    return math.fsum(differences) / count, low, high
+    return mean, max(-1.0, mean + wider * (low - mean)), min(1.0, mean + wider * (high - mean))
+
+
+def _few_pairs(count: int) -> float:
+    """Student's quantile for the normal one, and the unbiased variance for the plain one."""
+    from scipy.stats import norm, t
+
+    return math.sqrt(count / (count - 1)) * float(t.ppf(0.975, count - 1) / norm.ppf(0.975))
 
 
 def clopper_pearson_low(successes: int, trials: int, confidence: float = 0.95) -> float:
