@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from turntree.core.config import at_least
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError
 
@@ -24,10 +25,9 @@ class Sampling:
     """Sample from this many likeliest tokens (0: all); training needs 0."""
 
     def __post_init__(self) -> None:
-        if self.temperature < 0 or self.max_tokens < 1 or not 0 < self.top_p <= 1 or self.top_k < 0:
-            raise ConfigError(
-                f"impossible sampling {self}", hint="temperature >= 0, max_tokens >= 1, 0 < top_p <= 1, top_k >= 0"
-            )
+        at_least(self, temperature=0, max_tokens=1, top_k=0)
+        if not 0 < self.top_p <= 1:
+            raise ConfigError("must be above 0 and at most 1", field="top_p")
 
     def check_trainable(self, field: str = "sampling") -> None:
         """Raise `ConfigError` unless the sampled distribution is softmax(logits / temperature) itself."""
