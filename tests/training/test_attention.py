@@ -18,7 +18,7 @@ from turntree.advantages.credit import soft_credit
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Credit, NodeCredit
 from turntree.core.tree import NodeKind, RolloutTree
-from turntree.training import attention, pieces
+from turntree.training import attention
 from turntree.training.attention import decoder_inputs, layouts, set_tree_attention, tree_block_mask
 from turntree.training.forward import policy_logprobs
 from turntree.training.isolation import check_path_isolation
@@ -67,7 +67,7 @@ def visible(rows, batch: PackedBatch) -> torch.Tensor:
 @pytest.mark.parametrize("call", [0, 40, 4096])
 def test_pieces_show_what_the_mask_shows_and_no_pair_twice(monkeypatch, seed: int, call: int) -> None:
     monkeypatch.setattr(attention, "CALL", call)
-    monkeypatch.setattr(pieces, "ADD", 0)
+    monkeypatch.setattr(attention, "ADD", 0)
     model = tree_model()
     for batch in some_batches(model, seed, max_tokens=70):
         finest = decoder_inputs(model, batch, "pieces")["tree_pieces"]
@@ -91,13 +91,13 @@ def test_every_row_of_subtrees_is_covered(parents: list[int], call: int) -> None
         path = [*path[: max(0, len(path) - up)], slot]
     for slot in path:
         last[slot] = len(parents)
-    _, planned = pieces.plan(last, call)
+    _, planned = attention.plan(last, call)
     last_L = torch.tensor(last)
     batch_mask = (torch.arange(len(last)) <= torch.arange(len(last))[:, None]) & (
         torch.arange(len(last))[:, None] < last_L
     )
     seen = torch.zeros(len(last), len(last), dtype=torch.long)
-    for piece in pieces.pieces(last_L, planned, torch.float32):
+    for piece in attention.pieces(last_L, planned, torch.float32):
         queries, keys = torch.arange(piece.start, piece.end)[:, None], torch.arange(piece.first, piece.after)
         seen[queries, keys] += (keys <= queries) if piece.mask_QK is None else piece.mask_QK == 0
     assert torch.equal(seen, batch_mask.long())
@@ -114,7 +114,7 @@ def test_pieces_have_the_values_and_gradients_of_the_mask(dtype: torch.dtype) ->
     )
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(2, n, last_BL.shape[1], 8, generator=generator, dtype=dtype) for n in (4, 2, 2, 4)]
-    rows = tuple(pieces.pieces(one, pieces.plan(one.tolist(), 100)[1], dtype) for one in last_BL)
+    rows = tuple(attention.pieces(one, attention.plan(one.tolist(), 100)[1], dtype) for one in last_BL)
     assert [sum(piece.mask_QK is not None for piece in row) for row in rows] == [0, 0] and len(rows[0]) == 7
 
     def gradients(attend) -> list[torch.Tensor]:
@@ -123,7 +123,7 @@ def test_pieces_have_the_values_and_gradients_of_the_mask(dtype: torch.dtype) ->
         found.backward(inputs[3])
         return [found.detach(), *(tensor.grad for tensor in (query, key, value))]
 
-    ours = gradients(lambda q, k, v: pieces.PieceAttention.apply(q, k, v, rows, None))
+    ours = gradients(lambda q, k, v: attention.PieceAttention.apply(q, k, v, rows, None))
     theirs = gradients(
         lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True),
     )

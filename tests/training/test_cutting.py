@@ -14,9 +14,8 @@ from turntree.advantages.credit import soft_credit
 from turntree.core.errors import InputError
 from turntree.core.labels import Credit, NodeCredit
 from turntree.core.tree import NodeKind, RolloutTree
-from turntree.training.cutting import cut, longest_path
 from turntree.training.packing import PackingStats, pack
-from turntree.training.slots import Segment, tree_segment
+from turntree.training.slots import Segment, cut, longest_path, tree_segment
 
 
 def segments(seed: int) -> list[Segment]:

@@ -19,14 +19,13 @@ from tiny_models import tiny_model
 from turntree.advantages.credit import CreditRule
 from turntree.core.labels import Rewards
 from turntree.core.tree import RolloutTree
-from turntree.training import attention, pieces
+from turntree.training import attention
 from turntree.training.attention import set_tree_attention
-from turntree.training.cutting import longest_path
 from turntree.training.forward import set_checkpointing
 from turntree.training.losses import LossConfig
 from turntree.training.optimizer import Optimizer, OptimizerConfig
 from turntree.training.packing import PackedBatch, PackingStats, flat_batches, pack
-from turntree.training.slots import tree_segment
+from turntree.training.slots import longest_path, tree_segment
 from turntree.training.update import update_step
 
 VOCABULARY = 24
@@ -176,7 +175,7 @@ def test_in_double_throughout_the_gradients_agree_after_large_steps(kind: str, c
 def in_small_pieces(monkeypatch) -> Callable[[torch.nn.Module], None]:
     """Tree attention that never takes siblings together to save a call."""
     monkeypatch.setattr(attention, "CALL", 0)
-    monkeypatch.setattr(pieces, "ADD", 0)
+    monkeypatch.setattr(attention, "ADD", 0)
     return set_tree_attention
 
 

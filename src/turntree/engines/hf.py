@@ -26,10 +26,9 @@ from turntree.engines.decoding import Cell, Decoder, Home, Prefix
 from turntree.engines.kept import Entry, KeptBlock, KeptSequences
 from turntree.engines.limits import EngineConfig
 from turntree.engines.local import LocalEngine
-from turntree.engines.prefill import prefill
 from turntree.engines.requests import cost_of
 from turntree.engines.retention import bring_home, homes_of, release_row
-from turntree.engines.waves import Pool, Row, pools_of, rows_of
+from turntree.engines.waves import Pool, Row, pools_of, prefill, rows_of
 
 _ROOM = 64  # slots set aside behind a prompt for what may follow it in place
 

@@ -24,8 +24,7 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message, ToolCall, whole_characters
 from turntree.renderers import harmony
 from turntree.renderers.probes import ASK, CALL, RESULT, SAY, TOOL
-from turntree.renderers.rounds import Round, split
-from turntree.renderers.segments import Tools, left_out
+from turntree.renderers.segments import Round, Tools, left_out, split
 from turntree.renderers.template import Recent, key_of
 from turntree.renderers.thoughts import Thoughts, TurnByTurn
 from turntree.renderers.tool_calls import can_be_logged

@@ -23,10 +23,10 @@ from turntree.core.messages import Message
 from turntree.renderers.bounds import TemplateLoops, at_most
 from turntree.renderers.pieces import Pieces
 from turntree.renderers.probes import ASK, CALL, SAY, Kind
-from turntree.renderers.rounds import Round, split
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
 
 Tools = Sequence[dict[str, Any]]
 
@@ -301,3 +301,27 @@ def _rewritten(index: int, when: str) -> InputError:
 def left_out(what: str, field: str) -> InputError:
     hint = "use a template that renders this, or put it into the content of a message that is rendered"
     return InputError(f"the chat template leaves out {what}", field=field, hint=hint)
+
+
+@dataclass(frozen=True)
+class Round:
+    """An assistant turn (message number `index`) and the run of messages up to the next one."""
+
+    index: int
+    turn: Message
+    run: tuple[Message, ...]
+
+    @property
+    def tied(self) -> bool:
+        """Whether the template may look at the turn to render the run: results refer to the calls before them."""
+        return bool(self.turn.tool_calls) or any(message.role == "tool" for message in self.run)
+
+
+def split(messages: Sequence[Message]) -> tuple[tuple[Message, ...], list[Round]]:
+    """R0 and the rounds (A1, R1), (A2, R2), ... of a conversation."""
+    turns = [index for index, message in enumerate(messages) if message.role == "assistant"]
+    ends = [*turns, len(messages)]
+    rounds = [
+        Round(turn, messages[turn], tuple(messages[turn + 1 : end])) for turn, end in zip(turns, ends[1:], strict=True)
+    ]
+    return tuple(messages[: ends[0]]), rounds

@@ -12,8 +12,7 @@ from unicodedata import normalize
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, whole_characters
 from turntree.renderers.probes import ASK, CALL, SAY, TOOL
-from turntree.renderers.rounds import Round, split
-from turntree.renderers.segments import SegmentedTemplate, Tools
+from turntree.renderers.segments import Round, SegmentedTemplate, Tools, split
 from turntree.renderers.thoughts import Thoughts, TurnByTurn
 from turntree.renderers.tool_calls import ToolFormat, detect_format, parse_message
 

@@ -23,9 +23,8 @@ from torch import Tensor
 from turntree.core.errors import InputError
 from turntree.core.labels import Credit
 from turntree.core.tree import RolloutTree
-from turntree.training.cutting import cut, longest_path
 from turntree.training.sharded import partition
-from turntree.training.slots import Action, Segment, path_segments, tree_segment
+from turntree.training.slots import Action, Segment, cut, longest_path, path_segments, tree_segment
 
 Row = list[Segment]
 
@@ -98,7 +97,7 @@ def pack(
     """Batches of at most `max_tokens` slots (padding included) that hold every trained tree exactly once.
 
     Rows are filled first-fit in order of falling size: a tree has a row of its own unless it fits behind another in
-    the length of the batch's longest tree. A tree above the budget is cut (`training.cutting`): its ancestors are
+    the length of the batch's longest tree. A tree above the budget is cut (`training.slots.cut`): its ancestors are
     computed in every part, its terms counted in one. Raises `InputError` where one path alone is above the budget.
 
     Without `shared` the same objective has one row per rollout and plain causal attention, for models that cannot
