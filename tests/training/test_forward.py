@@ -43,11 +43,13 @@ def stock(name: str, **changes) -> transformers.PreTrainedModel:
         return getattr(transformers, f"{name}ForCausalLM")(config).eval()
 
 
-def some_batches(model, seed: int = 0, max_tokens: int = 70):
+def some_batches(model, seed: int = 0, max_tokens: int = 70, **options):
     draw = random.Random(seed)
     shapes, rewards = scored_trees(draw)
     trees = [sampled_near(model, tree, draw, spread=0.0) for tree in shapes]
-    return pack(trees, [soft_credit(t, r) for t, r in zip(trees, rewards, strict=True)], max_tokens=max_tokens)
+    return pack(
+        trees, [soft_credit(t, r) for t, r in zip(trees, rewards, strict=True)], max_tokens=max_tokens, **options
+    )
 
 
 def test_scores_are_those_of_the_tempered_distribution() -> None:
@@ -126,6 +128,14 @@ def test_in_half_precision_rounding_may_grow_with_the_logits_and_a_broken_mask_i
     assert check_path_isolation(sharp("Llama", scale)).logprob_error < 0.01 * scale + 0.1
     with pytest.raises(InputError, match="cannot be packed"):
         check_path_isolation(sharp("Mistral", scale, sliding_window=8))
+
+
+def test_a_tree_that_the_layers_would_not_see_is_refused_where_it_is_scored_and_a_row_per_rollout_is_not() -> None:
+    """As it would be by a caller who forgot that this model shares no prefixes."""
+    model = stock("Mistral", sliding_window=4)
+    with pytest.raises(InputError, match="attends to the last 4 tokens only"):
+        policy_logprobs(model, some_batches(model)[0])
+    assert policy_logprobs(model, some_batches(model, max_tokens=200, shared=False)[0]).isfinite().all()
 
 
 def test_a_sliding_window_longer_than_the_path_is_harmless() -> None:

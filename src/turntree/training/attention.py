@@ -34,6 +34,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from turntree.core.errors import ConfigError, InputError
+from turntree.engines.compatibility import check_window
 from turntree.training.head import decoder_of
 from turntree.training.packing import PackedBatch
 
@@ -106,10 +107,13 @@ def decoder_inputs(model: PreTrainedModel, batch: PackedBatch, layout: Layout | 
     """The keyword arguments, besides the tokens, with which the decoder of `model` attends over each row of `batch` as
     a tree.
 
-    `layout` overrides the choice by cost, for `check_path_isolation`: "pieces" are then the smallest.
+    `layout` overrides the choice by cost, for `check_path_isolation`, which measures: "pieces" are then the smallest.
+    Else layers that would not see the tree raise `InputError`: trees of such a model are packed with `shared=False`.
     """
     if batch.is_flat:
         return {"attention_mask": None}
+    if layout is None:
+        check_window(model, int(batch.positions_BL.max()) + 1, field="max_tokens")
     positions = {"position_ids": batch.positions_BL}
     allowed = layouts(model) if layout is None else (layout,)
     if "flex" in allowed:

@@ -75,13 +75,18 @@ def _linear(model: PreTrainedModel) -> list[str]:
     the last part. PEFT's own "all-linear" takes in the experts and the router of a mixture, too, whose weights it then
     replaces in every pass."""
     head, decoder = model.get_output_embeddings(), set(decoder_of(model).modules())
-    modules = [(name, one) for name, one in model.named_modules() if isinstance(one, torch.nn.Linear | Conv1D)]
+    modules = [(name, one) for name, one in model.named_modules() if _is_linear(one)]
     inside = {name for name, one in modules if one in decoder}
     short, others = (
         {name.rpartition(".")[2] for name, one in modules if one is not head and (name in inside) is own}
         for own in (True, False)
     )
     return sorted(inside if short & others else short)
+
+
+def _is_linear(module: torch.nn.Module) -> bool:
+    """Not a model's own class below a linear one, which computes more (Llama 4's router)."""
+    return isinstance(module, torch.nn.Linear | Conv1D) and ".models." not in type(module).__module__
 
 
 def add_adapter(model: PreTrainedModel, config: LoRAConfig) -> None:
