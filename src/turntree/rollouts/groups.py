@@ -157,8 +157,6 @@ class Group:
     def fork(self, rollout: LiveRollout, completion: Completion, decision: BranchDecision) -> list[LiveRollout]:
         """The rollouts that leave `rollout`, which has said `completion`, and share the budget with it from now on."""
         left = rollout.budget - (decision.branches - 1)
-        if left < 0:
-            raise ValueError(f"a fork into {decision.branches} branches where {rollout.budget} leaves may be added")
         twins = [rollout.branch(completion, decision.shared) for _ in range(decision.branches - 1)]
         for number, each in enumerate((rollout, *twins)):
             each.budget = left // decision.branches + (number < left % decision.branches)

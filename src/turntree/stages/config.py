@@ -27,7 +27,7 @@ from turntree.traces.schema import Split
 from turntree.training.config import CheckpointConfig, LoRAConfig, OnlineConfig, PivotConfig, SFTConfig
 
 HF = Part("hf")  # the engine in this process
-_FILTERS = [name for name in vars(Filter) if not name.startswith("_")]
+_NEEDED = {part: [name for name in vars(part) if not name.startswith("_")] for part in (Brancher, Filter, Gate)}
 AUTO = Part("auto")  # the renderer that the model's folder asks for
 
 
@@ -441,6 +441,7 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         if self.gate is None:
             return None
         gate = parts.build("gates", self.gate, seed=self.train.seed)
+        _require(Gate, gate, "gate", self.gate, "see turntree.core.protocols.Gate")
         first, longest = getattr(gate, "first_look", None), self.train.rollouts.episodes.max_turns
         if first is not None and first >= longest:
             problem = f"first looks at turn {first}, and episodes end at turn {longest}: nothing is left to cut"
@@ -457,6 +458,7 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         if self.brancher is None:
             return None
         brancher = parts.build("branchers", self.brancher, vocabulary=vocabulary, seed=self.train.seed)
+        _require(Brancher, brancher, "brancher", self.brancher, "subclass turntree.branching.rules.Undeterred")
         longest = self.train.rollouts.episodes.sampling.max_tokens
         if (probe := getattr(brancher, "probe_tokens", 0)) > longest:
             problem = f"looks at the first {probe} tokens of a turn, and turns end at {longest}: nothing can fork"
@@ -481,10 +483,7 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         found: list[Filter] = []
         for i, part in enumerate(self.filters):
             one = parts.build("filters", part, field=f"filters.{i}", seed=self.train.seed)
-            missing = [name for name in _FILTERS if not hasattr(one, name)]
-            if missing:
-                problem = f"{part.name!r} gave {type(one).__name__}, which has no {', '.join(missing)}"
-                raise InputError(problem, field="filters", hint="subclass turntree.core.protocols.Filter")
+            _require(Filter, one, "filters", part, "subclass turntree.core.protocols.Filter")
             found.append(one)
         twice = [name for name in ("dapo", "greso") if getattr(self.train, name) is not None]
         if again := [part.name for part in self.filters if part.name in twice]:
@@ -598,3 +597,10 @@ class RetentionConfig:
     def __post_init__(self) -> None:
         if not self.tasks or self.limit < 0 or self.batch < 1:
             raise ConfigError("at least one task, limit >= 0 and batch >= 1 are needed", field="tasks")
+
+
+def _require(kind: type, one: object, field: str, part: Part, hint: str) -> None:
+    """Raise `InputError` for an object that lacks something of the protocol `kind`, before a run begins."""
+    if missing := [name for name in _NEEDED[kind] if not hasattr(one, name)]:
+        problem = f"{part.name!r} gave {type(one).__name__}, which has no {', '.join(missing)}"
+        raise InputError(problem, field=field, hint=hint)
