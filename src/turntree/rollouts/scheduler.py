@@ -32,7 +32,7 @@ from turntree.core.verdict import Verdict
 from turntree.environments.inline import InlinePool
 from turntree.environments.pool import Answer, EnvironmentPool, Session
 from turntree.rollouts.accounting import Clock, Usage
-from turntree.rollouts.groups import Group, GrownGroup, Key, Sized, with_sizes
+from turntree.rollouts.groups import Group, GrownGroup, Key, Sized, require_possible, with_sizes
 from turntree.rollouts.live import (
     Ending,
     EpisodeConfig,
@@ -400,21 +400,13 @@ class _Run:
             self._step(place, action)
 
     def _decide(self, group: Group, rollout: LiveRollout, completion: Completion) -> BranchDecision | None:
-        """Ask about a turn that follows a tool result. Refills do not fork, nor does a turn that was forked before.
-        Raises `ConfigError` for a fork that cannot be made."""
+        """Ask about a turn that follows a tool result. Refills do not fork, nor does a turn that was forked before."""
         brancher = self._scheduler.brancher
         if brancher is None or rollout.turns == 0 or rollout.key[0] >= group.initial or rollout.just_forked:
             return None
         decision = brancher.decide(group.moment(rollout, completion))
-        if decision is None or decision.branches < 2:
-            return decision
-        said, tokens = f"asks for a fork into {decision.branches} branches", len(completion.token_ids)
-        if decision.branches - 1 > rollout.budget:
-            hint = "keep to ForkMoment.budget (turntree.branching.rules.bounded does)"
-            raise ConfigError(f"{said} where {rollout.budget} leaves may be added", field="brancher", hint=hint)
-        if not 0 <= decision.shared < max(1, tokens):
-            hint = "leave at least the last token of the turn to every branch"
-            raise ConfigError(f"{said} that share {decision.shared} of {tokens} tokens", field="brancher", hint=hint)
+        if decision is not None and decision.branches > 1:
+            require_possible(decision, rollout, completion)
         return decision
 
     def _fork(self, place: _Place, rollout: LiveRollout, completion: Completion, decision: BranchDecision) -> None:
@@ -536,14 +528,9 @@ class _Run:
     def _complete(self, group: Group) -> None:
         """All rollouts have ended, but the group is short of leaves: ask the brancher once more, then start fresh
         rollouts, all at once (or leave them out)."""
-        brancher = self._scheduler.brancher
-        finished = group.finished()
-        expansions = brancher.expand(finished)[: finished.budget] if brancher is not None and finished.budget else ()
+        expansions = group.expansions(self._scheduler.brancher)
         group.rounds += 1
         for expansion in expansions:
-            if not 1 <= expansion.turn <= max(1, finished.turns.get(expansion.key, 0)):
-                problem = f"expands rollout {expansion.key} at turn {expansion.turn}, which it does not have"
-                raise ConfigError(problem, field="brancher", hint="see FinishedRollouts.turns")
             if expansion.turn > 1:
                 twin = group.expand(expansion)
                 self._wait(group, twin, self._pool.fork(group.episodes[expansion.key], expansion.turn - 1))

@@ -12,7 +12,7 @@ from turntree.advantages.config import CreditConfig
 from turntree.core import parts
 from turntree.core.completion import Sampling
 from turntree.core.config import Part, Usual, at_least
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.errors import ConfigError
 from turntree.core.protocols import Brancher, Estimator, Filter, Gate
 from turntree.engines.endpoint import EndpointConfig
 from turntree.engines.limits import Prefixes
@@ -27,7 +27,6 @@ from turntree.traces.schema import Split
 from turntree.training.config import CheckpointConfig, LoRAConfig, OnlineConfig, PivotConfig, SFTConfig
 
 HF = Part("hf")  # the engine in this process
-_NEEDED = {part: [name for name in vars(part) if not name.startswith("_")] for part in (Brancher, Filter, Gate)}
 AUTO = Part("auto")  # the renderer that the model's folder asks for
 
 
@@ -441,7 +440,7 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         if self.gate is None:
             return None
         gate = parts.build("gates", self.gate, seed=self.train.seed)
-        _require(Gate, gate, "gate", self.gate, "see turntree.core.protocols.Gate")
+        parts.require(Gate, gate, self.gate, field="gate", hint="see turntree.core.protocols.Gate")
         first, longest = getattr(gate, "first_look", None), self.train.rollouts.episodes.max_turns
         if first is not None and first >= longest:
             problem = f"first looks at turn {first}, and episodes end at turn {longest}: nothing is left to cut"
@@ -458,7 +457,8 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         if self.brancher is None:
             return None
         brancher = parts.build("branchers", self.brancher, vocabulary=vocabulary, seed=self.train.seed)
-        _require(Brancher, brancher, "brancher", self.brancher, "subclass turntree.branching.rules.Undeterred")
+        hint = "subclass turntree.branching.rules.Undeterred"
+        parts.require(Brancher, brancher, self.brancher, field="brancher", hint=hint)
         longest = self.train.rollouts.episodes.sampling.max_tokens
         if (probe := getattr(brancher, "probe_tokens", 0)) > longest:
             problem = f"looks at the first {probe} tokens of a turn, and turns end at {longest}: nothing can fork"
@@ -483,7 +483,7 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         found: list[Filter] = []
         for i, part in enumerate(self.filters):
             one = parts.build("filters", part, field=f"filters.{i}", seed=self.train.seed)
-            _require(Filter, one, "filters", part, "subclass turntree.core.protocols.Filter")
+            parts.require(Filter, one, part, field="filters", hint="subclass turntree.core.protocols.Filter")
             found.append(one)
         twice = [name for name in ("dapo", "greso") if getattr(self.train, name) is not None]
         if again := [part.name for part in self.filters if part.name in twice]:
@@ -597,10 +597,3 @@ class RetentionConfig:
     def __post_init__(self) -> None:
         if not self.tasks or self.limit < 0 or self.batch < 1:
             raise ConfigError("at least one task, limit >= 0 and batch >= 1 are needed", field="tasks")
-
-
-def _require(kind: type, one: object, field: str, part: Part, hint: str) -> None:
-    """Raise `InputError` for an object that lacks something of the protocol `kind`, before a run begins."""
-    if missing := [name for name in _NEEDED[kind] if not hasattr(one, name)]:
-        problem = f"{part.name!r} gave {type(one).__name__}, which has no {', '.join(missing)}"
-        raise InputError(problem, field=field, hint=hint)
