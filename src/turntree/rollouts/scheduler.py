@@ -32,7 +32,7 @@ from turntree.core.verdict import Verdict
 from turntree.environments.inline import InlinePool
 from turntree.environments.pool import Answer, EnvironmentPool, Session
 from turntree.rollouts.accounting import Clock, Usage
-from turntree.rollouts.groups import Group, GrownGroup, Key, Sized, with_sizes
+from turntree.rollouts.groups import Group, GrownGroup, Key, Sized, require_possible, with_sizes
 from turntree.rollouts.live import (
     Ending,
     EpisodeConfig,
@@ -404,7 +404,10 @@ class _Run:
         brancher = self._scheduler.brancher
         if brancher is None or rollout.turns == 0 or rollout.key[0] >= group.initial or rollout.just_forked:
             return None
-        return brancher.decide(group.moment(rollout, completion))
+        decision = brancher.decide(group.moment(rollout, completion))
+        if decision is not None and decision.branches > 1:
+            require_possible(decision, rollout, completion)
+        return decision
 
     def _fork(self, place: _Place, rollout: LiveRollout, completion: Completion, decision: BranchDecision) -> None:
         """Record the decision at the node that the branches share, and queue them for places."""
@@ -525,9 +528,7 @@ class _Run:
     def _complete(self, group: Group) -> None:
         """All rollouts have ended, but the group is short of leaves: ask the brancher once more, then start fresh
         rollouts, all at once (or leave them out)."""
-        brancher = self._scheduler.brancher
-        finished = group.finished()
-        expansions = brancher.expand(finished)[: finished.budget] if brancher is not None and finished.budget else ()
+        expansions = group.expansions(self._scheduler.brancher)
         group.rounds += 1
         for expansion in expansions:
             if expansion.turn > 1:
