@@ -52,10 +52,10 @@ def _items(message: Message) -> list[dict[str, Any]]:
     if message.role == "tool":
         return [{"type": "function_call_output", "call_id": message.tool_call_id or "", "output": message.content}]
     said = [{"type": "message", "role": message.role, "content": message.content}]
-    if not message.tool_calls:
-        return said
+    thought = [{"type": "summary_text", "text": message.reasoning}]
+    reasoning = [{"type": "reasoning", "id": "", "summary": thought}] if message.reasoning else []
     calls = [{**_call(call), "call_id": call.id or ""} for call in message.tool_calls]
-    return [*(said if message.content else []), *calls]
+    return [*reasoning, *(said if message.content or not calls else []), *calls]
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
