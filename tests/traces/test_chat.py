@@ -240,6 +240,17 @@ class TestRows:
         assert [state.turn for state in candidates(trace)] == [1]
         assert report.dropped_turns == {"marked_not_trained": 1}
 
+    def test_a_turn_that_the_token_limit_cut_is_history_only(self, file: Any) -> None:
+        cut = {**HELLO, "finish_reason": "length"}
+        [trace], report = import_chat([file(row(USER, cut, USER, {**HELLO, "finish_reason": "stop"}))])
+        assert [state.turn for state in candidates(trace)] == [1]
+        assert report.dropped_turns == {"marked_not_trained": 1} and not report.ignored
+
+    @pytest.mark.parametrize("weight", ["0", -1, 0.5, [0]])
+    def test_a_weight_that_is_neither_0_nor_1_is_refused_and_not_taken_for_1(self, file: Any, weight: Any) -> None:
+        path = file(row(USER, {**HELLO, "weight": weight}))
+        assert ": field 'messages[1].weight': is " in refusal(path)
+
     def test_a_json_list_and_mislabelled_json_lines_are_read(self, file: Any) -> None:
         whole = file(json.dumps([row(USER, HELLO), row(USER)], indent=1), name="list.json")
         assert refusal(whole).startswith(": field '[1].messages': hold no assistant turn;")
