@@ -103,7 +103,8 @@ def _profile_lines(result: dict[str, Any], out: Path) -> list[str]:
             f"{result['rollouts']:,} rollouts, {found['saved']:.1%} saved; {found['expected_disagreement']:.1%} of the "
             f"candidates may be decided wrongly (audit: {found['audit_disagreed']} of {found['audited']})"
         )
-    return [*lines, *([f"look at this first: {faults}; not candidates: {result['skipped_turns']}"] if faults else [])]
+    lines += [f"look at this first: {faults}"] if faults else []
+    return [*lines, *([f"not candidates: {_counts(result['skipped_turns'])}"] if result["skipped_turns"] else [])]
 
 
 @click.command(

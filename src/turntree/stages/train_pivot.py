@@ -450,7 +450,8 @@ def _seen(traces: str, environment: str) -> tuple[frozenset[str], int]:
         record = trace.environment or {}
         if record.get("name", environment) == environment:
             ids |= {trace.id, str(record.get("task_id", trace.id))}
-            drawn, count = max(drawn, int(record.get("count", 0))), count + 1
+            told: Any = record.get("count")  # of a recording; the record may be a user's own
+            drawn, count = max(drawn, told if isinstance(told, int) else 0), count + 1
     return frozenset(ids), max(drawn, count)
 
 
