@@ -13,6 +13,7 @@ from typing import Any
 
 from turntree.cluster.crew import Crew, UnitLost
 from turntree.core import parts
+from turntree.core.completion import Sampling
 from turntree.core.config import Part, from_mapping, to_mapping, to_value
 from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
@@ -322,7 +323,7 @@ def _pivots(
 def _require_profiled_alike(config: TrainPivotConfig, header: dict[str, Any], policy: Policy) -> None:
     """Raise `InputError`, naming all differences, unless training begins with the policy and sampling of the
     profile."""
-    profiled, trained = dict(header["sampling"]), to_mapping(config.train.sampling)
+    profiled, trained = to_mapping(from_mapping(Sampling, header["sampling"])), to_mapping(config.train.sampling)
     if trained["max_tokens"] > profiled["max_tokens"] and not header["cut"]:
         profiled.pop("max_tokens")  # no rollout reached the limit, so a higher one changes nothing
     pairs = [(POLICY[key], there, policy.identity[key]) for key, there in policy_of(header).items()]
