@@ -55,6 +55,19 @@ def test_an_interrupted_import_ends_as_one_that_was_not(tmp_path, monkeypatch, a
     assert not (tmp_path / ".out.jsonl.import").exists()
 
 
+def test_an_import_by_another_version_or_with_other_tools_does_not_go_on(tmp_path, monkeypatch):
+    files, tools = [log(tmp_path / "log.jsonl", 3)], tmp_path / "tools.json"
+    tools.write_text("[]")
+    config = stage.ImportConfig(tools=str(tools))
+    seen = {stage._identity(files, config)}
+    assert seen == {stage._identity(files, config)}
+    tools.write_text('[{"type": "function", "function": {"name": "look"}}]')
+    seen.add(stage._identity(files, config))
+    monkeypatch.setattr(stage, "__version__", "later")
+    seen.add(stage._identity(files, config))
+    assert len(seen) == 3
+
+
 def test_an_import_of_other_files_or_options_does_not_go_on(tmp_path, monkeypatch):
     source, out = log(tmp_path / "log.jsonl", 30), tmp_path / "out.jsonl"
     spool = stage._Spool(out, [source], stage.ImportConfig(dev=0))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from turntree import __version__
 from turntree.core import parts
 from turntree.core.config import Between, Part, to_value
 from turntree.core.errors import InputError
@@ -143,11 +144,12 @@ class _Spool:
 
 
 def _identity(files: list[Path], config: ImportConfig) -> str:
-    """The identity of files and settings: an interrupted import is resumed only if both are unchanged."""
-    found = [one for file in files for one in (sorted(file.rglob("*")) if file.is_dir() else [file]) if one.is_file()]
+    """The identity of files, settings and turntree: an interrupted import is resumed only if all are unchanged."""
+    read = [*files, *([Path(config.tools)] if config.tools else [])]
+    found = [one for file in read for one in (sorted(file.rglob("*")) if file.is_dir() else [file]) if one.is_file()]
     seen = [(str(one.resolve()), one.stat().st_size, one.stat().st_mtime_ns) for one in found]
     return fingerprint(
-        [seen, to_value(config), parts.identity("trace_formats", config.format) if _named(config) else ""]
+        [__version__, seen, to_value(config), parts.identity("trace_formats", config.format) if _named(config) else ""]
     )
 
 
