@@ -17,12 +17,12 @@ from turntree.core import parts
 from turntree.core.config import Between, Part, to_value
 from turntree.core.errors import InputError
 from turntree.observe.files import write_json
-from turntree.observe.jsonl import parse_json, read_text
+from turntree.observe.jsonl import located, parse_json, read_text
 from turntree.observe.run import notice, progress
 from turntree.traces.chat import Done, ImportReport, fingerprint_of, stream_chat
 from turntree.traces.formats.row import chat_tools, fingerprint
 from turntree.traces.readers import AUTO
-from turntree.traces.schema import Split, Trace, write_traces
+from turntree.traces.schema import Split, Trace, tool_names, write_traces
 from turntree.traces.splits import assign_splits
 
 Key = tuple[str, str, Split | None]
@@ -177,7 +177,12 @@ def _tools(file: str) -> list[dict[str, Any]]:
         raise InputError(
             "is not a list of tool declarations", path=file, field="tools", hint="write [{type, function}, ...]"
         )
-    return chat_tools(tools, Counter())
+    declared = chat_tools(tools, Counter())
+    try:
+        tool_names(declared)
+    except InputError as error:
+        raise located(error, path=file) from error
+    return declared
 
 
 def _split(
