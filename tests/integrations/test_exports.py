@@ -149,6 +149,15 @@ class TestRows:
         exported(tmp_path, "own_format:ids", options={"name": "b"})
         assert (tmp_path / "out" / "b").read_text() == "t#0"
 
+    @pytest.mark.parametrize("to", ("hf", "nemo-gym"))
+    def test_pass_rates_are_said_to_be_of_the_verifier_that_they_were_profiled_with(
+        self, tmp_path: Path, to: str
+    ) -> None:
+        told = exported(tmp_path, to, verifier=Part("strict"))
+        said = told["notes"] + ([(tmp_path / "out" / "README.md").read_text()] if to == "hf" else [])
+        assert any("pass rates are under 'recommended', not 'strict'" in one for one in said)
+        assert any("under the verifier `recommended`" in one or "under 'recommended'" in one for one in said[1:])
+
 
 class TestNemoGym:
     def test_the_rows_come_back_through_our_own_import(self, tmp_path: Path) -> None:

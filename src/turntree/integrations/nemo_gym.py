@@ -25,7 +25,7 @@ def export_nemo_gym(bundle: Bundle, out: Path, *, agent: str = AGENT) -> dict[st
     write_lines(out / "pivots.jsonl", (_row(pivot, agent) for pivot in bundle.pivots))
     notes: list[str] = []
     if bundle.verifier.name != "nemo":
-        notes.append(f"NeMo Gym judges with the server of {agent!r}; pass_rate is under {bundle.verifier.name!r}")
+        notes.append(f"NeMo Gym judges with the server of {agent!r}; pass_rate is under {bundle.profiled!r}")
     if several := sum(len(pivot.state.demonstration.tool_calls) > 1 for pivot in bundle.pivots):
         notes.append(f"{several} pivots make several calls at once ({BATCH}), which NeMo Gym 0.4.0 and older refuse")
     return {"files": ["pivots.jsonl"], "notes": notes}

@@ -69,8 +69,8 @@ class ExportedPivot:
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
     """What a format writes. `verifier`, `tool_format` and `cut_turns` are the settings of the reward function;
-    `stop_ids` end a turn of the policy (empty without a model). `dropped` counts the pivots left out; `notes` say what
-    is not exact."""
+    `stop_ids` end a turn of the policy (empty without a model). `profiled` is the verifier of the pass rates, as the
+    profile names it. `dropped` counts the pivots left out; `notes` say what is not exact."""
 
     pivots: Sequence[ExportedPivot]
     verifier: Part
@@ -79,6 +79,7 @@ class Bundle:
     dropped: Counter[str] = field(default_factory=Counter[str])
     notes: Sequence[str] = ()
     cut_turns: CutTurns = "fail"
+    profiled: str = ""
 
     def reward_settings(self) -> dict[str, Any]:
         named = {"verifier": self.verifier.name, "options": self.verifier.options}
@@ -120,6 +121,10 @@ def bundle_of(config: ExportConfig) -> Bundle:
     notes = list(write.notes)
     if not config.model and any(one.state.tools for one in pivots):
         notes.append("tools are written into the system message: --model renders them as the policy's template does")
+    if verifier != Part.from_value(header["verifier_source"], "verifier_source"):
+        notes.append(
+            f"pass rates are under {header['verifier']!r}, not {verifier.name!r}: turntree rescore judges again"
+        )
     if len({pivot.weight for pivot in pivots}) > 1:
         notes.append("pivots have a weight (`select --weight`): trainers draw uniformly unless they are told to use it")
     return Bundle(
@@ -130,6 +135,7 @@ def bundle_of(config: ExportConfig) -> Bundle:
         dropped=dropped,
         notes=notes,
         cut_turns=cut_turns_of(header["verifier"]),
+        profiled=header["verifier"],
     )
 
 
