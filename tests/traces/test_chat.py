@@ -313,6 +313,14 @@ class TestNames:
         groups = [trace.group for trace in import_chat([path])[0]]
         assert groups[0] == groups[1] != groups[2]
 
+    def test_talks_that_share_a_greeting_are_no_group_and_prefixes_of_one_are(self, file: Any) -> None:
+        greeted = ({"role": "system", "content": "You are a clerk."}, {**HELLO, "content": "How can I help?"})
+        asked = [{**USER, "content": text} for text in ("Where is W1?", "Where is W2?")]
+        rows = [(asked[0], HELLO), (asked[0], HELLO, USER, HELLO), (asked[1], HELLO)]
+        traces, _ = import_chat([file(*(row(*greeted, *rest) for rest in rows))])
+        groups = [trace.group for trace in traces]
+        assert groups[0] == groups[1] != groups[2]
+
 
 def test_an_id_may_be_a_whole_float_as_pandas_writes_them(tmp_path):
     talk = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
