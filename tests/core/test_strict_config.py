@@ -12,7 +12,7 @@ import pytest
 
 from turntree.core.completion import Completion, Sampling
 from turntree.core.config import from_mapping, nested, overlaid, to_mapping
-from turntree.core.errors import ConfigError
+from turntree.core.errors import ConfigError, TurntreeError
 
 
 @dataclass(frozen=True)
@@ -127,17 +127,17 @@ def test_training_refuses_samples_that_are_not_the_policys_own(values: dict) -> 
 
 
 def test_a_completion_has_one_statistic_per_token() -> None:
-    with pytest.raises(ValueError, match="one log-probability and one entropy per token"):
+    with pytest.raises(TurntreeError, match="one log-probability and one entropy per token"):
         Completion(token_ids=(1, 2), logprobs=(-1.0,), entropies=(0.5, 0.5), finish="stop")
 
 
 def test_a_completion_without_a_token_is_refused_because_it_would_earn_0_as_a_cut_turn() -> None:
-    with pytest.raises(ValueError, match="at least one token"):
+    with pytest.raises(TurntreeError, match="at least one token"):
         Completion(token_ids=(), logprobs=(), entropies=(), finish="length")
 
 
 def test_a_completion_with_a_statistic_that_is_nan_is_refused_before_it_reaches_the_loss() -> None:
-    with pytest.raises(ValueError, match="that is nan"):
+    with pytest.raises(TurntreeError, match="that is nan"):
         Completion(token_ids=(1,), logprobs=(math.nan,), entropies=(0.5,), finish="stop")
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from turntree.core.config import at_least
 from turntree.core.cost import Cost
-from turntree.core.errors import ConfigError
+from turntree.core.errors import ConfigError, TurntreeError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,16 +67,17 @@ class Completion:
     cost: Cost = field(default_factory=Cost)
 
     def __post_init__(self) -> None:
-        """Plain values in place of those of numpy or torch, which a tree on disk could not hold."""
+        """Plain values in place of those of numpy or torch, which a tree on disk could not hold. Raises `TurntreeError`
+        for what no engine may give: the mistake is the engine's, and none of turntree."""
         object.__setattr__(self, "token_ids", tuple(map(int, self.token_ids)))
         object.__setattr__(self, "logprobs", tuple(map(float, self.logprobs)))
         object.__setattr__(self, "entropies", tuple(map(float, self.entropies)))
         if not len(self.token_ids) == len(self.logprobs) == len(self.entropies):
-            raise ValueError("a completion needs one log-probability and one entropy per token")
+            raise TurntreeError("a completion needs one log-probability and one entropy per token")
         if not self.token_ids:  # it would end its rollout as a cut turn, with reward 0
-            raise ValueError("a completion needs at least one token; an engine that gave none returns a fault")
+            raise TurntreeError("a completion needs at least one token; an engine that gave none returns a fault")
         if any(map(math.isnan, (*self.logprobs, *self.entropies))):
-            raise ValueError("a completion has a log-probability or an entropy that is nan")
+            raise TurntreeError("a completion has a log-probability or an entropy that is nan")
 
 
 @dataclass(frozen=True, kw_only=True)
