@@ -24,7 +24,7 @@ from turntree.core import seeds
 from turntree.core.completion import Completion, Finished
 from turntree.core.config import at_least
 from turntree.core.cost import Cost
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.errors import ConfigError, InputError, TurntreeError
 from turntree.core.messages import Message
 from turntree.core.protocols import BranchDecision, Brancher, Environment, Gate, Observation, Renderer, StreamingEngine
 from turntree.core.tree import StopReason
@@ -333,6 +333,9 @@ class _Run:
         look = self._pool.in_flight and not self._config.deterministic
         if self._engine.in_flight:
             self._take_completions(self._timed(self._engine.poll, _TICK if look else self._patience()))
+        elif self._by_ticket:  # nothing would ever come
+            lost = len(self._by_ticket)
+            raise TurntreeError(f"the engine lost {lost} requests: its in_flight is 0, and `poll` never returned them")
         elif look:
             self._take_answers(self._timed(self._pool.poll, self._patience()))
         self._expire()
@@ -366,7 +369,9 @@ class _Run:
         """Append what the engine sampled and step the environments."""
         self._generated += len(batch)
         for finished in batch:
-            place = self._by_ticket.pop(finished.ticket)
+            place = self._by_ticket.pop(finished.ticket, None)
+            if place is None:
+                raise TurntreeError(f"the engine returned ticket {finished.ticket}, which nobody waits for")
             place.ticket = None
             assert place.rollout is not None
             if finished.completion is None:
