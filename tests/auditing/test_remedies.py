@@ -1,5 +1,7 @@
 """What each remedy would have saved and cost: causal, exact, and never counted twice."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -147,6 +149,28 @@ def test_a_gate_is_recommended_where_the_log_supports_one_and_refused_with_the_r
     refused = audit([*alike[:5], *apart[:5]], AuditConfig())
     assert refused["gate"]["recommended"] is None and refused["remedies"]["gate"] is None
     assert "support no operating point" in refused["absent"]["gate"] == refused["gate"]["refused"]
+
+
+def test_rollouts_that_no_gate_could_compare_leave_the_rest_of_the_audit_as_it_is():
+    """A brancher that forks one start: all rollouts of a group share their first turns."""
+    forked = [
+        replace(one, rollouts=(one.rollouts[0], *(replace(rollout, forked=True) for rollout in one.rollouts[1:])))
+        for one in (group(f"f{i}", FAIL * 2, 0, LONG) for i in range(4))
+    ]
+    found = audit(forked, AuditConfig())
+    assert found["zero_variance_rate"] == 1.0 and found["remedies"]["dapo"]["dropped"] == 4
+    assert found["remedies"]["gate"] is None and found["remedies"]["gate_paper"]["cut"] == 0
+    assert "12 rollouts that share their first turns with another" in found["absent"]["gate"]
+
+
+@given(plays, st.permutations(range(40)))
+def test_an_audit_does_not_depend_on_which_file_holds_an_iteration(log, shuffle):
+    """Several workers write one file each: a remedy must not know an iteration that is played later."""
+    groups = [group(task, rewards, i, actions) for i, (task, rewards, actions) in enumerate(log)]
+    shuffled = [groups[i] for i in shuffle if i < len(groups)]
+    rules = Remedies(greso=GresoConfig(), pivots=PivotRule(), dapo=DapoFilter())
+    one, other = play(groups), play(shuffled)
+    assert ledger(one, replay(one, rules, 3), None) == ledger(other, replay(other, rules, 3), None)
 
 
 def test_a_gate_that_is_precise_because_hardly_a_group_teaches_is_not_recommended():

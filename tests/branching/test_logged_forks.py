@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
 from token_world import EPISODES, VOCABULARY, TokenRenderer, TokenWorld, WatchedEngine, episode_in
 from turntree.branching.rules import EntropyBrancher, FixedBrancher, RandomBrancher
 from turntree.core.labels import Rewards
-from turntree.core.messages import Message
+from turntree.core.messages import Message, ToolCall
+from turntree.core.protocols import GateDecision, GroupProgress
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.gates.table import table_from_groups
@@ -94,3 +99,37 @@ def test_calibration_leaves_out_what_no_gate_would_have_seen() -> None:
         "rollouts that began after others had ended": refilled,
         "rollouts that share their first turns with another": forked,
     }
+
+
+class CallingRenderer(TokenRenderer):
+    """Every turn thinks aloud and calls a tool; many turns make one call with different words."""
+
+    def parse(self, token_ids: Sequence[int], tools: Any = ()) -> Message:
+        return replace(super().parse(token_ids), tool_calls=(ToolCall("move", {"to": token_ids[0] % 2, "by": 1}),))
+
+
+class Watching:
+    """A gate that stops nothing and remembers what it was shown."""
+
+    def __init__(self) -> None:
+        self.shown: list[GroupProgress] = []
+
+    def decide(self, group: GroupProgress) -> GateDecision | None:
+        self.shown.append(group)
+        return None
+
+
+def test_a_gate_is_shown_what_calibration_reads_in_the_log() -> None:
+    """Else a threshold that the log supports is another one online: words beside a call are no part of the action."""
+    gate = Watching()
+    config = SchedulerConfig(episodes=EPISODES, group_size=4)
+    scheduler = Scheduler(WatchedEngine(), CallingRenderer(), config, gate=gate)
+    logs = {
+        group.task.task_id: logged(group) for group in scheduler.run([TokenWorld(f"{n}") for n in range(5)], seed=2)
+    }
+    assert len({action for log in logs.values() for r in log.rollouts for action in r.actions}) == 2
+    for shown in gate.shown:
+        turn, log = max(map(len, shown.actions)), logs[shown.task_id]
+        assert shown.actions == tuple(r.actions[:turn] for r in log.rollouts)
+        read = [(r.observations or ())[:turn] for r in log.rollouts]
+        assert [seen[: len(told)] for seen, told in zip(shown.observations, read, strict=True)] == read

@@ -113,6 +113,8 @@ def test_the_log_of_a_run_directory_is_found_in_it(turntree, tmp_path):
         (("log.jsonl", "--format", "verl"), "holds no rollout that can be read"),
         (("log.jsonl", "--turn-separator", "("), "field 'log_format.turn_separator': is not a regular expression"),
         (("log.jsonl", "--epochs", 0), "field 'epochs': is below 1"),
+        (("log.jsonl", "--set", "precision_floor=1"), "field 'precision_floor': must be between 0 and 1"),
+        (("log.jsonl", "--set", "gate_may_lose=-1"), "field 'gate_may_lose': is -1.0; it is from 0 to 1"),
         (("log.jsonl", "--set", "greso.p=1"), "unknown key"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -69,6 +70,10 @@ def toolless(split, count, *, seed):
 
 def locked(split, count, *, seed):
     return made(Locked, split, count)
+
+
+def offline(split, count, *, seed):
+    raise ConnectionError("gone")
 """
 
 
@@ -98,8 +103,15 @@ def test_a_broken_law_is_named_with_task_turn_and_action(capsys: pytest.CaptureF
     assert check("checked_environments:bad", "--count", "2", "--turns", "30") == 1
     out = capsys.readouterr().out
     assert "VIOLATED: an action that a policy may sample is answered [train-0, turn " in out
-    assert "raised KeyError: 'a zero' for {" in out
+    assert ": KeyError: 'a zero' for {" in out
     assert out.endswith("laws broken in 2 tasks of split 'train', up to 30 turns each\n")
+
+
+def test_a_system_error_in_a_part_of_the_users_is_told_with_its_file_and_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert check("checked_environments:offline") == 2
+    assert re.search(r"checked_environments\.py:\d+: offline raised ConnectionError: gone", capsys.readouterr().err)
 
 
 def test_what_only_costs_something_is_a_note_said_once_and_no_failure(capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,6 +112,13 @@ def test_a_log_is_swept_at_any_turn(capsys, log):
         (("sweep", "{features}", "--turn", "5"), "has no signals at turn 5; use one of 10, 15, 20"),
         (("sweep", "{features}", "--thresholds", "a,b"), "field '--thresholds': 'a,b' is not a list of numbers"),
         (("sweep", "{features}", "--signal", "x"), "does not have the signal 'x'"),
+        (("sweep", "{log}", "--turn", "0"), "field 'turn': is 0; it is at least 1"),
+        (("sweep", "{log}", "--max-turns", "-5"), "field 'max_turns': is -5; it is at least 1"),
+        (
+            ("sweep", "{log}", "--rule", "or", "--termination", "90"),
+            "field 'termination': is 90.0; it is from 0 to 1",
+        ),
+        (("calibrate", "{log}", "--max-turns", "0"), "field 'max_turns': is 0; it is at least 1"),
         (("calibrate", "{features}", "--floor", "2"), "floor must be between 0 and 1"),
         (("calibrate", "{features}", "--turns", "10,12"), "has no signals at turn 12; use one of 10, 15, 20"),
         (("calibrate", "{features}", "--turns", "0"), "field 'turns[0]': is 0; it is at least 1"),

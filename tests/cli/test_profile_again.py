@@ -90,6 +90,19 @@ def test_a_server_is_profiled_and_its_failures_are_no_rewards(turntree, househol
     assert "--tokenizer" in turntree.error(*arguments, "--endpoint", server.url, "--out", tmp_path / "q.jsonl")
 
 
+def test_actions_that_a_verifier_could_not_judge_are_counted_with_the_reason(turntree, fixed, tmp_path):
+    rule = "def judge(state, action):\n    return 1 / ('open' not in action.content)\n"
+    (tmp_path / "broken_rule.py").write_text(rule)
+    said = turntree("rescore", fixed, "--verifier", "broken_rule:judge", "--out", tmp_path / "p.jsonl", cwd=tmp_path)
+    header, rows = read_table(tmp_path / "p.jsonl", "turntree.profile/2")
+    opened = [one for row in rows for one in row["actions"] if "open" in one["text"] and not one.get("truncated")]
+    assert opened and {one["reward"] for one in opened} == {None}
+    unjudged = header["summary"]["unjudged"]
+    assert unjudged == sum(one["count"] for one in opened)
+    assert f"'unjudged': {unjudged}" in said.stdout
+    assert said.stderr.count("not judged: the verifier raised ZeroDivisionError") == 1
+
+
 def test_a_group_in_two_splits_is_refused_before_anything_is_paid_for(turntree, household, tmp_path):
     header, first, *rest = (household / "traces.jsonl").read_text().splitlines()
     twin = {**json.loads(first), "id": "twin", "split": "test"}

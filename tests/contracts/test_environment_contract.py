@@ -218,11 +218,11 @@ class Breaking(Corridor):
         ("raise", "ZeroDivisionError: division by zero"),
         ("exit", "SystemExit: 3"),
         ("nothing", "answered NoneType instead of an observation"),
-        ("text", "answered something that is not a message"),
-        ("empty", "answered something that is not a message"),
-        ("a message of nobody", "answered something that is not a message"),
-        ("no text", "answered something that is not a message"),
-        ("maybe", "answered done or success that is neither true nor false"),
+        ("text", "answered something that is not a tuple of messages"),
+        ("empty", "answered something that is not a tuple of messages"),
+        ("a message of nobody", "answered something that is not a tuple of messages"),
+        ("no text", "answered something that is not a tuple of messages"),
+        ("maybe", "answered done that is neither true nor false ('maybe')"),
     ],
 )
 def test_a_fault_is_named_and_the_session_goes_on_as_if_nothing_had_happened(
@@ -518,3 +518,25 @@ def test_an_environment_that_cannot_travel_is_refused_in_one_line(workers: Proce
     environment.length = unpicklable  # type: ignore[assignment]
     with pytest.raises(InputError, match="the environment of 't' cannot be sent to a worker"):
         workers.open(environment)
+
+
+class Truthful(Corridor):
+    """Compares arrays, as a gymnasium game does: its `done` and `success` are numpy's."""
+
+    def step(self, action: Message) -> Observation:
+        told = super().step(action)
+        return replace(told, done=np.bool_(told.done), success=np.bool_(False))  # type: ignore[arg-type]
+
+    def fork(self) -> Truthful:
+        twin = Truthful(self.task_id, self.length)
+        twin.said = list(self.said)
+        return twin
+
+
+def test_booleans_of_array_libraries_become_plain_ones(pool: EnvironmentPool) -> None:
+    session = begun(pool, Truthful())
+    pool.step(session, said("left"))
+    assert (told := one(pool).observation) is not None
+    assert (told.done, told.success) == (False, False)
+    assert json.dumps([told.done, told.success]) == "[false, false]"
+    pool.close(session)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
 import pytest
 
 from turntree.core.completion import Completion, Sampling
 from turntree.core.config import from_mapping, nested, overlaid, to_mapping
-from turntree.core.errors import ConfigError
+from turntree.core.errors import ConfigError, TurntreeError
 
 
 @dataclass(frozen=True)
@@ -124,5 +127,21 @@ def test_training_refuses_samples_that_are_not_the_policys_own(values: dict) -> 
 
 
 def test_a_completion_has_one_statistic_per_token() -> None:
-    with pytest.raises(ValueError, match="one log-probability and one entropy per token"):
+    with pytest.raises(TurntreeError, match="one log-probability and one entropy per token"):
         Completion(token_ids=(1, 2), logprobs=(-1.0,), entropies=(0.5, 0.5), finish="stop")
+
+
+def test_a_completion_without_a_token_is_refused_because_it_would_earn_0_as_a_cut_turn() -> None:
+    with pytest.raises(TurntreeError, match="at least one token"):
+        Completion(token_ids=(), logprobs=(), entropies=(), finish="length")
+
+
+def test_a_completion_with_a_statistic_that_is_nan_is_refused_before_it_reaches_the_loss() -> None:
+    with pytest.raises(TurntreeError, match="that is nan"):
+        Completion(token_ids=(1,), logprobs=(math.nan,), entropies=(0.5,), finish="stop")
+
+
+def test_an_engine_may_give_arrays_and_a_completion_holds_plain_values_that_json_can_write() -> None:
+    given = np.array([1, 2]), np.array([-0.5, -1], dtype=np.float32), np.array([0.5, 0.5])
+    done = Completion(token_ids=tuple(given[0]), logprobs=tuple(given[1]), entropies=tuple(given[2]), finish="stop")
+    assert json.dumps([done.token_ids, done.logprobs, done.entropies]) == "[[1, 2], [-0.5, -1.0], [0.5, 0.5]]"

@@ -376,3 +376,27 @@ def test_an_error_in_a_part_of_ones_own_is_not_called_a_defect_of_turntree(turnt
     command = ("train", "online", *ROOMS, *TINY, "--out", "mistaken", "--estimator", "door_mistakes:wrong")
     message = turntree.error(*command)
     assert "door_mistakes.py:2: wrong raised AttributeError: 'Rewards' object has no attribute 'nothing'" in message
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        (("--brancher", "door_mistakes:Bare"), "'door_mistakes:Bare' gave Bare, which has no expand, state, restore"),
+        (("--gate", "door_mistakes:Nothing"), "'door_mistakes:Nothing' gave Nothing, which has no decide"),
+        (("--brancher", "door_mistakes:Greedy"), "asks for a fork into 9 branches where 1 leaves may be added"),
+        (("--estimator", "door_mistakes:silent"), "field 'estimator': gave NoneType instead of a credit"),
+    ],
+)
+def test_what_a_part_of_ones_own_may_not_do_is_said_and_trains_nothing_in_silence(turntree, folder, part, said) -> None:
+    (folder / "door_mistakes.py").write_text(
+        "from turntree.branching.rules import Undeterred\n"
+        "from turntree.core.protocols import BranchDecision\n"
+        "class Nothing:\n    pass\n"
+        "class Bare:\n    def decide(self, moment):\n        return None\n"
+        "class Greedy(Undeterred):\n"
+        "    def decide(self, moment):\n        return BranchDecision(branches=9, reason='', numbers={})\n"
+        "def silent(tree, rewards):\n    pass\n"
+    )
+    sys.modules.pop("door_mistakes", None)
+    message = turntree.error("train", "online", *ROOMS, *TINY, "--out", "refused", "--overwrite", *part)
+    assert said in message and "did not expect" not in message

@@ -10,6 +10,7 @@ import pytest
 from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
+from turntree.environments.pool import EnvironmentFault
 from turntree.environments.tasks import identity, open_tasks
 
 MODULE = '''
@@ -42,6 +43,13 @@ def twins(split, count, *, seed):
 
 def nothing(split, count, *, seed):
     return []
+
+class Bare(Echo):
+    def reset(self):
+        return Message("user", "without the comma")
+
+def bare(split, count, *, seed):
+    return [Bare("a")]
 
 def wrong(split, count, *, seed):
     return [1]
@@ -97,6 +105,13 @@ def test_an_environment_without_a_fork_is_forked_by_replay() -> None:
     twin = first.fork()
     assert twin.step(Message("assistant", "b")).messages[0].content == "a b"
     assert first.step(Message("assistant", "c")).messages[0].content == "a c"
+
+
+def test_a_reset_that_forgets_the_comma_of_its_tuple_is_told_so() -> None:
+    with open_tasks(Part("my_game:bare"), {"train": 1}) as opened:
+        (task,) = opened.of("train")
+    with pytest.raises(EnvironmentFault, match=r"`reset` returned Message instead of a tuple of messages: .*the comma"):
+        task.reset()
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,26 @@ def test_get_reward_is_no_tool_but_the_reward_and_asynchronous_tools_are_waited_
         environment.step(Message("assistant", "Done."))
 
 
+class Misjudging(OwnsItsReward):
+    get_reward = None
+    reward = "good"
+
+    async def reset(self) -> str:
+        self.said = ""
+        return "Say yes."
+
+
+def test_an_asynchronous_reset_is_waited_for_too() -> None:
+    assert ToolEnvironment(Misjudging, task_id="a").reset() == (Message("user", "Say yes."),)
+
+
+def test_a_reward_that_is_no_number_is_named() -> None:
+    environment = ToolEnvironment(Misjudging, task_id="a")
+    environment.reset()
+    with pytest.raises(EnvironmentFault, match=r"its reward is not a number \('good'\)"):
+        environment.step(calling("say", word="yes"))
+
+
 def test_its_state_is_what_the_object_holds_so_equal_states_compare_equal() -> None:
     """However they were reached, and whatever is done to another copy afterwards."""
     one, other = begun(), begun()

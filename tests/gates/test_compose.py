@@ -40,6 +40,13 @@ def test_a_checkpoint_is_not_asked_again_about_a_group_that_it_let_pass():
     assert gate.decide(progress("aaaa", "aaaa")).cut, "the next one decides at its own turn"
 
 
+def test_an_audited_checkpoint_is_not_asked_again_either():
+    first, second = checkpoints().gates
+    gate = AnyOf((AuditedGate(gate=first, share=0.01), second))
+    assert gate.decide(progress("aa", "aa", "bc")) is None
+    assert gate.decide(progress("aaa", "aaa")) is None
+
+
 def test_the_first_checkpoint_cuts_without_waiting_for_the_others():
     decision = checkpoints().decide(progress("aa", "aa"))
     assert decision.cut and {name[0] for name in decision.numbers} == {"0"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,9 +22,9 @@ from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
 from turntree.integrations.judging import Judge, pack_state, unpack_state
-from turntree.integrations.trl import verifier_reward
+from turntree.integrations.trl import export_trl, verifier_reward
 from turntree.observe.artifacts import PIVOTS
-from turntree.stages.export import MANIFEST, ExportConfig, run_export, tools_as_rendered
+from turntree.stages.export import MANIFEST, ExportConfig, bundle_of, run_export, tools_as_rendered
 from turntree.traces.formats.responses import read_responses_row
 from turntree.traces.schema import Trace
 
@@ -148,6 +149,15 @@ class TestRows:
         exported(tmp_path, "own_format:ids", options={"name": "b"})
         assert (tmp_path / "out" / "b").read_text() == "t#0"
 
+    @pytest.mark.parametrize("to", ("hf", "nemo-gym"))
+    def test_pass_rates_are_said_to_be_of_the_verifier_that_they_were_profiled_with(
+        self, tmp_path: Path, to: str
+    ) -> None:
+        told = exported(tmp_path, to, verifier=Part("strict"))
+        said = told["notes"] + ([(tmp_path / "out" / "README.md").read_text()] if to == "hf" else [])
+        assert any("pass rates are under 'recommended', not 'strict'" in one for one in said)
+        assert any("under the verifier `recommended`" in one or "under 'recommended'" in one for one in said[1:])
+
 
 class TestNemoGym:
     def test_the_rows_come_back_through_our_own_import(self, tmp_path: Path) -> None:
@@ -160,6 +170,15 @@ class TestNemoGym:
         assert [Message.from_chat(m) for m in chat.messages[:2]] == [*CONVERSATION[:2]]
         assert chat.messages[-1]["tool_calls"][0]["function"]["name"] == "find_order"
         assert [tool["function"]["name"] for tool in chat.tools] == ["find_order", "refund"]
+
+    def test_the_thoughts_of_earlier_turns_are_reasoning_items_before_what_was_said(self, tmp_path: Path) -> None:
+        thinking = (*CONVERSATION[:2], replace(FIND, reasoning="Is it paid?"), *CONVERSATION[3:])
+        pivots = write_pivots(tmp_path, [Trace(id="t", messages=thinking, tools=TOOLS, split="train")])
+        run_export(ExportConfig(pivots=str(pivots), pivot_format=Part("nemo-gym")), tmp_path / "out")
+        later = json.loads((tmp_path / "out" / "pivots.jsonl").read_text().splitlines()[1])
+        items = later["responses_create_params"]["input"]
+        assert [item["type"] for item in items[2:]] == ["reasoning", "function_call", "function_call_output"]
+        assert items[2]["summary"] == [{"type": "summary_text", "text": "Is it paid?"}]
 
     def test_the_pivots_of_one_group_come_back_as_one_group(self, tmp_path: Path) -> None:
         made = [Trace(id=i, messages=CONVERSATION, tools=TOOLS, split="train", meta={"group": "task"}) for i in "ab"]
@@ -183,6 +202,19 @@ class TestRewards:
         assert reward(prompts=[None] * 4, completions=completions, completion_ids=[[1]] * 4, **given) == [1, 0, 0, None]
         texts = [RIGHT, WRONG, "", RIGHT]  # a dataset of rendered prompts gives texts
         assert reward(prompts=[None] * 4, completions=texts, completion_ids=[[1]] * 4, **given) == [1, 0, 0, None]
+
+    @pytest.mark.parametrize(("rule", "rewarded"), [("strict/1", 0.0), ("strict/1+cut_turns=judge", 1.0)])
+    def test_a_cut_completion_gets_what_the_profile_gave_it(self, tmp_path: Path, rule: str, rewarded: float) -> None:
+        header, rows = PIVOTS.read(write_pivots(tmp_path, verifier="strict"))
+        told = {key: value for key, value in header.items() if key != "schema"} | {"verifier": rule}
+        PIVOTS.write(tmp_path / "pivots.jsonl", told, rows)
+        config = ExportConfig(pivots=str(tmp_path / "pivots.jsonl"), pivot_format=Part("trl"))
+        export_trl(replace(bundle_of(config), stop_ids=(7,)), tmp_path / "out")
+        state = [rows_of(tmp_path)[0]["state"]]
+        said = [[FIND.to_chat()]]
+        reward = reward_module(tmp_path).reward
+        assert reward(prompts=[""], completions=said, completion_ids=[[3, 7]], state=state) == [1.0]
+        assert reward(prompts=[""], completions=said, completion_ids=[[3, 4]], state=state) == [rewarded]
 
     def test_calls_that_trl_has_parsed_are_judged_as_calls(self, tmp_path: Path) -> None:
         state = pack_state(TurnState("t", 0, CONVERSATION[:2], FIND, TOOLS))

@@ -45,6 +45,13 @@ def test_a_profile_with_importance_may_be_finished_at_another_server(profile):
         require_same_profile(profile, header("http://one:8000", 4), overwrite=False)
 
 
+@pytest.mark.parametrize("sampling", [{"min_p": 0.1}, {"max_tokens": "many"}])
+def test_pivots_of_a_sampling_that_is_not_known_are_refused_by_its_field(tmp_path, sampling):
+    write_pivots_file(tmp_path / "pivots.jsonl")
+    with pytest.raises(InputError, match=r"pivots\.jsonl:1: field 'sampling\.(min_p|max_tokens)'"):
+        PIVOTS.read(changed(tmp_path / "pivots.jsonl", 1, sampling=sampling))
+
+
 @pytest.mark.parametrize("table", [PROFILE, PIVOTS])
 def test_a_table_that_misses_a_line_is_refused(tmp_path, table):
     path = tmp_path / "pivots.jsonl"

@@ -33,8 +33,9 @@ from turntree.advantages.comparisons import across_starts, rloo
 from turntree.advantages.credit import CreditRule
 from turntree.advantages.scored import path_weighted
 from turntree.branching.published import PosthocBrancher, ReleasedArpoBrancher
-from turntree.branching.rules import EntropyBrancher, FixedBrancher, RandomBrancher
+from turntree.branching.rules import EntropyBrancher, FixedBrancher, RandomBrancher, Undeterred, bounded
 from turntree.core.cost import NO_COST
+from turntree.core.errors import ConfigError
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message
 from turntree.core.protocols import (
@@ -295,8 +296,37 @@ class Everywhere:
 
 
 def test_a_brancher_that_exceeds_its_budget_is_refused() -> None:
-    with pytest.raises(ValueError, match="a fork into 7 branches where 5 leaves may be added"):
+    with pytest.raises(ConfigError, match=r"brancher.*a fork into 7 branches where 5 leaves may be added"):
         play(Everywhere(), 1, initial_rollouts=1, max_branched=5)  # type: ignore[arg-type]
+
+
+class Impossible(Undeterred):
+    """Shares tokens that were not sampled, or expands a turn that was not played."""
+
+    def __init__(self, shared: int | None = None, expansion: tuple[tuple[int, ...], int] = ((0,), 1)) -> None:
+        self.shared, self.expansion = shared, expansion
+
+    def decide(self, moment: ForkMoment) -> BranchDecision | None:
+        return None if self.shared is None else bounded(moment, 2, "all", {}, shared=self.shared)
+
+    def expand(self, group: FinishedRollouts) -> list[Expansion]:
+        key, turn = self.expansion
+        return [Expansion(key=key, turn=turn, reason="", numbers={})]
+
+
+@pytest.mark.parametrize(
+    ("brancher", "told"),
+    [
+        (Impossible(shared=1000), "share 1000 of"),
+        (Impossible(shared=-1), "share -1 of"),
+        (Impossible(expansion=((0,), 99)), r"expands rollout \(0,\) at turn 99, which it does not have"),
+        (Impossible(expansion=((7,), 2)), r"expands rollout \(7,\) at turn 2"),
+        (Impossible(expansion=((0,), 0)), "at turn 0"),
+    ],
+)
+def test_a_fork_that_cannot_be_made_is_refused_by_the_name_of_the_field(brancher: Impossible, told: str) -> None:
+    with pytest.raises(ConfigError, match=f"brancher.*{told}"):
+        play(brancher, 1, initial_rollouts=1)
 
 
 # refills

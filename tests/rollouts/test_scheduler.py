@@ -7,6 +7,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from turntree.branching.rules import FixedBrancher
 from turntree.core import seeds
 from turntree.core.completion import Finished, GenerationRequest, Sampling
 from turntree.core.config import Part
-from turntree.core.errors import ConfigError
+from turntree.core.errors import ConfigError, TurntreeError
 from turntree.core.messages import Message
 from turntree.core.protocols import GateDecision, GroupProgress, Observation
 from turntree.core.tree import NodeKind, RolloutTree
@@ -251,6 +252,34 @@ def test_a_task_that_comes_again_draws_anew_and_so_does_the_next_iteration() -> 
 
     assert len({*said(0), *said(1)}) == 4
     assert said(1) == said(1)
+
+
+class Losing(StepByStep):
+    """Forgets what it was asked."""
+
+    def poll(self, timeout: float | None = None) -> list[Finished]:
+        super().poll(timeout)
+        return []
+
+
+class Misnumbering(StepByStep):
+    def poll(self, timeout: float | None = None) -> list[Finished]:
+        return [replace(finished, ticket=finished.ticket + 100) for finished in super().poll(timeout)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (Losing, "the engine lost 2 requests"),
+        (Misnumbering, r"the engine returned ticket 10\d, which nobody waits for"),
+    ],
+)
+def test_an_engine_that_breaks_the_law_of_tickets_ends_the_run_and_says_which(
+    kind: type[StepByStep], said: str
+) -> None:
+    broken = kind(lambda prompt, seed: WORDS[0], RENDERER.stop_ids, vocab_size=len(TOKENIZER))
+    with pytest.raises(TurntreeError, match=said):
+        next(Scheduler(broken, RENDERER, config()).run(corridors(1), seed=0))
 
 
 def test_an_engine_that_serves_others_is_refused() -> None:

@@ -1,6 +1,7 @@
 """An interrupted import goes on where it was, and ends as one that was not interrupted."""
 
 import json
+import tarfile
 
 import pytest
 
@@ -16,14 +17,20 @@ def log(path, count):
     return path
 
 
-@pytest.mark.parametrize("after", [1, 17, 55])
-def test_an_interrupted_import_ends_as_one_that_was_not(tmp_path, monkeypatch, after):
+@pytest.mark.parametrize("name", ["logs", "logs.tar"])
+@pytest.mark.parametrize("after", [1, 17, 40, 55, 80])
+def test_an_interrupted_import_ends_as_one_that_was_not(tmp_path, monkeypatch, after, name):
     (tmp_path / "logs").mkdir()
     log(tmp_path / "logs" / "a.jsonl", 40)
     log(tmp_path / "logs" / "b.jsonl", 40)  # its rows stand in the first file already
-    (tmp_path / "logs" / "notes.md").write_text("")
+    with tarfile.open(tmp_path / "logs.tar", "w") as archive:
+        for member in ("a.jsonl", "a.md", "b.jsonl", "c.md"):
+            (tmp_path / "logs" / member).touch()
+            archive.add(tmp_path / "logs" / member, member)
+    source = tmp_path / name
     config = stage.ImportConfig(dev=0.5, on_error="drop")
-    whole = stage.import_traces([tmp_path / "logs"], tmp_path / "whole.jsonl", config)
+    whole = stage.import_traces([source], tmp_path / "whole.jsonl", config)
+    assert whole["ignored"] == {"files named *.md": 2}
     monkeypatch.setattr(stage, "SAVE_EVERY", 0.0)
     heard, read = [], stage.stream_chat
 
@@ -39,13 +46,26 @@ def test_an_interrupted_import_ends_as_one_that_was_not(tmp_path, monkeypatch, a
     monkeypatch.setattr(stage, "stream_chat", interrupted)
     out = tmp_path / "out.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        stage.import_traces([tmp_path / "logs"], out, config)
+        stage.import_traces([source], out, config)
     assert not out.exists()
-    again = stage.import_traces([tmp_path / "logs"], out, config)
+    again = stage.import_traces([source], out, config)
     assert heard == [*range(1, 81)], "no row is read into traces twice"
     assert again == whole | {"path": str(out)}
     assert out.read_text().splitlines()[1:] == (tmp_path / "whole.jsonl").read_text().splitlines()[1:]
     assert not (tmp_path / ".out.jsonl.import").exists()
+
+
+def test_an_import_by_another_version_or_with_other_tools_does_not_go_on(tmp_path, monkeypatch):
+    files, tools = [log(tmp_path / "log.jsonl", 3)], tmp_path / "tools.json"
+    tools.write_text("[]")
+    config = stage.ImportConfig(tools=str(tools))
+    seen = {stage._identity(files, config)}
+    assert seen == {stage._identity(files, config)}
+    tools.write_text('[{"type": "function", "function": {"name": "look"}}]')
+    seen.add(stage._identity(files, config))
+    monkeypatch.setattr(stage, "__version__", "later")
+    seen.add(stage._identity(files, config))
+    assert len(seen) == 3
 
 
 def test_an_import_of_other_files_or_options_does_not_go_on(tmp_path, monkeypatch):

@@ -126,3 +126,11 @@ def test_a_file_that_was_cut_off_after_its_import_is_noticed(tmp_path):
     out.write_text("".join(out.read_text().splitlines(keepends=True)[:5]))
     with pytest.raises(InputError, match="holds 4 traces, and its header counts 8"):
         list(read_traces(out))
+
+
+def test_a_mistake_in_the_file_of_tools_is_that_files_and_drops_no_trace(tmp_path):
+    tools = tmp_path / "tools.json"
+    tools.write_text('[{"type": "function", "function": {"nam": "look"}}]')
+    config = stage.ImportConfig(tools=str(tools), on_error="drop")
+    with pytest.raises(InputError, match=r"tools\.json: field 'tools\[0\]': has no function name"):
+        stage.import_traces([talks(tmp_path / "log.jsonl", 3)], tmp_path / "out.jsonl", config)

@@ -66,11 +66,12 @@ def test_pass_rates_become_rewards_and_select_pivots_without_a_model(tmp_path: P
 def test_published_rates_raise_no_alarm_and_what_needs_samples_says_that_there_are_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    profiled(tmp_path, [row("a", pass_rate=0.25, pass_rate_total=16)])
+    profiled(tmp_path, [row("a", pass_rate=0.25, pass_rate_total=16), row("b")])
     command = ["profile", "--published", "--traces", str(tmp_path / "traces.jsonl"), "--out"]
     cli.main([*command, str(tmp_path / "profile.jsonl")], standalone_mode=False)
     said = capsys.readouterr().out
     assert "look at this first" not in said and "would miss" not in said
+    assert "not candidates: no_pass_rate_with_its_number_of_rollouts 1\n" in said
     assert PROFILE.read(tmp_path / "profile.jsonl")[0]["summary"]["gold_unjudged"] == 0
     rescoring = RescoreConfig(profile=str(tmp_path / "profile.jsonl"), verifier=Part("strict"))
     with pytest.raises(InputError, match="holds no samples: its pass rates are published ones"):

@@ -240,6 +240,17 @@ class TestRows:
         assert [state.turn for state in candidates(trace)] == [1]
         assert report.dropped_turns == {"marked_not_trained": 1}
 
+    def test_a_turn_that_the_token_limit_cut_is_history_only(self, file: Any) -> None:
+        cut = {**HELLO, "finish_reason": "length"}
+        [trace], report = import_chat([file(row(USER, cut, USER, {**HELLO, "finish_reason": "stop"}))])
+        assert [state.turn for state in candidates(trace)] == [1]
+        assert report.dropped_turns == {"marked_not_trained": 1} and not report.ignored
+
+    @pytest.mark.parametrize("weight", ["0", -1, 0.5, [0]])
+    def test_a_weight_that_is_neither_0_nor_1_is_refused_and_not_taken_for_1(self, file: Any, weight: Any) -> None:
+        path = file(row(USER, {**HELLO, "weight": weight}))
+        assert ": field 'messages[1].weight': is " in refusal(path)
+
     def test_a_json_list_and_mislabelled_json_lines_are_read(self, file: Any) -> None:
         whole = file(json.dumps([row(USER, HELLO), row(USER)], indent=1), name="list.json")
         assert refusal(whole).startswith(": field '[1].messages': hold no assistant turn;")
@@ -300,6 +311,14 @@ class TestNames:
     def test_traces_of_one_task_are_one_group_and_prefixes_of_one_trajectory_too(self, file: Any) -> None:
         path = file(row(USER, HELLO), row(USER, HELLO, USER, HELLO), row({**USER, "content": "other"}, HELLO))
         groups = [trace.group for trace in import_chat([path])[0]]
+        assert groups[0] == groups[1] != groups[2]
+
+    def test_talks_that_share_a_greeting_are_no_group_and_prefixes_of_one_are(self, file: Any) -> None:
+        greeted = ({"role": "system", "content": "You are a clerk."}, {**HELLO, "content": "How can I help?"})
+        asked = [{**USER, "content": text} for text in ("Where is W1?", "Where is W2?")]
+        rows = [(asked[0], HELLO), (asked[0], HELLO, USER, HELLO), (asked[1], HELLO)]
+        traces, _ = import_chat([file(*(row(*greeted, *rest) for rest in rows))])
+        groups = [trace.group for trace in traces]
         assert groups[0] == groups[1] != groups[2]
 
 

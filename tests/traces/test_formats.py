@@ -138,6 +138,14 @@ class TestResponses:
         [trace], report = imported(tmp_path, row)
         assert len(trace.messages[1].tool_calls) == 2, "a tool that was declared is called"
 
+    def test_a_turn_that_the_token_limit_cut_is_history_and_no_demonstration(self, tmp_path: Path) -> None:
+        cut = {**said("I loo"), "status": "incomplete"}
+        output = [{**called(), "status": "completed"}, result(), cut, called(), result(), said("found")]
+        row = {"responses_create_params": {"input": "go"}, "response": {"output": output}}
+        [trace], report = imported(tmp_path, row)
+        assert [state.turn for state in candidates(trace)] == [0, 2] and len(trace.turn_positions) == 3
+        assert report.dropped_turns == {"marked_not_trained": 1}
+
     def test_an_unknown_item_is_refused(self, tmp_path: Path) -> None:
         row = {"responses_create_params": {"input": [{"type": "computer_call"}]}}
         with pytest.raises(InputError, match="holds an item of type 'computer_call'"):

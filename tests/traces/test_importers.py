@@ -403,6 +403,15 @@ def test_what_the_context_of_an_openhands_agent_adds_to_a_message_is_in_its_hist
     assert [message.content for message in trace.messages[:2]] == ["You help.\nIt is a repository.", "go\nOf skills."]
 
 
+def test_a_turn_of_claude_code_that_the_token_limit_cut_is_no_demonstration() -> None:
+    lines = copy.deepcopy(CLAUDE)
+    lines[6]["message"]["stop_reason"] = "max_tokens"  # the last piece of a response of several lines
+    _, whole = imported(FIXTURES["claude_code"])
+    _, report = imported(FIXTURES["claude_code"], "".join(json.dumps(row) + "\n" for row in lines))
+    assert report.dropped_turns - whole.dropped_turns == {"marked_not_trained": 1}
+    assert report.turns_read == whole.turns_read
+
+
 def test_reasoning_that_is_text_is_kept_and_other_forms_are_counted() -> None:
     thought = {"reasoning_content": "hm"}
     history = copy.deepcopy(SDK["history"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,11 @@ class TestRoundTrip:
             meta={"group": "g"},
         )
         assert Trace.from_json(json.loads(json.dumps(trace.to_json()))) == trace
+
+    def test_traces_whose_group_is_null_are_groups_of_their_own(self) -> None:
+        one, two = (replace(a_trace(), id=name, meta={"group": None}) for name in "ab")
+        assert (one.group, two.group) == ("a", "b")
+        assert replace(one, meta={"group": 0}).group == "0"
 
     def test_the_header_says_what_the_writer_says_and_the_schema_comes_first(self, tmp_path: Path) -> None:
         path = tmp_path / "t.jsonl"

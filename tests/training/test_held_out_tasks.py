@@ -20,7 +20,7 @@ from turntree.environments.tasks import TaskSet, environment_record
 from turntree.stages import train_pivot
 from turntree.stages.config import CheckConfig, EvaluateConfig, OwnPathConfig, TrainPivotConfig
 from turntree.stages.policy import Device, Policy, load_policy
-from turntree.stages.train_pivot import _development_tasks
+from turntree.stages.train_pivot import _development_tasks, _seen
 from turntree.traces.schema import Trace, write_traces
 from turntree.training.config import PivotConfig
 
@@ -115,6 +115,13 @@ def test_a_held_out_task_that_a_trace_has_seen_is_left_out(policy: Policy, tmp_p
     assert checked(config, policy, traces) == ["2", "4"]
     with pytest.raises(InputError, match="1 of 1 held-out tasks are among those of the traces"):
         checked(replace(config, check=CheckConfig(tasks=1)), policy, recorded(tmp_path / "all.jsonl", [2], count=2))
+
+
+def test_environments_that_traces_of_ones_own_describe_in_another_way_are_no_error(tmp_path: Path) -> None:
+    said = (Message("user", "?"), Message("assistant", "!"))
+    traces = [Trace(id=str(told), messages=said, environment={"count": told}) for told in ("many", None, 4)]
+    write_traces(tmp_path / "own.jsonl", traces)
+    assert _seen(str(tmp_path / "own.jsonl"), "household") == ({"many", "None", "4"}, 4)
 
 
 def test_the_embedded_games_are_played_where_no_environment_is_named(policy: Policy, tmp_path: Path) -> None:

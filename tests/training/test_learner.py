@@ -17,6 +17,7 @@ from tiny_models import tiny_model, tiny_tokenizer
 from turntree.advantages.config import CreditConfig
 from turntree.core.completion import Completion, Sampling
 from turntree.core.cost import Cost
+from turntree.core.errors import TurntreeError
 from turntree.core.labels import Credit, Rewards
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
@@ -234,3 +235,16 @@ def test_an_engine_that_is_off_is_corrected_by_the_truncated_weight(off: float, 
     (total / tokens).backward()
     for ours, theirs in zip(model.parameters(), fresh.parameters(), strict=True):
         assert torch.allclose(gradient[ours], theirs.grad, rtol=1e-3, atol=1e-5 * float(theirs.grad.norm()))
+
+
+class Deaf(Rounding):
+    """An engine elsewhere that does not take the weights."""
+
+    def update_weights(self, model, policy_version) -> None:
+        pass
+
+
+def test_an_engine_that_does_not_take_the_weights_of_an_update_ends_the_run() -> None:
+    engine = Deaf(HFEngine(model := tiny_model(), RENDERER.stop_ids), 0.0)
+    with pytest.raises(TurntreeError, match="did not take the weights of version 1: its policy_version is 0"):
+        learner(model, engine).learn(*sampled(engine))

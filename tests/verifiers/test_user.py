@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from turntree.core.errors import InputError
@@ -19,7 +20,10 @@ def judged(answer: object) -> Verdict:
 
 
 class TestAnswers:
-    @pytest.mark.parametrize(("answer", "reward"), [(True, 1.0), (False, 0.0), (1, 1.0), (0.25, 0.25)])
+    @pytest.mark.parametrize(
+        ("answer", "reward"),
+        [(True, 1.0), (False, 0.0), (1, 1.0), (0.25, 0.25), (np.bool_(True), 1.0), (np.float32(0.25), 0.25)],
+    )
     def test_a_number_or_a_truth_value_is_the_reward(self, answer: object, reward: float) -> None:
         assert judged(answer) == Verdict(reward, "mine:judge", "f")
 
@@ -32,7 +36,9 @@ class TestAnswers:
         whole = Verdict(0.5, "half", "take", success=True, parts={"style": 0.5})
         assert judged(whole) == whole
 
-    @pytest.mark.parametrize("answer", [1.5, -0.1, float("nan"), float("inf"), "1", [1.0], Verdict(2.0, "too much")])
+    @pytest.mark.parametrize(
+        "answer", [1.5, -0.1, float("nan"), float("inf"), "1", [1.0], np.array([1, 0]), Verdict(2.0, "too much")]
+    )
     def test_what_is_no_reward_stops_the_run(self, answer: object) -> None:
         with pytest.raises(InputError, match="field 'mine:judge@0': returned"):
             judged(answer)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 from turntree.auditing.gate import PAPER_GATE, cuts, describe, recommend
 from turntree.auditing.played import TURNS, Played
 from turntree.auditing.remedies import PivotRule, Remedies, estimate, refill
+from turntree.core.config import Between
 from turntree.core.errors import ConfigError
 from turntree.core.outcome import SUCCESS_REWARD
 from turntree.filters.dapo import DapoFilter
@@ -29,13 +30,15 @@ class AuditConfig:
     """lambda_diff of the pivot selection."""
     precision_floor: float = 0.8
     """Least share of zero-variance groups among those that a recommended gate cuts."""
-    gate_may_lose: float = 0.1
+    gate_may_lose: Annotated[float, Between(0, 1)] = 0.1
     """Largest share of the groups with a gradient that a recommended gate may cut."""
     greso: GresoConfig = field(default_factory=GresoConfig)
 
     def __post_init__(self) -> None:
         if self.epochs < 1:
             raise ConfigError("is below 1", field="epochs", hint="how many groups of a task are evidence")
+        if not 0 < self.precision_floor < 1:
+            raise ConfigError("must be between 0 and 1", field="precision_floor")
 
 
 def compare(played: Played, config: AuditConfig) -> dict[str, Any]:

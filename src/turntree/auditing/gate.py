@@ -8,6 +8,7 @@ import numpy as np
 
 from turntree.auditing.played import TOKENS, TURNS, Played
 from turntree.auditing.remedies import GateCuts
+from turntree.core.errors import InputError
 from turntree.core.outcome import GroupOutcome, group_outcome
 from turntree.gates.calibrate import CalibrationConfig, calibrate
 from turntree.gates.divergence import PrefixDivergenceGate
@@ -29,7 +30,11 @@ def recommend(
     """
     latest = [played.groups[i].logged() for i in np.flatnonzero(played.scored_N)[-LATEST:]]
     config = CalibrationConfig(floor=floor, repeats=5, resamples=200)
-    calibrated = calibrate(table_from_groups(latest, source="the log"), config)
+    try:
+        table = table_from_groups(latest, source="the log")
+    except InputError as error:  # a gate compares rollouts that began independently, and no group has two
+        return None, str(error)
+    calibrated = calibrate(table, config)
     chosen = calibrated["recommended"]
     if chosen is None:
         return None, calibrated["refused"]["reason"]
@@ -50,7 +55,7 @@ def recommend(
     return gate, {
         **told,
         "mixed_lost_share": lost,
-        "groups": len(latest),
+        "groups": calibrated["groups"],
         "floor": floor,
         "confidence": config.confidence,
     }

@@ -68,10 +68,10 @@ class PlayedGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """N groups in log order. `spent` and `trained` map a unit to what each group generated in all its rollouts and in
-    its scored ones. A unit that some rollout does not have is in `absent` instead, with the reason. `horizon`: the
-    turns of the longest rollout. `censored`: rollouts without a reward, by their ending. `knows_turn_tokens`: every
-    rollout has the number of tokens of each turn."""
+    """N groups in order of iteration, then of the log. `spent` and `trained` map a unit to what each group generated in
+    all its rollouts and in its scored ones. A unit that some rollout does not have is in `absent` instead, with the
+    reason. `horizon`: the turns of the longest rollout. `censored`: rollouts without a reward, by their ending.
+    `knows_turn_tokens`: every rollout has the number of tokens of each turn."""
 
     groups: tuple[PlayedGroup, ...]
     outcomes: tuple[GroupOutcome, ...]
@@ -123,11 +123,12 @@ def play(groups: Iterable[LoggedGroup], *, success: float = SUCCESS_REWARD) -> P
         kept.append(_compact(group))
         outcomes.append(group_outcome(kept[-1].rewards, success=success))
     told = [unit for unit in UNITS if not unknown[unit]]
+    order = sorted(range(len(kept)), key=lambda i: kept[i].iteration or 0)  # each file of a log may begin anew
     return Played(
-        groups=tuple(kept),
-        outcomes=tuple(outcomes),
-        spent={unit: np.asarray(spent[unit]) for unit in told},
-        trained={unit: np.asarray(trained[unit]) for unit in told},
+        groups=tuple(kept[i] for i in order),
+        outcomes=tuple(outcomes[i] for i in order),
+        spent={unit: np.asarray(spent[unit])[order] for unit in told},
+        trained={unit: np.asarray(trained[unit])[order] for unit in told},
         absent={
             unit: f"{unknown[unit]} rollouts of the log do not say their {unit}" for unit in UNITS if unknown[unit]
         },

@@ -1,9 +1,9 @@
 """What DAPO's filter, GRESO, the gate and pivot selection would have saved and cost on the groups of a log.
 
-The log is replayed in its order. A remedy sees only what it would have seen then: earlier outcomes (GRESO, pivots),
-the first turns (gate), or the rewards of the finished group (DAPO). Outcomes stay as logged, because a log cannot tell
-how the policy would have changed. Where several remedies would remove a group, the first to act has all the savings,
-so that no token is saved twice.
+The log is replayed iteration by iteration. A remedy sees only what it would have seen then: earlier outcomes (GRESO,
+pivots), the first turns (gate), or the rewards of the finished group (DAPO). Outcomes stay as logged, because a log
+cannot tell how the policy would have changed. Where several remedies would remove a group, the first to act has all the
+savings, so that no token is saved twice.
 """
 
 from __future__ import annotations

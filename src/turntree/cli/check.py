@@ -117,8 +117,9 @@ def check_model(model: str, named: str | None, json_path: str | None) -> None:
 
 
 _ADVICE = (
-    "What to do: name the form of calls (renderer.tool_format), edit chat_template.jinja, or try a model family "
-    "(pip install 'turntree[renderers]', --renderer family:NAME)."
+    "What to do: let chat_template.jinja write calls as hermes, json or pythonic do, name the form that it writes "
+    "(--set device.renderer.tool_format=NAME in the commands that sample), or try a model family (extra `renderers`, "
+    "--renderer family:NAME)."
 )
 
 

@@ -122,7 +122,7 @@ def main(arguments: list[str] | None = None) -> None:
     except TurntreeError as error:
         _fail(str(error))
     except OSError as error:
-        _fail(_of_system(error))
+        _fail(_of_own_part(error) or _of_system(error))
     except (KeyboardInterrupt, click.Abort) as error:
         again = "give the same command again to continue a run after its last checkpoint"
         print(f"turntree: interrupted; finished files are complete; {again}", file=sys.stderr)

@@ -86,7 +86,9 @@ def rescore(config: Any, out: Path, overwrite: bool, json_path: str | None) -> N
 
 
 def _profile_lines(result: dict[str, Any], out: Path) -> list[str]:
-    faults = {key: result[key] for key in ("truncated", "faults", "gold_refused", "gold_unjudged") if result[key]}
+    unjudged = {"unjudged": result["unjudged"] - sum(result["faults"].values())}  # by the verifier
+    keys = ("truncated", "unjudged", "faults", "gold_refused", "gold_unjudged")
+    faults = {key: value for key in keys if (value := (result | unjudged)[key])}
     missed = "holds no accepted action to compare exact matching with"
     if result["miss_rate"] is not None:
         missed = f"exact matching would miss {result['miss_rate']:.1%} of the acceptable actions"
@@ -101,7 +103,8 @@ def _profile_lines(result: dict[str, Any], out: Path) -> list[str]:
             f"{result['rollouts']:,} rollouts, {found['saved']:.1%} saved; {found['expected_disagreement']:.1%} of the "
             f"candidates may be decided wrongly (audit: {found['audit_disagreed']} of {found['audited']})"
         )
-    return [*lines, *([f"look at this first: {faults}; not candidates: {result['skipped_turns']}"] if faults else [])]
+    lines += [f"look at this first: {faults}"] if faults else []
+    return [*lines, *([f"not candidates: {_counts(result['skipped_turns'])}"] if result["skipped_turns"] else [])]
 
 
 @click.command(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
 from turntree.core.config import at_least
 from turntree.core.cost import Cost
-from turntree.core.errors import ConfigError
+from turntree.core.errors import ConfigError, TurntreeError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """Sampled token ids with their statistics; all three sequences have the same length.
+    """Sampled token ids (at least one) with their statistics; all three sequences have the same length.
 
     `logprobs[t]` is log softmax(logits / temperature)[token] in nats (temperature 1 for greedy), `entropies[t]` the
     full-vocabulary entropy of that same distribution in nats. `finish` is "stop" when the last token is a stop
@@ -66,8 +67,17 @@ class Completion:
     cost: Cost = field(default_factory=Cost)
 
     def __post_init__(self) -> None:
+        """Plain values in place of those of numpy or torch, which a tree on disk could not hold. Raises `TurntreeError`
+        for what no engine may give: the mistake is the engine's, and none of turntree."""
+        object.__setattr__(self, "token_ids", tuple(map(int, self.token_ids)))
+        object.__setattr__(self, "logprobs", tuple(map(float, self.logprobs)))
+        object.__setattr__(self, "entropies", tuple(map(float, self.entropies)))
         if not len(self.token_ids) == len(self.logprobs) == len(self.entropies):
-            raise ValueError("a completion needs one log-probability and one entropy per token")
+            raise TurntreeError("a completion needs one log-probability and one entropy per token")
+        if not self.token_ids:  # it would end its rollout as a cut turn, with reward 0
+            raise TurntreeError("a completion needs at least one token; an engine that gave none returns a fault")
+        if any(map(math.isnan, (*self.logprobs, *self.entropies))):
+            raise TurntreeError("a completion has a log-probability or an entropy that is nan")
 
 
 @dataclass(frozen=True, kw_only=True)

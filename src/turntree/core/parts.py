@@ -396,3 +396,11 @@ def _failed(name: str, noun: str, error: Exception) -> InputError:
 
 def _digest(file: str | None) -> str:
     return "built-in" if file is None else hashlib.blake2b(Path(file).read_bytes(), digest_size=4).hexdigest()
+
+
+def require(protocol: type, built: object, part: Part, *, field: str, hint: str) -> None:
+    """Raise `InputError` for what a part gave if it lacks something of the protocol: before a run begins, and not where
+    it is needed first."""
+    if missing := [name for name in vars(protocol) if not name.startswith("_") and not hasattr(built, name)]:
+        problem = f"{part.name!r} gave {type(built).__name__}, which has no {', '.join(missing)}"
+        raise InputError(problem, field=field, hint=hint)

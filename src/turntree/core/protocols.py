@@ -200,9 +200,10 @@ class TurnState:
 class GroupProgress:
     """What a gate may see of a group in flight: its independent rollouts only (branched siblings share their prefix).
 
-    One entry per rollout, in order of sample. `observations[i][t]` is what rollout i saw before its action t + 1
-    (index 0: the task itself). `progress` is an optional signal of the environment in [0, 1]. `iteration`
-    and `occurrence` (the number of groups of this task begun earlier in the iteration) distinguish the groups of one
+    One entry per rollout, in order of sample. `actions[i][t]` is what rollout i did in turn t + 1, as the rollout log
+    tells it: its calls, or what it said where it called nothing. `observations[i][t]` is what it saw before that
+    (index 0: the task itself). `progress` is an optional signal of the environment in [0, 1]. `iteration` and
+    `occurrence` (the number of groups of this task begun earlier in the iteration) distinguish the groups of one
     task, so that a gate's random draws differ between them.
     """
 

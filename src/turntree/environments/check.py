@@ -99,7 +99,7 @@ def _play(
         try:
             answer = checked(environment.step(action))
         except FOREIGN as error:
-            said = f"raised {reason_of(error)} for {_shown(action)}; the rollout would be censored"
+            said = f"{reason_of(error)} for {_shown(action)}; the rollout would be censored"
             yield Finding("an action that a policy may sample is answered", task_id, turn, said)
             return
         if twin is not None:
@@ -181,7 +181,7 @@ def _garbage(task: Environment, tools: Sequence[dict[str, Any]], task_id: str) -
             environment.reset()
             checked(environment.step(action))
         except FOREIGN as error:
-            said = f"raised {reason_of(error)} for {_shown(action)}; the rollout would be censored"
+            said = f"{reason_of(error)} for {_shown(action)}; the rollout would be censored"
             yield Finding("an action that a policy may sample is answered", task_id, 1, said)
 
 

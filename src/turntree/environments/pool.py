@@ -123,22 +123,33 @@ def replay(environment: Environment, session: Session) -> Iterator[int]:
 
 
 def checked(observation: Any) -> Observation:
-    """`observation` if it is one, its numbers as plain floats; raises `EnvironmentFault` for garbage.
+    """`observation` if it is one, its numbers and truths as plain ones; raises `EnvironmentFault` for garbage.
 
     A scalar of numpy or torch is a number here, and would stop the run later, where it is written as JSON."""
     if not isinstance(observation, Observation):
         raise EnvironmentFault(f"answered {type(observation).__name__} instead of an observation")
     messages: Any = observation.messages
     if not isinstance(messages, tuple) or not messages or not all(map(_is_message, messages)):
-        raise EnvironmentFault("answered something that is not a message")
-    if not isinstance(observation.done, bool) or not isinstance(observation.success, bool | None):
-        raise EnvironmentFault("answered done or success that is neither true nor false")
+        raise EnvironmentFault("answered something that is not a tuple of messages")
     return replace(
         observation,
+        done=_truth("done", observation.done),
+        success=None if observation.success is None else _truth("success", observation.success),
         progress=None if observation.progress is None else _number("progress", observation.progress),
         reward=None if observation.reward is None else _number("reward", observation.reward),
         metrics={name: _number(f"metric {name!r}", value) for name, value in observation.metrics.items()},
     )
+
+
+def _truth(name: str, value: Any) -> bool:
+    """Raises `EnvironmentFault` for what is neither true nor false, in Python's, numpy's or torch's type."""
+    try:
+        plain = value.item() if hasattr(value, "item") else value
+    except Exception:  # an array of several
+        plain = value
+    if not isinstance(plain, bool):
+        raise EnvironmentFault(f"answered {name} that is neither true nor false ({value!r})")
+    return plain
 
 
 def _number(name: str, value: Any) -> float:

@@ -25,7 +25,7 @@ from turntree.core.config import Part, to_value
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation
-from turntree.environments.pool import EnvironmentPool, Session, replay
+from turntree.environments.pool import EnvironmentFault, EnvironmentPool, Session, replay
 from turntree.environments.processes import ProcessPool, ProcessPoolConfig
 from turntree.observe.files import tree_hash
 
@@ -173,7 +173,11 @@ class Replayed:
 
     def reset(self) -> tuple[Message, ...]:
         self._running = copy.deepcopy(self._fresh)
-        told = tuple(self._running.reset())
+        told = self._running.reset()
+        if not isinstance(told, Sequence):
+            said = f"`reset` returned {type(told).__name__} instead of a tuple of messages"
+            raise EnvironmentFault(f'{said}: write (tt.Message("user", "..."),), with the comma')
+        told = tuple(cast("Sequence[Message]", told))
         self._episode = Session(self, [], [Observation(told, done=False)])
         return told
 

@@ -93,7 +93,7 @@ class ToolEnvironment:
 
     def reset(self) -> tuple[Message, ...]:
         self._hold(self._factory())
-        told = self._object.reset(**self._arguments)
+        told = awaited(self._object.reset(**self._arguments))
         opening = _opening(self._prompt, None if told is None else _text(told))
         self._actions, self._answers = [], [Observation(opening, done=False)]
         return opening
@@ -268,7 +268,14 @@ def _plain(value: Any, place: str) -> Any:
 
 def _number(state: Any, name: str) -> float | None:
     value = getattr(state, name, None)
-    return None if value is None or callable(value) else float(value)
+    return None if value is None or callable(value) else _float(name, value)
+
+
+def _float(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise EnvironmentFault(f"its {name} is not a number ({value!r})") from error
 
 
 def _reward(state: Any) -> float | None:
@@ -280,7 +287,7 @@ def _reward(state: Any) -> float | None:
     given = awaited(method())
     if given is None:
         raise EnvironmentFault("get_reward returned no number")
-    return float(given)
+    return _float("get_reward", given)
 
 
 def _success(state: Any, reward: float | None) -> bool | None:

@@ -66,6 +66,10 @@ class AuditedGate:
     def first_look(self) -> int:
         return getattr(self.gate, "first_look", 1)
 
+    @property
+    def last_look(self) -> int | None:
+        return getattr(self.gate, "last_look", None)
+
     def decide(self, group: GroupProgress) -> GateDecision | None:
         decision = self.gate.decide(group)
         if decision is None or not decision.cut:

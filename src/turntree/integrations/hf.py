@@ -32,5 +32,5 @@ def export_hf(bundle: Bundle, out: Path) -> dict[str, Any]:
     """The folder holds `data/train-00000-of-00001.parquet` and a card."""
     rows = [row_of(pivot) for pivot in bundle.pivots]
     write_parquet(out / "data" / "train-00000-of-00001.parquet", rows, ("prompt", "demonstration"))
-    write_text(out / "README.md", CARD.format(count=len(rows), verifier=bundle.verifier.name, name="FOLDER"))
+    write_text(out / "README.md", CARD.format(count=len(rows), verifier=bundle.profiled, name="FOLDER"))
     return {"files": ["data/train-00000-of-00001.parquet", "README.md"]}

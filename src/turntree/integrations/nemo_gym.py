@@ -25,7 +25,7 @@ def export_nemo_gym(bundle: Bundle, out: Path, *, agent: str = AGENT) -> dict[st
     write_lines(out / "pivots.jsonl", (_row(pivot, agent) for pivot in bundle.pivots))
     notes: list[str] = []
     if bundle.verifier.name != "nemo":
-        notes.append(f"NeMo Gym judges with the server of {agent!r}; pass_rate is under {bundle.verifier.name!r}")
+        notes.append(f"NeMo Gym judges with the server of {agent!r}; pass_rate is under {bundle.profiled!r}")
     if several := sum(len(pivot.state.demonstration.tool_calls) > 1 for pivot in bundle.pivots):
         notes.append(f"{several} pivots make several calls at once ({BATCH}), which NeMo Gym 0.4.0 and older refuse")
     return {"files": ["pivots.jsonl"], "notes": notes}
@@ -52,10 +52,10 @@ def _items(message: Message) -> list[dict[str, Any]]:
     if message.role == "tool":
         return [{"type": "function_call_output", "call_id": message.tool_call_id or "", "output": message.content}]
     said = [{"type": "message", "role": message.role, "content": message.content}]
-    if not message.tool_calls:
-        return said
+    thought = [{"type": "summary_text", "text": message.reasoning}]
+    reasoning = [{"type": "reasoning", "id": "", "summary": thought}] if message.reasoning else []
     calls = [{**_call(call), "call_id": call.id or ""} for call in message.tool_calls]
-    return [*(said if message.content else []), *calls]
+    return [*reasoning, *(said if message.content or not calls else []), *calls]
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

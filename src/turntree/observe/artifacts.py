@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from turntree.core.completion import Sampling
 from turntree.core.config import Between, Part, from_mapping
 from turntree.core.cost import Cost
 from turntree.core.errors import InputError
@@ -286,7 +287,7 @@ class PivotsHeader:
     summary: dict[str, Any]
     tokenizer_hash: str
     template_hash: str
-    sampling: dict[str, Any]
+    sampling: Sampling
     cut: Count
     renderer: str = "template"
 

@@ -14,12 +14,15 @@ from turntree.core.errors import ConfigError
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.observe.artifacts import MOST_ROLLOUTS
+from turntree.observe.run import notice
 from turntree.profiling.rows import SCHEMA, CandidateProfile, Judgement, Stop, StoredProfile
 from turntree.profiling.samples import Sample, Sampler
 from turntree.profiling.stopping import AdaptiveConfig, Forecast, Prior, StoppingRule
 from turntree.rollouts.local import CutTurns, Prompted, compares, judge_demonstrated, judge_turns, rule_name
 
 __all__ = ["SCHEMA", "Draft", "Judge", "ProfileConfig", "profile_wave"]
+
+_REASONS = 3  # the most distinct reasons for which actions were not judged that are said; the others are only counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +71,7 @@ class Judge:
         self.verifier, self.strict, self._stored = verifier, strict, stored
         self._cut_turns: CutTurns = cut_turns
         self._seed = seed  # of what the verifier draws
+        self._reasons: set[str] = set()  # that were said
 
     @property
     def name(self) -> str:
@@ -84,6 +88,10 @@ class Judge:
         """The verdicts of both on actions at states, in order; of a verifier that waits for a server many at once. The
         exact rule has none where the verifier does not compare with the demonstration."""
         said = judge_turns(self.verifier, pairs, cut_turns=self._cut_turns, seed=self._seed)
+        for reason in (one.reason for one in said if one.reward is None):
+            if reason not in self._reasons and len(self._reasons) < _REASONS:  # rows hold no reasons
+                self._reasons.add(reason)
+                notice(f"an action was not judged: {reason}")
         exact: list[float | None] = [None] * len(pairs)
         if compares(self.verifier):
             exact = [one.reward for one in judge_turns(self.strict, pairs, cut_turns=self._cut_turns)]

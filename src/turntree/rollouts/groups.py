@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from turntree.core.completion import Completion
 from turntree.core.cost import NO_COST, Cost
+from turntree.core.errors import ConfigError
 from turntree.core.labels import Rewards
 from turntree.core.protocols import (
     BranchDecision,
+    Brancher,
     Environment,
     Expansion,
     FinishedRollouts,
@@ -32,6 +34,17 @@ Sized = Iterator[tuple[Environment, int]]
 def with_sizes(tasks: Iterable[Environment], sizes: Iterable[int] | None, group_size: int) -> Sized:
     """Every task with the rollouts of its group: `group_size`, or its number in `sizes`, which has one for each."""
     return zip(tasks, itertools.repeat(group_size) if sizes is None else sizes, strict=sizes is not None)
+
+
+def require_possible(fork: BranchDecision, rollout: LiveRollout, completion: Completion) -> None:
+    """Raise `ConfigError` for a fork at `completion` that cannot be made."""
+    said, tokens = f"asks for a fork into {fork.branches} branches", len(completion.token_ids)
+    if fork.branches - 1 > rollout.budget:
+        hint = "keep to ForkMoment.budget (turntree.branching.rules.bounded does)"
+        raise ConfigError(f"{said} where {rollout.budget} leaves may be added", field="brancher", hint=hint)
+    if not 0 <= fork.shared < max(1, tokens):
+        hint = "leave at least the last token of the turn to every branch"
+        raise ConfigError(f"{said} that share {fork.shared} of {tokens} tokens", field="brancher", hint=hint)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,11 +167,20 @@ class Group:
             iteration=self.iteration,
         )
 
+    def expansions(self, brancher: Brancher | None) -> Sequence[Expansion]:
+        """What a brancher adds to rollouts that have all ended, within its budget. Raises `ConfigError` for a turn that
+        a rollout does not have."""
+        finished = self.finished()
+        found = brancher.expand(finished)[: finished.budget] if brancher is not None and finished.budget else ()
+        for one in found:
+            if not 1 <= one.turn <= max(1, finished.turns.get(one.key, 0)):
+                problem = f"expands rollout {one.key} at turn {one.turn}, which it does not have"
+                raise ConfigError(problem, field="brancher", hint="see FinishedRollouts.turns")
+        return found
+
     def fork(self, rollout: LiveRollout, completion: Completion, decision: BranchDecision) -> list[LiveRollout]:
         """The rollouts that leave `rollout`, which has said `completion`, and share the budget with it from now on."""
         left = rollout.budget - (decision.branches - 1)
-        if left < 0:
-            raise ValueError(f"a fork into {decision.branches} branches where {rollout.budget} leaves may be added")
         twins = [rollout.branch(completion, decision.shared) for _ in range(decision.branches - 1)]
         for number, each in enumerate((rollout, *twins)):
             each.budget = left // decision.branches + (number < left % decision.branches)

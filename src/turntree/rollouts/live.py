@@ -5,7 +5,6 @@ The requests, appended nodes and endings of a rollout that the scheduler plays.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -20,6 +19,7 @@ from turntree.core.messages import Message
 from turntree.core.protocols import Brancher, Environment, Observation, Renderer
 from turntree.core.tree import PART, Decision, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
+from turntree.logs.groups import action_text
 from turntree.renderers.thoughts import rewrites, whole_prompt
 from turntree.rollouts.rewards import Episode, RewardSum
 
@@ -88,8 +88,8 @@ class LiveRollout:
     `leaf` is its current node: at first `origin`, then the last of `nodes`, which it appended itself, each with the
     rollout's turn then (`Node.turn` counts the turns of a path, which a rewritten context begins anew). `answers` are
     the environment's observations, the task first. A gate may see their `progress`, their texts (`observations`) and
-    `actions`. `begun` are the tokens that its next turn already has, where it forked inside a turn; `token_ids` end
-    with them.
+    `actions`, as the rollout log tells them. `begun` are the tokens that its next turn already has, where it forked
+    inside a turn; `token_ids` end with them.
     """
 
     key: tuple[int, ...]
@@ -143,7 +143,7 @@ class LiveRollout:
         self.messages.append(action)
         self.token_ids = (*self.token_ids, *completion.token_ids)
         self.stopped = completion.finish == "stop"
-        self.actions.append(text_of((action,)))
+        self.actions.append(action_text(action))
         self.entropies.append((*self.begun_entropies, *completion.entropies))
         self.begun = self.begun_entropies = ()
 
@@ -207,7 +207,7 @@ class LiveRollout:
         self.leaf = node.id
         self.messages += observation.messages
         self.token_ids = prompt
-        self.observations.append(text_of(observation.messages))
+        self.observations.append(_said(observation.messages))
         self.answers.append(observation)
 
     def _shared_with(self, prompt: tuple[int, ...]) -> tuple[int | None, int]:
@@ -238,7 +238,7 @@ def start_rollout(
 ) -> LiveRollout:
     """An independent rollout of the task in the observation `task`."""
     rollout = LiveRollout(key, tree, root, list(task.messages), token_ids)
-    rollout.observations.append(text_of(task.messages))
+    rollout.observations.append(_said(task.messages))
     rollout.answers.append(task)
     return rollout
 
@@ -379,10 +379,5 @@ def ended(
     return Ending(stop, verdict, episode)
 
 
-def text_of(messages: Sequence[Message]) -> str:
-    """What was said, as one text: contents, and tool calls as `name {arguments}` with sorted keys."""
-    parts: list[str] = []
-    for message in messages:
-        parts += [message.content] if message.content else []
-        parts += [f"{call.name} {json.dumps(call.arguments, sort_keys=True)}" for call in message.tool_calls]
-    return "\n".join(parts)
+def _said(messages: Sequence[Message]) -> str:
+    return "\n".join(message.content for message in messages)

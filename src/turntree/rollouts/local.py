@@ -20,6 +20,7 @@ from turntree.rollouts.live import CutTurns, RendererFault, sampled_turn
 from turntree.verifiers.strict import action_kind
 
 PATH_TOO_LONG = "path_above_train_max_tokens"
+_JUDGED = "+cut_turns=judge"
 _REASON = 160  # characters of what a chat template says
 
 
@@ -231,7 +232,12 @@ def judge_turns(
 
 def rule_name(verifier: TurnVerifier, cut_turns: CutTurns) -> str:
     """The verifier name that profiles and pivots record. Rewards under different names must not be mixed."""
-    return verifier.name if cut_turns == "fail" else f"{verifier.name}+cut_turns={cut_turns}"
+    return verifier.name if cut_turns == "fail" else f"{verifier.name}{_JUDGED}"
+
+
+def cut_turns_of(name: str) -> CutTurns:
+    """The `cut_turns` of a `rule_name`."""
+    return "judge" if name.endswith(_JUDGED) else "fail"
 
 
 def score_local(

@@ -24,7 +24,7 @@ from turntree.core import seeds
 from turntree.core.completion import Completion, Finished
 from turntree.core.config import at_least
 from turntree.core.cost import Cost
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.errors import ConfigError, InputError, TurntreeError
 from turntree.core.messages import Message
 from turntree.core.protocols import BranchDecision, Brancher, Environment, Gate, Observation, Renderer, StreamingEngine
 from turntree.core.tree import StopReason
@@ -32,7 +32,7 @@ from turntree.core.verdict import Verdict
 from turntree.environments.inline import InlinePool
 from turntree.environments.pool import Answer, EnvironmentPool, Session
 from turntree.rollouts.accounting import Clock, Usage
-from turntree.rollouts.groups import Group, GrownGroup, Key, Sized, with_sizes
+from turntree.rollouts.groups import Group, GrownGroup, Key, Sized, require_possible, with_sizes
 from turntree.rollouts.live import (
     Ending,
     EpisodeConfig,
@@ -333,6 +333,9 @@ class _Run:
         look = self._pool.in_flight and not self._config.deterministic
         if self._engine.in_flight:
             self._take_completions(self._timed(self._engine.poll, _TICK if look else self._patience()))
+        elif self._by_ticket:  # nothing would ever come
+            lost = len(self._by_ticket)
+            raise TurntreeError(f"the engine lost {lost} requests: its in_flight is 0, and `poll` never returned them")
         elif look:
             self._take_answers(self._timed(self._pool.poll, self._patience()))
         self._expire()
@@ -366,7 +369,9 @@ class _Run:
         """Append what the engine sampled and step the environments."""
         self._generated += len(batch)
         for finished in batch:
-            place = self._by_ticket.pop(finished.ticket)
+            place = self._by_ticket.pop(finished.ticket, None)
+            if place is None:
+                raise TurntreeError(f"the engine returned ticket {finished.ticket}, which nobody waits for")
             place.ticket = None
             assert place.rollout is not None
             if finished.completion is None:
@@ -404,7 +409,10 @@ class _Run:
         brancher = self._scheduler.brancher
         if brancher is None or rollout.turns == 0 or rollout.key[0] >= group.initial or rollout.just_forked:
             return None
-        return brancher.decide(group.moment(rollout, completion))
+        decision = brancher.decide(group.moment(rollout, completion))
+        if decision is not None and decision.branches > 1:
+            require_possible(decision, rollout, completion)
+        return decision
 
     def _fork(self, place: _Place, rollout: LiveRollout, completion: Completion, decision: BranchDecision) -> None:
         """Record the decision at the node that the branches share, and queue them for places."""
@@ -525,9 +533,7 @@ class _Run:
     def _complete(self, group: Group) -> None:
         """All rollouts have ended, but the group is short of leaves: ask the brancher once more, then start fresh
         rollouts, all at once (or leave them out)."""
-        brancher = self._scheduler.brancher
-        finished = group.finished()
-        expansions = brancher.expand(finished)[: finished.budget] if brancher is not None and finished.budget else ()
+        expansions = group.expansions(self._scheduler.brancher)
         group.rounds += 1
         for expansion in expansions:
             if expansion.turn > 1:

@@ -12,7 +12,7 @@ from turntree.advantages.config import CreditConfig
 from turntree.core import parts
 from turntree.core.completion import Sampling
 from turntree.core.config import Part, Usual, at_least
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.errors import ConfigError
 from turntree.core.protocols import Brancher, Estimator, Filter, Gate
 from turntree.engines.endpoint import EndpointConfig
 from turntree.engines.limits import Prefixes
@@ -27,7 +27,6 @@ from turntree.traces.schema import Split
 from turntree.training.config import CheckpointConfig, LoRAConfig, OnlineConfig, PivotConfig, SFTConfig
 
 HF = Part("hf")  # the engine in this process
-_FILTERS = [name for name in vars(Filter) if not name.startswith("_")]
 AUTO = Part("auto")  # the renderer that the model's folder asks for
 
 
@@ -441,6 +440,7 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         if self.gate is None:
             return None
         gate = parts.build("gates", self.gate, seed=self.train.seed)
+        parts.require(Gate, gate, self.gate, field="gate", hint="see turntree.core.protocols.Gate")
         first, longest = getattr(gate, "first_look", None), self.train.rollouts.episodes.max_turns
         if first is not None and first >= longest:
             problem = f"first looks at turn {first}, and episodes end at turn {longest}: nothing is left to cut"
@@ -457,6 +457,8 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         if self.brancher is None:
             return None
         brancher = parts.build("branchers", self.brancher, vocabulary=vocabulary, seed=self.train.seed)
+        hint = "subclass turntree.branching.rules.Undeterred"
+        parts.require(Brancher, brancher, self.brancher, field="brancher", hint=hint)
         longest = self.train.rollouts.episodes.sampling.max_tokens
         if (probe := getattr(brancher, "probe_tokens", 0)) > longest:
             problem = f"looks at the first {probe} tokens of a turn, and turns end at {longest}: nothing can fork"
@@ -481,10 +483,7 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         found: list[Filter] = []
         for i, part in enumerate(self.filters):
             one = parts.build("filters", part, field=f"filters.{i}", seed=self.train.seed)
-            missing = [name for name in _FILTERS if not hasattr(one, name)]
-            if missing:
-                problem = f"{part.name!r} gave {type(one).__name__}, which has no {', '.join(missing)}"
-                raise InputError(problem, field="filters", hint="subclass turntree.core.protocols.Filter")
+            parts.require(Filter, one, part, field="filters", hint="subclass turntree.core.protocols.Filter")
             found.append(one)
         twice = [name for name in ("dapo", "greso") if getattr(self.train, name) is not None]
         if again := [part.name for part in self.filters if part.name in twice]:

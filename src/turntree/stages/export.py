@@ -24,6 +24,7 @@ from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
 from turntree.observe.files import read_json, replace_folder, write_json
 from turntree.renderers.tool_calls import ToolFormat, detect_format
+from turntree.rollouts.local import CutTurns, cut_turns_of
 from turntree.stages.candidates import SelectedState, read_selected
 from turntree.stages.verifier import chosen_verifier, open_verifier
 
@@ -67,8 +68,9 @@ class ExportedPivot:
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """What a format writes. `verifier` and `tool_format` are the settings of the reward function; `stop_ids` end a turn
-    of the policy (empty without a model). `dropped` counts the pivots left out; `notes` say what is not exact."""
+    """What a format writes. `verifier`, `tool_format` and `cut_turns` are the settings of the reward function;
+    `stop_ids` end a turn of the policy (empty without a model). `profiled` is the verifier of the pass rates, as the
+    profile names it. `dropped` counts the pivots left out; `notes` say what is not exact."""
 
     pivots: Sequence[ExportedPivot]
     verifier: Part
@@ -76,9 +78,12 @@ class Bundle:
     stop_ids: Sequence[int] = ()
     dropped: Counter[str] = field(default_factory=Counter[str])
     notes: Sequence[str] = ()
+    cut_turns: CutTurns = "fail"
+    profiled: str = ""
 
     def reward_settings(self) -> dict[str, Any]:
-        return {"verifier": self.verifier.name, "options": self.verifier.options, "tool_format": self.tool_format}
+        named = {"verifier": self.verifier.name, "options": self.verifier.options}
+        return {**named, "tool_format": self.tool_format, "cut_turns": self.cut_turns}
 
 
 def run_export(config: ExportConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
@@ -116,6 +121,10 @@ def bundle_of(config: ExportConfig) -> Bundle:
     notes = list(write.notes)
     if not config.model and any(one.state.tools for one in pivots):
         notes.append("tools are written into the system message: --model renders them as the policy's template does")
+    if verifier != Part.from_value(header["verifier_source"], "verifier_source"):
+        notes.append(
+            f"pass rates are under {header['verifier']!r}, not {verifier.name!r}: turntree rescore judges again"
+        )
     if len({pivot.weight for pivot in pivots}) > 1:
         notes.append("pivots have a weight (`select --weight`): trainers draw uniformly unless they are told to use it")
     return Bundle(
@@ -125,6 +134,8 @@ def bundle_of(config: ExportConfig) -> Bundle:
         stop_ids=write.stop_ids,
         dropped=dropped,
         notes=notes,
+        cut_turns=cut_turns_of(header["verifier"]),
+        profiled=header["verifier"],
     )
 
 

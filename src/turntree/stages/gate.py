@@ -37,7 +37,7 @@ def read_groups(
 class SweepConfig:
     """`turntree gate sweep`."""
 
-    turn: int = 10
+    turn: Annotated[int, Between(1)] = 10
     """K, the turn at which the gate looks."""
     thresholds: tuple[float, ...] = SHOWN_THRESHOLDS
     """Cut below these; from these on for termination_fraction."""
@@ -45,9 +45,9 @@ class SweepConfig:
     """One of the seven signals."""
     rule: Literal["single", "or"] = "single"
     """Cut by the signal alone, or also by the share of rollouts that have ended."""
-    termination: float | None = None
+    termination: Annotated[float, Between(0, 1)] | None = None
     """With rule "or": cut from this termination fraction on."""
-    max_turns: int | None = None
+    max_turns: Annotated[int, Between(1)] | None = None
     """The horizon; default: the longest rollout, CSV: 30."""
     log_format: Part = AUTO
     """Of a log, where its fields do not tell it: a registered format, or module:object of your own."""
@@ -64,7 +64,7 @@ class CalibrateConfig:
 
     turns: tuple[Annotated[int, Between(1)], ...] | None = None
     """Turns to evaluate, e.g. 5,10,15; default: 1/6, 1/3, 1/2, 2/3 of the horizon."""
-    max_turns: int | None = None
+    max_turns: Annotated[int, Between(1)] | None = None
     """The horizon; default: the longest rollout, CSV: 30."""
     log_format: Part = AUTO
     """Of a log, where its fields do not tell it: a registered format, or module:object of your own."""

@@ -12,16 +12,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from turntree import __version__
 from turntree.core import parts
 from turntree.core.config import Between, Part, to_value
 from turntree.core.errors import InputError
 from turntree.observe.files import write_json
-from turntree.observe.jsonl import parse_json, read_text
+from turntree.observe.jsonl import located, parse_json, read_text
 from turntree.observe.run import notice, progress
 from turntree.traces.chat import Done, ImportReport, fingerprint_of, stream_chat
 from turntree.traces.formats.row import chat_tools, fingerprint
 from turntree.traces.readers import AUTO
-from turntree.traces.schema import Split, Trace, write_traces
+from turntree.traces.schema import Split, Trace, tool_names, write_traces
 from turntree.traces.splits import assign_splits
 
 Key = tuple[str, str, Split | None]
@@ -143,11 +144,12 @@ class _Spool:
 
 
 def _identity(files: list[Path], config: ImportConfig) -> str:
-    """The identity of files and settings: an interrupted import is resumed only if both are unchanged."""
-    found = [one for file in files for one in (sorted(file.rglob("*")) if file.is_dir() else [file]) if one.is_file()]
+    """The identity of files, settings and turntree: an interrupted import is resumed only if all are unchanged."""
+    read = [*files, *([Path(config.tools)] if config.tools else [])]
+    found = [one for file in read for one in (sorted(file.rglob("*")) if file.is_dir() else [file]) if one.is_file()]
     seen = [(str(one.resolve()), one.stat().st_size, one.stat().st_mtime_ns) for one in found]
     return fingerprint(
-        [seen, to_value(config), parts.identity("trace_formats", config.format) if _named(config) else ""]
+        [__version__, seen, to_value(config), parts.identity("trace_formats", config.format) if _named(config) else ""]
     )
 
 
@@ -175,7 +177,12 @@ def _tools(file: str) -> list[dict[str, Any]]:
         raise InputError(
             "is not a list of tool declarations", path=file, field="tools", hint="write [{type, function}, ...]"
         )
-    return chat_tools(tools, Counter())
+    declared = chat_tools(tools, Counter())
+    try:
+        tool_names(declared)
+    except InputError as error:
+        raise located(error, path=file) from error
+    return declared
 
 
 def _split(

@@ -29,11 +29,9 @@ def run_select(profile: Path, config: SelectConfig, out: Path) -> dict[str, Any]
         )
     selection = select(rows, config)
     if not selection.rows:
-        raise InputError(
-            "holds no pivot (every group has zero variance, or its mean is above the threshold)",
-            path=profile,
-            hint="raise --threshold, profile more candidates, or use more rollouts",
-        )
+        counted = ", ".join(f"{count} {outcome}" for outcome, count in sorted(selection.counts.items()) if count)
+        hint = "raise --threshold, profile more candidates, or use more rollouts"
+        raise InputError(f"holds no pivot ({counted})", path=profile, hint=hint)
     summary = {
         "selected": len(selection.rows),
         "roles": dict(sorted(Counter(row["role"] for row in selection.rows).items())),

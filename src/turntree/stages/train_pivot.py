@@ -13,6 +13,7 @@ from typing import Any
 
 from turntree.cluster.crew import Crew, UnitLost
 from turntree.core import parts
+from turntree.core.completion import Sampling
 from turntree.core.config import Part, from_mapping, to_mapping, to_value
 from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
@@ -322,7 +323,7 @@ def _pivots(
 def _require_profiled_alike(config: TrainPivotConfig, header: dict[str, Any], policy: Policy) -> None:
     """Raise `InputError`, naming all differences, unless training begins with the policy and sampling of the
     profile."""
-    profiled, trained = dict(header["sampling"]), to_mapping(config.train.sampling)
+    profiled, trained = to_mapping(from_mapping(Sampling, header["sampling"])), to_mapping(config.train.sampling)
     if trained["max_tokens"] > profiled["max_tokens"] and not header["cut"]:
         profiled.pop("max_tokens")  # no rollout reached the limit, so a higher one changes nothing
     pairs = [(POLICY[key], there, policy.identity[key]) for key, there in policy_of(header).items()]
@@ -450,7 +451,8 @@ def _seen(traces: str, environment: str) -> tuple[frozenset[str], int]:
         record = trace.environment or {}
         if record.get("name", environment) == environment:
             ids |= {trace.id, str(record.get("task_id", trace.id))}
-            drawn, count = max(drawn, int(record.get("count", 0))), count + 1
+            told: Any = record.get("count")  # of a recording; the record may be a user's own
+            drawn, count = max(drawn, told if isinstance(told, int) else 0), count + 1
     return frozenset(ids), max(drawn, count)
 
 

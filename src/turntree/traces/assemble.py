@@ -148,7 +148,7 @@ def _trace(
     if source:
         meta["source"] = source
     content = [[message.to_chat() for message in messages], row.tools]
-    opening = content[0][: next(i for i, message in enumerate(messages) if message.role == "assistant")]
+    opening = content[0][: _first_turn(messages)]
     trace_id = row.id or fingerprint(content)
     meta["group"] = row.group or meta.get("group") or (fingerprint(opening) if opening else trace_id)
     trace = Trace(
@@ -163,6 +163,13 @@ def _trace(
     )
     skipped_turns(trace)  # raises here, with its line, for marks that name no turn
     return trace
+
+
+def _first_turn(messages: Sequence[Message]) -> int:
+    """Where the first turn stands that is no greeting: text before the user said anything is the same in every talk."""
+    asked = next((i for i, message in enumerate(messages) if message.role == "user"), -1)
+    spoken = [i for i, message in enumerate(messages) if message.role == "assistant"]
+    return next((i for i in spoken if i > asked or messages[i].tool_calls), spoken[0])
 
 
 def _turns(raw: Sequence[Any]) -> list[_Turn]:

@@ -9,6 +9,7 @@ its trace early, because the history of later turns would be wrong. Well-formed 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -111,7 +112,13 @@ def stream_chat(
     options = _Options(readers, keep_going, success_only, domain, rule, list(tools), done.groups)
     report, rows = done.report, 0
     for path in paths:
-        for file in source_files(path, report.ignored if rows >= done.rows else Counter()):
+        passed: Counter[str] = Counter()  # over since the file before
+        for file in itertools.chain(source_files(path, passed), (None,)):
+            if rows >= done.rows:  # else `done` has counted it
+                report.ignored += passed
+            passed.clear()
+            if file is None:
+                break
             with _shown(file):
                 for row in options.readers.rows(file):
                     rows += 1

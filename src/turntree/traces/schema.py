@@ -71,7 +71,8 @@ class Trace:
     @property
     def group(self) -> str:
         """Traces with the same group belong to the same split; a trace without one is a group of its own."""
-        return str(self.meta.get("group", self.id))
+        group = self.meta.get("group")
+        return self.id if group is None else str(group)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -346,7 +346,7 @@ class _Run:
     def _filter(self, group: GrownGroup, iteration: int, size: int) -> None:
         """The credit of a finished group; None where it is censored or a filter drops it."""
         rewards = tuple(_rewards(group))
-        credit = self.credit(group.tree, group.rewards) if _is_scored(group) else None
+        credit = self._credit(group)
         if credit is not None and self._allocation is not None:
             credit = self._allocation.weighed(credit, size)
         shown = FinishedGroup(task_id=group.tree.task_id, iteration=iteration, rewards=rewards, credit=credit)
@@ -358,6 +358,17 @@ class _Run:
         self._labels[id(group)] = credit
         for one in self._filters:
             one.finished(shown)
+
+    def _credit(self, group: GrownGroup) -> Credit | None:
+        """What the estimator says of a group; None where there is nothing to compare. Raises `ConfigError` for an
+        estimator that gives no credit, with which nothing would be trained."""
+        if not _is_scored(group):
+            return None
+        credit: Any = self.credit(group.tree, group.rewards)
+        if not isinstance(credit, Credit):
+            hint = "return a turntree.Credit"
+            raise ConfigError(f"gave {type(credit).__name__} instead of a credit", field="estimator", hint=hint)
+        return credit
 
     def _judge(self, decision: GateDecision, zero_variance: bool | None) -> None:
         self.monitor.record(decision, zero_variance)
@@ -394,8 +405,7 @@ class _Run:
         credits = [credit for _, credit in kept]
         if self._dropped or len(groups) > self._first:
             first = groups[: self._first]
-            whole = [self.credit(group.tree, group.rewards) if _is_scored(group) else None for group in first]
-            unfiltered = self._trained_tokens(first, self._beside_judged(whole))
+            unfiltered = self._trained_tokens(first, self._beside_judged([self._credit(group) for group in first]))
             self.savings.filtered(unfiltered - self._trained_tokens(groups, labels), self._refills)
         metrics, cost = self.learner.learn([group.tree for group, _ in kept], credits)
         self.cost += cost

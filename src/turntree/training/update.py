@@ -63,7 +63,11 @@ class Learner:
             scored += self.updates  # the exact KL needs the reference again at every step
         cost = Cost(scored_tokens=scored * passed, trained_tokens=self.updates * passed)
         trained = sum(bool(credit.nodes) for credit in credits)
-        self.engine.update_weights(self.model, self.engine.policy_version + 1)
+        version = self.engine.policy_version + 1
+        self.engine.update_weights(self.model, version)
+        if self.engine.policy_version != version:  # it would go on with old weights, and nothing would show it
+            stayed = f"its policy_version is {self.engine.policy_version}"
+            raise TurntreeError(f"the engine did not take the weights of version {version}: {stayed}")
         return {"trained_groups": trained, **metrics}, cost + Cost(training_seconds=time.perf_counter() - started)
 
     def slots(self, trees: Sequence[RolloutTree], credits: Sequence[Credit]) -> int:

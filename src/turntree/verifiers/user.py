@@ -8,7 +8,6 @@ outside [0, 1], another type) is an error in the function and stops the run.
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -49,13 +48,14 @@ class UserVerifier:
         return Verdict(self._reward(answer), self.name.partition("@")[0], kind)
 
     def _reward(self, answer: Any) -> float:
-        if not isinstance(answer, numbers.Real):
+        try:
+            reward = float(answer.__float__())  # scalars of numpy and torch have it too, their booleans included
+        except Exception as error:  # a text has none; an array of several refuses
             raise InputError(
                 f"returned {type(answer).__name__}, which is not a reward",
                 field=self.name,
                 hint="return a number from 0 to 1, True, False, None or a Verdict",
-            )
-        reward = float(answer)
+            ) from error
         if not 0 <= reward <= 1:  # NaN fails this too
             raise InputError(f"returned {reward}", field=self.name, hint="a reward is a number from 0 to 1")
         return reward

@@ -77,6 +77,9 @@ def _known_part(message: Any, inside: str, unknown_keys: UnknownKeys, chat: Chat
     row = _today({key: value for key, value in cast("dict[str, Any]", message).items() if value is not None})
     if unknown_keys == "stop":
         _refuse_unknown(row, MESSAGE_KEYS_READ | MESSAGE_KEYS_IGNORED, inside)
+    if row.get("weight", 1) not in (0, 1):
+        hint = "0 keeps a turn from being a candidate, 1 does not"
+        raise RowRefused("malformed_field", f"is {row['weight']!r}", field=f"{inside}weight", hint=hint)
     count_unknown(row, MESSAGE_KEYS_READ | MESSAGE_KEYS_IGNORED, "messages[].", chat.ignored)
     unread = {key for key in row if key in MESSAGE_KEYS_IGNORED}
     unread |= {key for key in REASONING_KEYS if not isinstance(row.get(key, ""), str)}  # signed blocks of an API
@@ -85,13 +88,16 @@ def _known_part(message: Any, inside: str, unknown_keys: UnknownKeys, chat: Chat
 
 
 def _today(row: dict[str, Any]) -> dict[str, Any]:
-    """A message of the old form (`function_call`, role "function") as one of today's."""
+    """A message of the old form (`function_call`, role "function") as one of today's. A turn that the token limit
+    ended has weight 0."""
     if isinstance(row.get("function_call"), dict):
         call = cast("dict[str, Any]", row.pop("function_call"))
         if call.get("name"):  # some data sets write an empty one for "none"
             row["tool_calls"] = [call_of(call["name"], call.get("arguments")), *(row.get("tool_calls") or [])]
     if row.get("role") == "function":
         row["role"] = "tool"
+    if row.pop("finish_reason", None) == "length":
+        row["weight"] = 0
     return row
 
 

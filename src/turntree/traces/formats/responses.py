@@ -163,17 +163,18 @@ def read_item(item: Any, ignored: Counter[str]) -> Any:
     row = cast("dict[str, Any]", item) if isinstance(item, dict) else {}
     kind = row.get("type") or ("message" if "role" in row else None)
     count_unknown(row, _ITEM_KEYS, "items[].", ignored)
+    cut = {"weight": 0} if row.get("status") == "incomplete" else {}  # the token limit ended the turn
     if kind == "message":
-        return {"role": row.get("role"), "content": row.get("content")}
+        return {"role": row.get("role"), "content": row.get("content"), **cut}
     if kind == "function_call":
         call = call_of(row.get("name"), row.get("arguments"), row.get("call_id"))
-        return {"role": "assistant", "content": "", "tool_calls": [call]}
+        return {"role": "assistant", "content": "", "tool_calls": [call], **cut}
     if kind == "custom_tool_call":  # a tool that takes free text
         call = call_of(row.get("name"), {"input": row.get("input", "")}, row.get("call_id"))
-        return {"role": "assistant", "content": "", "tool_calls": [call]}
+        return {"role": "assistant", "content": "", "tool_calls": [call], **cut}
     if kind == "local_shell_call":
         call = call_of("local_shell", row.get("action"), row.get("call_id") or row.get("id"))
-        return {"role": "assistant", "content": "", "tool_calls": [call]}
+        return {"role": "assistant", "content": "", "tool_calls": [call], **cut}
     if kind in ("function_call_output", "custom_tool_call_output", "local_shell_call_output"):
         return {"role": "tool", "content": row.get("output"), "tool_call_id": row.get("call_id")}
     if kind == "reasoning":

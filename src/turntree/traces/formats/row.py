@@ -231,6 +231,7 @@ def one_turn_a_response(messages: list[Any]) -> list[Any]:
         turn["content"] = "\n".join(one["content"] for one in (turn, message) if one.get("content"))
         thoughts = [one["reasoning_content"] for one in (turn, message) if one.get("reasoning_content")]
         turn |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
+        turn |= {"weight": message["weight"]} if "weight" in message else {}
         turn["tool_calls"] = [*(turn.get("tool_calls") or []), *(message.get("tool_calls") or [])]
     return kept
 

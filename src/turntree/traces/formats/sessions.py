@@ -254,8 +254,9 @@ class _Thread:
 def _claude(role: str, message: dict[str, Any], chat: ChatRow) -> list[Any]:
     """A message of the API's: its text and calls, or the results that it brings, each a message of its own."""
     content = message.get("content")
+    cut = {"weight": 0} if message.get("stop_reason") == "max_tokens" else {}
     if isinstance(content, str) or content is None:
-        return [{"role": role, "content": content, RESPONSE: message.get("id")}]
+        return [{"role": role, "content": content, RESPONSE: message.get("id"), **cut}]
     if not isinstance(content, list):
         return [BrokenMessage("is neither text nor a list", turn=role == "assistant", field="message.content")]
     said: list[Any] = []
@@ -282,7 +283,7 @@ def _claude(role: str, message: dict[str, Any], chat: ChatRow) -> list[Any]:
         return [BrokenMessage("holds a text block without text", turn=role == "assistant", field="message.content")]
     turn: dict[str, Any] = {"role": role, "content": "\n".join(said)}
     if role == "assistant":
-        turn |= {RESPONSE: message.get("id")} | ({"tool_calls": calls} if calls else {})
+        turn |= {RESPONSE: message.get("id"), **cut} | ({"tool_calls": calls} if calls else {})
         return [turn] if said or calls or message.get("id") is None else []
     return [*results, *([turn] if said else [])]
 
