@@ -42,7 +42,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_headline_says_what_was_trained_and_the_paired_gain_over_tasks(online: Path) -> None:
     shown = text_of(online)
     assert "policy “qa”: 2 iterations, 2 groups of rollouts, forked by the brancher “entropy”; 2 of 4 rollouts" in shown
-    assert "went from 25.0% to 75.0% on 4 tasks: a paired gain of +50.0 points (95% interval 0.0 to +100.0" in shown
+    assert "went from 25.0% to 75.0% on 4 tasks: a paired gain of +50.0 points (95% interval −43.7 to +100.0" in shown
     assert "which contains zero" in shown
 
 

@@ -36,8 +36,10 @@ def with_sizes(tasks: Iterable[Environment], sizes: Iterable[int] | None, group_
     return zip(tasks, itertools.repeat(group_size) if sizes is None else sizes, strict=sizes is not None)
 
 
-def require_possible(fork: BranchDecision, rollout: LiveRollout, completion: Completion) -> None:
-    """Raise `ConfigError` for a fork at `completion` that cannot be made."""
+def possible(fork: BranchDecision | None, rollout: LiveRollout, completion: Completion) -> BranchDecision | None:
+    """The decision of a brancher. Raises `ConfigError` for a fork at `completion` that cannot be made."""
+    if fork is None or fork.branches < 2:
+        return fork
     said, tokens = f"asks for a fork into {fork.branches} branches", len(completion.token_ids)
     if fork.branches - 1 > rollout.budget:
         hint = "keep to ForkMoment.budget (turntree.branching.rules.bounded does)"
@@ -45,6 +47,7 @@ def require_possible(fork: BranchDecision, rollout: LiveRollout, completion: Com
     if not 0 <= fork.shared < max(1, tokens):
         hint = "leave at least the last token of the turn to every branch"
         raise ConfigError(f"{said} that share {fork.shared} of {tokens} tokens", field="brancher", hint=hint)
+    return fork
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ from turntree.core.verdict import Verdict
 from turntree.environments.inline import InlinePool
 from turntree.environments.pool import Answer, EnvironmentPool, Session
 from turntree.rollouts.accounting import Clock, Usage
-from turntree.rollouts.groups import Group, GrownGroup, Key, Sized, require_possible, with_sizes
+from turntree.rollouts.groups import Group, GrownGroup, Key, Sized, possible, with_sizes
 from turntree.rollouts.live import (
     Ending,
     EpisodeConfig,
@@ -334,8 +334,8 @@ class _Run:
         if self._engine.in_flight:
             self._take_completions(self._timed(self._engine.poll, _TICK if look else self._patience()))
         elif self._by_ticket:  # nothing would ever come
-            lost = len(self._by_ticket)
-            raise TurntreeError(f"the engine lost {lost} requests: its in_flight is 0, and `poll` never returned them")
+            lost = f"the engine lost {len(self._by_ticket)} requests"
+            raise TurntreeError(f"{lost}: its in_flight is 0, and `poll` never returned them")
         elif look:
             self._take_answers(self._timed(self._pool.poll, self._patience()))
         self._expire()
@@ -409,10 +409,7 @@ class _Run:
         brancher = self._scheduler.brancher
         if brancher is None or rollout.turns == 0 or rollout.key[0] >= group.initial or rollout.just_forked:
             return None
-        decision = brancher.decide(group.moment(rollout, completion))
-        if decision is not None and decision.branches > 1:
-            require_possible(decision, rollout, completion)
-        return decision
+        return possible(brancher.decide(group.moment(rollout, completion)), rollout, completion)
 
     def _fork(self, place: _Place, rollout: LiveRollout, completion: Completion, decision: BranchDecision) -> None:
         """Record the decision at the node that the branches share, and queue them for places."""
