@@ -86,9 +86,9 @@ def rescore(config: Any, out: Path, overwrite: bool, json_path: str | None) -> N
 
 
 def _profile_lines(result: dict[str, Any], out: Path) -> list[str]:
-    unjudged = {"unjudged": result["unjudged"] - sum(result["faults"].values())}  # by the verifier
+    told = result | {"unjudged": result["unjudged"] - sum(result["faults"].values())}  # by the verifier
     keys = ("truncated", "unjudged", "faults", "gold_refused", "gold_unjudged")
-    faults = {key: value for key in keys if (value := (result | unjudged)[key])}
+    faults = {key: told[key] for key in keys if told[key]}
     missed = "holds no accepted action to compare exact matching with"
     if result["miss_rate"] is not None:
         missed = f"exact matching would miss {result['miss_rate']:.1%} of the acceptable actions"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from turntree.core.config import at_least
+from turntree.core.config import at_least, made_plain
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, TurntreeError
 
@@ -50,6 +51,14 @@ class GenerationRequest:
     retain: bool = False  # a later request may extend this sequence: keep its keys and values
 
 
+def _integers(values: Iterable[Any]) -> tuple[int, ...]:
+    return tuple(map(int, values))
+
+
+def _floats(values: Iterable[Any]) -> tuple[float, ...]:
+    return tuple(map(float, values))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Completion:
     """Sampled token ids (at least one) with their statistics; all three sequences have the same length.
@@ -67,11 +76,8 @@ class Completion:
     cost: Cost = field(default_factory=Cost)
 
     def __post_init__(self) -> None:
-        """Plain values in place of those of numpy or torch, which a tree on disk could not hold. Raises `TurntreeError`
-        for what no engine may give: the mistake is the engine's, and none of turntree."""
-        object.__setattr__(self, "token_ids", tuple(map(int, self.token_ids)))
-        object.__setattr__(self, "logprobs", tuple(map(float, self.logprobs)))
-        object.__setattr__(self, "entropies", tuple(map(float, self.entropies)))
+        """Raises `TurntreeError` for what no engine may give: the mistake is the engine's, and none of turntree."""
+        made_plain(self, token_ids=_integers, logprobs=_floats, entropies=_floats)
         if not len(self.token_ids) == len(self.logprobs) == len(self.entropies):
             raise TurntreeError("a completion needs one log-probability and one entropy per token")
         if not self.token_ids:  # it would end its rollout as a cut turn, with reward 0

@@ -16,7 +16,7 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -74,6 +74,13 @@ def at_least(config: object, section: str = "", /, **least: float) -> None:
         value = getattr(config, name)
         if value is not None and not value >= number:
             raise ConfigError(f"must be at least {number}", field=section + name)
+
+
+def made_plain(value: object, **kinds: Callable[[Any], Any]) -> None:
+    """Of a frozen dataclass: plain values in place of those of numpy or torch, which a log, a tree on disk or a
+    checkpoint could not hold."""
+    for name, kind in kinds.items():
+        object.__setattr__(value, name, kind(getattr(value, name)))
 
 
 def from_mapping(cls: type[T], values: Mapping[str, Any], *, path: str | Path | None = None) -> T:

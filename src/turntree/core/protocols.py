@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from turntree.core.completion import Completion, Finished, GenerationRequest
+from turntree.core.config import made_plain
 from turntree.core.cost import Cost
 from turntree.core.labels import Credit, Rewards
 from turntree.core.messages import Message
@@ -217,12 +218,6 @@ class GroupProgress:
     occurrence: int = 0
 
 
-def _plain(decision: Any, **kinds: Callable[[Any], Any]) -> None:
-    """Plain values in place of those of numpy or torch, which a log or a checkpoint could not hold."""
-    for name, kind in kinds.items():
-        object.__setattr__(decision, name, kind(getattr(decision, name)))
-
-
 def _known(numbers: Mapping[str, Any]) -> dict[str, float]:
     known = {name: float(value) for name, value in numbers.items() if value is not None}
     return {name: value for name, value in known.items() if math.isfinite(value)}
@@ -245,7 +240,7 @@ class GateDecision:
     audit_share: float = 1.0
 
     def __post_init__(self) -> None:
-        _plain(self, cut=bool, numbers=_known, final=bool, audited=bool, audit_share=float)
+        made_plain(self, cut=bool, numbers=_known, final=bool, audited=bool, audit_share=float)
 
 
 class Gate(Protocol):
@@ -306,7 +301,7 @@ class BranchDecision:
     shared: int = 0
 
     def __post_init__(self) -> None:
-        _plain(self, branches=int, numbers=_known, shared=int)
+        made_plain(self, branches=int, numbers=_known, shared=int)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,7 +315,7 @@ class Expansion:
     numbers: dict[str, float]
 
     def __post_init__(self) -> None:
-        _plain(self, turn=int, numbers=_known)
+        made_plain(self, turn=int, numbers=_known)
 
 
 class Brancher(Protocol):

@@ -27,7 +27,6 @@ from turntree.renderers.probes import ASK, CALL, SAY, Kind
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-
 Tools = Sequence[dict[str, Any]]
 
 _MOST_STEPS = 2_000_000  # of the renders of made-up conversations, a second; a template takes some hundred a message
@@ -45,6 +44,30 @@ def dateless(tokenizer: PreTrainedTokenizerBase, tools: Tools) -> str:
     date. Raises `ValueError` where there is none."""
     source = tokenizer.get_chat_template(tools=list(tools) or None)
     return NO_CLOCK + source if "strftime_now" in source else source
+
+
+@dataclass(frozen=True)
+class Round:
+    """An assistant turn (message number `index`) and the run of messages up to the next one."""
+
+    index: int
+    turn: Message
+    run: tuple[Message, ...]
+
+    @property
+    def tied(self) -> bool:
+        """Whether the template may look at the turn to render the run: results refer to the calls before them."""
+        return bool(self.turn.tool_calls) or any(message.role == "tool" for message in self.run)
+
+
+def split(messages: Sequence[Message]) -> tuple[tuple[Message, ...], list[Round]]:
+    """R0 and the rounds (A1, R1), (A2, R2), ... of a conversation."""
+    turns = [index for index, message in enumerate(messages) if message.role == "assistant"]
+    ends = [*turns, len(messages)]
+    rounds = [
+        Round(turn, messages[turn], tuple(messages[turn + 1 : end])) for turn, end in zip(turns, ends[1:], strict=True)
+    ]
+    return tuple(messages[: ends[0]]), rounds
 
 
 @dataclass(frozen=True)
@@ -301,27 +324,3 @@ def _rewritten(index: int, when: str) -> InputError:
 def left_out(what: str, field: str) -> InputError:
     hint = "use a template that renders this, or put it into the content of a message that is rendered"
     return InputError(f"the chat template leaves out {what}", field=field, hint=hint)
-
-
-@dataclass(frozen=True)
-class Round:
-    """An assistant turn (message number `index`) and the run of messages up to the next one."""
-
-    index: int
-    turn: Message
-    run: tuple[Message, ...]
-
-    @property
-    def tied(self) -> bool:
-        """Whether the template may look at the turn to render the run: results refer to the calls before them."""
-        return bool(self.turn.tool_calls) or any(message.role == "tool" for message in self.run)
-
-
-def split(messages: Sequence[Message]) -> tuple[tuple[Message, ...], list[Round]]:
-    """R0 and the rounds (A1, R1), (A2, R2), ... of a conversation."""
-    turns = [index for index, message in enumerate(messages) if message.role == "assistant"]
-    ends = [*turns, len(messages)]
-    rounds = [
-        Round(turn, messages[turn], tuple(messages[turn + 1 : end])) for turn, end in zip(turns, ends[1:], strict=True)
-    ]
-    return tuple(messages[: ends[0]]), rounds

@@ -44,7 +44,7 @@ def possible(fork: BranchDecision | None, rollout: LiveRollout, completion: Comp
     if fork.branches - 1 > rollout.budget:
         hint = "keep to ForkMoment.budget (turntree.branching.rules.bounded does)"
         raise ConfigError(f"{said} where {rollout.budget} leaves may be added", field="brancher", hint=hint)
-    if not 0 <= fork.shared < max(1, tokens):
+    if not 0 <= fork.shared < tokens:
         hint = "leave at least the last token of the turn to every branch"
         raise ConfigError(f"{said} that share {fork.shared} of {tokens} tokens", field="brancher", hint=hint)
     return fork

@@ -9,7 +9,6 @@ its trace early, because the history of later turns would be wrong. Well-formed 
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -113,12 +112,8 @@ def stream_chat(
     report, rows = done.report, 0
     for path in paths:
         passed: Counter[str] = Counter()  # over since the file before
-        for file in itertools.chain(source_files(path, passed), (None,)):
-            if rows >= done.rows:  # else `done` has counted it
-                report.ignored += passed
-            passed.clear()
-            if file is None:
-                break
+        for file in source_files(path, passed):
+            _count(passed, report, known=rows < done.rows)
             with _shown(file):
                 for row in options.readers.rows(file):
                     rows += 1
@@ -126,7 +121,15 @@ def stream_chat(
                         _import_row(row, file, keep, done.known, report, options)
                         if after_row is not None:
                             after_row(rows, report)
+        _count(passed, report, known=rows < done.rows)
     return report
+
+
+def _count(passed: Counter[str], report: ImportReport, *, known: bool) -> None:
+    """Move what was passed over into the report, which holds it already where it is `known` from before."""
+    if not known:
+        report.ignored += passed
+    passed.clear()
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,12 @@ from turntree.engines.compatibility import check_window
 from turntree.training.head import decoder_of
 from turntree.training.packing import PackedBatch
 
+# Costs in query-key pairs, measured on a CPU at four heads of 16 and 64: a call, and adding a query's pieces up.
+CALL, ADD = 4096, 24
+
+_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
 TREE_SDPA, TREE_FLEX = "turntree_sdpa", "turntree_flex"
 Layout = Literal["dense", "pieces", "flex"]
 _LAYOUTS: dict[str, tuple[Layout, ...]] = {
@@ -172,13 +178,6 @@ def _tree_attention(
 for _name in (TREE_SDPA, TREE_FLEX):
     AttentionInterface.register(_name, _tree_attention)
     AttentionMaskInterface.register(_name, sdpa_mask)
-
-
-# Costs in query-key pairs, measured on a CPU at four heads of 16 and 64: a call, and adding a query's pieces up.
-CALL, ADD = 4096, 24
-
-_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 @dataclass(frozen=True)

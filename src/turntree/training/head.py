@@ -41,7 +41,7 @@ def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
     the head itself. Raises `InputError` for a model that names none."""
     head, named = _head(model), model.get_decoder()
     for found in (named, getattr(named, "model", None), getattr(model, "model", None)):
-        if isinstance(found, PreTrainedModel) and all(part is not head for part in found.modules()):
+        if isinstance(found, PreTrainedModel) and found.get_output_embeddings() is not head:
             return found
     raise InputError(f"{type(model).__name__} names no layers below its head", hint="use another decoder")
 

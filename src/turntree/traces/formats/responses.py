@@ -166,15 +166,8 @@ def read_item(item: Any, ignored: Counter[str]) -> Any:
     cut = {"weight": 0} if row.get("status") == "incomplete" else {}  # the token limit ended the turn
     if kind == "message":
         return {"role": row.get("role"), "content": row.get("content"), **cut}
-    if kind == "function_call":
-        call = call_of(row.get("name"), row.get("arguments"), row.get("call_id"))
-        return {"role": "assistant", "content": "", "tool_calls": [call], **cut}
-    if kind == "custom_tool_call":  # a tool that takes free text
-        call = call_of(row.get("name"), {"input": row.get("input", "")}, row.get("call_id"))
-        return {"role": "assistant", "content": "", "tool_calls": [call], **cut}
-    if kind == "local_shell_call":
-        call = call_of("local_shell", row.get("action"), row.get("call_id") or row.get("id"))
-        return {"role": "assistant", "content": "", "tool_calls": [call], **cut}
+    if kind in ("function_call", "custom_tool_call", "local_shell_call"):
+        return {"role": "assistant", "content": "", "tool_calls": [_called(kind, row)], **cut}
     if kind in ("function_call_output", "custom_tool_call_output", "local_shell_call_output"):
         return {"role": "tool", "content": row.get("output"), "tool_call_id": row.get("call_id")}
     if kind == "reasoning":
@@ -185,3 +178,11 @@ def read_item(item: Any, ignored: Counter[str]) -> Any:
     what = f"of type {kind!r}" if kind is not None else "without type and role" if row else f"that is {item!r}"
     hint = "message, function_call, function_call_output and reasoning are read"
     return BrokenMessage(f"holds an item {what}", turn=str(kind).endswith("_call"), hint=hint)
+
+
+def _called(kind: str, row: dict[str, Any]) -> Any:
+    if kind == "custom_tool_call":  # a tool that takes free text
+        return call_of(row.get("name"), {"input": row.get("input", "")}, row.get("call_id"))
+    if kind == "local_shell_call":
+        return call_of("local_shell", row.get("action"), row.get("call_id") or row.get("id"))
+    return call_of(row.get("name"), row.get("arguments"), row.get("call_id"))
