@@ -323,7 +323,7 @@ class CutAt:
 
     def decide(self, group: GroupProgress) -> GateDecision | None:
         self.shown.append(group)
-        if max(map(len, group.actions)) < self.turn or all(group.finished):
+        if max(map(len, group.actions)) < self.turn:
             return None
         numbers = {"rollouts": float(len(group.actions))}
         return GateDecision(cut=not self.audited, reason="enough", numbers=numbers, final=True, audited=self.audited)
@@ -421,6 +421,13 @@ def test_a_rollout_that_had_ended_keeps_its_ending_and_loses_its_reward() -> Non
     groups = Scheduler(engine(), RENDERER, config(group_size=8), gate=CutAt(2)).run([OneStops("t", 9)], seed=0)
     stops = {(stop, reward) for stop, reward, _ in endings(only(list(groups)))}
     assert stops == {("completed", None), ("gated", None)}
+
+
+def test_a_group_that_has_ended_is_not_cut_whatever_the_gate_says() -> None:
+    group = only(list(Scheduler(engine(), RENDERER, config(), gate=CutAt(3)).run(corridors(3), seed=0)))
+    (decision,) = group.tree.decisions
+    assert (decision.action, decision.reason) == ("continue", "enough (not cut: the group had ended)")
+    assert (group.cut, {stop for stop, _, _ in endings(group)}) == (None, {"completed"})
 
 
 def test_a_gate_sees_every_turn_of_its_group_as_it_was_then() -> None:

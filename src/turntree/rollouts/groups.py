@@ -36,8 +36,24 @@ def with_sizes(tasks: Iterable[Environment], sizes: Iterable[int] | None, group_
     return zip(tasks, itertools.repeat(group_size) if sizes is None else sizes, strict=sizes is not None)
 
 
+def _of_kind(kind: type, answer: object, field: str) -> None:
+    if answer is not None and not isinstance(answer, kind):
+        hint = f"return a turntree.core.protocols.{kind.__name__}, or None where there is nothing to decide"
+        raise ConfigError(f"answered {answer!r}", field=field, hint=hint)
+
+
+def allowed(decision: GateDecision | None, progress: GroupProgress) -> GateDecision | None:
+    """The decision of a gate. A group that has ended goes on to its update whatever the gate says: a cut would save
+    nothing and lose its gradient. Raises `ConfigError` for an answer that is no decision."""
+    _of_kind(GateDecision, decision, "gate")
+    if decision is not None and decision.cut and all(progress.finished):
+        return replace(decision, cut=False, reason=f"{decision.reason} (not cut: the group had ended)")
+    return decision
+
+
 def possible(fork: BranchDecision | None, rollout: LiveRollout, completion: Completion) -> BranchDecision | None:
     """The decision of a brancher. Raises `ConfigError` for a fork at `completion` that cannot be made."""
+    _of_kind(BranchDecision, fork, "brancher")
     if fork is None or fork.branches < 2:
         return fork
     said, tokens = f"asks for a fork into {fork.branches} branches", len(completion.token_ids)

@@ -32,7 +32,7 @@ from turntree.core.verdict import Verdict
 from turntree.environments.inline import InlinePool
 from turntree.environments.pool import Answer, EnvironmentPool, Session
 from turntree.rollouts.accounting import Clock, Usage
-from turntree.rollouts.groups import Group, GrownGroup, Key, Sized, possible, with_sizes
+from turntree.rollouts.groups import Group, GrownGroup, Key, Sized, allowed, possible, with_sizes
 from turntree.rollouts.live import (
     Ending,
     EpisodeConfig,
@@ -555,7 +555,7 @@ class _Run:
                 group.decided = True
                 return
             started = self._scheduler.clock()
-            decision = gate.decide(progress)
+            decision = allowed(gate.decide(progress), progress)
             self._usage.gate_seconds += self._scheduler.clock() - started
             group.decided = all(progress.finished) or (decision is not None and (decision.final or decision.cut))
             if decision is None:
