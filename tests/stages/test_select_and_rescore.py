@@ -187,6 +187,13 @@ def test_candidates_that_new_verdicts_leave_uncertain_are_open_and_certain_ones_
     assert header["config"]["profile"]["adaptive"] == to_mapping(lam)
 
 
+def test_selecting_from_candidates_that_are_no_longer_settled_says_how_many_there_are(tmp_path) -> None:
+    made = profile(tmp_path, adaptive=AdaptiveConfig(threshold=0.7, first=2), drawn=([RIGHT, CUT], TURNS[2]))
+    run_rescore(RescoreConfig(profile=str(made), verifier=ANY), tmp_path / "rescored.jsonl")
+    found = run_select(tmp_path / "rescored.jsonl", SelectConfig(threshold=0.7), tmp_path / "pivots.jsonl")
+    assert (found["selected"], found["unsettled"]) == (1, 1)
+
+
 def test_a_rescoring_that_was_interrupted_goes_on_for_the_same_verifier_only(tmp_path, monkeypatch) -> None:
     made, out = profile(tmp_path), tmp_path / "rescored.jsonl"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

@@ -162,6 +162,9 @@ def select(config: Any, profile: Path, out: Path, json_path: str | None) -> None
     ]
     lines.append(f"selected {result['selected']} ({_counts(result['roles'])}) -> {out}")
     lines.append(f"all candidates: {_counts(result['classes'])}")
+    if result["unsettled"]:
+        told = "`turntree profile --adaptive --reuse` settles them"
+        lines.append(f"{result['unsettled']} candidates were judged again and may change their class: {told}")
     if result["unknown_quotas"]:
         lines.append(f"no candidate is of a kind that --quota names: {', '.join(result['unknown_quotas'])}")
     finish(result, json_path, lines)

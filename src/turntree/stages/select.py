@@ -9,6 +9,7 @@ from typing import Any
 from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
 from turntree.observe.artifacts import PIVOTS, PROFILE, policy_of
+from turntree.profiling.rows import Stop
 from turntree.profiling.select import THRESHOLDS, SelectConfig, preview, select
 
 KEPT = ("trace_id", "turn", "kind", "reward_mean", "reward_var", "state", "demonstrated", "importance")
@@ -17,7 +18,11 @@ KEPT = ("trace_id", "turn", "kind", "reward_mean", "reward_var", "state", "demon
 def run_select(profile: Path, config: SelectConfig, out: Path) -> dict[str, Any]:
     """Write the selected states to `out`; returns the counts (they add up to the candidates) and the preview."""
     header, stream = PROFILE.stream(profile)
-    rows = [{key: row[key] for key in KEPT if key in row} for row in stream]  # the actions stay on disk
+    rows: list[dict[str, Any]] = []
+    unsettled = 0
+    for row in stream:
+        rows.append({key: row[key] for key in KEPT if key in row})  # the actions stay on disk
+        unsettled += row["stop"] == Stop.OPEN
     adaptive = header["config"]["profile"].get("adaptive")  # None: of fixed K, which serves every threshold
     settled_at = None if adaptive is None else adaptive["threshold"]
     if settled_at is not None and settled_at != config.threshold:
@@ -37,6 +42,7 @@ def run_select(profile: Path, config: SelectConfig, out: Path) -> dict[str, Any]
         "roles": dict(sorted(Counter(row["role"] for row in selection.rows).items())),
         "kinds": dict(sorted(Counter(row["kind"] for row in selection.rows).items())),
         "classes": dict(selection.counts),
+        "unsettled": unsettled,
         "unknown_quotas": sorted(config.quota.keys() - {"*", *(row["kind"] for row in rows)}),
         "preview": preview(rows, THRESHOLDS if settled_at is None else (settled_at,)),
     }
