@@ -27,7 +27,8 @@ RUNBOOK
   online.SEED, branching.SEED   arms that play whole games (not in the default of --arms)
   play.ARM.FROM            50 test games, from game number FROM
 
-  `--rank 16` trains an adapter in each arm, from the same warm start and pivots, in the same folder. `--questions` is
+  `--rank 16` trains an adapter in each arm, from the same warm start and pivots, in the same folder; `--rate 1.5e-4`
+  trains the arms other than sft at that rate (`pivot-0.00015.SEED`), in the same folder too. `--questions` is
   the same recipe on generated questions with tools, in a folder of its own; all of its `--games` are one stage. So is
   `--device cuda`, which computes on a GPU.
 
@@ -78,6 +79,7 @@ class Settings:
     warm_rate: float = 2e-4
     rates: tuple[float, ...] = (7e-5, 2e-4, 5e-4)  # of SFT: what is forgotten is compared at equal gain
     rate: float = 5e-5  # of the other arms
+    swept: bool = False  # another than that: their names have it
     max_turns: int = 16
     max_tokens: int = 24  # a command has some eight
     verifier: tuple[str, ...] = ()  # as options of `profile`; empty: that of the default policy's games
@@ -162,15 +164,16 @@ class Recipe:
 
     def arm(self, arm: str, seed: int, warm: Stage) -> Iterator[Stage]:
         options = self.settings
+        name = f"{arm}{f'-{options.rate:g}' if options.swept else ''}{self.suffix}.{seed}"
         if arm == "sft":
             for rate in options.rates:
                 yield self.sft(
                     f"sft-{rate:g}{self.suffix}.{seed}", warm.model, "rest.jsonl", rate, options.batch, seed, [warm]
                 )
         elif arm in ("pivot", "random"):
-            yield self.reinforced(f"{arm}{self.suffix}.{seed}", warm, self.selection(warm)[arm], seed)
+            yield self.reinforced(name, warm, self.selection(warm)[arm], seed)
         else:
-            yield self.online(f"{arm}{self.suffix}.{seed}", warm, seed, branching=arm == "branching")
+            yield self.online(name, warm, seed, branching=arm == "branching")
 
     def sft(
         self, name: str, model: str, traces: str, rate: float, batch: int, seed: int, needs: Sequence[Stage]
@@ -329,6 +332,7 @@ def main() -> None:
     parser.add_argument("--only", default="*", metavar="PATTERN", help="run only the stages that match")
     parser.add_argument("--plan", action="store_true", help="list the stages, and run none")
     parser.add_argument("--rank", type=int, default=0, help="arms train an adapter, at ten times the rates")
+    parser.add_argument("--rate", type=float, help="of the arms other than sft (default: 5e-5; it is in their names)")
     parser.add_argument("--questions", action="store_true", help="questions with tools, not games (in its own folder)")
     parser.add_argument("--device", default="cpu", help="where to compute, as cuda (default: %(default)s)")
     parser.add_argument("--dtype", help="of the weights (default: bfloat16; some processors are faster in float32)")
@@ -338,6 +342,8 @@ def main() -> None:
     model = str(Path(given.model).resolve()) if given.model and Path(given.model).exists() else given.model
     settings = replace(settings_of(given.smoke, given.questions, given.rank), model=model, device=given.device)
     settings = replace(settings, dtype=given.dtype or settings.dtype)
+    if given.rate:
+        settings = replace(settings, rate=given.rate, swept=True)
     games, items = (settings.play, settings.items) if given.smoke else (given.games, given.items)
     recipe = Recipe(Book(given.folder, HERE, given.only, given.plan), settings, items, given.problems)
     recipe.run(given.arms.split(","), [int(seed) for seed in given.seeds.split(",")], games)

@@ -383,7 +383,7 @@ def test_an_error_in_a_part_of_ones_own_is_not_called_a_defect_of_turntree(turnt
     [
         (("--brancher", "door_mistakes:Bare"), "'door_mistakes:Bare' gave Bare, which has no expand, state, restore"),
         (("--gate", "door_mistakes:Nothing"), "'door_mistakes:Nothing' gave Nothing, which has no decide"),
-        (("--gate", "door_mistakes:Truth"), "field 'gate': answered True; return a turntree.core.protocols.GateDecision"),
+        (("--gate", "door_mistakes:Truth"), "field 'gate': answered True; return a turntree.core.protocols"),
         (("--brancher", "door_mistakes:Greedy"), "asks for a fork into 9 branches where 1 leaves may be added"),
         (("--estimator", "door_mistakes:silent"), "field 'estimator': gave NoneType instead of a credit"),
     ],

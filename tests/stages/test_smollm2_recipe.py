@@ -76,6 +76,10 @@ def test_a_finished_recipe_computes_nothing_again_and_a_longer_one_only_what_is_
     ran.clear()
     run(recipe, tmp_path, games=4, items=4, problems=2)
     assert ran == [f"solve.{arm}.json" for arm in arms]
+    ran.clear()
+    run(recipe, tmp_path, arms=["pivot"], rate=1e-3, swept=True)
+    name = "pivot-0.001.0"
+    assert ran == [name, f"accept.{name}.jsonl", f"keep.{name}.0.json", f"play.{name}.0.json"]
 
 
 def test_a_killed_stage_runs_again_and_those_before_it_do_not(recipe, ran, tmp_path: Path) -> None:
