@@ -22,7 +22,7 @@ ONLINE = (
     "--set", "checkpoints.every=1", "--learning-rate", 3e-4,
 )  # fmt: skip
 CHECKED = ("--set", "held_out_count=2", "--set", "train.check_every=1")
-COOLER = ("--set", "train.sampling.temperature=0.6", "--set", "train.loss.temperature=0.6")
+COOLER = ("--temperature", "0.6")
 
 
 def interrupt(*_):

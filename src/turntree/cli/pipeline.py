@@ -188,7 +188,7 @@ def train() -> None:
         "--strict": Constant("verifier", "strict", "Baseline: reward only the demonstrated action (Eq. 2)."),
         **short(
             "traces train.steps train.optimizer.learning_rate kl=train.loss.kl_coefficient train.sampling.max_tokens "
-            "device.engine device.renderer"
+            "train.sampling.temperature device.engine device.renderer"
         ),
         "--keep-trees": KEEP_TREES,
         **short("cluster=cluster.address train.seed allow_stale log=loggers"),

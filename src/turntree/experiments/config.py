@@ -77,7 +77,7 @@ def _online(
             groups=8,
             check_every=check_every,
             rollouts=SchedulerConfig(episodes=episodes),
-            loss=LossConfig(kl_coefficient=0.02, temperature=episodes.sampling.temperature, **loss),
+            loss=LossConfig(kl_coefficient=0.02, **loss),
             optimizer=OptimizerConfig(learning_rate=rate, warmup_steps=3),
         ),
         **settings,

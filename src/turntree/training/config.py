@@ -6,7 +6,7 @@ The line of text below a field is its documentation: `turntree config` and `--he
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from turntree.advantages.config import CreditConfig, Normalizer
@@ -107,8 +107,15 @@ class LossConfig:
     differ."""
     importance_cap: float = 2.0
     """Bounds exp(old - sampling), which is 1 with the engine's log-probabilities."""
-    temperature: float = 1.0
-    """The temperature that the engine sampled at."""
+    temperature: float | None = None
+    """The temperature that the engine sampled at (none: that of the run's sampling, and 1 outside a run)."""
+
+    @property
+    def sampled_at(self) -> float:
+        return 1.0 if self.temperature is None else self.temperature
+
+    def of(self, sampling: Sampling) -> LossConfig:
+        return replace(self, temperature=sampling.temperature)
 
     @property
     def per_rollout_credit(self) -> bool:
@@ -128,8 +135,8 @@ class LossConfig:
         if not 0 <= self.clip_low <= 1:
             raise ConfigError(f"is {self.clip_low}", field="clip_low", hint="it lies from 0 to 1")
         at_least(self, clip_high=0, kl_coefficient=0)
-        for name in ("importance_cap", "temperature"):
-            if not getattr(self, name) > 0:
+        for name, value in (("importance_cap", self.importance_cap), ("temperature", self.sampled_at)):
+            if not value > 0:
                 raise ConfigError("must be above 0", field=name)
         if self.dual_clip is not None and self.dual_clip <= 1:
             hint = "3 is what dual-clip PPO uses"
@@ -265,8 +272,9 @@ class ReinforcedConfig:
         loss do not go together."""
         at_least(self, **dict.fromkeys(("updates", "max_tokens", *counts), 1))
         sampling.check_trainable(f"{inside}sampling")
-        if sampling.temperature != self.loss.temperature:
-            raise ConfigError("differs from the sampling temperature", field="loss.temperature", hint="make them equal")
+        if self.loss.temperature not in (None, sampling.temperature):
+            hint = "leave it out: it is that of sampling"
+            raise ConfigError("differs from the sampling temperature", field="loss.temperature", hint=hint)
         self.loss.estimator(self.credit)  # refuses what does not go together
 
 

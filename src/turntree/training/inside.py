@@ -130,7 +130,8 @@ class LocalCredits:
     def _gradient(self, trees: Sequence[RolloutTree], credits: Sequence[Credit]) -> tuple[Tensor, int]:
         """Summed, whatever the loss divides by: the mean over a kind's tokens would be the same for one state as for
         many, and what a kind gains is divided by its states."""
-        loss = dataclasses.replace(self.config.loss, normalizer="constant", constant=1.0)
+        loss = self.config.loss.of(self.config.rollouts.episodes.sampling)
+        loss = dataclasses.replace(loss, normalizer="constant", constant=1.0)
         return gradient(self.model, trees, credits, loss, max_tokens=self.config.max_tokens, shared=self.shared)
 
 

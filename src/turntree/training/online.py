@@ -191,7 +191,8 @@ class _Run:
         steps = config.iterations * config.updates
         trainers = open_trainers(parts.model, parts.reference, config.optimizer, steps, group)
         limits = (config.updates, config.max_tokens, parts.shared)
-        self.learner = Learner(parts.model, trainers, parts.engine, config.loss, *limits)
+        loss = config.loss.of(config.rollouts.episodes.sampling)
+        self.learner = Learner(parts.model, trainers, parts.engine, loss, *limits)
         rollouts = config.rollouts.of_training(
             config.groups,
             branching=parts.brancher is not None,

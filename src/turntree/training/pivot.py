@@ -148,7 +148,9 @@ def train_pivot(
     if not pivots and own is None:
         raise InputError("there is no pivot to train on", hint="raise the threshold, or profile more candidates")
     trainers = open_trainers(model, reference, config.optimizer, config.steps * config.updates, group)
-    learner = Learner(model, trainers, engine, config.loss, config.updates, config.max_tokens, shared)
+    learner = Learner(
+        model, trainers, engine, config.loss.of(config.sampling), config.updates, config.max_tokens, shared
+    )
     estimator = estimator or config.loss.estimator(config.credit)
     run = _Run(learner, renderer, list(pivots), verifier, config, check, own, draw)
     done = run.restore(checkpoints)

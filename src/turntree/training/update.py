@@ -116,9 +116,9 @@ def take(trainer: Trainer, lesson: Lesson) -> dict[str, float]:
     if lesson.rescores and lesson.updates == 1:
         batches = [replace(batch, old_logprobs_T=None) for batch in batches]
     elif lesson.rescores:
-        batches = with_old_logprobs(trainer.model, batches, temperature=loss.temperature)
+        batches = with_old_logprobs(trainer.model, batches, temperature=loss.sampled_at)
     if trainer.reference is not None and loss.needs_reference_logprobs:
-        batches = with_reference_logprobs(trainer.reference, batches, temperature=loss.temperature)
+        batches = with_reference_logprobs(trainer.reference, batches, temperature=loss.sampled_at)
     metrics: dict[str, float] = {}
     for _ in range(lesson.updates):
         metrics = update_step(trainer.model, trainer.reference, trainer.optimizer, batches, loss, group=trainer.group)
@@ -174,8 +174,8 @@ def batch_loss(
     wants_kl = config.kl_coefficient > 0
     full = wants_kl and config.kl == "full"
     if wants_kl and not full and batch.reference_logprobs_S is None and reference is not None:
-        batch = with_reference_logprobs(reference, [batch], temperature=config.temperature)[0]
-    scores = slot_scores(model, batch, temperature=config.temperature, full=full)
+        batch = with_reference_logprobs(reference, [batch], temperature=config.sampled_at)[0]
+    scores = slot_scores(model, batch, temperature=config.sampled_at, full=full)
     return policy_loss(
         scores.logprobs_S,
         batch,
@@ -204,7 +204,7 @@ def _exact_kl(scores: SlotScores, reference: Reference | None, batch: PackedBatc
     if reference is None or scores.log_softmax_SV is None:
         raise ConfigError("'full' needs a reference policy", field="kl", hint="pass one, or set kl_coefficient to 0")
     with reference_model(reference) as base, torch.no_grad():
-        frozen = slot_scores(base, batch, temperature=config.temperature, full=True)
+        frozen = slot_scores(base, batch, temperature=config.sampled_at, full=True)
     assert frozen.log_softmax_SV is not None  # asked for with full=True
     return exact_kl(scores.log_softmax_SV, frozen.log_softmax_SV)
 
