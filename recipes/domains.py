@@ -284,6 +284,7 @@ def table(folder: Path, domains: Sequence[str]) -> Iterator[str]:
     yield "| domain | candidates profiled | classes | left out | CPU hours so far |"
     yield "|---|---|---|---|---|"
     found: dict[str, dict[str, Accepted]] = {}
+    least = 1 << 30  # rollouts of a turn
     for name in domains:
         told = _summary(folder / name / "profile.jsonl")
         classes, skipped = (", ".join(f"{n} {k}" for k, n in told[key].items()) for key in ("classes", "skipped_turns"))
@@ -292,14 +293,17 @@ def table(folder: Path, domains: Sequence[str]) -> Iterator[str]:
         yield f"| {name} | {told['candidates']} | {classes} | {skipped} | {hours:.2f} |"
         files = sorted((folder / name).glob("accept.*.jsonl"))
         found[name] = {path.name.removeprefix("accept.").removesuffix(".jsonl"): _accepted(path) for path in files}
+        found[name] |= _over_seeds(found[name])
+        samples = {PROFILE.read(path)[0]["config"]["profile"]["rollouts"] for path in files} or {1}
+        least = min(least, *samples)
     arms = sorted({arm for cells in found.values() for arm in cells}, key=_order)
     together: dict[str, Accepted] = {arm: {} for arm in arms}
     for name, cells in found.items():
         for arm, traces in cells.items() if len(cells) == len(arms) else ():  # of domains that have every arm
             together[arm] |= {f"{name}/{trace}": turns for trace, turns in traces.items()}
-    pivot = next((arm for arm in arms if arm.startswith("pivot")), "")
+    pivot = next((arm for arm in arms if arm.partition(".")[0] == "pivot"), "")  # over seeds, where it has several
     tables: list[tuple[str, Callable[[Accepted, dict[str, Accepted]], str]]] = [
-        ("acceptance at held-out turns", lambda arm, cells: _share(arm)),
+        ("acceptance at held-out turns", lambda arm, cells: _share(arm, least)),
         ("minus the warm start, points", lambda arm, cells: _difference(arm, cells.get("warm", {}))),
         (f"{pivot} minus, points", lambda arm, cells: _difference(cells.get(pivot, {}), arm)),
     ]
@@ -309,6 +313,25 @@ def table(folder: Path, domains: Sequence[str]) -> Iterator[str]:
         yield "|---" * (len(arms) + 1) + "|"
         for name, cells in (found | {"together": together}).items():
             yield f"| {name} | {' | '.join(cell(cells[arm], cells) if arm in cells else 'none' for arm in arms)} |"
+
+
+def _over_seeds(cells: dict[str, Accepted]) -> dict[str, Accepted]:
+    """The arms with several seeds: the mean at the turns that all of them were judged at."""
+    seeds: dict[str, list[Accepted]] = {}
+    for arm, accepted in cells.items():
+        seeds.setdefault(arm.partition(".")[0], []).append(accepted)
+    return {
+        arm: {
+            trace: {
+                turn: math.fsum(one[trace][turn] for one in several) / len(several)
+                for turn in turns
+                if all(turn in one.get(trace, {}) for one in several)
+            }
+            for trace, turns in several[0].items()
+        }
+        for arm, several in seeds.items()
+        if len(several) > 1
+    }
 
 
 def _order(arm: str) -> tuple[int, str]:
@@ -331,15 +354,16 @@ def _accepted(path: Path) -> Accepted:
     return found
 
 
-def _share(arm: Accepted) -> str:
-    """Accepted rollouts, with an interval over traces: turns of one trace, and samples at one turn, are not
-    independent."""
-    sums = [math.fsum(turns.values()) for turns in arm.values()]
-    counts = [len(turns) for turns in arm.values()]
+def _share(arm: Accepted, rollouts: int) -> str:
+    """Accepted ones of `rollouts` at each turn, with an interval over traces: turns of one trace, and samples at one
+    turn, are not independent."""
+    sums = [rollouts * math.fsum(turns.values()) for turns in arm.values()]
+    counts = [rollouts * len(turns) for turns in arm.values()]
     if not sums:
         return "none judged"
     low, high = clustered_wilson(sums, counts)
-    return f"{sum(sums) / sum(counts):.1%} [{low:.1%}, {high:.1%}] of {sum(counts)} ({len(sums)} traces)"
+    turns = sum(counts) // rollouts
+    return f"{sum(sums) / sum(counts):.1%} [{low:.1%}, {high:.1%}] of {turns} ({len(sums)} traces)"
 
 
 def _difference(arm: Accepted, other: Accepted) -> str:

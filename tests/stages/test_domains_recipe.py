@@ -118,7 +118,10 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Commands:
         rows = [{"reward_mean": mean, "reward_var": variance} for mean, variance in found.moments]
         counts = Counter(class_of_moments(each, 0.6).value for each in found.moments)
         summary = {"candidates": len(rows), "classes": dict(counts), "skipped_turns": {}}
-        return {"summary": summary}, rows if path.name == "profile.jsonl" else []
+        return {
+            "summary": summary,
+            "config": {"profile": {"rollouts": 4}},
+        }, rows if path.name == "profile.jsonl" else []
 
     monkeypatch.setattr(recipe, "PROFILE", SimpleNamespace(read=read))
     monkeypatch.setattr(subprocess, "run", found)
@@ -162,3 +165,10 @@ def test_a_plan_and_a_part_run_nothing_else(ran: Commands, tmp_path: Path, capsy
     assert [words[:2] for words in ran] == [["traces", "import"]]
     with pytest.raises(SystemExit):
         recipe.main([str(tmp_path), "--domains", "chess"])
+
+
+def test_seeds_are_averaged_at_the_turns_that_all_were_judged_at_and_every_rollout_is_a_trial() -> None:
+    cells = {"warm": {"a": {1: 0.0}}, "pivot.0": {"a": {1: 0.5, 2: 1.0}}, "pivot.1": {"a": {1: 1.0}}}
+    assert recipe._over_seeds(cells) == {"pivot": {"a": {1: 0.75}}}
+    few, many = (recipe._share({"a": {1: 0.25}, "b": {1: 0.5}, "c": {1: 0.25}}, rollouts) for rollouts in (1, 8))
+    assert (few, many) == ("33.3% [1.7%, 93.7%] of 3 (3 traces)", "33.3% [8.6%, 72.5%] of 3 (3 traces)")
