@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -29,10 +27,7 @@ from turntree.training.attention import set_tree_attention
 from turntree.training.forward import set_checkpointing
 from turntree.training.lora import Reference, add_adapter, frozen_reference
 
-_VERBS = ("generate", "submit", "cancel", "poll", "update_weights", "weights_changed")
 _OURS = (AUTO.name, "template", "family")
-_RENDERS = ("stop_ids", "prompt", "completion", "extend", "parse")
-_FIGURES = ("policy_version", "max_context", "in_flight")
 
 
 @dataclass(frozen=True)
@@ -133,7 +128,7 @@ def load_policy(source: str, device: Device) -> Policy:
         add_adapter(model, device.lora)
     loaded = Weights(source, model, tokenizer, _renderer(device.renderer, tokenizer, folder), device.prefixes)
     _check_stops(loaded, folder)
-    engine = _engine(device.engine, loaded)
+    engine = parts.build("engines", device.engine, field="device.engine", policy=loaded)
     _set_passes(model, device)
     identity = identity_of(weights, tokenizer, loaded.renderer, device.renderer)
     return Policy(source, model, tokenizer, loaded.renderer, device.prefixes, engine, weights, identity)
@@ -163,40 +158,8 @@ def _set_passes(model: PreTrainedModel, device: Device) -> None:
         set_checkpointing(model)
 
 
-def _engine(part: Part, policy: Weights) -> StreamingEngine:
-    """Raises `InputError` for an object that is not an engine, before it is used."""
-    return _checked(parts.build("engines", part, policy=policy), part, StreamingEngine, (*_VERBS, *_FIGURES))
-
-
 def _renderer(part: Part, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Renderer:
-    return _checked(parts.build("renderers", part, tokenizer=tokenizer, folder=folder), part, Renderer, _RENDERS)
-
-
-def _checked(built: Any, part: Part, protocol: type, names: Sequence[str]) -> Any:
-    missing = [name for name in names if not hasattr(built, name)]
-    others = [name for name in names if not missing and not _is_called_alike(built, protocol, name)]
-    if missing or others:
-        what = f"has no {', '.join(missing)}" if missing else f"does not take the arguments of {', '.join(others)}"
-        problem = f"{part.name!r} gave {type(built).__name__}, which {what}"
-        field = "device.engine" if protocol is StreamingEngine else "device.renderer"
-        raise InputError(problem, field=field, hint=f"see turntree.core.protocols.{protocol.__name__}")
-    return built
-
-
-def _is_called_alike(built: Any, protocol: type, name: str) -> bool:
-    """Whether a verb takes all that the protocol's does. One that did not would censor every rollout of a run."""
-    declared, own = getattr(protocol, name, None), getattr(built, name)
-    if not callable(declared) or not callable(own):  # a figure is no verb
-        return not callable(declared)
-    asked = [each for each in inspect.signature(declared).parameters.values() if each.name != "self"]
-    keywords = {each.name: None for each in asked if each.kind is each.KEYWORD_ONLY}
-    try:
-        inspect.signature(own).bind(*[None] * (len(asked) - len(keywords)), **keywords)
-    except TypeError:
-        return False
-    except ValueError:  # a function that is not written in Python tells nothing
-        return True
-    return True
+    return parts.build("renderers", part, field="device.renderer", tokenizer=tokenizer, folder=folder)
 
 
 def identity_of(
