@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from logs_of_groups import FAIL, MIXED, SUCCEED, group
 
 from turntree.auditing.audit import audit
-from turntree.auditing.comparison import AuditConfig
-from turntree.auditing.gate import cuts
+from turntree.auditing.comparison import AuditConfig, cuts
 from turntree.auditing.played import play
 from turntree.auditing.remedies import SEEDS, PivotRule, Remedies, estimate, ledger, refill, replay
 from turntree.filters.dapo import DapoFilter

@@ -31,7 +31,6 @@ from turntree.cli import (
     gateway,
     index,
     models,
-    online,
     pipeline,
     results,
     serve,
@@ -58,7 +57,6 @@ cli.add_command(pipeline.rescore)
 cli.add_command(pipeline.importance)
 cli.add_command(pipeline.select)
 cli.add_command(pipeline.train)
-pipeline.train.add_command(online.online)
 cli.add_command(export.export)
 cli.add_command(experiment.experiment)
 cli.add_command(results.evaluate)
