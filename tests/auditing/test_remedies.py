@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from logs_of_groups import FAIL, MIXED, SUCCEED, group
 
 from turntree.auditing.audit import audit
-from turntree.auditing.comparison import AuditConfig
-from turntree.auditing.gate import cuts
+from turntree.auditing.comparison import AuditConfig, cuts
 from turntree.auditing.played import play
 from turntree.auditing.remedies import SEEDS, PivotRule, Remedies, estimate, ledger, refill, replay
 from turntree.filters.dapo import DapoFilter
@@ -70,11 +69,13 @@ def test_greso_skips_what_the_online_class_would_have_skipped(log, seed):
     """Replayed by hand: per iteration first all decisions, then the outcomes of what was played, then an adjustment."""
     played, greso, skipped = built(log), Greso(GresoConfig(seed=seed)), []
     for start in range(0, len(log), 4):
-        batch = [(task, rewards, greso.decide(task, start // 4).skip) for task, rewards, _ in log[start : start + 4]]
+        batch = [
+            (task, rewards, greso.skip(task, start // 4) is not None) for task, rewards, _ in log[start : start + 4]
+        ]
         for task, rewards, skip in batch:
             if not skip:
                 greso.record(task, rewards)
-        greso.adjust()
+        greso.end_iteration()
         skipped += [skip for *_, skip in batch]
     assert replay(played, Remedies(greso=GresoConfig()), seed).skipped_N.tolist() == skipped
 

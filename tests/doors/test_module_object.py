@@ -325,7 +325,7 @@ def test_a_class_with_tools_is_trained_on_and_an_edit_of_it_is_noticed(turntree,
 
 def test_what_is_no_engine_is_refused_by_what_it_lacks(turntree, folder) -> None:
     message = turntree.error("evaluate", *ROOMS, "--engine", "door_machinery:Half")
-    assert "'door_machinery:Half' gave Half, which has no submit, cancel, poll, update_weights" in message
+    assert "'door_machinery:Half' gave Half, which has no in_flight, submit, cancel, poll, policy_version" in message
     message = turntree.error("evaluate", *ROOMS, "--engine", "hf", "--set", "device.engine.max_batch_row=1")
     assert "'device.engine.max_batch_row': unknown key; did you mean 'max_batch_rows'?" in message
 

@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turntree.core.errors import ConfigError
+from turntree.core.labels import Credit
 from turntree.core.outcome import GroupOutcome, group_outcome
+from turntree.core.protocols import FinishedGroup
 from turntree.filters.dapo import DapoFilter, allowed, refill
-from turntree.filters.greso import Greso, GresoConfig, PromptDecision
+from turntree.filters.greso import Greso, GresoConfig
 
 FAIL, SUCCEED, MIXED, CENSORED = [0.0, 0.0], [1.0, 1.0], [0.0, 1.0], [None, None]
 groups = st.lists(st.one_of(st.none(), st.sampled_from([0.0, 0.25, 1.0])), max_size=6)
@@ -19,11 +21,11 @@ plays = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([FAIL, SUCCEE
 @given(groups)
 def test_a_group_is_kept_exactly_when_two_scored_rewards_differ(rewards):
     scored = [reward for reward in rewards if reward is not None]
-    decision = DapoFilter().judge(rewards)
-    assert decision.keep == (len(set(scored)) > 1)
-    if not decision.keep:
+    outcome = group_outcome(rewards)
+    assert (outcome is GroupOutcome.MIXED) == (len(set(scored)) > 1)
+    if outcome is not GroupOutcome.MIXED:
         wanted = "censored" if len(scored) < 2 else "all_succeed" if scored[0] >= 0.5 else "all_fail"
-        assert decision.reason == wanted
+        assert outcome.value == wanted
 
 
 def test_a_lone_scored_rollout_is_censored_and_not_called_zero_variance():
@@ -33,7 +35,11 @@ def test_a_lone_scored_rollout_is_censored_and_not_called_zero_variance():
 
 def test_the_reward_that_counts_as_success_is_the_users():
     assert group_outcome([0.4, 0.4], success=0.3) is GroupOutcome.ALL_SUCCEED
-    assert DapoFilter(success=0.3).judge([0.4, 0.4]).reason == "all_succeed"
+    nothing = Credit(nodes={}, rollout_tokens=0.0, rollouts=0.0, zero_variance=True)
+    assert (
+        DapoFilter(success=0.3).drop(FinishedGroup(task_id="t", iteration=0, rewards=(0.4, 0.4), credit=nothing))
+        == "all_succeed"
+    )
 
 
 @given(st.integers(0, 20), st.integers(0, 20), st.integers(0, 60), st.floats(0, 3))
@@ -57,7 +63,7 @@ def test_without_a_cap_there_is_no_refill():
 
 
 def skip_share(greso, task, draws=2000):
-    return sum(greso.decide(task, iteration).skip for iteration in range(draws)) / draws
+    return sum(greso.skip(task, iteration) is not None for iteration in range(draws)) / draws
 
 
 @pytest.mark.parametrize(
@@ -82,14 +88,10 @@ def test_a_task_is_kept_with_the_exploration_probability_to_the_power_of_its_str
     assert skip_share(greso, "t") == pytest.approx(1 - kept, abs=0.04)
 
 
-def test_every_decision_says_why():
+def test_a_skip_says_why():
     greso = Greso(GresoConfig(hard_exploration=0.5))
-    assert greso.decide("t", 0) == PromptDecision(False, 0.0, "no history")
-    greso.record("t", MIXED)
-    assert greso.decide("t", 0).reason == "mixed before"
     greso.record("t", FAIL)
-    reasons = {(d.skip, d.reason) for d in (greso.decide("t", i) for i in range(50))}
-    assert reasons == {(True, "predicted all_fail"), (False, "explored all_fail")}
+    assert {greso.skip("t", i) for i in range(50)} == {"predicted all_fail", None}
 
 
 def test_decisions_are_drawn_by_seed_task_and_iteration_and_by_nothing_else():
@@ -97,7 +99,7 @@ def test_decisions_are_drawn_by_seed_task_and_iteration_and_by_nothing_else():
         greso = Greso(GresoConfig(seed=seed))
         for task in "ab":
             greso.record(task, FAIL)
-        return {(task, i): greso.decide(task, i).skip for i in range(40) for task in order}
+        return {(task, i): greso.skip(task, i) for i in range(40) for task in order}
 
     assert asked(0, "ab") == asked(0, "ba") != asked(1, "ab")
     told = asked(0, "ab")
@@ -107,11 +109,11 @@ def test_decisions_are_drawn_by_seed_task_and_iteration_and_by_nothing_else():
 def test_exploration_falls_where_zero_variance_is_above_target_and_rises_below():
     greso = Greso()
     greso.record("old", FAIL)
-    greso.decide("old", 1)
+    greso.skip("old", 1)
     for _ in range(2):
         greso.record("x", FAIL)  # 3 of 4 all fail, above 1/6; 0 of 4 all succeed, below 1/12
     greso.record("x", MIXED)
-    greso.adjust()
+    greso.end_iteration()
     assert greso.exploration == {
         GroupOutcome.ALL_FAIL: pytest.approx(0.49),
         GroupOutcome.ALL_SUCCEED: pytest.approx(0.51),
@@ -120,12 +122,12 @@ def test_exploration_falls_where_zero_variance_is_above_target_and_rises_below()
 
 def test_exploration_stays_where_it_is_while_nothing_was_predicted_or_nothing_was_seen():
     greso = Greso()
-    greso.decide("new", 0)
+    greso.skip("new", 0)
     greso.record("new", FAIL)
-    greso.adjust()  # the first epoch: no task had a history
-    greso.decide("new", 1)
+    greso.end_iteration()  # the first epoch: no task had a history
+    greso.skip("new", 1)
     greso.record("new", CENSORED)
-    greso.adjust()
+    greso.end_iteration()
     assert set(greso.exploration.values()) == {0.5}
 
 
@@ -133,8 +135,8 @@ def test_exploration_stays_within_its_bounds():
     greso = Greso(GresoConfig(hard_exploration=0.06, easy_exploration=0.94))
     for iteration in range(5):
         greso.record("t", FAIL)
-        greso.decide("t", iteration)
-        greso.adjust()
+        greso.skip("t", iteration)
+        greso.end_iteration()
     assert greso.exploration == {GroupOutcome.ALL_FAIL: 0.05, GroupOutcome.ALL_SUCCEED: 0.95}
 
 
@@ -143,26 +145,27 @@ def test_a_resumed_history_goes_on_as_if_never_interrupted(before, after):
     straight, first = Greso(), Greso()
     for greso in (straight, first):
         play(greso, before)
-    resumed = Greso.from_json(json.loads(json.dumps(first.to_json())))
+    resumed = Greso()
+    resumed.restore(json.loads(json.dumps(first.state())))
     assert play(straight, after) == play(resumed, after)
-    assert straight.to_json() == resumed.to_json()
+    assert straight.state() == resumed.state()
 
 
 def play(greso, groups):
     told = []
     for iteration, (task, rewards) in enumerate(groups):
-        told.append(greso.decide(task, iteration))
+        told.append(greso.skip(task, iteration))
         greso.record(task, rewards)
         if iteration % 3 == 2:
-            greso.adjust()
+            greso.end_iteration()
     return told
 
 
 def test_a_foreign_or_impossible_state_is_refused():
     with pytest.raises(ConfigError, match="schema"):
-        Greso.from_json({"schema": "turntree.greso/0"})
+        Greso().restore({"schema": "turntree.greso/0"})
     with pytest.raises(ConfigError, match="unknown key"):
-        Greso.from_json({**Greso().to_json(), "config": {"p_easy": 0.5}})
+        Greso().restore({**Greso().state(), "config": {"p_easy": 0.5}})
     with pytest.raises(ConfigError, match="is not a probability"):
         GresoConfig(easy_target=1.5)
     with pytest.raises(ConfigError, match="outside"):

@@ -15,7 +15,7 @@ from chat_templates import said, user, whole
 from tiny_models import SENTENCES, tiny_tokenizer
 from turntree.core.errors import InputError
 from turntree.renderers.examine import TALK, TURNS, examine
-from turntree.renderers.pieces import Pieces
+from turntree.renderers.segments import Pieces
 from turntree.renderers.template import ChatRenderer
 
 ZEPHYR = (

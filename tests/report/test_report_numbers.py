@@ -9,8 +9,7 @@ from run_directories import candidate, candidates
 
 from turntree.report import wording
 from turntree.report.examples import choose
-from turntree.report.figures import moving_mean, series
-from turntree.report.profile_figures import kinds_by_mean
+from turntree.report.figures import kinds_by_mean, moving_mean, series
 from turntree.report.results import Difference, Estimate, mean_rho
 
 

@@ -17,8 +17,7 @@ from turntree.core.tree import PART, Decision, NodeKind, StopReason
 from turntree.core.verdict import Verdict
 from turntree.logs.trees import KeptTree
 from turntree.report.browser import group_view
-from turntree.report.rollout_tree import deciding_forks, summed, tree_of
-from turntree.report.tree_figures import ABOVE, BELOW, rollout_tree, short_action
+from turntree.report.rollout_tree import ABOVE, BELOW, deciding_forks, rollout_tree, short_action, summed, tree_of
 
 
 @st.composite

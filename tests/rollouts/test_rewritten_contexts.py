@@ -37,8 +37,7 @@ from turntree.renderers.families import family
 from turntree.renderers.probes import CALL, RESULT, SAY, TOOL
 from turntree.renderers.thoughts import Thoughts
 from turntree.report.browser import group_view
-from turntree.report.rollout_tree import tree_of
-from turntree.report.tree_figures import rollout_tree
+from turntree.report.rollout_tree import rollout_tree, tree_of
 from turntree.rollouts.accounting import account
 from turntree.rollouts.groups import GrownGroup
 from turntree.rollouts.live import EpisodeConfig

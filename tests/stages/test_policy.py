@@ -20,7 +20,7 @@ from turntree.core.config import Part, from_mapping, to_mapping
 from turntree.core.errors import ConfigError
 from turntree.renderers import choice
 from turntree.renderers.choice import Choice
-from turntree.stages import threads
+from turntree.stages import policy
 from turntree.stages.config import AUTO
 from turntree.stages.policy import Device, Policy, load_policy
 from turntree.training.attention import layouts
@@ -72,12 +72,12 @@ def test_threads_go_by_the_model_and_the_machine_and_are_said(
     for name in ("OMP_NUM_THREADS", "TURNTREE_THREADS"):
         monkeypatch.setenv(name, machine.get(name, ""))
     (tmp_path / "cpu.max").write_text(machine.get("quota", "max 100000"))
-    monkeypatch.setattr(threads, "_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(policy, "_QUOTA", tmp_path / "cpu.max")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    threads._say.cache_clear()
+    policy._say.cache_clear()
     size = torch.nn.Linear(100, 100) if model == "tiny" else SimpleNamespace(parameters=lambda: [_Weight(40_000_000)])
-    assert threads.set_threads(size, asked) == expected
+    assert policy.set_threads(size, asked) == expected
     assert f"turntree: {expected} thread" in capsys.readouterr().err
 
 
@@ -85,7 +85,7 @@ def test_threads_go_by_the_model_and_the_machine_and_are_said(
 def test_the_command_s_own_setting_does_not_bound_the_threads_and_the_user_s_does(said, expected: int) -> None:
     """The command sets OMP_NUM_THREADS itself before torch is loaded."""
     code = "import os; os.sched_getaffinity = lambda pid: range(8); import turntree.cli.main; "
-    code += "from turntree.stages import threads; threads._quota = lambda: None; print(threads.available())"
+    code += "from turntree.stages import policy; policy._quota = lambda: None; print(policy.available())"
     clean = {name: value for name, value in os.environ.items() if not name.endswith("_THREADS")}
     shown = subprocess.run([sys.executable, "-c", code], env=clean | said, capture_output=True, text=True, check=True)
     assert shown.stdout == f"{expected}\n"

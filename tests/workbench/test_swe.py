@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from turntree.core.messages import Message, ToolCall
 from turntree.domains.workbench import bugs
-from turntree.domains.workbench.packages import PACKAGES
+from turntree.domains.workbench.bugs import PACKAGES
 
 
 def call(name, **arguments):

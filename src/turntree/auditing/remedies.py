@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turntree.auditing.played import Played
-from turntree.core.outcome import GroupOutcome
+from turntree.core.outcome import GroupOutcome, group_outcome
 from turntree.filters.dapo import DapoFilter
 from turntree.filters.greso import Greso, GresoConfig
 
@@ -72,20 +72,21 @@ def replay(played: Played, remedies: Remedies, seed: int = 0) -> Removed:
         rows = list(members)
         for i in rows:  # all decisions of an iteration come before its outcomes
             task = played.groups[i].task
-            skipped[i] = not profiles.get(task, True) or (greso is not None and greso.decide(task, iteration).skip)
+            skipped[i] = not profiles.get(task, True) or (greso is not None and greso.skip(task, iteration) is not None)
         for i in rows:
             if skipped[i]:
                 continue
             cut[i] = remedies.gate is not None and bool(remedies.gate.cut_N[i])
             rewards = () if cut[i] else played.groups[i].rewards
             if remedies.dapo is not None and not cut[i]:
-                dropped[i] = played.scored_N[i] and not remedies.dapo.judge(rewards).keep
+                mixed = group_outcome(rewards, success=remedies.dapo.success) is GroupOutcome.MIXED
+                dropped[i] = played.scored_N[i] and not mixed
             if greso is not None:
                 greso.record(played.groups[i].task, rewards)
             if remedies.pivots is not None and not cut[i]:
                 _profile(played, i, remedies.pivots, profiles)
         if greso is not None:
-            greso.adjust()
+            greso.end_iteration()
     return Removed(skipped_N=skipped, cut_N=cut, dropped_N=dropped)
 
 

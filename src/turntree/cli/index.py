@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from turntree.cli.common import finish, json_option
-from turntree.cli.outputs import OutputCommand
+from turntree.cli.options import OutputCommand
 from turntree.core.errors import InputError
 
 

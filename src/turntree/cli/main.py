@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-# One OpenMP thread until the model's size is known (`stages.threads`). Set before torch is loaded. A number that the
+# One OpenMP thread until the model's size is known (`stages.policy`). Set before torch is loaded. A number that the
 # user has set stays the upper limit.
 os.environ.setdefault("TURNTREE_THREADS", os.environ.get("OMP_NUM_THREADS", "0"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -31,7 +31,6 @@ from turntree.cli import (
     gateway,
     index,
     models,
-    online,
     pipeline,
     results,
     serve,
@@ -58,7 +57,6 @@ cli.add_command(pipeline.rescore)
 cli.add_command(pipeline.importance)
 cli.add_command(pipeline.select)
 cli.add_command(pipeline.train)
-pipeline.train.add_command(online.online)
 cli.add_command(export.export)
 cli.add_command(experiment.experiment)
 cli.add_command(results.evaluate)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from turntree.cli.common import finish, json_option, out_option, overwrite_option
-from turntree.cli.outputs import OutputCommand
+from turntree.cli.options import OutputCommand
 
 
 @click.group(short_help="Get a pretrained model, merge an adapter, push a model.")

@@ -17,9 +17,8 @@ from turntree.cli.common import (
     overwrite_option,
     share,
 )
-from turntree.cli.online import REWARD
-from turntree.cli.options import StageCommand, short
-from turntree.cli.outputs import OutputCommand
+from turntree.cli.options import OutputCommand, StageCommand, short
+from turntree.cli.pipeline import REWARD
 from turntree.observe.run import notice
 
 if TYPE_CHECKING:

@@ -34,6 +34,7 @@ from typing import Any, TypeVar, cast
 
 from turntree.core.config import Part, converted, laid_over, to_value, unknown_key
 from turntree.core.errors import ConfigError, InputError
+from turntree.core.protocols import Brancher, Filter, Gate, Renderer, StreamingEngine
 
 T = TypeVar("T")
 
@@ -41,11 +42,13 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class Kind:
     """One kind of part. `context` names what a stage provides to its factories; with `plain` a function is the part
-    itself and not a factory."""
+    itself and not a factory. What a factory builds is held against `protocol`; `base` is the class to subclass."""
 
     noun: str
     context: tuple[str, ...] = ()
     plain: bool = False
+    protocol: type | None = None
+    base: str | None = None
 
     @property
     def field(self) -> str:
@@ -60,12 +63,14 @@ KINDS: dict[str, Kind] = {
     "teachers": Kind("teacher", plain=True),
     "verifiers": Kind("verifier", ("environment", "engine", "renderer", "episodes"), plain=True),
     "rewards": Kind("reward", plain=True),
-    "gates": Kind("gate", ("seed",)),
-    "filters": Kind("filter", ("seed",)),
-    "branchers": Kind("brancher", ("vocabulary", "seed")),
+    "gates": Kind("gate", ("seed",), protocol=Gate),
+    "filters": Kind("filter", ("seed",), protocol=Filter, base="turntree.core.protocols.Filter"),
+    "branchers": Kind(
+        "brancher", ("vocabulary", "seed"), protocol=Brancher, base="turntree.branching.rules.Undeterred"
+    ),
     "estimators": Kind("estimator", ("normalizer", "per_rollout"), plain=True),
-    "engines": Kind("engine", ("policy",)),
-    "renderers": Kind("renderer", ("tokenizer", "folder")),
+    "engines": Kind("engine", ("policy",), protocol=StreamingEngine),
+    "renderers": Kind("renderer", ("tokenizer", "folder"), protocol=Renderer),
     "trace_formats": Kind("trace format", plain=True),
     "pivot_formats": Kind("pivot format", plain=True),
     "log_formats": Kind("log format", plain=True),
@@ -160,12 +165,13 @@ class Loaded:
         if ARGUMENT in declared:
             given[ARGUMENT] = self.argument
         try:
-            return self.target(**given, **self._arguments(values, context))
+            built = self.target(**given, **self._arguments(values, context))
         except ConfigError as error:
             if error.field is None or re.split(r"[.\[]", error.field)[0] not in values:
                 raise
             whole = f"{where}.{error.field}"
             raise ConfigError(error.problem, path=error.path, field=whole, hint=error.hint) from error
+        return _checked(KINDS[self.kind], built, self.name, where)
 
     def _arguments(self, values: Mapping[str, Any], context: Mapping[str, Any]) -> Mapping[str, Any]:
         """The options as the factory takes them: those of its `config` as that dataclass."""
@@ -398,9 +404,31 @@ def _digest(file: str | None) -> str:
     return "built-in" if file is None else hashlib.blake2b(Path(file).read_bytes(), digest_size=4).hexdigest()
 
 
-def require(protocol: type, built: object, part: Part, *, field: str, hint: str) -> None:
-    """Raise `InputError` for what a part gave if it lacks something of the protocol: before a run begins, and not where
-    it is needed first."""
-    if missing := [name for name in vars(protocol) if not name.startswith("_") and not hasattr(built, name)]:
-        problem = f"{part.name!r} gave {type(built).__name__}, which has no {', '.join(missing)}"
-        raise InputError(problem, field=field, hint=hint)
+def _checked(kind: Kind, built: Any, name: str, where: str) -> Any:
+    """What a factory built. Raises `InputError` where it lacks something of its protocol, or has a method that does not
+    take the arguments: before a run begins, and not where it is needed first."""
+    if kind.protocol is None:
+        return built
+    declared = {key: told for cls in kind.protocol.__mro__ for key, told in vars(cls).items() if key[0] != "_"}
+    missing = [key for key in declared if not hasattr(built, key)]
+    others = [key for key in declared if not missing and not _takes(getattr(built, key), declared[key])]
+    if missing or others:
+        what = f"has no {', '.join(missing)}" if missing else f"does not take the arguments of {', '.join(others)}"
+        hint = f"subclass {kind.base}" if kind.base else f"see turntree.core.protocols.{kind.protocol.__name__}"
+        raise InputError(f"{name!r} gave {type(built).__name__}, which {what}", field=where, hint=hint)
+    return built
+
+
+def _takes(own: Any, declared: Any) -> bool:
+    """Whether a method takes all that the protocol's does (a property takes nothing)."""
+    if not callable(declared) or not callable(own):
+        return not callable(declared)
+    asked = [each for each in inspect.signature(declared).parameters.values() if each.name != "self"]
+    keywords = {each.name: None for each in asked if each.kind is each.KEYWORD_ONLY}
+    try:
+        inspect.signature(own).bind(*[None] * (len(asked) - len(keywords)), **keywords)
+    except TypeError:
+        return False
+    except ValueError:  # a function that is not written in Python tells nothing
+        return True
+    return True

@@ -7,20 +7,11 @@ rollouts; here this refill has a cap.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from turntree.core.errors import ConfigError
 from turntree.core.outcome import SUCCESS_REWARD, GroupOutcome, group_outcome
 from turntree.core.protocols import Filter, FinishedGroup
-
-
-@dataclass(frozen=True)
-class FilterDecision:
-    """`reason` is the outcome of the group in the words of `GroupOutcome`."""
-
-    keep: bool
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +27,6 @@ class DapoFilter(Filter):
         if self.refill_cap < 0:
             raise ConfigError("is negative", field="refill_cap", hint="0 switches the refill off")
 
-    def judge(self, rewards: Sequence[float | None]) -> FilterDecision:
-        """Keep a group with different rewards. None is a censored rollout; a group with fewer than two scored ones
-        is dropped as censored, not as zero-variance."""
-        outcome = group_outcome(rewards, success=self.success)
-        return FilterDecision(outcome is GroupOutcome.MIXED, outcome.value)
-
     def drop(self, group: FinishedGroup) -> str | None:
         """Decide by the credit of the update: under path weights refills do not count, so a group whose rewards differ
         only in refills has no gradient, and none where faults left one start to compare starts with."""
@@ -50,8 +35,8 @@ class DapoFilter(Filter):
             return None
         if not credit.zero_variance and any(one.positive or one.negative for one in credit.nodes.values()):
             return None
-        decision = self.judge(group.rewards)
-        return "no difference among rewards that count" if decision.keep else decision.reason
+        outcome = group_outcome(group.rewards, success=self.success)
+        return "no difference among rewards that count" if outcome is GroupOutcome.MIXED else outcome.value
 
 
 def refill(cap: float, *, wanted: int, kept: int, started: int) -> int:

@@ -12,7 +12,7 @@ the histories and a resumed run repeats it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -59,15 +59,6 @@ class GresoConfig:
                 raise ConfigError("is outside [lowest_exploration, highest_exploration]", field=name)
 
 
-@dataclass(frozen=True)
-class PromptDecision:
-    """`probability` is that of being skipped. `reason` is one of a few fixed texts, for counting."""
-
-    skip: bool
-    probability: float
-    reason: str
-
-
 @dataclass(frozen=True, kw_only=True)
 class TaskHistory:
     """The history of a task: its last observed outcome and how many groups in a row had this outcome."""
@@ -85,7 +76,7 @@ class TaskHistory:
 
 
 class Greso(Filter):
-    """Ask `decide` before a group is started, tell `record` when it ended, call `adjust` after every iteration."""
+    """Skips tasks by what their earlier groups ended as."""
 
     def __init__(self, config: GresoConfig | None = None) -> None:
         self.config = config or GresoConfig()
@@ -107,27 +98,25 @@ class Greso(Filter):
             return 0.0
         return 1 - max(self.exploration[history.outcome] ** history.streak, self.config.keep_at_least)
 
-    def decide(self, task: str, iteration: int) -> PromptDecision:
-        """Whether to skip the task in this iteration. The same call gives the same answer."""
-        history = self.history(task)
+    def skip(self, task_id: str, iteration: int) -> str | None:
+        history = self.history(task_id)
         self._predicting |= history.outcome is not None
-        if history.outcome is None:
-            return PromptDecision(False, 0.0, "no history")
-        if not history.outcome.zero_variance:
-            return PromptDecision(False, 0.0, "mixed before")
-        probability = self.skip_probability(task)
-        skip = seeds.generator(self.config.seed or 0, "greso", task, iteration).random() < probability
-        return PromptDecision(skip, probability, f"{'predicted' if skip else 'explored'} {history.outcome.value}")
+        draw = seeds.generator(self.config.seed or 0, "greso", task_id, iteration).random()
+        if history.outcome is None or draw >= self.skip_probability(task_id):
+            return None
+        return f"predicted {history.outcome.value}"
 
-    def record(self, task: str, rewards: Sequence[float | None]) -> GroupOutcome:
+    def finished(self, group: FinishedGroup) -> None:
+        self.record(group.task_id, group.rewards)
+
+    def record(self, task: str, rewards: Sequence[float | None]) -> None:
         """Record the rewards of a finished group; None is a censored rollout (all rollouts of a gated group are)."""
         outcome = group_outcome(rewards, success=self.config.success)
         self._histories[task] = self.history(task).after(outcome)
         self._played[outcome] += 1
-        return outcome
 
-    def adjust(self) -> None:
-        """End an iteration: explore less of a kind that is above its target share, more of one that is below.
+    def end_iteration(self) -> None:
+        """Explore less of a kind that is above its target share, more of one that is below.
 
         Censored groups are not counted. Nothing changes until a task comes back, because nothing was predicted before.
         """
@@ -146,26 +135,8 @@ class Greso(Filter):
         self._played = dict.fromkeys(GroupOutcome, 0)
         self._predicting = False
 
-    # as a filter
-
-    def skip(self, task_id: str, iteration: int) -> str | None:
-        decision = self.decide(task_id, iteration)
-        return decision.reason if decision.skip else None
-
-    def finished(self, group: FinishedGroup) -> None:
-        self.record(group.task_id, group.rewards)
-
-    def end_iteration(self) -> None:
-        self.adjust()
-
     def state(self) -> dict[str, Any]:
-        return self.to_json()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        vars(self).update(vars(Greso.from_json(state)))
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON value that `from_json` restores exactly, in the middle of an iteration too."""
+        """What `restore` restores exactly, in the middle of an iteration too."""
         return {
             "schema": SCHEMA,
             "config": asdict(self.config),
@@ -175,15 +146,14 @@ class Greso(Filter):
             "tasks": {task: asdict(history) for task, history in self._histories.items()},
         }
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Greso:
-        if value.get("schema") != SCHEMA:
-            raise ConfigError(f"is {value.get('schema')!r}, not {SCHEMA!r}", field="schema")
-        restored = cls(from_mapping(GresoConfig, value["config"]))
-        restored.exploration = {GroupOutcome(name): p for name, p in value["exploration"].items()}
-        restored._played = {GroupOutcome(name): count for name, count in value["played"].items()}
-        restored._predicting = value["predicting"]
-        for task, row in value["tasks"].items():
-            outcome = None if row["outcome"] is None else GroupOutcome(row["outcome"])
-            restored._histories[task] = TaskHistory(**{**row, "outcome": outcome})
-        return restored
+    def restore(self, state: dict[str, Any]) -> None:
+        if state.get("schema") != SCHEMA:
+            raise ConfigError(f"is {state.get('schema')!r}, not {SCHEMA!r}", field="schema")
+        self.config = from_mapping(GresoConfig, state["config"])
+        self.exploration = {GroupOutcome(name): p for name, p in state["exploration"].items()}
+        self._played = {GroupOutcome(name): count for name, count in state["played"].items()}
+        self._predicting = state["predicting"]
+        self._histories = {
+            task: TaskHistory(**{**row, "outcome": row["outcome"] and GroupOutcome(row["outcome"])})
+            for task, row in state["tasks"].items()
+        }

@@ -10,7 +10,7 @@ from typing import Any
 
 from turntree.observe.files import write_text
 from turntree.profiling.select import classify
-from turntree.report import figures, online, profile_figures, results, tree_section, wording
+from turntree.report import figures, online, results, rollout_tree, wording
 from turntree.report.browser import build_browser
 from turntree.report.examples import examples
 from turntree.report.figures import Curve
@@ -40,7 +40,7 @@ def build_report(run_dir: Path, out: Path | None = None) -> Path:
     out = out or run_dir / "report.html"
     run = read_run(run_dir)
     page = render(run, out)
-    for folder in tree_section.with_trees(run).values():
+    for folder in rollout_tree.with_trees(run).values():
         build_browser(folder)
     return write_text(out, page)
 
@@ -72,7 +72,7 @@ def view(run: Run, page: Path) -> dict[str, Any]:
         **_profile(run),
         **_by_task_type(run.arms),
         **_retention(run.arms),
-        **tree_section.of_arms(run, page),
+        **rollout_tree.of_arms(run, page),
         "ledger": (ledger := results.ledger(run)),
         "ledger_total": results.total(ledger),
         "examples": examples(run),
@@ -155,8 +155,8 @@ def _profile(run: Run) -> dict[str, Any]:
     if run.profile is not None and run.profile.rows:
         rows = run.profile.rows
         classes = [classify(row, threshold) for row in rows]
-        view["profile_chart"] = profile_figures.mean_and_variance(rows, threshold)
-        view["grid"] = profile_figures.kinds_by_mean(rows, threshold)
+        view["profile_chart"] = figures.mean_and_variance(rows, threshold)
+        view["grid"] = figures.kinds_by_mean(rows, threshold)
         view["classes"] = {name: classes.count(name) for name in sorted(set(classes))}
         view["rollouts"] = max(row.get("rollouts", 0) for row in rows)
     return view

@@ -11,7 +11,7 @@ from typing import Any
 from turntree.core.tree import Decision, StopReason
 from turntree.observe import jsonl
 from turntree.observe.statistics import paired_bootstrap
-from turntree.report import results, rollout_tree, tree_section, wording
+from turntree.report import results, rollout_tree, wording
 from turntree.report.figures import SMOOTHING, Curve, moving_mean, scale, series
 from turntree.report.read import ONLINE_STAGE, Arm, Row, Run, reading
 from turntree.report.rollout_tree import KeptTrees
@@ -78,7 +78,7 @@ def view(run: Run, page: Path) -> dict[str, Any]:
             "stops": stops.most_common(),
             "stops_chart": shares("stops", "Rollouts that did not complete", broken) if broken else None,
             **_branching(arm, rows, kept),
-            "tree": tree_section.view(kept, run.path, page),
+            "tree": rollout_tree.view(kept, run.path, page),
             "ledger": ledger,
             "ledger_total": results.total(ledger),
         }

@@ -440,7 +440,6 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         if self.gate is None:
             return None
         gate = parts.build("gates", self.gate, seed=self.train.seed)
-        parts.require(Gate, gate, self.gate, field="gate", hint="see turntree.core.protocols.Gate")
         first, longest = getattr(gate, "first_look", None), self.train.rollouts.episodes.max_turns
         if first is not None and first >= longest:
             problem = f"first looks at turn {first}, and episodes end at turn {longest}: nothing is left to cut"
@@ -457,8 +456,6 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         if self.brancher is None:
             return None
         brancher = parts.build("branchers", self.brancher, vocabulary=vocabulary, seed=self.train.seed)
-        hint = "subclass turntree.branching.rules.Undeterred"
-        parts.require(Brancher, brancher, self.brancher, field="brancher", hint=hint)
         longest = self.train.rollouts.episodes.sampling.max_tokens
         if (probe := getattr(brancher, "probe_tokens", 0)) > longest:
             problem = f"looks at the first {probe} tokens of a turn, and turns end at {longest}: nothing can fork"
@@ -478,18 +475,13 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         return brancher
 
     def build_filters(self) -> list[Filter]:
-        """Raises `InputError` for an object that is not a filter, and for a built-in filter that `train` also switches
-        on."""
-        found: list[Filter] = []
-        for i, part in enumerate(self.filters):
-            one = parts.build("filters", part, field=f"filters.{i}", seed=self.train.seed)
-            parts.require(Filter, one, part, field="filters", hint="subclass turntree.core.protocols.Filter")
-            found.append(one)
+        """Raises `ConfigError` for a built-in filter that `train` also switches on."""
         twice = [name for name in ("dapo", "greso") if getattr(self.train, name) is not None]
         if again := [part.name for part in self.filters if part.name in twice]:
             problem = f"names {again[0]!r}, which train.{again[0]} switches on"
             raise ConfigError(problem, field="filters", hint="name it once")
-        return found
+        named = enumerate(self.filters)
+        return [parts.build("filters", part, field=f"filters.{i}", seed=self.train.seed) for i, part in named]
 
     def build_estimator(self) -> Estimator | None:
         loss = self.train.loss

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
+import functools
 import json
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -21,18 +22,19 @@ from turntree.engines.checkpoint import load_model, load_tokenizer, policy_hash,
 from turntree.engines.endpoint import EndpointConfig, EndpointEngine
 from turntree.engines.hub import folder_of
 from turntree.engines.limits import Prefixes
+from turntree.observe.run import notice
 from turntree.renderers.families import FamilyRenderer
 from turntree.renderers.template import ChatRenderer
 from turntree.stages.config import AUTO, HF, Device
-from turntree.stages.threads import set_threads
 from turntree.training.attention import set_tree_attention
 from turntree.training.forward import set_checkpointing
 from turntree.training.lora import Reference, add_adapter, frozen_reference
 
-_VERBS = ("generate", "submit", "cancel", "poll", "update_weights", "weights_changed")
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
 _OURS = (AUTO.name, "template", "family")
-_RENDERS = ("stop_ids", "prompt", "completion", "extend", "parse")
-_FIGURES = ("policy_version", "max_context", "in_flight")
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ def load_policy(source: str, device: Device) -> Policy:
         add_adapter(model, device.lora)
     loaded = Weights(source, model, tokenizer, _renderer(device.renderer, tokenizer, folder), device.prefixes)
     _check_stops(loaded, folder)
-    engine = _engine(device.engine, loaded)
+    engine = parts.build("engines", device.engine, field="device.engine", policy=loaded)
     _set_passes(model, device)
     identity = identity_of(weights, tokenizer, loaded.renderer, device.renderer)
     return Policy(source, model, tokenizer, loaded.renderer, device.prefixes, engine, weights, identity)
@@ -163,40 +165,8 @@ def _set_passes(model: PreTrainedModel, device: Device) -> None:
         set_checkpointing(model)
 
 
-def _engine(part: Part, policy: Weights) -> StreamingEngine:
-    """Raises `InputError` for an object that is not an engine, before it is used."""
-    return _checked(parts.build("engines", part, policy=policy), part, StreamingEngine, (*_VERBS, *_FIGURES))
-
-
 def _renderer(part: Part, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Renderer:
-    return _checked(parts.build("renderers", part, tokenizer=tokenizer, folder=folder), part, Renderer, _RENDERS)
-
-
-def _checked(built: Any, part: Part, protocol: type, names: Sequence[str]) -> Any:
-    missing = [name for name in names if not hasattr(built, name)]
-    others = [name for name in names if not missing and not _is_called_alike(built, protocol, name)]
-    if missing or others:
-        what = f"has no {', '.join(missing)}" if missing else f"does not take the arguments of {', '.join(others)}"
-        problem = f"{part.name!r} gave {type(built).__name__}, which {what}"
-        field = "device.engine" if protocol is StreamingEngine else "device.renderer"
-        raise InputError(problem, field=field, hint=f"see turntree.core.protocols.{protocol.__name__}")
-    return built
-
-
-def _is_called_alike(built: Any, protocol: type, name: str) -> bool:
-    """Whether a verb takes all that the protocol's does. One that did not would censor every rollout of a run."""
-    declared, own = getattr(protocol, name, None), getattr(built, name)
-    if not callable(declared) or not callable(own):  # a figure is no verb
-        return not callable(declared)
-    asked = [each for each in inspect.signature(declared).parameters.values() if each.name != "self"]
-    keywords = {each.name: None for each in asked if each.kind is each.KEYWORD_ONLY}
-    try:
-        inspect.signature(own).bind(*[None] * (len(asked) - len(keywords)), **keywords)
-    except TypeError:
-        return False
-    except ValueError:  # a function that is not written in Python tells nothing
-        return True
-    return True
+    return parts.build("renderers", part, field="device.renderer", tokenizer=tokenizer, folder=folder)
 
 
 def identity_of(
@@ -220,3 +190,45 @@ def _named(renderer: Renderer, part: Part) -> str:
     options = {name: value for name, value in part.options.items() if value is not None}
     said = f" {json.dumps(options, sort_keys=True)}" if options else ""
     return f"{part.name} {parts.identity('renderers', part)}{said}"
+
+
+# the number of CPU threads: by the model's size and the machine, unless the configuration sets it
+
+# Number of parameters from which threads help. In small matrix products threads wait for each other longer than they
+# compute (measured: up to a hundred times longer on a shared machine).
+MANY = 30_000_000
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of processor in a period, or "max"
+
+
+def set_threads(model: PreTrainedModel, asked: int | None) -> int:
+    """Set the threads of this process and print their number: the same number gives the same bits."""
+    import torch
+
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    count = asked or (1 if parameters < MANY else available())
+    torch.set_num_threads(count)
+    _say(f"{count} thread{'s' if count > 1 else ''} for {parameters / 1e6:.1f} M parameters (key device.threads)")
+    return count
+
+
+def available() -> int:
+    """The CPUs that this process may use: by its affinity, its container's share, and at most the user's
+    OMP_NUM_THREADS (which the command keeps as TURNTREE_THREADS, 0 if unset, before it sets its own)."""
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    said = os.environ.get("TURNTREE_THREADS") or os.environ.get("OMP_NUM_THREADS", "")
+    return max(1, min(own, _quota() or own, int(said) if said.isdecimal() and int(said) else own))
+
+
+def _quota() -> int | None:
+    """Whole processors of the container's share, one at least; None where it has no limit."""
+    try:
+        allowed, period = _QUOTA.read_text().split()
+        return max(1, int(allowed) // int(period))
+    except (OSError, ValueError):
+        return None
+
+
+@functools.cache
+def _say(text: str) -> None:
+    """Once in a process: a comparison loads many policies."""
+    notice(text)

@@ -29,6 +29,7 @@ from turntree.traces.formats.row import (
     call_of,
     chat_tools,
     count_unknown,
+    each_object,
     first_object,
     list_of,
     outcome,
@@ -75,17 +76,13 @@ def read_sharegpt(row: dict[str, Any]) -> ChatRow:
     if isinstance(row.get("system"), str) and row["system"]:
         chat.messages.append({"role": "system", "content": row["system"]})
     key = "conversations" if "conversations" in row else "conversation"
-    for raw in list_of(row, key, "a list of {from, value}"):
-        if not isinstance(raw, dict):
-            chat.messages.append(raw)  # refused, with its place, when messages are parsed
-            continue
-        said = cast("dict[str, Any]", raw)
-        count_unknown(said, ("from", "value", "weight", "loss"), f"{key}[].", chat.ignored)
-        chat.messages += _said(said, chat.ignored)
+    items = list_of(row, key, "a list of {from, value}")
+    chat.messages += each_object(items, lambda said: _said(said, f"{key}[].", chat.ignored))
     return chat
 
 
-def _said(said: dict[str, Any], ignored: Counter[str]) -> list[Any]:
+def _said(said: dict[str, Any], inside: str, ignored: Counter[str]) -> list[Any]:
+    count_unknown(said, ("from", "value", "weight", "loss"), inside, ignored)
     role, value = _SPEAKERS.get(str(said.get("from")), said.get("from")), said.get("value")
     weight = {"weight": 0} if said.get("weight") == 0 or said.get("loss") is False else {}
     if role == "call":
@@ -145,19 +142,18 @@ def read_terminus(row: dict[str, Any]) -> ChatRow:
     if chat.id and row.get("episode") is not None:  # the same trial is written once an episode, each with its prefix
         chat.id = f"{chat.id}/{row['episode']}"
     count_unknown(row, _TERMINUS_KEYS, "", chat.ignored)
-    for raw in list_of(row, "conversations", "a list of {role, content}"):
-        if not isinstance(raw, dict):
-            chat.messages.append(raw)
-            continue
-        said = cast("dict[str, Any]", raw)
-        count_unknown(said, ("role", "content"), "conversations[].", chat.ignored)
-        message: dict[str, Any] = {"role": said.get("role"), "content": said.get("content")}
-        if message["role"] == "assistant":
-            message |= acts_in(said.get("content"))
-        elif message["role"] == "user":
-            message[FAILED] = str(said.get("content")).lstrip().lower().startswith(_REFUSED)
-        chat.messages.append(message)
+    items = list_of(row, "conversations", "a list of {role, content}")
+    chat.messages = each_object(items, lambda said: [_terminus(said, chat.ignored)])
     return chat
+
+
+def _terminus(said: dict[str, Any], ignored: Counter[str]) -> dict[str, Any]:
+    count_unknown(said, ("role", "content"), "conversations[].", ignored)
+    role, content = said.get("role"), said.get("content")
+    marks: dict[str, Any] = acts_in(content) if role == "assistant" else {}
+    if role == "user":
+        marks = {FAILED: str(content).lstrip().lower().startswith(_REFUSED)}
+    return {"role": role, "content": content, **marks}
 
 
 # ReAct

@@ -28,12 +28,14 @@ from turntree.traces.formats.row import (
     call_of,
     chat_tools,
     count_unknown,
+    each_object,
     failed_exit,
     first_object,
     list_of,
     object_of,
     one_turn_a_response,
     outcome,
+    part_of,
     reasoning_in,
     text_in,
     text_of,
@@ -98,14 +100,8 @@ def read_openhands_events(row: dict[str, Any]) -> ChatRow:
     events = list_of(row, "events" if "events" in row else "history", "a list of events")
     if any(isinstance(event, list) for event in events):  # old evaluations wrote pairs of action and observation
         events = [one for event in events for one in (event if isinstance(event, list) else [event])]
-    for event in events:
-        if not isinstance(event, dict):
-            chat.messages.append(event)  # refused, with its place, when messages are parsed
-        elif "kind" in event:
-            chat.messages += _sdk_event(cast("dict[str, Any]", event), chat)
-        else:
-            chat.messages += _v0_event(cast("dict[str, Any]", event), chat)
-    chat.messages = one_turn_a_response(chat.messages)
+    said = each_object(events, lambda event: (_sdk_event if "kind" in event else _v0_event)(event, chat))
+    chat.messages = one_turn_a_response(said)
     instruction = row.get("instruction")
     if isinstance(instruction, str) and not any(isinstance(m, dict) and m.get("role") == "user" for m in chat.messages):
         chat.messages.insert(0, {"role": "user", "content": instruction})
@@ -114,14 +110,13 @@ def read_openhands_events(row: dict[str, Any]) -> ChatRow:
 
 def _v0_event(event: dict[str, Any], chat: ChatRow) -> list[Any]:
     count_unknown(event, _V0_KEYS, "events[].", chat.ignored)
-    args = event.get("args") if isinstance(event.get("args"), dict) else {}
-    args = cast("dict[str, Any]", args)
+    args = part_of(event, "args")
     action, observation = event.get("action"), event.get("observation")
     for key, value in (("action", action), ("observation", observation)):
         if not isinstance(value, str | None):
             return [BrokenMessage(f"is {type(value).__name__}, not text", turn=key == "action", field=f"events.{key}")]
     told: Any = event.get("tool_call_metadata")
-    call_id = told.get("tool_call_id") if isinstance(told, dict) else None
+    call_id = part_of(event, "tool_call_metadata").get("tool_call_id")
     if action == "system":
         chat.tools = chat_tools(list_of(args, "tools", "a list of tool declarations"), chat.ignored)
         return [{"role": "system", "content": args.get("content")}]
@@ -134,7 +129,7 @@ def _v0_event(event: dict[str, Any], chat: ChatRow) -> list[Any]:
             return []
         name, arguments = _v0_call(str(action), args, told)
         call = call_of(name, arguments, call_id)
-        response = cast("dict[str, Any]", told["model_response"]).get("id") if _has_response(told) else None
+        response = part_of(told, "model_response").get("id")
         turn = {"role": "assistant", "content": args.get("thought") or "", "tool_calls": [call]}
         return [turn | {RESPONSE: response}]
     if observation is not None and observation not in _V0_SILENT:
@@ -145,10 +140,6 @@ def _v0_event(event: dict[str, Any], chat: ChatRow) -> list[Any]:
         return [{"role": "tool", "content": content, "tool_call_id": call_id, FAILED: failed}]
     chat.ignored[f"events[] of {action or observation or 'no'} kind"] += 1
     return []
-
-
-def _has_response(told: Any) -> bool:
-    return isinstance(told, dict) and isinstance(cast("dict[str, Any]", told).get("model_response"), dict)
 
 
 def _v0_call(action: str, args: dict[str, Any], told: Any) -> tuple[Any, Any]:
@@ -180,19 +171,17 @@ def _sdk_event(event: dict[str, Any], chat: ChatRow) -> list[Any]:
         content = _blocks(said.get("content"), event.get("extended_content"))
         return [{"role": role, "content": content, **reasoning_in(said, chat.ignored)}]
     if kind == "ActionEvent":
-        call = event.get("tool_call") if isinstance(event.get("tool_call"), dict) else {}
-        call = cast("dict[str, Any]", call)
-        function = call.get("function") if isinstance(call.get("function"), dict) else call
-        arguments = cast("dict[str, Any]", function).get("arguments")
+        call = part_of(event, "tool_call")
+        function = part_of(call, "function") if isinstance(call.get("function"), dict) else call
+        arguments = function.get("arguments")
         if arguments is None and isinstance(event.get("action"), dict):
             arguments = {key: value for key, value in event["action"].items() if key != "kind" and value is not None}
-        name = event.get("tool_name") or cast("dict[str, Any]", function).get("name")
+        name = event.get("tool_name") or function.get("name")
         content = text_in(event.get("thought") or "")
         turn = {"role": "assistant", "content": content, "tool_calls": [call_of(name, arguments, call_id)]}
         return [turn | {RESPONSE: event.get("llm_response_id")} | reasoning_in(event, chat.ignored)]
     if kind in ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation"):
-        seen = event.get("observation") if isinstance(event.get("observation"), dict) else {}
-        seen = cast("dict[str, Any]", seen)
+        seen = part_of(event, "observation")
         content = next((seen[k] for k in ("content", "output") if seen.get(k) is not None), None)
         content = content if content is not None else event.get("error") or event.get("rejection_reason")
         failed = kind != "ObservationEvent" or bool(seen.get("is_error") or seen.get("error") or failed_exit(seen))
@@ -251,8 +240,7 @@ def read_atif(row: dict[str, Any]) -> ChatRow:
     count_unknown(row, _ATIF_KEYS, "", chat.ignored)
     chat.ignored += Counter({"continued_trajectory_ref": 1} if row.get("continued_trajectory_ref") is not None else {})
     _count_subagents(row, chat)
-    for step in list_of(row, "steps", "a list of steps"):
-        chat.messages += _step(cast("dict[str, Any]", step), chat) if isinstance(step, dict) else [step]
+    chat.messages = each_object(list_of(row, "steps", "a list of steps"), lambda step: _step(step, chat))
     return chat
 
 
@@ -390,8 +378,7 @@ def _opencode_message(role: Any, parts: list[Any], chat: ChatRow) -> list[Any]:
         if kind == "text" and isinstance(part.get("text"), str):
             turn["content"] = "\n".join(text for text in (turn["content"], part["text"]) if text)
         elif kind == "tool":
-            state = part.get("state") if isinstance(part.get("state"), dict) else {}
-            state = cast("dict[str, Any]", state)
+            state = part_of(part, "state")
             turn["tool_calls"].append(call_of(part.get("tool"), state.get("input"), part.get("callID")))
             if state.get("status") in ("completed", "error"):
                 failed = state["status"] == "error"

@@ -138,6 +138,18 @@ def object_of(row: Mapping[str, Any], key: str) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
+def part_of(row: Any, key: str) -> dict[str, Any]:
+    """The object at a key; empty where there is none, or something else."""
+    value: Any = cast("dict[str, Any]", row).get(key) if isinstance(row, dict) else None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def each_object(items: Iterable[Any], read: Callable[[dict[str, Any]], list[Any]]) -> list[Any]:
+    """The messages that `read` makes of every object. What is no object stays, and is refused with its place when
+    messages are parsed."""
+    return [message for item in items for message in (read(item) if isinstance(item, dict) else [item])]
+
+
 def outcome(row: Mapping[str, Any], meta: dict[str, Any]) -> bool | None:
     """Whether the episode succeeded: `success`, else `resolved`, else `reward` >= 1 (kept in `meta`), else unknown."""
     reward = row.get("reward")
@@ -170,8 +182,7 @@ def text_of(row: Mapping[str, Any], keys: Iterable[str]) -> str | None:
 
 def failed_exit(told: Any) -> bool | None:
     """Whether a command ended with an exit code above 0, which `told` or its `metadata` has; None without a code."""
-    metadata: Any = cast("dict[str, Any]", told).get("metadata") if isinstance(told, dict) else None
-    for place in (told, metadata):
+    for place in (told, part_of(told, "metadata")):
         code: Any = cast("dict[str, Any]", place).get("exit_code") if isinstance(place, dict) else None
         if isinstance(code, int):
             return code > 0

@@ -21,6 +21,7 @@ from turntree.traces.formats.row import (
     ChatRow,
     chat_tools,
     count_unknown,
+    each_object,
     fingerprint,
     first_object,
     list_of,
@@ -121,16 +122,12 @@ def _read(row: dict[str, Any], key: str) -> ChatRow:
         rule="tool_calls",
     )
     chat.tools = chat_tools(list_of(row, "tools", "a list of tool declarations"), chat.ignored)
-    messages = list_of(row, key, "a list of messages")
-    chat.messages = [message for raw in messages for message in _messages(raw, chat.ignored)]
+    chat.messages = each_object(list_of(row, key, "a list of messages"), lambda raw: _messages(raw, chat.ignored))
     return chat
 
 
-def _messages(raw: Any, ignored: Counter[str]) -> list[Any]:
+def _messages(row: dict[str, Any], ignored: Counter[str]) -> list[Any]:
     """One message in chat form; one for each call where one observation answers several."""
-    if not isinstance(raw, dict):
-        return [raw]  # refused, with its place, when messages are parsed
-    row = cast("dict[str, Any]", raw)
     count_unknown(row, _KNOWN, "messages[].", ignored)
     role = _ROLES.get(str(row.get("role")), row.get("role"))
     content = row.get("content") if row.get("content") is not None else row.get("text")

@@ -10,7 +10,7 @@ prompt: it is put together from the domain policy as the benchmark's own agent d
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from turntree.traces.formats.row import (
     FAILED,
@@ -18,6 +18,7 @@ from turntree.traces.formats.row import (
     ChatRow,
     chat_tools,
     count_unknown,
+    each_object,
     list_of,
     object_of,
     outcome,
@@ -103,7 +104,7 @@ def _read_simulation(row: dict[str, Any], info: dict[str, Any], system_prompt: P
     )
     chat.tools = chat_tools(list_of(info, "tool_defs", "a list of tool declarations"), chat.ignored)
     messages = list_of(row, "messages", "a list of tau2 messages")
-    chat.messages = [message for raw in messages for message in _messages(raw, chat)]
+    chat.messages = each_object(messages, lambda raw: _messages(raw, chat))
     policy = info.get("policy") or row.get("policy")
     if policy and not any(isinstance(m, dict) and m.get("role") == "system" for m in chat.messages):
         plain = system_prompt == "policy" or info.get("agent", "llm_agent") != "llm_agent"
@@ -113,15 +114,12 @@ def _read_simulation(row: dict[str, Any], info: dict[str, Any], system_prompt: P
     return chat
 
 
-def _messages(raw: Any, chat: ChatRow) -> list[Any]:
+def _messages(row: dict[str, Any], chat: ChatRow) -> list[Any]:
     """One message, none for what the simulated user did alone, several for the results of parallel calls."""
-    if not isinstance(raw, dict):
-        return [raw]  # refused, with its place, when messages are parsed
-    row = cast("dict[str, Any]", raw)
     count_unknown(row, _MESSAGE_KEYS, "messages[].", chat.ignored)
     message: dict[str, Any] = {"role": row.get("role"), "content": row.get("content")}
     if isinstance(row.get("tool_messages"), list):
-        return [message for one in row["tool_messages"] for message in _messages(one, chat)]
+        return each_object(row["tool_messages"], lambda one: _messages(one, chat))
     if row.get("role") == "tool":
         if row.get("requestor") == "user":
             chat.ignored["messages[] of tools used by the simulated user"] += 1
