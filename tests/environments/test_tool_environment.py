@@ -118,7 +118,7 @@ def test_get_reward_is_no_tool_but_the_reward_and_asynchronous_tools_are_waited_
     assert (told.messages[0].content, told.reward, told.done) == ("You said yes.", 1.0, False)
     over = environment.step(Message("assistant", "Done."))
     assert (over.done, over.success, over.reward) == (True, True, 1.0)
-    environment._object.lost = True
+    environment.object.lost = True
     with pytest.raises(EnvironmentFault, match="returned no number"):
         environment.step(Message("assistant", "Done."))
 
@@ -139,7 +139,7 @@ def test_an_asynchronous_reset_is_waited_for_too() -> None:
 def test_a_reward_that_is_no_number_is_named() -> None:
     environment = ToolEnvironment(Misjudging, task_id="a")
     environment.reset()
-    with pytest.raises(EnvironmentFault, match=r"its reward is not a number \('good'\)"):
+    with pytest.raises(EnvironmentFault, match=r"its reward is str, not a number"):
         environment.step(calling("say", word="yes"))
 
 
