@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -9,7 +11,10 @@ from typing import Any, Self
 
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
+from turntree.environments.loop import LOOP, run, start
 from turntree.environments.pool import EnvironmentFault, Session, replay
+
+_CLOSING_SECONDS = 10.0  # for an asynchronous `close`
 
 
 class Recorded:
@@ -72,4 +77,11 @@ class Recorded:
         if self._closing is not None:
             self._closing()
         close = getattr(held, "close", None)
-        self._held, self._closing = held, weakref.finalize(self, close) if callable(close) else None
+        self._held, self._closing = held, weakref.finalize(self, _closed, close) if callable(close) else None
+
+
+def _closed(close: Callable[[], Any]) -> None:
+    """Also an asynchronous `close`. The garbage collector may call this in any thread, the loop's own included."""
+    under_way = close()
+    if inspect.iscoroutine(under_way):
+        run(under_way, _CLOSING_SECONDS) if threading.current_thread().name != LOOP else start(under_way)

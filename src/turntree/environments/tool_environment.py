@@ -126,8 +126,7 @@ class ToolEnvironment(Recorded):
     def _do(self, action: Message) -> Observation:
         answers = tuple(self._call(call) for call in action.tool_calls)
         state = self._held
-        said = getattr(state, "done", False)
-        done, reward = not answers or bool(said and not callable(said)), _reward(state)
+        done, reward = not answers or bool(_number(state, "done")), _reward(state)
         return Observation(
             answers or (Message("user", "done"),),
             done=done,
@@ -182,6 +181,8 @@ def tool_schemas(factory: Callable[[], Any]) -> tuple[dict[str, Any], ...]:
     for name in names:
         method = functools.partial(getattr(kind, name), None)
         try:
+            if inspect.isgeneratorfunction(getattr(kind, name)) or inspect.isasyncgenfunction(getattr(kind, name)):
+                raise TypeError("it is a generator, which is no answer: return a text")
             bound = _described(getattr(kind, name), method)
             schemas.append(get_json_schema(bound))
         except Exception as error:
@@ -215,7 +216,12 @@ def _opening(prompt: tuple[Message, ...], told: str | None) -> tuple[Message, ..
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_jsonable)
+
+
+def _jsonable(value: Any) -> Any:
+    """Scalars and arrays of numpy and torch as numbers, anything else as text."""
+    return value.tolist() if callable(getattr(value, "tolist", None)) else str(value)
 
 
 class _NotPlain(Exception):
@@ -244,7 +250,8 @@ def _plain(value: Any, place: str) -> Any:
 
 
 def _number(state: Any, name: str) -> float | None:
-    value = getattr(state, name, None)
+    """None where the object has no such attribute. An `AttributeError` inside a property of its class is an error."""
+    value = getattr(state, name) if hasattr(type(state), name) else getattr(state, name, None)
     return None if value is None or callable(value) else _float(name, value)
 
 
@@ -269,7 +276,7 @@ def _reward(state: Any) -> float | None:
 
 def _success(state: Any, reward: float | None) -> bool | None:
     """The object's `success`; without one, whether the reward is at least 1."""
-    said = getattr(state, "success", None)
-    if said is not None and not callable(said):
+    said = _number(state, "success")
+    if said is not None:
         return bool(said)
     return None if reward is None else reward >= 1
