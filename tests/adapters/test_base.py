@@ -20,9 +20,11 @@ from turntree.adapters.base import AdaptedEnvironment, Scored, held_apart, key_o
 from turntree.adapters.mcp import McpGame
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
-from turntree.core.protocols import Observation
+from turntree.core.protocols import Environment, Observation
 from turntree.environments.check import check_environment
+from turntree.environments.inline import InlinePool
 from turntree.environments.pool import EnvironmentFault
+from turntree.environments.tasks import Replayed
 from turntree.tools.runtime import ToolRuntime
 
 
@@ -49,6 +51,48 @@ class Remembers(Locked):
     def act(self, action: Message) -> Observation:
         self.heard.append(action.content)
         return Observation((Message("user", str(len(self.heard))),), done=False)
+
+
+class Opened:
+    """A game, and an environment of a user, that holds something open."""
+
+    task_id, open = "a", 0
+
+    def begin(self) -> tuple[Message, ...]:
+        Opened.open += 1
+        return (Message("user", "go"),)
+
+    def act(self, action: Message) -> Observation:
+        if action.content == "fall":
+            raise EnvironmentFault("it fell")
+        return Observation((Message("user", "on"),), done=False)
+
+    def __deepcopy__(self, memo: object) -> Opened:
+        raise TypeError("a connection")
+
+    def close(self) -> None:
+        Opened.open -= 1
+
+    reset, step = begin, act
+
+
+class Fresh(Opened):
+    def __deepcopy__(self, memo: object) -> Opened:
+        return Opened()
+
+
+@pytest.mark.parametrize("task", [AdaptedEnvironment(Opened, task_id="a"), Replayed(Fresh())], ids=["game", "user's"])
+def test_what_an_episode_holds_is_closed_when_it_is_over_fails_or_is_dropped(task: Environment) -> None:
+    pool = InlinePool()
+    first = pool.open(task)
+    pool.reset(first), pool.poll()
+    twin = pool.fork(first)
+    pool.step(twin, Message("assistant", "on")), pool.poll()
+    assert Opened.open == 2, "a fork holds its own"
+    pool.step(first, Message("assistant", "fall"))
+    assert pool.poll()[0].fault == "it fell" and Opened.open == 1
+    pool.close(twin)
+    assert Opened.open == 0
 
 
 def said(environment: AdaptedEnvironment, times: int = 1) -> list[str]:

@@ -260,16 +260,16 @@ def test_a_fork_shares_the_databases_until_one_of_the_two_writes(bank):
     environment.reset()
     environment.step(called("look", "ann"))
     twin = environment.fork()
-    assert twin._game.environment is environment._game.environment
+    assert twin._held.environment is environment._held.environment
     environment.step(called("pay", "ann"))
     assert twin.step(called("look", "ann")).messages[0].content == "5"
     assert environment.step(called("look", "ann")).messages[0].content == "0"
-    before = environment._game.environment
+    before = environment._held.environment
     environment.step(called("pay", "bob"))
-    assert environment._game.environment is before, "its own already"
+    assert environment._held.environment is before, "its own already"
     late = environment.fork()
     late.step(called("pay", "ann"))
-    assert environment._game.environment is before and late._game.environment is not before
+    assert environment._held.environment is before and late._held.environment is not before
 
 
 def test_one_episode_does_not_change_what_the_next_one_begins_with(bank):
@@ -378,7 +378,7 @@ def test_without_tau2_bench_the_error_says_where_it_comes_from(monkeypatch):
 def test_a_copy_of_a_conversation_has_its_own_words(bank):
     environment = opened()["pays"]
     environment.reset()
-    first = environment._game
+    first = environment._held
     second = copy.deepcopy(first)
     second.said.append("1000")
     assert first.said == []

@@ -44,7 +44,15 @@ class Lines:
 class Failing(Lines):
     def log(self, metrics, step):
         super().log(metrics, step)
+        metrics.clear()
         raise ConnectionError("no route\\nto the server")
+
+class Exiting(Failing):
+    def log(self, metrics, step):
+        raise SystemExit("no route to the server")
+
+class Asynchronous(Lines):
+    async def log(self, metrics, step): ...
 
 class Unbuilt:
     def __init__(self, run):
@@ -134,16 +142,20 @@ def test_a_run_that_is_begun_anew_is_told_anew(turntree, household, folder) -> N
     assert [row["resumed"] for row in lines(folder / "run" / "told.jsonl") if "begun" in row] == [False, False]
 
 
-@pytest.mark.parametrize("name", ["Failing", "Unbuilt"])
+@pytest.mark.parametrize("name", ["Failing", "Unbuilt", "Exiting"])
 def test_a_logger_that_raises_is_reported_once_and_training_goes_on(turntree, household, folder, name) -> None:
     done = turntree(
         *("train", "pivot", household / "pivots.jsonl", "--out", "run", *PIVOT),
         *("--log", f"logger_module:{name}", "--log", "logger_module:Lines"),
     )
     said = [line for line in done.stderr.splitlines() if "is switched off" in line]
-    assert len(said) == 1 and f"'logger_module:{name}'" in said[0] and "ConnectionError: no route" in said[0]
+    assert (
+        len(said) == 1 and f"'logger_module:{name}'" in said[0] and "it raised" in said[0] and ": no route" in said[0]
+    )
     assert len(lines(folder / "run" / "metrics.jsonl")) == 2
-    assert [step for step, _ in told(folder / "run")].count(2) == 1
+    found = told(folder / "run")
+    assert [step for step, _ in found].count(2) == 1
+    assert all(row in logged(folder / "run") for row in found), "what one takes out, others have"
 
 
 @pytest.mark.parametrize(
@@ -152,6 +164,7 @@ def test_a_logger_that_raises_is_reported_once_and_training_goes_on(turntree, ho
         ("tensorbord", "registered: mlflow, tensorboard, trackio, wandb"),
         ("logger_module:Nothing", "has no 'Nothing'"),
         ("logger_module:NoClose", "which has no log and close"),
+        ("logger_module:Asynchronous", "its log or close is asynchronous or a generator"),
     ],
 )
 def test_what_is_no_logger_is_refused(turntree, household, folder, named, said) -> None:

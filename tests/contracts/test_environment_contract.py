@@ -284,6 +284,7 @@ class Numbered(Corridor):
         "an array": np.array(0.5),
         "nothing": None,
         "nan": np.float32("nan"),
+        "more than float32 holds": 1e200,
         "many": np.array([0.5, 0.5]),
         "text": "0.5",
     }
@@ -315,7 +316,7 @@ def test_numbers_of_array_libraries_become_plain_ones_that_json_can_write(pool: 
     pool.close(twin)
 
 
-@pytest.mark.parametrize("wrong", ["nan", "many", "text"])
+@pytest.mark.parametrize("wrong", ["nan", "many", "text", "more than float32 holds"])
 @pytest.mark.parametrize("field", ["reward", "progress", "metrics"])
 def test_what_is_no_finite_number_is_a_fault_that_names_it(pool: EnvironmentPool, field: str, wrong: str) -> None:
     session = begun(pool, Numbered())

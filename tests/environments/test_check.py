@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -74,6 +75,11 @@ class Surrogate(Good):
         return (Message("user", "\ud800"),)
 
 
+class Beyond(Good):
+    def step(self, action: Message) -> Observation:
+        return replace(super().step(action), progress=len(self.said))
+
+
 class Locked(Good):
     def __init__(self) -> None:
         super().__init__()
@@ -106,6 +112,7 @@ def test_an_environment_that_keeps_the_laws_is_found_without_fault() -> None:
         (Shared(), "a fork answers as the original"),
         (Surrogate(), "JSON carries every message"),
         (BadTools(), "parameters are a JSON schema"),
+        (Beyond(), "progress is from 0 to 1"),
     ],
 )
 def test_the_law_that_is_broken_is_named(environment: Good, law: str) -> None:
@@ -149,8 +156,8 @@ def test_what_only_costs_something_is_a_note() -> None:
 
 def test_gold_that_does_not_solve_its_task_is_a_note() -> None:
     environment = Replayed(Good())
-    environment._fresh.gold = [Message("assistant", word) for word in "abc"]
+    environment._start.gold = [Message("assistant", word) for word in "abc"]
     assert check_environment(environment) == []
-    environment._fresh.gold = [Message("assistant", "a")]
+    environment._start.gold = [Message("assistant", "a")]
     (note,) = check_environment(environment)
     assert note.law == "the task's own gold solves it" and not note.grave

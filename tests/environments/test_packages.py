@@ -4,6 +4,7 @@ of known actions ends with the reward that it must have. A package that is absen
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 import time
@@ -114,6 +115,35 @@ class TestGymnasium:
         with pytest.raises(InputError, match="of space Sequence"):
             opened(f"gymnasium:Odd{which}-v0", instructions="Play.")
 
+    def test_it_is_closed_when_its_episode_is_over(self) -> None:
+        import gymnasium
+
+        closed: list[object] = []
+
+        def watched() -> gymnasium.Env[Any, Any]:
+            made = gymnasium.make("FrozenLake-v1").unwrapped
+            made.close = lambda: closed.append(made)  # type: ignore[method-assign]
+            return made
+
+        gymnasium.register("Watched-v0", watched)
+        (task,) = opened("gymnasium:Watched-v0", count=1)
+        assert len(closed) == 1, "the one that was looked at"
+        task.reset(), task.reset()
+        assert len(closed) == 2
+
+    @pytest.mark.filterwarnings("ignore:.*render_mode")
+    @pytest.mark.parametrize(
+        ("name", "options", "said"),
+        [
+            ("CartPole-v1", {"ansi": True}, r"cannot draw as text \(its render modes: human, rgb_array\)"),
+            ("FrozenLake-v1", {"actions": ("a", "b")}, "names 2 actions, and 'FrozenLake-v1' has 4 actions"),
+            ("Pendulum-v1", {"actions": ("a", "b")}, "has actions of space Box, which have no names"),
+        ],
+    )
+    def test_options_that_the_game_does_not_have_are_refused(self, name: str, options: Any, said: str) -> None:
+        with pytest.raises(InputError, match=said):
+            opened(f"gymnasium:{name}", **options)
+
     def test_an_unknown_id_is_one_line(self) -> None:
         with pytest.raises(InputError, match="doesn't exist"):
             opened("gymnasium:Nothing-v0")
@@ -213,9 +243,31 @@ class TestVerifiers:
         assert (told.messages[0].role, told.messages[0].content) == ("tool", str(number + 1))
         assert task.step(Message("assistant", str(number + 1))).reward == 1.0
 
-    def test_a_reward_function_that_fails_censors(self) -> None:
+    @pytest.mark.parametrize("quiet", ["", "verifiers", "all"])
+    def test_a_reward_function_that_fails_censors(self, quiet: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """However quiet logging is."""
+        (task,) = opened("verifiers:verifiers_environments:broken", count=1)
+        logger = logging.getLogger("verifiers")
+        monkeypatch.setattr(logger, "level", logging.CRITICAL if quiet == "verifiers" else logger.level)
+        monkeypatch.setattr(logger.manager, "disable", logging.CRITICAL if quiet == "all" else 0)
+        logger.manager._clear_cache()  # type: ignore[attr-defined]
         with pytest.raises(EnvironmentFault, match="Error calling reward function"):
-            played(opened("verifiers:verifiers_environments:broken")[0], "x")
+            played(task, "x")
+
+    def test_an_episode_that_a_limit_or_a_fault_ends_is_cleaned_up(self) -> None:
+        """A fork shares what the state names: only the episode itself cleans up."""
+        import verifiers_environments
+
+        (task,) = opened("verifiers:verifiers_environments:multi", count=1)
+        played(task, "x")
+        name, until = task._held._state["trajectory_id"], time.monotonic() + 10  # type: ignore[attr-defined]
+        task.fork()
+        time.sleep(0.5)
+        assert name not in verifiers_environments.CLEANED
+        task.reset()
+        while name not in verifiers_environments.CLEANED and time.monotonic() < until:
+            time.sleep(0.01)
+        assert verifiers_environments.CLEANED.count(name) == 1
 
 
 class TestOpenEnv:

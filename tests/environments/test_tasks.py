@@ -54,6 +54,24 @@ def bare(split, count, *, seed):
 def wrong(split, count, *, seed):
     return [1]
 
+def odd(split, count, *, seed, **said):
+    made = Echo(f"{split}-0")
+    for name, value in said.items():
+        setattr(made, name, value)
+    return [made]
+
+def numbered(split, count, *, seed):
+    return odd(split, count, seed=seed, task_id=1)
+
+def toolless(split, count, *, seed):
+    return odd(split, count, seed=seed, tools=None)
+
+def flat(split, count, *, seed):
+    return odd(split, count, seed=seed, tools=[{"type": "function", "name": "look"}])
+
+def unworthy(split, count, *, seed):
+    return odd(split, count, seed=seed, failure_reward=float("nan"))
+
 OPENED = []
 
 @dataclass(frozen=True)
@@ -122,6 +140,10 @@ def test_a_reset_that_forgets_the_comma_of_its_tuple_is_told_so() -> None:
         ("my_game:Doubled", "gave two tasks of split 'train' the id 'same'"),
         ("my_game:nothing", "gave no task for split 'train'"),
         ("my_game:wrong", "gave int, which has no task_id, reset, step"),
+        ("my_game:numbered", "gave a task with the id 1; an id is a text"),
+        ("my_game:toolless", r"gave task 'train-0' tools that are none \(None\)"),
+        ("my_game:flat", "gave task 'train-0' tools that are none .*'look'"),
+        ("my_game:unworthy", "gave task 'train-0' a failure_reward that is nan"),
     ],
 )
 def test_what_cannot_be_trained_on_is_refused_before_anything_is_played(name: str, said: str) -> None:

@@ -8,7 +8,9 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
+import numpy as np
 import pytest
 
 from turntree.core.errors import InputError
@@ -118,9 +120,68 @@ def test_get_reward_is_no_tool_but_the_reward_and_asynchronous_tools_are_waited_
     assert (told.messages[0].content, told.reward, told.done) == ("You said yes.", 1.0, False)
     over = environment.step(Message("assistant", "Done."))
     assert (over.done, over.success, over.reward) == (True, True, 1.0)
-    environment._object.lost = True
+    environment.object.lost = True
     with pytest.raises(EnvironmentFault, match="returned no number"):
         environment.step(Message("assistant", "Done."))
+
+
+class Unread(Counter):
+    """What is read of it raises, or is not of its kind."""
+
+    success: object = None
+
+    @property
+    def reward(self) -> float:
+        return self.no_such_thing  # type: ignore[attr-defined]
+
+
+class Unclear(Counter):
+    success = "no"
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "said"),
+    [(Unread, AttributeError, "no_such_thing"), (Unclear, EnvironmentFault, "its success is str, not a number")],
+)
+def test_what_cannot_be_read_of_an_object_is_a_fault_and_no_outcome(
+    kind: type, error: type[Exception], said: str
+) -> None:
+    """An error inside the property `reward` was no reward, so 0; the text "no" was success."""
+    environment = ToolEnvironment(kind, task_id="a", arguments={"goal": 3})
+    environment.reset()
+    with pytest.raises(error, match=said):
+        environment.step(Message("assistant", "Done."))
+
+
+class Streams(Counter):
+    closed: ClassVar[list[int]] = []
+
+    def look(self) -> dict:
+        """Look at the counter."""
+        return {"count": np.int64(self.count), "all": np.arange(2)}
+
+    async def close(self) -> None:
+        self.closed.append(self.goal)
+
+
+class Yields(Counter):
+    def look(self):  # type: ignore[override]
+        """Look at the counter."""
+        yield "3"
+
+
+def test_numbers_of_numpy_are_numbers_for_the_policy_and_an_asynchronous_close_is_waited_for() -> None:
+    environment = ToolEnvironment(Streams, task_id="a", arguments={"goal": 5})
+    environment.reset()
+    assert answer(environment, calling("look")) == '{"count": 0, "all": [0, 1]}'
+    del environment
+    assert Streams.closed == [5]
+
+
+def test_a_tool_that_yields_is_refused_before_it_is_played() -> None:
+    """Its answer was the name and address of a generator, and nothing of it was done."""
+    with pytest.raises(InputError, match=r"'Yields.look': it is a generator"):
+        tool_schemas(Yields)
 
 
 class Misjudging(OwnsItsReward):
@@ -139,7 +200,7 @@ def test_an_asynchronous_reset_is_waited_for_too() -> None:
 def test_a_reward_that_is_no_number_is_named() -> None:
     environment = ToolEnvironment(Misjudging, task_id="a")
     environment.reset()
-    with pytest.raises(EnvironmentFault, match=r"its reward is not a number \('good'\)"):
+    with pytest.raises(EnvironmentFault, match=r"its reward is str, not a number"):
         environment.step(calling("say", word="yes"))
 
 

@@ -102,6 +102,7 @@ def test_the_reward_is_the_weighted_sum_unless_one_function_failed(given_values:
         (gives(None), "reward 'mine' gave None"),
         (gives("high"), "reward 'mine' gave str, not a number"),
         (gives(float("inf")), "reward 'mine' gave inf"),
+        (gives(1e200), "reward 'mine' gave 1e+200, which float32 does not hold"),
     ],
 )
 def test_a_function_that_fails_censors_the_leaf_and_is_named(function: RewardFunction, reason: str) -> None:

@@ -7,7 +7,6 @@ import copy
 import importlib
 import json
 import random
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType
@@ -21,7 +20,8 @@ from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation
 from turntree.core.seeds import derive
 from turntree.environments.loop import awaited
-from turntree.environments.pool import EnvironmentFault, Session, replay
+from turntree.environments.pool import EnvironmentFault
+from turntree.environments.recorded import Recorded
 from turntree.observe.jsonl import parse_object, read_lines
 from turntree.traces.splits import assign_split
 
@@ -30,14 +30,15 @@ HELD_OUT = {"train": 0.0, "dev": 0.5, "test": 0.5}  # of a file that is held out
 
 
 class Game(Protocol):
-    """One episode in a foreign package. It is copied by `copy.deepcopy` where the package allows that."""
+    """One episode in a foreign package. It is copied by `copy.deepcopy` where the package allows that. Its `close()`,
+    where it has one, ends what the package holds; it may be called in any thread."""
 
     def begin(self) -> tuple[Message, ...]: ...
 
     def act(self, action: Message) -> Observation: ...
 
 
-class AdaptedEnvironment:
+class AdaptedEnvironment(Recorded):
     """One episode of one task (protocol `Environment`) on a `Game` that `make` begins anew.
 
     Packages draw from the global generators of `random` and numpy. Every episode has its own state of these, seeded
@@ -58,31 +59,22 @@ class AdaptedEnvironment:
         can_copy: bool = True,
         gold: Sequence[Message] = (),
     ) -> None:
+        super().__init__()
         self.task_id, self.task_type, self.tools, self.gold = task_id, task_type, tuple(tools), tuple(gold)
         self._make, self._seed, self._can_copy = make, seed, can_copy
-        self._game: Game | None = None
         self._random = _seeded(seed)
-        self._actions: list[Message] = []
-        self._answers: list[Observation] = []
 
-    def reset(self) -> tuple[Message, ...]:
+    def _begin(self) -> tuple[Message, ...]:
         self._random = _seeded(self._seed)
         with self._own_random():
-            self._game = self._make()
-            opening = self._game.begin()
-        self._actions, self._answers = [], [Observation(opening, done=False)]
-        return opening
+            self._hold(self._make())
+            return self._held.begin()
 
-    def step(self, action: Message) -> Observation:
-        if self._game is None:
-            raise EnvironmentFault("step before reset")
+    def _do(self, action: Message) -> Observation:
         with self._own_random():
-            observation = self._game.act(action)
-        self._actions.append(action)
-        self._answers.append(observation)
-        return observation
+            return self._held.act(action)
 
-    def fork(self) -> AdaptedEnvironment:
+    def _fresh(self) -> AdaptedEnvironment:
         twin = AdaptedEnvironment(
             self._make,
             task_id=self.task_id,
@@ -92,19 +84,16 @@ class AdaptedEnvironment:
             can_copy=self._can_copy,
             gold=self.gold,
         )
-        if self._game is None:
-            return twin
+        twin._random = self._random  # for a copy; `reset` seeds it
+        return twin
+
+    def _copied(self) -> Game | None:
         if self._can_copy:
             try:
-                twin._game = copy.deepcopy(self._game)
+                return copy.deepcopy(self._held)
             except Exception:  # a lock, a connection, a generator: whatever the package keeps
-                self._can_copy = twin._can_copy = False
-            else:
-                twin._random = self._random
-                twin._actions, twin._answers = list(self._actions), list(self._answers)
-                return twin
-        deque(replay(twin, Session(twin, self._actions, self._answers)), maxlen=0)
-        return twin
+                self._can_copy = False
+        return None
 
     @contextlib.contextmanager
     def _own_random(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ rewards. Success is a sum of at least `success` (default: the `reward_threshold`
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -67,12 +68,17 @@ def tasks(
     except Exception as error:
         problem = f"gymnasium.make({name!r}) raised {type(error).__name__}: {error}"
         raise InputError(problem, field="environment", hint="check the id and environment.make") from error
-    names = actions or NAMES.get(re.split(r"[-_\d]", name.rpartition("/")[2])[0], ())
-    if success is None and first.spec is not None:
-        success = first.spec.reward_threshold
-    asked = described(first.action_space, names)  # before any episode: all of them would be censored
-    if not ansi:
-        written(first.observation_space, first.observation_space.sample())
+    with contextlib.closing(first):  # refused before any episode: all of them would be censored
+        names = _names(first.action_space, name, actions)
+        if success is None and first.spec is not None:
+            success = first.spec.reward_threshold
+        asked = described(first.action_space, names)
+        modes = first.metadata.get("render_modes") or ()
+        if ansi and "ansi" not in modes:
+            problem = f"{name!r} cannot draw as text (its render modes: {', '.join(modes) or 'none'})"
+            raise InputError(problem, field="environment.ansi", hint="leave it out: observations are written as text")
+        if not ansi:
+            written(first.observation_space, first.observation_space.sample())
     told = instructions or f"You play {name}. Reply with {asked}."
     return [
         AdaptedEnvironment(
@@ -83,6 +89,17 @@ def tasks(
         )
         for i in range(count)
     ]
+
+
+def _names(space: Any, name: str, given: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of the actions, one for each. Raises `InputError` where others than the game has are `given`."""
+    count = int(space.n) if type(space).__name__ == "Discrete" else 0
+    if given and len(given) != count:
+        has = f"{count} actions" if count else f"actions of space {type(space).__name__}, which have no names"
+        hint = "name every action, in the order of their numbers" if count else "leave it out"
+        raise InputError(f"names {len(given)} actions, and {name!r} has {has}", field="environment.actions", hint=hint)
+    known = NAMES.get(re.split(r"[-_\d]", name.rpartition("/")[2])[0], ())
+    return given or (known if len(known) == count else ())
 
 
 class GymnasiumGame:
@@ -117,6 +134,9 @@ class GymnasiumGame:
         enough = self._total > 0 if self._success is None else self._total >= self._success
         message = Message("user", self._shown(observation))
         return Observation((message,), done, success=enough if done else None, reward=self._total)
+
+    def close(self) -> None:
+        self._environment.close()
 
     def _shown(self, observation: Any) -> str:
         if not self._ansi:

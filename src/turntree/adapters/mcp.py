@@ -114,11 +114,12 @@ class McpGame:
 
     def end(self) -> None:
         self._stack.close()
+        self._own = False
 
-    def __del__(self) -> None:
+    def close(self) -> None:
         """In a thread of its own: the garbage collector may run in one that the server's connection waits for."""
-        if getattr(self, "_own", False):
-            threading.Thread(target=self._stack.close, daemon=True).start()
+        if self._own:
+            threading.Thread(target=self.end, daemon=True).start()
 
     def begin(self) -> tuple[Message, ...]:
         return self._prompt

@@ -99,7 +99,7 @@ class OpenEnvGame:
 
     def act(self, action: Message) -> Observation:
         if self._kind in ("act", "tools") and not action.tool_calls:
-            self.end()
+            self.close()
             success = self._total >= self._success
             return Observation((Message("user", "done"),), done=True, success=success, reward=self._total)
         if self._kind not in ("act", "tools"):
@@ -123,7 +123,7 @@ class OpenEnvGame:
                 self._total += float(result.reward or 0.0)
             messages.append(Message(answer.role, text, (), answer.tool_call_id, answer.name))
             if done:
-                self.end()
+                self.close()
                 break
         success = self._total >= self._success if done else None
         return Observation(tuple(messages), done, success=success, reward=self._total)
@@ -142,13 +142,11 @@ class OpenEnvGame:
         except (OSError, ConnectionError, TimeoutError) as error:
             raise EnvironmentFault(f"the server does not answer: {type(error).__name__}: {error}") from error
 
-    def end(self) -> None:
+    def close(self) -> None:
         """End the session, without waiting for it: the server has room for a few."""
-        client, self._client = getattr(self, "_client", None), None
+        client, self._client = self._client, None
         if client is not None:
             start(_closed(client))
-
-    __del__ = end
 
 
 async def _closed(client: Any) -> None:
@@ -187,8 +185,9 @@ def _actions(url: str, seconds: float) -> tuple[str, tuple[dict[str, Any], ...]]
 
 def _listed(url: str, seconds: float) -> tuple[dict[str, Any], ...]:
     game = OpenEnvGame(url, {}, "tools", "", None, 1.0, seconds)
-    game.begin()
-    found = game._ask(game._client.step, {"type": "list_tools"}).observation["tools"]
+    with contextlib.closing(game):
+        game.begin()
+        found = game._ask(game._client.step, {"type": "list_tools"}).observation["tools"]
     return tuple(
         ToolSpec(each["name"], each.get("description") or "", each["input_schema"]).to_chat() for each in found
     )

@@ -26,7 +26,7 @@ from turntree.core import parts
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
-from turntree.environments.loop import run
+from turntree.environments.loop import run, start
 from turntree.environments.pool import EnvironmentFault
 from turntree.tools.tool import ToolSpec
 
@@ -102,6 +102,7 @@ def loaded(name: str, arguments: dict[str, Any]) -> Any:
 class VerifiersGame:
     def __init__(self, environment: Any, row: dict[str, Any], seconds: float) -> None:
         self._environment, self._row, self._seconds = environment, row, seconds
+        self._unclean = False  # whether `cleanup` is due; never of a copy, which shares what its state names
         self._state: Any = None
         self._prompt: list[Any] = []
 
@@ -117,10 +118,20 @@ class VerifiersGame:
     def act(self, action: Message) -> Observation:
         return run(self._act(action), self._seconds)
 
+    def close(self) -> None:
+        """Clean up after an episode that was not scored (a limit, a fault), without waiting for it."""
+        if self._unclean:
+            start(self._cleaned())
+
+    async def _cleaned(self) -> None:
+        self._unclean = False
+        await self._environment.cleanup(self._state)
+
     async def _begin(self) -> tuple[Message, ...]:
         environment = self._environment
         row = {"example_id": 0, **self._row}
         state = await environment.init_state(row, _no_client(), "turntree", {})
+        self._state, self._unclean = state, True
         self._state = await environment.setup_state(state) or state
         self._prompt = _normal(await environment.get_prompt_messages(self._state))
         self._check()
@@ -157,7 +168,7 @@ class VerifiersGame:
 
     async def _scored(self, told: tuple[Message, ...]) -> Observation:
         environment, state = self._environment, self._state
-        await environment.cleanup(state)
+        await self._cleaned()
         self._check()
         with _errors() as errors:
             await environment.rubric.score_rollout(state)
@@ -175,16 +186,22 @@ class VerifiersGame:
 
 @contextlib.contextmanager
 def _errors() -> Iterator[list[str]]:
-    """Collects the errors that rubrics log: they catch every exception of a reward function and count 0."""
+    """Collects the errors that rubrics log: they catch every exception of a reward function and count 0. However quiet
+    logging is set (VF_LOG_LEVEL, `logging.disable`), errors are logged meanwhile."""
     found: list[str] = []
     handler = logging.Handler(logging.ERROR)
     handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("verifiers")
+    level, disabled = logger.level, logger.manager.disable
+    logger.setLevel(min(level, logging.ERROR))
+    logging.disable(logging.NOTSET)
     logger.addHandler(handler)
     try:
         yield found
     finally:
         logger.removeHandler(handler)
+        logging.disable(disabled)
+        logger.setLevel(level)
 
 
 def _no_client() -> Any:

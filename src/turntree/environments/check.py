@@ -102,6 +102,8 @@ def _play(
             said = f"{reason_of(error)} for {_shown(action)}; the rollout would be censored"
             yield Finding("an action that a policy may sample is answered", task_id, turn, said)
             return
+        if not 0 <= (answer.progress or 0.0) <= 1:
+            yield Finding("progress is from 0 to 1", task_id, turn, f"it is {answer.progress:g}")
         if twin is not None:
             yield from _same(twin, action, answer, task_id, turn)
         yield from _carried(answer, task_id, turn)

@@ -13,12 +13,13 @@ from typing import Any, TypeVar
 from turntree.environments.pool import EnvironmentFault
 
 T = TypeVar("T")
+LOOP = "turntree-adapters"  # the name of its thread
 
 
 @functools.cache
 def event_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="turntree-adapters", daemon=True).start()
+    threading.Thread(target=loop.run_forever, name=LOOP, daemon=True).start()
     return loop
 
 

@@ -8,11 +8,11 @@ fault costs at most a replay, and a retry is the same call again.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from turntree.core import scalars
 from turntree.core.errors import TurntreeError
 from turntree.core.messages import ROLES, Message
 from turntree.core.protocols import Environment, Observation
@@ -144,23 +144,17 @@ def checked(observation: Any) -> Observation:
 def _truth(name: str, value: Any) -> bool:
     """Raises `EnvironmentFault` for what is neither true nor false, in Python's, numpy's or torch's type."""
     try:
-        plain = value.item() if hasattr(value, "item") else value
-    except Exception:  # an array of several
-        plain = value
-    if not isinstance(plain, bool):
-        raise EnvironmentFault(f"answered {name} that is neither true nor false ({value!r})")
-    return plain
+        return scalars.truth(value)
+    except ValueError as error:
+        raise EnvironmentFault(f"answered {name} that is neither true nor false ({value!r})") from error
 
 
 def _number(name: str, value: Any) -> float:
     """Raises `EnvironmentFault` for what is no finite number."""
     try:
-        number = math.nan if isinstance(value, str | bytes) else float(value)
-    except Exception:  # the value is foreign code too (an array of several numbers, a date, ...)
-        number = math.nan
-    if not math.isfinite(number):
-        raise EnvironmentFault(f"answered a {name} that is not a finite number ({value!r})")
-    return number
+        return scalars.number(value)
+    except ValueError as error:
+        raise EnvironmentFault(f"answered a {name} that is not a finite number ({error})") from error
 
 
 def _is_message(value: Any) -> bool:

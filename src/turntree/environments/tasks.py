@@ -14,19 +14,19 @@ import contextlib
 import copy
 import inspect
 import os
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from turntree.core import parts
+from turntree.core import parts, scalars
 from turntree.core.config import Part, to_value
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation
-from turntree.environments.pool import EnvironmentFault, EnvironmentPool, Session, replay
+from turntree.environments.pool import EnvironmentFault, EnvironmentPool
 from turntree.environments.processes import ProcessPool, ProcessPoolConfig
+from turntree.environments.recorded import Recorded
 from turntree.observe.files import tree_hash
 
 TRAIN, DEV = "train", "dev"
@@ -58,8 +58,8 @@ def open_tasks(
 ) -> Iterator[TaskSet]:
     """The first `splits[name]` tasks of every split. `model` names the policy that will play, for environments whose
     prompts depend on it. With `workers` they are stepped in processes, unless the environment has its own pool. Raises
-    `InputError` where the environment gives no tasks, gives what is not an environment, gives two tasks one id, or puts
-    one task into two splits."""
+    `InputError` where the environment gives no tasks, gives what is not an environment, gives two tasks one id, puts
+    one task into two splits, or where an id, tools or a failure_reward are none."""
     loaded = parts.load("environments", environment.name)
     with contextlib.ExitStack() as stack:
         if inspect.isclass(loaded.target) and hasattr(loaded.target, "open"):
@@ -71,7 +71,7 @@ def open_tasks(
                 for split, count in splits.items()
             }
             opened = TaskSet(tasks={split: _environments(found, environment, split) for split, found in made.items()})
-        _check_ids(opened, environment)
+        _check(opened, environment)
         if workers is not None and workers.workers > 0:
             if opened.pool is not None:
                 hint = "leave it at 0"
@@ -118,12 +118,14 @@ def _environments(found: Any, environment: Part, split: str) -> list[Environment
     return [_with_fork(item, environment) for item in cast("Sequence[Any]", found)]
 
 
-def _check_ids(opened: TaskSet, environment: Part) -> None:
-    """An id names one task of one split."""
+def _check(opened: TaskSet, environment: Part) -> None:
+    """An id names one task of one split, and what is said of a task is of its kind."""
     home: dict[str, str] = {}
     for split, tasks in opened.tasks.items():
         for task in tasks:
-            if (other := home.get(task.task_id)) == split:
+            if (wrong := _wrong(task)) is not None:
+                problem, hint = wrong
+            elif (other := home.get(task.task_id)) == split:
                 problem, hint = f"gave two tasks of split {split!r} the id {task.task_id!r}", "an id names one task"
             elif other is not None:
                 problem = f"gave task {task.task_id!r} to two splits, {other!r} and {split!r}"
@@ -132,6 +134,21 @@ def _check_ids(opened: TaskSet, environment: Part) -> None:
                 home[task.task_id] = split
                 continue
             raise InputError(f"{environment.name!r} {problem}", field="environment", hint=hint)
+
+
+def _wrong(task: Environment) -> tuple[str, str] | None:
+    """What a task says of itself that is not of its kind, and what to write instead."""
+    if not isinstance(task.task_id, str):
+        return f"gave a task with the id {task.task_id!r}", "an id is a text"
+    tools: Any = task.tools
+    if not isinstance(tools, list | tuple) or not all(isinstance(t, dict) and "function" in t for t in tools):
+        hint = 'give a tuple of {"type": "function", "function": {"name": ..., ...}}, () without tools'
+        return f"gave task {task.task_id!r} tools that are none ({tools!r})", hint
+    try:
+        scalars.number(getattr(task, "failure_reward", 0.0))
+    except ValueError as error:
+        return f"gave task {task.task_id!r} a failure_reward that is {error}", "give it a number"
+    return None
 
 
 def _with_fork(value: Any, environment: Part) -> Environment:
@@ -143,60 +160,54 @@ def _with_fork(value: Any, environment: Part) -> Environment:
     return value if hasattr(value, "fork") else Replayed(value)
 
 
-class Replayed:
+class Replayed(Recorded):
     """Adds `fork` to an environment without one: a fork is a fresh copy (`copy.deepcopy` before `reset`) that repeats
     the actions, and is refused where it answers differently."""
 
-    def __init__(self, fresh: Any) -> None:
-        self._fresh, self._running = fresh, None
-        self._episode = Session(self)
+    def __init__(self, start: Any) -> None:
+        super().__init__()
+        self._start = start
 
     @property
     def task_id(self) -> str:
-        return self._fresh.task_id
+        return self._start.task_id
 
     @property
     def task_type(self) -> str | None:
-        return getattr(self._fresh, "task_type", None)
+        return getattr(self._start, "task_type", None)
 
     @property
     def failure_reward(self) -> float:
-        return float(getattr(self._fresh, "failure_reward", 0.0))
+        return getattr(self._start, "failure_reward", 0.0)
 
     @property
     def gold(self) -> tuple[Message, ...]:
-        return tuple(getattr(self._fresh, "gold", ()))
+        return tuple(getattr(self._start, "gold", ()))
 
     @property
     def tools(self) -> tuple[dict[str, Any], ...]:
-        return tuple(getattr(self._running or self._fresh, "tools", ()))
+        found: Any = getattr(self._start if self._held is None else self._held, "tools", ())
+        return tuple(found) if isinstance(found, list) else found
 
-    def reset(self) -> tuple[Message, ...]:
-        self._running = copy.deepcopy(self._fresh)
-        told = self._running.reset()
+    def _begin(self) -> tuple[Message, ...]:
+        self._hold(copy.deepcopy(self._start))
+        told = self._held.reset()
         if not isinstance(told, Sequence):
             said = f"`reset` returned {type(told).__name__} instead of a tuple of messages"
-            raise EnvironmentFault(f'{said}: write (tt.Message("user", "..."),), with the comma')
-        told = tuple(cast("Sequence[Message]", told))
-        self._episode = Session(self, [], [Observation(told, done=False)])
-        return told
+            comma = 'write (tt.Message("user", "..."),), with the comma'
+            raise EnvironmentFault(f"{said}: {'it is asynchronous' if inspect.isawaitable(told) else comma}")
+        return tuple(cast("Sequence[Message]", told))
 
-    def step(self, action: Message) -> Observation:
-        assert self._running is not None, "step before reset"
-        observation = self._running.step(action)
-        self._episode.actions.append(action)
-        self._episode.answers.append(observation)
-        return observation
+    def _do(self, action: Message) -> Observation:
+        return self._held.step(action)
 
     def state(self) -> Any:
         """The environment's own `state()`, where it has one."""
-        own = getattr(self._running, "state", None)
+        own = getattr(self._held, "state", None)
         return own() if callable(own) else None
 
-    def fork(self) -> Replayed:
-        twin = Replayed(self._fresh)
-        deque(replay(twin, self._episode), maxlen=0)
-        return twin
+    def _fresh(self) -> Replayed:
+        return Replayed(self._start)
 
 
 def environment_record(

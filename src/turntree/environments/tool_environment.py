@@ -34,21 +34,22 @@ import inspect
 import json
 import random
 import typing
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
+from turntree.core import scalars
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Observation
 from turntree.environments.loop import awaited
-from turntree.environments.pool import FOREIGN, EnvironmentFault, EnvironmentGone, Session, replay
+from turntree.environments.pool import FOREIGN, EnvironmentFault, EnvironmentGone
+from turntree.environments.recorded import Recorded
 
 NOT_TOOLS = frozenset({"reset", "fork", "close", "get_reward"})  # they are called by us
 
 
-class ToolEnvironment:
+class ToolEnvironment(Recorded):
     """One episode of one task (protocol `Environment`) on an object that `factory` makes.
 
     `arguments` are those of its `reset`. What `reset` returns is the task, as the user's message; with a `prompt` (the
@@ -59,10 +60,7 @@ class ToolEnvironment:
 
     A fork is the object's own `fork()` where its class has one. Otherwise the episode is replayed on a new object, and
     refused where that answers differently: an environment that draws at random without a seed cannot be forked.
-
-    The object's `close()`, where it has one, is called once, when nobody holds the episode any more: the pool forgot
-    it, a call failed, or the pool or the program ends. Every fork closes its own object. A worker process that is
-    killed (a time limit) closes nothing, but what it started dies with it.
+    `Recorded` says when the object's `close()` is called, where it has one.
     """
 
     def __init__(
@@ -75,12 +73,9 @@ class ToolEnvironment:
         task_type: str | None = None,
         gold: Sequence[Message] = (),
     ) -> None:
+        super().__init__()
         self.task_id, self.task_type, self.gold = task_id, task_type, tuple(gold)
         self._factory, self._arguments, self._prompt = factory, dict(arguments or {}), tuple(prompt)
-        self._object: Any = None
-        self._closing: Callable[[], Any] | None = None
-        self._actions: list[Message] = []  # no `Session`: a cycle would keep the object open
-        self._answers: list[Observation] = []
 
     @property
     def tools(self) -> tuple[dict[str, Any], ...]:
@@ -89,41 +84,28 @@ class ToolEnvironment:
     @property
     def object(self) -> Any:
         """The object that `factory` made for this episode, for reward functions; None before `reset`."""
-        return self._object
-
-    def reset(self) -> tuple[Message, ...]:
-        self._hold(self._factory())
-        told = awaited(self._object.reset(**self._arguments))
-        opening = _opening(self._prompt, None if told is None else _text(told))
-        self._actions, self._answers = [], [Observation(opening, done=False)]
-        return opening
-
-    def step(self, action: Message) -> Observation:
-        observation = self._do(action)
-        self._actions.append(action)
-        self._answers.append(observation)
-        return observation
+        return self._held
 
     def state(self) -> Any:
         """The state of the object as plain data, equal for objects with the same state: all attributes, or what its
         `__getstate__` gives. None before `reset`, and where `state_problem` says why there is none."""
         try:
-            return None if self._object is None else _plain(self._object.__getstate__(), "")
+            return None if self._held is None else _plain(self._held.__getstate__(), "")
         except (_NotPlain, RecursionError):
             return None
 
     def state_problem(self) -> str | None:
         """Which attribute of the object is not plain data, so that states cannot be compared; None where all are."""
         try:
-            _plain(self._object.__getstate__(), "")
+            _plain(self._held.__getstate__(), "")
         except _NotPlain as found:
             return str(found)
         except RecursionError:
             return "its attributes contain each other in a cycle"
         return None
 
-    def fork(self) -> ToolEnvironment:
-        twin = ToolEnvironment(
+    def _fresh(self) -> ToolEnvironment:
+        return ToolEnvironment(
             self._factory,
             task_id=self.task_id,
             arguments=self._arguments,
@@ -131,26 +113,20 @@ class ToolEnvironment:
             task_type=self.task_type,
             gold=self.gold,
         )
-        own = getattr(self._object, "fork", None)
-        if callable(own):
-            twin._hold(own())
-            twin._actions, twin._answers = list(self._actions), list(self._answers)
-        else:
-            deque(replay(twin, Session(twin, self._actions, self._answers)), maxlen=0)
-        return twin
 
-    def _hold(self, state: Any) -> None:
-        """The object of the episode from now on, in place of the last one, which is closed."""
-        if self._closing is not None:
-            self._closing()
-        close = getattr(state, "close", None)
-        self._object, self._closing = state, weakref.finalize(self, close) if callable(close) else None
+    def _copied(self) -> Any:
+        own = getattr(self._held, "fork", None)
+        return own() if callable(own) else None
+
+    def _begin(self) -> tuple[Message, ...]:
+        self._hold(self._factory())
+        told = awaited(self._held.reset(**self._arguments))
+        return _opening(self._prompt, None if told is None else _text(told))
 
     def _do(self, action: Message) -> Observation:
         answers = tuple(self._call(call) for call in action.tool_calls)
-        state = self._object
-        said = getattr(state, "done", False)
-        done, reward = not answers or bool(said and not callable(said)), _reward(state)
+        state = self._held
+        done, reward = not answers or bool(_number(state, "done")), _reward(state)
         return Observation(
             answers or (Message("user", "done"),),
             done=done,
@@ -163,10 +139,10 @@ class ToolEnvironment:
         return Message("tool", self._answer(call), tool_call_id=call.id, name=call.name)
 
     def _answer(self, call: ToolCall) -> str:
-        if call.name not in tool_names(type(self._object)):
-            known = ", ".join(tool_names(type(self._object)))
+        if call.name not in tool_names(type(self._held)):
+            known = ", ".join(tool_names(type(self._held)))
             return f"error: there is no tool {call.name!r}; the tools are {known}"
-        method = getattr(self._object, call.name)
+        method = getattr(self._held, call.name)
         try:
             inspect.signature(method).bind(**call.arguments)
         except TypeError as error:
@@ -205,6 +181,8 @@ def tool_schemas(factory: Callable[[], Any]) -> tuple[dict[str, Any], ...]:
     for name in names:
         method = functools.partial(getattr(kind, name), None)
         try:
+            if inspect.isgeneratorfunction(getattr(kind, name)) or inspect.isasyncgenfunction(getattr(kind, name)):
+                raise TypeError("it is a generator, which is no answer: return a text")
             bound = _described(getattr(kind, name), method)
             schemas.append(get_json_schema(bound))
         except Exception as error:
@@ -238,7 +216,12 @@ def _opening(prompt: tuple[Message, ...], told: str | None) -> tuple[Message, ..
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_jsonable)
+
+
+def _jsonable(value: Any) -> Any:
+    """Scalars and arrays of numpy and torch as numbers, anything else as text."""
+    return value.tolist() if callable(getattr(value, "tolist", None)) else str(value)
 
 
 class _NotPlain(Exception):
@@ -267,15 +250,16 @@ def _plain(value: Any, place: str) -> Any:
 
 
 def _number(state: Any, name: str) -> float | None:
-    value = getattr(state, name, None)
+    """None where the object has no such attribute. An `AttributeError` inside a property of its class is an error."""
+    value = getattr(state, name) if hasattr(type(state), name) else getattr(state, name, None)
     return None if value is None or callable(value) else _float(name, value)
 
 
 def _float(name: str, value: Any) -> float:
     try:
-        return float(value)
-    except (TypeError, ValueError) as error:
-        raise EnvironmentFault(f"its {name} is not a number ({value!r})") from error
+        return scalars.number(value)
+    except ValueError as error:
+        raise EnvironmentFault(f"its {name} is {error}") from error
 
 
 def _reward(state: Any) -> float | None:
@@ -292,7 +276,7 @@ def _reward(state: Any) -> float | None:
 
 def _success(state: Any, reward: float | None) -> bool | None:
     """The object's `success`; without one, whether the reward is at least 1."""
-    said = getattr(state, "success", None)
-    if said is not None and not callable(said):
+    said = _number(state, "success")
+    if said is not None:
         return bool(said)
     return None if reward is None else reward >= 1

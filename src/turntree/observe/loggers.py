@@ -7,7 +7,7 @@ A logger (`core.parts`, kind `loggers`) is built by a factory with the options t
   step that each logger got is kept in `loggers.json` of the run directory, and written before the logger is called. A
   resumed run sends the rows after that step, beginning with those already in `metrics.jsonl`, so a logger that is added
   later gets the whole curve. (A process that is killed in between loses one row in that logger only.)
-- A logger that raises is reported once and switched off. Training goes on.
+- A logger that raises (or exits) is reported once and switched off. Training goes on.
 - No result depends on a logger, so the loggers may differ when a run is resumed.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 import json
 import os
 import re
@@ -113,9 +114,13 @@ class _Followers:
         for part in named:
             self._guarded(part.name, lambda part=part: self._build(run, part))
         for name, logger in self._live.items():
-            if not all(callable(getattr(logger, verb, None)) for verb in ("log", "close")):
-                problem = f"{name!r} gave {type(logger).__name__}, which has no log and close"
-                raise InputError(problem, field="logger", hint="see turntree.observe.loggers.Logger")
+            verbs: list[Any] = [getattr(logger, verb, None) for verb in ("log", "close")]
+            problem = "" if all(map(callable, verbs)) else "which has no log and close"
+            if any(map(inspect.iscoroutinefunction, verbs)) or any(map(inspect.isgeneratorfunction, verbs)):
+                problem = "which would log nothing: its log or close is asynchronous or a generator"
+            if problem:
+                hint = "see turntree.observe.loggers.Logger"
+                raise InputError(f"{name!r} gave {type(logger).__name__}, {problem}", field="logger", hint=hint)
 
     def _build(self, run: RunDirectory, part: Part) -> None:
         info = RunInfo(
@@ -136,7 +141,7 @@ class _Followers:
         self._steps |= dict.fromkeys(told, step)
         files.write_json(self._path, {"id": self._id, "steps": self._steps})
         for name, logger in told.items():
-            self._guarded(name, lambda logger=logger: logger.log(metrics, step))
+            self._guarded(name, lambda logger=logger: logger.log(dict(metrics), step))
 
     def close(self) -> None:
         for name, logger in list(self._live.items()):
@@ -147,7 +152,7 @@ class _Followers:
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 call()
-        except Exception as error:  # the boundary to foreign code
+        except (Exception, SystemExit) as error:  # the boundary to foreign code
             self._live.pop(name, None)
             said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             notice(f"warning: logger {name!r} is switched off, it raised {said} (metrics.jsonl has every figure)")

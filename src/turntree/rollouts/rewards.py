@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from turntree.core import parts
+from turntree.core import parts, scalars
 from turntree.core.config import Part, converted
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
@@ -207,14 +207,12 @@ def _verdict(function: RewardFunction, episode: Episode) -> Verdict:
             return replace(value, reason=f"did not judge: {value.reason}")
         parts_of = _plain(value.parts) if isinstance(value, Verdict) else {}
         value = value.reward if isinstance(value, Verdict) else value
-        if value is None:
-            return Verdict(None, "gave None")
-        if not isinstance(value, (bool, int, float)) and not hasattr(value, "__float__"):
-            return Verdict(None, f"gave {type(value).__name__}, not a number")
-        number = float(value)
     except Exception as error:  # a bad rollout is data: the boundary to foreign code
         return Verdict(None, f"raised {type(error).__name__}: {' '.join(str(error).split())[:200]}")
-    return Verdict(number, "", parts=parts_of) if math.isfinite(number) else Verdict(None, f"gave {number}")
+    try:
+        return Verdict(scalars.number(value), "", parts=parts_of)
+    except ValueError as error:
+        return Verdict(None, "gave None" if value is None else f"gave {error}")
 
 
 def _plain(named: Mapping[str, Any]) -> dict[str, float | None]:

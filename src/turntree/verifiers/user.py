@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from turntree.core import parts
+from turntree.core import parts, scalars
 from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
@@ -48,16 +48,13 @@ class UserVerifier:
         return Verdict(self._reward(answer), self.name.partition("@")[0], kind)
 
     def _reward(self, answer: Any) -> float:
+        hint = "return a number from 0 to 1, True, False, None or a Verdict"
         try:
-            reward = float(answer.__float__())  # scalars of numpy and torch have it too, their booleans included
-        except Exception as error:  # a text has none; an array of several refuses
-            raise InputError(
-                f"returned {type(answer).__name__}, which is not a reward",
-                field=self.name,
-                hint="return a number from 0 to 1, True, False, None or a Verdict",
-            ) from error
-        if not 0 <= reward <= 1:  # NaN fails this too
-            raise InputError(f"returned {reward}", field=self.name, hint="a reward is a number from 0 to 1")
+            reward = scalars.number(answer)
+        except ValueError as error:
+            raise InputError(f"returned {error}", field=self.name, hint=hint) from error
+        if not 0 <= reward <= 1:
+            raise InputError(f"returned {reward}", field=self.name, hint=hint)
         return reward
 
 

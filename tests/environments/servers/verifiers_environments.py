@@ -22,7 +22,14 @@ def broken():
     return vf.SingleTurnEnv(dataset=Dataset.from_list(ROWS), rubric=vf.Rubric(funcs=[fails]))
 
 
+CLEANED = []
+
+
 class Guessing(vf.MultiTurnEnv):
+    @vf.cleanup
+    async def cleaned(self, state):
+        CLEANED.append(state["trajectory_id"])
+
     async def setup_state(self, state):
         state["tries"] = 0
         return state
