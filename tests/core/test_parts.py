@@ -23,12 +23,19 @@ class Limits:
     seconds: float = 1.0
     times: int = 1
 
+class Never:
+    def decide(self, group):
+        return None
+
+class Pair(Never, tuple):
+    pass
+
 @dataclass(frozen=True, kw_only=True)
-class Patient:
+class Patient(Never):
     """A default that a factory makes, and that differs from the class's own."""
     limits: Limits = field(default_factory=lambda: Limits(seconds=9.0))
 
-class EveryOther:
+class EveryOther(Never):
     """A gate that is built with options, and with the seed that the stage provides."""
     def __init__(self, seed: int, *, turn: int, rate: float = 0.5, limits: Limits = Limits()):
         self.seed, self.turn, self.rate, self.limits = seed, turn, rate, limits
@@ -41,15 +48,16 @@ class Draws:
     limits: Limits = Limits()
 
 def drawing(config: Draws, *, turn: int = 2):
-    return (config, turn)
+    return Pair((config, turn))
 
 def perhaps(seed: int, config: Draws | None = None):
-    return (config, seed)
+    return Pair((config, seed))
 
 def judge(state, action, *, strict: bool = False):
     return (state, action, strict)
 
-READY = object()
+READY = Never()
+NOTHING = object()
 '''
 
 
@@ -115,6 +123,8 @@ def test_an_object_that_is_ready_is_taken_as_it_is(folder: Path) -> None:
     assert parts.build("gates", Part("my_parts:READY"), seed=0) is sys.modules["my_parts"].READY
     with pytest.raises(ConfigError, match="has no keys"):
         parts.build("gates", Part("my_parts:READY", {"turn": 1}), seed=0)
+    with pytest.raises(InputError, match="'my_parts:NOTHING' gave object, which has no decide"):
+        parts.build("gates", Part("my_parts:NOTHING"), seed=0)
 
 
 @pytest.mark.parametrize(

@@ -188,8 +188,10 @@ def test_no_function_sees_a_group_that_a_gate_cut_not_even_its_finished_episodes
 
     look.concurrency = concurrency  # type: ignore[attr-defined]
     rewards = summed(look=(1.0, look), bad=(1.0, raises))
-    cut, whole = played(rewards, LeftEnds("cut"), LeftEnds("whole"), gate=Cuts("cut", turn))
-    assert StopReason.COMPLETED in {cut.tree.stop_reason(leaf) for leaf in cut.rewards.verdicts}, "some had finished"
+    cut, whole = played(rewards, LeftEnds("gated"), LeftEnds("whole"), gate=Cuts("gated", turn))
+    assert StopReason.COMPLETED in {cut.tree.stop_reason(leaf) for leaf in cut.rewards.verdicts}, (
+        "some had finished, not all"
+    )
     assert cut.cut == turn and seen == ["whole"] * 6
     assert list(cut.rewards.verdicts.values()) == [Verdict(None, f"the group was cut at turn {turn}")] * 6
     assert figures(cut.rewards.verdicts.values()) == {}, "no failure of a function is counted"

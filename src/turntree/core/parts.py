@@ -42,7 +42,7 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class Kind:
     """One kind of part. `context` names what a stage provides to its factories; with `plain` a function is the part
-    itself and not a factory. What a factory builds is held against `protocol`; `base` is the class to subclass."""
+    itself and not a factory. What is built is held against `protocol`; `base` is the class to subclass."""
 
     noun: str
     context: tuple[str, ...] = ()
@@ -159,7 +159,8 @@ class Loaded:
         as in `resolved`: an option that the factory refuses is named by its whole key."""
         values, where = self.resolved(options, field), field or KINDS[self.kind].field
         if self.is_plain:
-            return functools.partial(self.target, **values) if values else self.target
+            built = functools.partial(self.target, **values) if values else self.target
+            return _checked(KINDS[self.kind], built, self.name, where)
         declared = inspect.signature(self.target).parameters
         given = {name: value for name, value in context.items() if name in declared}
         if ARGUMENT in declared:
@@ -405,8 +406,8 @@ def _digest(file: str | None) -> str:
 
 
 def _checked(kind: Kind, built: Any, name: str, where: str) -> Any:
-    """What a factory built. Raises `InputError` where it lacks something of its protocol, or has a method that does not
-    take the arguments: before a run begins, and not where it is needed first."""
+    """A part that is ready to use. Raises `InputError` where it lacks something of its protocol, or has a method that
+    does not take the arguments: before a run begins, and not where it is needed first."""
     if kind.protocol is None:
         return built
     declared = {key: told for cls in kind.protocol.__mro__ for key, told in vars(cls).items() if key[0] != "_"}
