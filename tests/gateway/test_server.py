@@ -297,6 +297,9 @@ def test_a_prompt_beyond_the_context_is_told_by_openais_code_so_that_an_agent_ca
             with pytest.raises(openai.BadRequestError) as caught:
                 client.chat.completions.create(model="m", messages=[{"role": "user", "content": text}])
             assert caught.value.code == "context_length_exceeded"
+            # what LangChain and LiteLLM search the words for: neither reads the code
+            assert "context_length_exceeded" in str(caught.value)
+            assert "This model's maximum context length is 100 tokens" in str(caught.value)
         client.chat.completions.create(model="m", messages=MESSAGES)
 
 

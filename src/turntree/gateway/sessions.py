@@ -32,6 +32,7 @@ T = TypeVar("T")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _LONGEST_TOKEN = 32  # characters: more than any text has on average
 _CONTEXT = "context_length_exceeded"  # OpenAI's code, which agents look for before they compact
+_NO_ROOM = "This model's maximum context length is {} tokens ({}): {}"  # words that LiteLLM and LangChain look for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,8 +249,7 @@ class Sessions:
     def _placed(self, session: LiveSession, asked: Ask) -> list[Kept]:
         size = len(json.dumps(asked.tools)) + sum(map(_size, asked.messages))
         if size > _LONGEST_TOKEN * self.max_context:  # rendering it would keep everybody waiting
-            limit = f"the prompt has {size} characters, and the context holds {self.max_context} tokens"
-            raise Refused(400, session.ran_into(StopReason.MAX_TOKENS, limit), code=_CONTEXT, param="messages")
+            raise self._no_room(session, f"{size} characters")
         try:
             first = session.lineage.place(asked.messages, asked.tools, session.call_id(), session.asked)
         except InputError as error:
@@ -266,8 +266,7 @@ class Sessions:
         """How these candidates are sampled. Raises `Refused` where the context has no room."""
         room = self.max_context - first.prompt_tokens
         if room < 1:
-            limit = f"the prompt has {first.prompt_tokens} tokens, and the context holds {self.max_context}"
-            raise Refused(400, session.ran_into(StopReason.MAX_TOKENS, limit), code=_CONTEXT, param="messages")
+            raise self._no_room(session, f"{first.prompt_tokens} tokens")
         session.ran_into(StopReason.COMPLETED, "")
         sampling = self.config.sampling
         longest = min(sampling.max_tokens, room, asked.max_tokens or room)
@@ -276,6 +275,11 @@ class Sessions:
             top_p = sampling.top_p if asked.top_p is None else asked.top_p
             sampling = replace(sampling, temperature=temperature, top_p=top_p)
         return replace(sampling, max_tokens=longest)
+
+    def _no_room(self, session: LiveSession, size: str) -> Refused:
+        limit = f"the prompt has {size}, and the context holds {self.max_context} tokens"
+        session.ran_into(StopReason.MAX_TOKENS, limit)
+        return Refused(400, _NO_ROOM.format(self.max_context, _CONTEXT, limit), code=_CONTEXT, param="messages")
 
     async def _sample(self, session: LiveSession, calls: list[Kept], sampling: Sampling, asked: Ask) -> None:
         """Sample the calls and keep what became of each. The conversation that began the session has the draws of a
