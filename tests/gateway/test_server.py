@@ -5,6 +5,7 @@ import itertools
 import json
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
@@ -327,6 +328,31 @@ def test_every_limit_is_kept_and_named():
         assert over.json()["error"]["code"] in ("session_calls", "session_tokens")
         large = {"messages": [{"role": "user", "content": "x" * 6000}]}
         assert gate.post("/v1/chat/completions", large, first["key"]).status_code == 413
+
+
+def test_an_agent_that_fans_out_is_answered_in_turn():
+    asked = [{"messages": [{"role": "user", "content": f"item {item}"}]} for item in range(6)]
+    with world(limits=GatewayLimits(parallel=2)) as gate, ThreadPoolExecutor(len(asked)) as pool:
+        opened = gate.open()
+        answers = pool.map(lambda body: gate.post("/v1/chat/completions", body, opened["key"]), asked)
+        assert [answer.status_code for answer in answers] == [200] * 6
+        calls = gate.calls(opened["session"])
+        assert [kept.index for kept in calls] == list(range(6)) and len({kept.prompt_ids for kept in calls}) == 6
+
+
+def test_an_agent_that_fans_out_without_end_leaves_places_to_others():
+    with world(engine(latency=lambda request: 10**9), limits=GatewayLimits(parallel=2, waiting=20)) as gate:
+        wide, other = (gate.sessions.get(gate.open()["session"]) for _ in range(2))
+
+        async def asks(session, count):
+            asking = [asyncio.create_task(gate.sessions.ask(session, Ask(messages=(user("x"),)))) for _ in range(count)]
+            await asyncio.sleep(0)
+            return [task.exception().status for task in asking if task.done()]
+
+        assert gate.served.call(asks(wide, 20)) == [429] * 14
+        assert gate.served.call(asks(other, 1)) == []
+        ended = [gate.served.call(gate.sessions.close(session)) for session in (wide, other)]
+        assert [len(session.calls) for session in ended] == [2, 1]  # what waited in line is no call
 
 
 def test_a_session_that_takes_too_long_is_closed_without_a_reward():

@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _LONGEST_TOKEN = 32  # characters: more than any text has on average
+_SHARE = 4  # one session takes at most a quarter of `limits.waiting`
 _CONTEXT = "context_length_exceeded"  # OpenAI's code, which agents look for before they compact
 _NO_ROOM = "This model's maximum context length is {} tokens ({}): {}"  # words that LiteLLM and LangChain look for
 
@@ -60,13 +61,14 @@ class LiveSession:
     opened: float  # wall-clock time, which goes on while a gateway is down
     keys: dict[str, str]  # digests of its keys, by what they allow: "ask", "reward"
     lineage: Lineage
+    places: asyncio.Semaphore  # for requests that are sampled at once; the others wait in line
     meta: dict[str, Any] = field(default_factory=dict[str, Any])
     calls: list[Kept] = field(default_factory=list[Kept])  # in the order in which they ended
     asked: int = 0  # calls so far, those under way included
     tokens: int = 0
     draws: Counter[tuple[int, ...]] = field(default_factory=Counter[tuple[int, ...]])  # calls by a digest of the prompt
     continued: set[str] = field(default_factory=set[str])  # calls that were gone on from
-    running: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+    running: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])  # requests, those in line included
     reward: dict[str, Any] = field(default_factory=dict[str, Any])
     limit: str = ""  # the limit that the agent ran into, in words; it is over where a later call went through
     stop: StopReason = StopReason.COMPLETED  # the same limit, by its name
@@ -154,7 +156,8 @@ class Sessions:
     def _made(
         self, name: str, task: str, sample: int, seed: int, opened: float, keys: dict[str, str], meta: dict[str, Any]
     ) -> LiveSession:
-        return LiveSession(name, task, sample, seed, opened, keys, Lineage(self._renderer, self.config.thoughts), meta)
+        lineage, places = Lineage(self._renderer, self.config.thoughts), asyncio.Semaphore(self.config.limits.parallel)
+        return LiveSession(name, task, sample, seed, opened, keys, lineage, places, meta)
 
     def find(self, key: str, named: str | None, *, use: str = "ask", admin: bool = False) -> LiveSession:
         """The session of a key. An unknown session and a wrong key are not told apart."""
@@ -212,18 +215,23 @@ class Sessions:
     # asking
 
     async def ask(self, session: LiveSession, asked: Ask) -> list[Kept]:
-        """Sample the candidates of one request and keep them. Cancelling this coroutine (the agent hung up) cancels
-        them in the engine; they are kept as disconnected. Raises `Refused`."""
-        self._admit(session, asked)
+        """Sample the candidates of one request and keep them. A request waits in line for its place: clients that are
+        refused give up after two tries. Cancelling this coroutine (the agent hung up) cancels the candidates in the
+        engine; they are kept as disconnected. Raises `Refused`."""
+        limit = self.config.limits.waiting
+        if self._waiting + asked.candidates > limit or len(session.running) > limit // _SHARE:
+            raise Refused(429, "too many calls are under way; try again", code="too_many_calls")
         task = asyncio.current_task()
         assert task is not None
         session.running.add(task)
         self._waiting += asked.candidates
         try:
-            calls = self._placed(session, asked)
-            sampling = self._sampling(session, calls[0], asked)
-            await self._sample(session, calls, sampling, asked)
-            return calls
+            async with session.places:
+                self._admit(session, asked)
+                calls = self._placed(session, asked)
+                sampling = self._sampling(session, calls[0], asked)
+                await self._sample(session, calls, sampling, asked)
+                return calls
         finally:
             self._waiting -= asked.candidates
             session.running.discard(task)
@@ -243,8 +251,6 @@ class Sessions:
         for reached, stop, what, said in used_up:
             if reached:
                 raise Refused(403, session.ran_into(stop, f"the session has {said}"), code=f"session_{what}")
-        if len(session.running) >= limits.parallel or self._waiting + count > limits.waiting:
-            raise Refused(429, "too many calls are under way; try again", code="too_many_calls")
 
     def _placed(self, session: LiveSession, asked: Ask) -> list[Kept]:
         size = len(json.dumps(asked.tools)) + sum(map(_size, asked.messages))
