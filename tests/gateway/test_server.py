@@ -366,23 +366,42 @@ def test_a_session_that_takes_too_long_is_closed_without_a_reward():
         assert gate.sessions.ledger["expired"] == 1
 
 
-def test_sessions_that_take_too_long_are_closed_also_after_the_disk_was_full(monkeypatch):
+@pytest.mark.parametrize("error", [TurntreeError("the disk is full"), FileNotFoundError("moved away")], ids=str)
+def test_a_session_that_cannot_be_written_is_closed_when_it_can_and_keeps_no_other_open(error, monkeypatch, tmp_path):
     monkeypatch.setattr("turntree.gateway.server._SWEEP", 0.01)
-    with world(limits=GatewayLimits(seconds=0.05)) as gate:
-        expire, failed = gate.sessions.expire, []
+    with world(limits=GatewayLimits(seconds=0.05), folder=tmp_path) as gate:
+        store, writes = gate.sessions._store, gate.sessions._store.append
+        failing = []
 
-        async def at_first_full():
-            if not failed:
-                failed.append(True)
+        def append(name, row, **more):
+            if "closed" in row and failing and name == failing[0]:
+                raise error
+            writes(name, row, **more)
+
+        monkeypatch.setattr(store, "append", append)
+        failing += [gate.open()["session"]]
+        other = gate.open()["session"]
+        _settled(lambda: list(store.folder.glob(f"closed/{other}.jsonl")), 1)
+        failing.clear()
+        _settled(lambda: list(store.folder.glob("closed/*.jsonl")), 2)
+        assert not list(store.open_sessions()) and gate.sessions.ledger["expired"] == 2
+
+
+def test_a_reward_that_could_not_end_its_session_ends_it_when_it_is_posted_again(monkeypatch, tmp_path):
+    with world(folder=tmp_path) as gate:
+        opened, store, writes, full = gate.open(), gate.sessions._store, gate.sessions._store.append, [True]
+
+        def append(name, row, **more):
+            if "closed" in row and full:
                 raise TurntreeError("the disk is full")
-            await expire()
+            writes(name, row, **more)
 
-        gate.sessions.expire = at_first_full
-        gate.open()
-        until = time.monotonic() + 10
-        while len(gate.sessions) and time.monotonic() < until:
-            time.sleep(0.01)
-        assert failed and not len(gate.sessions)
+        monkeypatch.setattr(store, "append", append)
+        path, told = f"/sessions/{opened['session']}/reward", []
+        for _ in range(2):
+            told.append(gate.post(path, {"reward": 1}, opened["reward_key"]).status_code)
+            full.clear()
+        assert told == [500, 200] and list(store.folder.glob("closed/*.jsonl")) and not list(store.open_sessions())
 
 
 def test_a_reward_ends_the_session_and_comes_once():

@@ -26,7 +26,6 @@ from turntree.gateway.lineage import Kept
 from turntree.gateway.responses import events, read_responses, response_body
 from turntree.gateway.sessions import Ask, LiveSession, Sessions, digest
 from turntree.observe.jsonl import parse_object
-from turntree.observe.run import notice
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
@@ -63,10 +62,7 @@ class Gateway:
         async def sweep() -> None:
             while True:
                 await asyncio.sleep(_SWEEP)
-                try:
-                    await self.sessions.expire()
-                except TurntreeError as error:  # a full disk: there may be room when it is tried again
-                    notice(f"warning: {error}")
+                await self.sessions.expire()
 
         task = asyncio.create_task(sweep())
         yield

@@ -26,6 +26,7 @@ from turntree.gateway.config import Refused, ServingConfig, bad_request
 from turntree.gateway.driver import EngineDriver, Fault, Pending
 from turntree.gateway.lineage import Kept, Lineage, Tools, again
 from turntree.gateway.store import SCHEMA, SessionStore, call_from_json, call_to_json
+from turntree.observe.run import notice
 
 T = TypeVar("T")
 
@@ -190,9 +191,10 @@ class Sessions:
         session.reward = given
 
     async def close(self, session: LiveSession, reason: str = "") -> Session:
-        """End a session, with what it has under way; or give what came of it when it was ended before."""
+        """End a session, with what it has under way; or give what came of it when it was ended before. It stays open
+        where that cannot be written, so that it can be ended later."""
         async with session.ending:
-            if self._open.pop(session.session_id, None) is None:
+            if self._open.get(session.session_id) is not session:
                 return session.value(reason)
             running = [task for task in session.running if task is not asyncio.current_task()]
             for task in running:
@@ -201,16 +203,21 @@ class Sessions:
             self._write(session, {"closed": reason, "stop": session.stop}, sync=True)
             if self._store is not None:
                 self._store.close(session.session_id)
+            del self._open[session.session_id]
             self.ledger["rewarded" if session.reward.get("reward") is not None else "unrewarded"] += 1
             return session.value(reason)
 
     async def expire(self) -> None:
-        """Close the sessions that took too long."""
+        """Close the sessions that took too long, those that cannot be written (a full disk, a file that was moved away)
+        another time."""
         limit = self.config.limits.seconds
         for session in [each for each in self._open.values() if self._clock() - each.opened > limit]:
-            self.ledger["expired"] += 1
             reason = session.ran_into(StopReason.MAX_SECONDS, f"the session took longer than {limit:g} seconds")
-            await self.close(session, reason)
+            try:
+                await self.close(session, reason)
+                self.ledger["expired"] += 1
+            except (OSError, TurntreeError) as error:
+                notice(f"warning: session {session.session_id} cannot be closed: {error}")
 
     # asking
 
@@ -238,7 +245,7 @@ class Sessions:
 
     def _admit(self, session: LiveSession, asked: Ask) -> None:
         limits, count = self.config.limits, asked.candidates
-        if session.session_id not in self._open or session.reward:
+        if session.session_id not in self._open or session.reward or session.ending.locked():
             raise Refused(403, f"session {session.session_id!r} is over", code="session_over")
         if count > limits.candidates:
             raise Refused(400, f"{count} candidates, and {limits.candidates} are allowed", param="n")
