@@ -566,6 +566,30 @@ def test_a_generation_that_fails_is_asked_again_with_the_same_draws_and_then_ref
         assert [kept.status for kept in gate.calls(opened["session"])] == ["kept", "failed"]
 
 
+@pytest.mark.parametrize("at_once", [True, False], ids=["before the stream begins", "inside the stream"])
+def test_a_stream_that_fails_is_an_error_of_the_sdk_which_tries_again_where_it_can(at_once, monkeypatch):
+    asked = []
+
+    def fault(request):
+        asked.append(request)
+        return "lost" if len(asked) <= 3 else None  # the gateway itself asks three times
+
+    if not at_once:
+        monkeypatch.setattr("turntree.gateway.server._ALIVE", 0.001)
+    with world(engine(latency=lambda request: 100, fault=fault)) as gate:
+        client = gate.client(gate.open()["key"]).with_options(max_retries=1)
+        for make, more in (
+            (client.chat.completions.create, {"messages": MESSAGES}),
+            (client.responses.create, {"input": "What is it?"}),
+        ):
+            asked.clear()
+            if at_once:
+                assert list(make(model="m", stream=True, **more)) and len(asked) == 4
+            else:
+                with pytest.raises(openai.APIError, match="lost"):
+                    list(make(model="m", stream=True, **more))
+
+
 def test_an_engine_that_breaks_answers_everybody_and_no_one_waits():
     class Broken:
         def __init__(self):

@@ -106,12 +106,18 @@ class Gateway:
         lines: Callable[[Sequence[Kept]], Iterator[str]],
         last: str,
     ) -> Response:
-        """A stream. What can be refused at once is refused with an HTTP status before it begins."""
+        """A stream. What fails before its first sign of life is due has an HTTP status: an error inside a stream is not
+        tried again by any client."""
         task = asyncio.create_task(self.sessions.ask(session, asked))
-        await asyncio.sleep(0)  # it is checked and placed
-        if task.done():
-            _result(task)
         leaving = asyncio.create_task(_left(request))
+        try:
+            await asyncio.wait({task, leaving}, timeout=_ALIVE, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                _result(task)
+        except BaseException:
+            leaving.cancel()
+            await _cancelled(task)
+            raise
 
         async def streamed() -> AsyncIterator[str]:
             try:
