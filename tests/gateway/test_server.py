@@ -5,6 +5,7 @@ import itertools
 import json
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
@@ -297,6 +298,9 @@ def test_a_prompt_beyond_the_context_is_told_by_openais_code_so_that_an_agent_ca
             with pytest.raises(openai.BadRequestError) as caught:
                 client.chat.completions.create(model="m", messages=[{"role": "user", "content": text}])
             assert caught.value.code == "context_length_exceeded"
+            # what LangChain and LiteLLM search the words for: neither reads the code
+            assert "context_length_exceeded" in str(caught.value)
+            assert "This model's maximum context length is 100 tokens" in str(caught.value)
         client.chat.completions.create(model="m", messages=MESSAGES)
 
 
@@ -326,6 +330,31 @@ def test_every_limit_is_kept_and_named():
         assert gate.post("/v1/chat/completions", large, first["key"]).status_code == 413
 
 
+def test_an_agent_that_fans_out_is_answered_in_turn():
+    asked = [{"messages": [{"role": "user", "content": f"item {item}"}]} for item in range(6)]
+    with world(limits=GatewayLimits(parallel=2)) as gate, ThreadPoolExecutor(len(asked)) as pool:
+        opened = gate.open()
+        answers = pool.map(lambda body: gate.post("/v1/chat/completions", body, opened["key"]), asked)
+        assert [answer.status_code for answer in answers] == [200] * 6
+        calls = gate.calls(opened["session"])
+        assert [kept.index for kept in calls] == list(range(6)) and len({kept.prompt_ids for kept in calls}) == 6
+
+
+def test_an_agent_that_fans_out_without_end_leaves_places_to_others():
+    with world(engine(latency=lambda request: 10**9), limits=GatewayLimits(parallel=2, waiting=20)) as gate:
+        wide, other = (gate.sessions.get(gate.open()["session"]) for _ in range(2))
+
+        async def asks(session, count):
+            asking = [asyncio.create_task(gate.sessions.ask(session, Ask(messages=(user("x"),)))) for _ in range(count)]
+            await asyncio.sleep(0)
+            return [task.exception().status for task in asking if task.done()]
+
+        assert gate.served.call(asks(wide, 20)) == [429] * 14
+        assert gate.served.call(asks(other, 1)) == []
+        ended = [gate.served.call(gate.sessions.close(session)) for session in (wide, other)]
+        assert [len(session.calls) for session in ended] == [2, 1]  # what waited in line is no call
+
+
 def test_a_session_that_takes_too_long_is_closed_without_a_reward():
     with world(limits=GatewayLimits(seconds=0.01)) as gate:
         opened = gate.open()
@@ -337,23 +366,42 @@ def test_a_session_that_takes_too_long_is_closed_without_a_reward():
         assert gate.sessions.ledger["expired"] == 1
 
 
-def test_sessions_that_take_too_long_are_closed_also_after_the_disk_was_full(monkeypatch):
+@pytest.mark.parametrize("error", [TurntreeError("the disk is full"), FileNotFoundError("moved away")], ids=str)
+def test_a_session_that_cannot_be_written_is_closed_when_it_can_and_keeps_no_other_open(error, monkeypatch, tmp_path):
     monkeypatch.setattr("turntree.gateway.server._SWEEP", 0.01)
-    with world(limits=GatewayLimits(seconds=0.05)) as gate:
-        expire, failed = gate.sessions.expire, []
+    with world(limits=GatewayLimits(seconds=0.05), folder=tmp_path) as gate:
+        store, writes = gate.sessions._store, gate.sessions._store.append
+        failing = []
 
-        async def at_first_full():
-            if not failed:
-                failed.append(True)
+        def append(name, row, **more):
+            if "closed" in row and failing and name == failing[0]:
+                raise error
+            writes(name, row, **more)
+
+        monkeypatch.setattr(store, "append", append)
+        failing += [gate.open()["session"]]
+        other = gate.open()["session"]
+        _settled(lambda: list(store.folder.glob(f"closed/{other}.jsonl")), 1)
+        failing.clear()
+        _settled(lambda: list(store.folder.glob("closed/*.jsonl")), 2)
+        assert not list(store.open_sessions()) and gate.sessions.ledger["expired"] == 2
+
+
+def test_a_reward_that_could_not_end_its_session_ends_it_when_it_is_posted_again(monkeypatch, tmp_path):
+    with world(folder=tmp_path) as gate:
+        opened, store, writes, full = gate.open(), gate.sessions._store, gate.sessions._store.append, [True]
+
+        def append(name, row, **more):
+            if "closed" in row and full:
                 raise TurntreeError("the disk is full")
-            await expire()
+            writes(name, row, **more)
 
-        gate.sessions.expire = at_first_full
-        gate.open()
-        until = time.monotonic() + 10
-        while len(gate.sessions) and time.monotonic() < until:
-            time.sleep(0.01)
-        assert failed and not len(gate.sessions)
+        monkeypatch.setattr(store, "append", append)
+        path, told = f"/sessions/{opened['session']}/reward", []
+        for _ in range(2):
+            told.append(gate.post(path, {"reward": 1}, opened["reward_key"]).status_code)
+            full.clear()
+        assert told == [500, 200] and list(store.folder.glob("closed/*.jsonl")) and not list(store.open_sessions())
 
 
 def test_a_reward_ends_the_session_and_comes_once():
@@ -516,6 +564,30 @@ def test_a_generation_that_fails_is_asked_again_with_the_same_draws_and_then_ref
         lost = gate.post("/v1/chat/completions", {"messages": MESSAGES}, opened["key"])
         assert (lost.status_code, lost.json()["error"]["type"]) == (500, "server_error")
         assert [kept.status for kept in gate.calls(opened["session"])] == ["kept", "failed"]
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["before the stream begins", "inside the stream"])
+def test_a_stream_that_fails_is_an_error_of_the_sdk_which_tries_again_where_it_can(at_once, monkeypatch):
+    asked = []
+
+    def fault(request):
+        asked.append(request)
+        return "lost" if len(asked) <= 3 else None  # the gateway itself asks three times
+
+    if not at_once:
+        monkeypatch.setattr("turntree.gateway.server._ALIVE", 0.001)
+    with world(engine(latency=lambda request: 100, fault=fault)) as gate:
+        client = gate.client(gate.open()["key"]).with_options(max_retries=1)
+        for make, more in (
+            (client.chat.completions.create, {"messages": MESSAGES}),
+            (client.responses.create, {"input": "What is it?"}),
+        ):
+            asked.clear()
+            if at_once:
+                assert list(make(model="m", stream=True, **more)) and len(asked) == 4
+            else:
+                with pytest.raises(openai.APIError, match="lost"):
+                    list(make(model="m", stream=True, **more))
 
 
 def test_an_engine_that_breaks_answers_everybody_and_no_one_waits():

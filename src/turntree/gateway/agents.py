@@ -186,7 +186,7 @@ class AgentPlayer:
         try:
             with (
                 _folder(self._settings.folder) as folder,
-                serving(gateway.app, most=self._serving.limits.parallel * self._places + 64) as served,
+                serving(gateway.app, most=self._serving.limits.connections) as served,
                 _Workers(self._places) as workers,
             ):
                 playing = _Playing(self, sessions, served, folder, workers.stop)

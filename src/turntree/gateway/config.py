@@ -27,9 +27,9 @@ class GatewayLimits:
     seconds: float = 3600.0
     """A session that is open for longer is closed without a reward."""
     parallel: int = 32
-    """Calls of one session under way at once."""
+    """Requests of one session that are sampled at once; further ones wait in line."""
     waiting: int = 4096
-    """Calls of all sessions under way at once."""
+    """Calls of all sessions that are sampled or wait in line; a quarter of them may be of one session."""
     candidates: int = 16
     """Answers to one request (n)."""
     body_bytes: int = 8_000_000
@@ -41,6 +41,11 @@ class GatewayLimits:
         for name, value in vars(self).items():
             if value <= 0:
                 raise ConfigError("must be above 0", field=f"limits.{name}")
+
+    @property
+    def connections(self) -> int:
+        """Connections at once: one for every call, and one that every session may keep."""
+        return self.waiting + self.sessions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,6 @@ from turntree.gateway.lineage import Kept
 from turntree.gateway.responses import events, read_responses, response_body
 from turntree.gateway.sessions import Ask, LiveSession, Sessions, digest
 from turntree.observe.jsonl import parse_object
-from turntree.observe.run import notice
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
@@ -63,10 +62,7 @@ class Gateway:
         async def sweep() -> None:
             while True:
                 await asyncio.sleep(_SWEEP)
-                try:
-                    await self.sessions.expire()
-                except TurntreeError as error:  # a full disk: there may be room when it is tried again
-                    notice(f"warning: {error}")
+                await self.sessions.expire()
 
         task = asyncio.create_task(sweep())
         yield
@@ -110,12 +106,18 @@ class Gateway:
         lines: Callable[[Sequence[Kept]], Iterator[str]],
         last: str,
     ) -> Response:
-        """A stream. What can be refused at once is refused with an HTTP status before it begins."""
+        """A stream. What fails before its first sign of life is due has an HTTP status: an error inside a stream is not
+        tried again by any client."""
         task = asyncio.create_task(self.sessions.ask(session, asked))
-        await asyncio.sleep(0)  # it is checked and placed
-        if task.done():
-            _result(task)
         leaving = asyncio.create_task(_left(request))
+        try:
+            await asyncio.wait({task, leaving}, timeout=_ALIVE, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                _result(task)
+        except BaseException:
+            leaving.cancel()
+            await _cancelled(task)
+            raise
 
         async def streamed() -> AsyncIterator[str]:
             try:

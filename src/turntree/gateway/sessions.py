@@ -26,12 +26,15 @@ from turntree.gateway.config import Refused, ServingConfig, bad_request
 from turntree.gateway.driver import EngineDriver, Fault, Pending
 from turntree.gateway.lineage import Kept, Lineage, Tools, again
 from turntree.gateway.store import SCHEMA, SessionStore, call_from_json, call_to_json
+from turntree.observe.run import notice
 
 T = TypeVar("T")
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _LONGEST_TOKEN = 32  # characters: more than any text has on average
+_SHARE = 4  # one session takes at most a quarter of `limits.waiting`
 _CONTEXT = "context_length_exceeded"  # OpenAI's code, which agents look for before they compact
+_NO_ROOM = "This model's maximum context length is {} tokens ({}): {}"  # words that LiteLLM and LangChain look for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +62,14 @@ class LiveSession:
     opened: float  # wall-clock time, which goes on while a gateway is down
     keys: dict[str, str]  # digests of its keys, by what they allow: "ask", "reward"
     lineage: Lineage
+    places: asyncio.Semaphore  # for requests that are sampled at once; the others wait in line
     meta: dict[str, Any] = field(default_factory=dict[str, Any])
     calls: list[Kept] = field(default_factory=list[Kept])  # in the order in which they ended
     asked: int = 0  # calls so far, those under way included
     tokens: int = 0
     draws: Counter[tuple[int, ...]] = field(default_factory=Counter[tuple[int, ...]])  # calls by a digest of the prompt
     continued: set[str] = field(default_factory=set[str])  # calls that were gone on from
-    running: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+    running: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])  # requests, those in line included
     reward: dict[str, Any] = field(default_factory=dict[str, Any])
     limit: str = ""  # the limit that the agent ran into, in words; it is over where a later call went through
     stop: StopReason = StopReason.COMPLETED  # the same limit, by its name
@@ -153,7 +157,8 @@ class Sessions:
     def _made(
         self, name: str, task: str, sample: int, seed: int, opened: float, keys: dict[str, str], meta: dict[str, Any]
     ) -> LiveSession:
-        return LiveSession(name, task, sample, seed, opened, keys, Lineage(self._renderer, self.config.thoughts), meta)
+        lineage, places = Lineage(self._renderer, self.config.thoughts), asyncio.Semaphore(self.config.limits.parallel)
+        return LiveSession(name, task, sample, seed, opened, keys, lineage, places, meta)
 
     def find(self, key: str, named: str | None, *, use: str = "ask", admin: bool = False) -> LiveSession:
         """The session of a key. An unknown session and a wrong key are not told apart."""
@@ -186,9 +191,10 @@ class Sessions:
         session.reward = given
 
     async def close(self, session: LiveSession, reason: str = "") -> Session:
-        """End a session, with what it has under way; or give what came of it when it was ended before."""
+        """End a session, with what it has under way; or give what came of it when it was ended before. It stays open
+        where that cannot be written, so that it can be ended later."""
         async with session.ending:
-            if self._open.pop(session.session_id, None) is None:
+            if self._open.get(session.session_id) is not session:
                 return session.value(reason)
             running = [task for task in session.running if task is not asyncio.current_task()]
             for task in running:
@@ -197,39 +203,49 @@ class Sessions:
             self._write(session, {"closed": reason, "stop": session.stop}, sync=True)
             if self._store is not None:
                 self._store.close(session.session_id)
+            del self._open[session.session_id]
             self.ledger["rewarded" if session.reward.get("reward") is not None else "unrewarded"] += 1
             return session.value(reason)
 
     async def expire(self) -> None:
-        """Close the sessions that took too long."""
+        """Close the sessions that took too long, those that cannot be written (a full disk, a file that was moved away)
+        another time."""
         limit = self.config.limits.seconds
         for session in [each for each in self._open.values() if self._clock() - each.opened > limit]:
-            self.ledger["expired"] += 1
             reason = session.ran_into(StopReason.MAX_SECONDS, f"the session took longer than {limit:g} seconds")
-            await self.close(session, reason)
+            try:
+                await self.close(session, reason)
+                self.ledger["expired"] += 1
+            except (OSError, TurntreeError) as error:
+                notice(f"warning: session {session.session_id} cannot be closed: {error}")
 
     # asking
 
     async def ask(self, session: LiveSession, asked: Ask) -> list[Kept]:
-        """Sample the candidates of one request and keep them. Cancelling this coroutine (the agent hung up) cancels
-        them in the engine; they are kept as disconnected. Raises `Refused`."""
-        self._admit(session, asked)
+        """Sample the candidates of one request and keep them. A request waits in line for its place: clients that are
+        refused give up after two tries. Cancelling this coroutine (the agent hung up) cancels the candidates in the
+        engine; they are kept as disconnected. Raises `Refused`."""
+        limit = self.config.limits.waiting
+        if self._waiting + asked.candidates > limit or len(session.running) > limit // _SHARE:
+            raise Refused(429, "too many calls are under way; try again", code="too_many_calls")
         task = asyncio.current_task()
         assert task is not None
         session.running.add(task)
         self._waiting += asked.candidates
         try:
-            calls = self._placed(session, asked)
-            sampling = self._sampling(session, calls[0], asked)
-            await self._sample(session, calls, sampling, asked)
-            return calls
+            async with session.places:
+                self._admit(session, asked)
+                calls = self._placed(session, asked)
+                sampling = self._sampling(session, calls[0], asked)
+                await self._sample(session, calls, sampling, asked)
+                return calls
         finally:
             self._waiting -= asked.candidates
             session.running.discard(task)
 
     def _admit(self, session: LiveSession, asked: Ask) -> None:
         limits, count = self.config.limits, asked.candidates
-        if session.session_id not in self._open or session.reward:
+        if session.session_id not in self._open or session.reward or session.ending.locked():
             raise Refused(403, f"session {session.session_id!r} is over", code="session_over")
         if count > limits.candidates:
             raise Refused(400, f"{count} candidates, and {limits.candidates} are allowed", param="n")
@@ -242,14 +258,11 @@ class Sessions:
         for reached, stop, what, said in used_up:
             if reached:
                 raise Refused(403, session.ran_into(stop, f"the session has {said}"), code=f"session_{what}")
-        if len(session.running) >= limits.parallel or self._waiting + count > limits.waiting:
-            raise Refused(429, "too many calls are under way; try again", code="too_many_calls")
 
     def _placed(self, session: LiveSession, asked: Ask) -> list[Kept]:
         size = len(json.dumps(asked.tools)) + sum(map(_size, asked.messages))
         if size > _LONGEST_TOKEN * self.max_context:  # rendering it would keep everybody waiting
-            limit = f"the prompt has {size} characters, and the context holds {self.max_context} tokens"
-            raise Refused(400, session.ran_into(StopReason.MAX_TOKENS, limit), code=_CONTEXT, param="messages")
+            raise self._no_room(session, f"{size} characters")
         try:
             first = session.lineage.place(asked.messages, asked.tools, session.call_id(), session.asked)
         except InputError as error:
@@ -266,8 +279,7 @@ class Sessions:
         """How these candidates are sampled. Raises `Refused` where the context has no room."""
         room = self.max_context - first.prompt_tokens
         if room < 1:
-            limit = f"the prompt has {first.prompt_tokens} tokens, and the context holds {self.max_context}"
-            raise Refused(400, session.ran_into(StopReason.MAX_TOKENS, limit), code=_CONTEXT, param="messages")
+            raise self._no_room(session, f"{first.prompt_tokens} tokens")
         session.ran_into(StopReason.COMPLETED, "")
         sampling = self.config.sampling
         longest = min(sampling.max_tokens, room, asked.max_tokens or room)
@@ -276,6 +288,11 @@ class Sessions:
             top_p = sampling.top_p if asked.top_p is None else asked.top_p
             sampling = replace(sampling, temperature=temperature, top_p=top_p)
         return replace(sampling, max_tokens=longest)
+
+    def _no_room(self, session: LiveSession, size: str) -> Refused:
+        limit = f"the prompt has {size}, and the context holds {self.max_context} tokens"
+        session.ran_into(StopReason.MAX_TOKENS, limit)
+        return Refused(400, _NO_ROOM.format(self.max_context, _CONTEXT, limit), code=_CONTEXT, param="messages")
 
     async def _sample(self, session: LiveSession, calls: list[Kept], sampling: Sampling, asked: Ask) -> None:
         """Sample the calls and keep what became of each. The conversation that began the session has the draws of a

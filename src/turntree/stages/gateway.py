@@ -91,8 +91,7 @@ def run_gateway(config: GatewayConfig, out: Path) -> dict[str, Any]:
         sessions = Sessions(driver, speaker.renderer, config.serving, store=store)
         restored = sessions.restore()
         gateway = Gateway(sessions, model=config.model, admin_key=_admin_key(out))
-        limits = config.serving.limits
-        server = server_of(gateway.app, most=limits.waiting + limits.sessions)
+        server = server_of(gateway.app, most=config.serving.limits.connections)
         more = f"; {restored} sessions go on" if restored else ""
         where = KEY if os.environ.get(KEY) else out / KEY_FILE
         url = url_of(bound)  # the server closes the socket
