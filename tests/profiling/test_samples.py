@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from turntree.core.completion import Sampling
+from turntree.core.completion import Finished, Sampling
 from turntree.core.cost import Cost
 from turntree.core.errors import TurntreeError
 from turntree.core.messages import Message, ToolCall
@@ -121,6 +121,22 @@ def test_a_fault_is_censored_and_counted():
 def test_an_outage_stops_the_run():
     with pytest.raises(TurntreeError, match=r"all 96 requests failed \(gone\); run the command again"):
         profiled(config(), answer=one_by_one(engine(fault=lambda request: "gone")))
+
+
+def test_an_engine_that_loses_a_request_is_named_and_not_waited_for(monkeypatch):
+    forgetful, polls = engine(), []
+
+    def poll():
+        polls.append(type(forgetful).poll(forgetful))
+        assert len(polls) < 9, "it waits for ever"
+        return [done for done in polls[-1] if done.ticket != 5]
+
+    monkeypatch.setattr(forgetful, "poll", poll)
+    with pytest.raises(TurntreeError, match=r"the engine lost 1 requests: its in_flight is 0"):
+        profiled(config(), answer=one_by_one(forgetful))
+    monkeypatch.setattr(forgetful, "poll", lambda: [Finished(ticket=999, fault="whose?")])
+    with pytest.raises(TurntreeError, match=r"ticket 999, which nobody waits for"):
+        profiled(config(), answer=one_by_one(forgetful))
 
 
 def test_what_is_in_the_store_is_not_asked_for_and_a_stored_fault_is():

@@ -10,8 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_trees import add_completion, sampled_near, scored_trees
+from torch._dynamo import config as dynamo
+from torch.nn.attention import flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, create_mask
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import StableLmConfig, StableLmForCausalLM
+from transformers.integrations.flex_attention import WrappedFlexAttention
 
 from tiny_models import tiny_model
 from turntree.advantages.credit import soft_credit
@@ -19,7 +25,7 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Credit, NodeCredit
 from turntree.core.tree import NodeKind, RolloutTree
 from turntree.training import attention
-from turntree.training.attention import decoder_inputs, layouts, set_tree_attention, tree_block_mask
+from turntree.training.attention import BLOCK, decoder_inputs, layouts, set_tree_attention, tree_block_mask
 from turntree.training.forward import policy_logprobs
 from turntree.training.isolation import check_path_isolation
 from turntree.training.packing import PackedBatch, pack
@@ -32,13 +38,13 @@ def some_batches(model, seed: int, max_tokens: int) -> list[PackedBatch]:
     return pack(trees, [soft_credit(t, r) for t, r in zip(trees, rewards, strict=True)], max_tokens=max_tokens)
 
 
-def fork(prompt: int, actions: int, length: int) -> PackedBatch:
-    """One state of `prompt` tokens with `actions` different answers."""
+def fork(prompt: int, actions: int, length: int, *, trees: int = 1) -> PackedBatch:
+    """States of `prompt` tokens with `actions` different answers each."""
     tree = RolloutTree("fork")
     root = tree.add(None, NodeKind.PROMPT, tuple(k % 20 for k in range(prompt))).id
     leaves = [add_completion(tree, root, tuple((i + 1) * (k + 1) % 23 for k in range(length))) for i in range(actions)]
     credit = Credit({leaf: NodeCredit(1.0, 0.0, 1.0) for leaf in leaves}, actions * length, actions, False)
-    (batch,) = pack([tree], [credit], max_tokens=prompt + actions * length)
+    (batch,) = pack([tree] * trees, [credit] * trees, max_tokens=trees * (prompt + actions * length))
     return batch
 
 
@@ -227,12 +233,72 @@ def test_flex_attention_needs_a_gpu() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_block_mask_of_flex_attention_is_the_tree_mask(seed: int) -> None:
-    from torch.nn.attention.flex_attention import create_mask
-
     for batch in some_batches(tiny_model("qwen3", 24, hidden_size=32), seed, max_tokens=70):
         rows, length = batch.last_BL.shape
         block_mask = tree_block_mask(batch)
         assert torch.equal(create_mask(block_mask.mask_mod, rows, None, length, length, "cpu"), batch.attention_mask())
+
+
+@pytest.mark.parametrize("lengths", [(3, 2, 5), (128, 3, 128), (300, 4, 90), (500, 2, 256)])
+def test_the_blocks_are_those_of_the_whole_mask_without_making_it(lengths: tuple[int, int, int]) -> None:
+    """A whole mask of 65,536 slots took 40 GB; here no tensor is as large as a row of it."""
+    batch = fork(*lengths)
+    rows, slots = batch.last_BL.shape
+    with Largest() as largest:
+        ours = tree_block_mask(batch)
+    assert largest.numbers <= max(slots + BLOCK, 4 * (slots // BLOCK + 2) ** 2)
+    theirs = create_block_mask(ours.mask_mod, rows, None, slots, slots, "cpu")
+    assert ours.seq_lengths == theirs.seq_lengths and ours.BLOCK_SIZE == theirs.BLOCK_SIZE
+    for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
+        assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
+    for name in ("kv_indices", "full_kv_indices", "q_indices", "full_q_indices"):
+        assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
+
+
+class Largest(TorchDispatchMode):
+    """The numbers of the largest tensor that was made."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **kwargs or {})
+        sizes = [each.numel() for each in tree_leaves(found) if isinstance(each, torch.Tensor)]
+        self.numbers = max(self.numbers, *sizes, 0)
+        return found
+
+
+@pytest.mark.filterwarnings("default:The .grad attribute of a Tensor")
+def test_batches_of_any_shape_are_compiled_and_never_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch compiles a function eight times and then runs it as it is. Here the compiler keeps the graph, and the
+    check that there is no backward pass on CPUs is left out: that pass is written in Python, too."""
+    graphs = []
+
+    def kept(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    model, expected = (tiny_model("qwen3", 24, hidden_size=32) for _ in range(2))
+    monkeypatch.setattr(dynamo, "recompile_limit", 8)
+    monkeypatch.setattr(dynamo, "fail_on_recompile_limit_hit", True)
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
+    compiled = staticmethod(torch.compile(flex_attention.flex_attention, backend=kept))
+    for name, value in {"_compiled_flex_attention": compiled, "_is_flex_compiled": True, "training": False}.items():
+        monkeypatch.setattr(WrappedFlexAttention, name, value, raising=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(model), "device", torch.device("cuda"))
+        set_tree_attention(model, "flex_attention")
+    check_path_isolation(model)
+    for rows, shape in ((1, (200, 3, 20)), (3, (200, 2, 20)), (2, (50, 2, 2)), (1, (50, 5, 2))):
+        batch = fork(*shape, trees=rows)
+        with torch.no_grad():
+            policy_logprobs(model, batch)
+        found, wanted = policy_logprobs(model, batch), policy_logprobs(expected, batch)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+        for one in (found, wanted):
+            one.sum().backward()
+    assert len(graphs) > 8
+    for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)
 
 
 def test_the_block_mask_leaves_out_what_siblings_cannot_see() -> None:

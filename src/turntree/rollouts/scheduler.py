@@ -24,7 +24,7 @@ from turntree.core import seeds
 from turntree.core.completion import Completion, Finished
 from turntree.core.config import at_least
 from turntree.core.cost import Cost
-from turntree.core.errors import ConfigError, InputError, TurntreeError
+from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import BranchDecision, Brancher, Environment, Gate, Observation, Renderer, StreamingEngine
 from turntree.core.tree import StopReason
@@ -42,11 +42,13 @@ from turntree.rollouts.live import (
     cut_ending,
     ending_of,
     has_room,
+    lost,
     next_prompt,
     no_room,
     played_turn,
     require_whole_paths,
     task_tokens,
+    unasked,
 )
 from turntree.rollouts.rewards import RewardSum
 
@@ -334,8 +336,7 @@ class _Run:
         if self._engine.in_flight:
             self._take_completions(self._timed(self._engine.poll, _TICK if look else self._patience()))
         elif self._by_ticket:  # nothing would ever come
-            lost = f"the engine lost {len(self._by_ticket)} requests"
-            raise TurntreeError(f"{lost}: its in_flight is 0, and `poll` never returned them")
+            raise lost(len(self._by_ticket))
         elif look:
             self._take_answers(self._timed(self._pool.poll, self._patience()))
         self._expire()
@@ -371,7 +372,7 @@ class _Run:
         for finished in batch:
             place = self._by_ticket.pop(finished.ticket, None)
             if place is None:
-                raise TurntreeError(f"the engine returned ticket {finished.ticket}, which nobody waits for")
+                raise unasked(finished.ticket)
             place.ticket = None
             assert place.rollout is not None
             if finished.completion is None:

@@ -27,7 +27,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torch._dynamo import config as dynamo
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -38,6 +39,10 @@ from turntree.engines.compatibility import check_window
 from turntree.training.head import decoder_of
 from turntree.training.packing import PackedBatch
 
+# The side of a block of FlexAttention's mask, in slots, and how many graphs its compiled kernel may have. One policy
+# needs nine: one row or several, less than a block of slots or more, with a gradient or without. PyTorch stops at
+# eight, and then makes whole score matrices, with a warning and no error.
+BLOCK, GRAPHS = 128, 64
 # Costs in query-key pairs, measured on a CPU at four heads of 16 and 64: a call, and adding a query's pieces up.
 CALL, ADD = 4096, 24
 
@@ -66,7 +71,9 @@ def set_tree_attention(model: PreTrainedModel, backend: Literal["sdpa", "flex_at
         if backend == "flex_attention":
             raise ConfigError(f"{type(model).__name__} has {own} attention", field="attention", hint="use sdpa")
         return
-    name = TREE_FLEX if backend == "flex_attention" else TREE_SDPA
+    name = TREE_SDPA
+    if backend == "flex_attention":
+        name, dynamo.recompile_limit = TREE_FLEX, max(dynamo.recompile_limit, GRAPHS)
     model.set_attn_implementation(name)
     if model.config._attn_implementation != name:
         raise ConfigError(f"{type(model).__name__} has its own attention code", field="attention", hint="use sdpa")
@@ -136,14 +143,32 @@ def decoder_inputs(model: PreTrainedModel, batch: PackedBatch, layout: Layout | 
 
 
 def tree_block_mask(batch: PackedBatch) -> BlockMask:
-    """The block mask of the tree for FlexAttention; only blocks of 128 x 128 with a visible pair are computed."""
+    """The block mask of the tree for FlexAttention; only blocks of 128 x 128 with a visible pair are computed.
+
+    Made from the blocks alone: `create_block_mask` makes the mask of all pairs first, at ten bytes a pair. A block of
+    keys is seen from a later block of queries as far as `last` of its slots reach.
+    """
     last_BL = batch.last_BL
+    length = last_BL.shape[1]
 
     def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (query < last_BL[row, key])
 
-    rows, length = last_BL.shape
-    return create_block_mask(visible, rows, None, length, length, device=str(last_BL.device))
+    last_BKL = torch.nn.functional.pad(last_BL, (0, -length % BLOCK)).unflatten(1, (-1, BLOCK))
+    block_K = torch.arange(last_BKL.shape[1], device=last_BL.device)
+    query_Q1 = BLOCK * block_K[:, None]  # the first of the block
+    before_QK = block_K < block_K[:, None]
+    full_BQK = before_QK & (last_BKL.amin(-1)[:, None] >= query_Q1 + BLOCK)
+    some_BQK = (before_QK & (last_BKL.amax(-1)[:, None] > query_Q1)) | (block_K == block_K[:, None])
+    return BlockMask.from_kv_blocks(
+        *_in_order(some_BQK & ~full_BQK), *_in_order(full_BQK), BLOCK, visible, seq_lengths=(length, length)
+    )
+
+
+def _in_order(seen_BQK: Tensor) -> tuple[Tensor, Tensor]:
+    """For each block of queries, as `BlockMask` takes them for all heads: how many blocks of keys, and these first."""
+    order_BQK = torch.argsort(seen_BQK.int(), dim=-1, descending=True, stable=True)
+    return seen_BQK.sum(-1, dtype=torch.int32)[:, None], order_BQK.int()[:, None]
 
 
 def _tree_attention(
