@@ -48,7 +48,7 @@ class EpisodeConfig:
 
 
 def lost(requests: int) -> TurntreeError:
-    """The mistake of an engine that says that nothing is in flight, and has not answered so many requests."""
+    """The mistake of an engine that says that nothing is in flight, and has left `requests` of them unanswered."""
     return TurntreeError(f"the engine lost {requests} requests: its in_flight is 0, and `poll` never returned them")
 
 
