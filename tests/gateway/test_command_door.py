@@ -238,6 +238,21 @@ def test_an_agent_that_never_asks_is_an_error_of_the_command_and_not_a_run_witho
         played(agent, tmp_path, ["nothing"])
 
 
+def test_a_task_that_breaks_its_agent_is_censored_also_where_it_is_the_first(agent, tmp_path, monkeypatch):
+    monkeypatch.setattr("turntree.adapters.base.FRACTIONS", {"train": 1.0, "dev": 0.0, "test": 0.0})
+    groups = played(agent, tmp_path, ["nothing", "number", "object", "post"], group_size=1, agents=1)
+    found = {group.task.row["do"]: one.reward for group in groups for one in group.rewards.verdicts.values()}
+    assert found == {"nothing": None, "number": 0.5, "object": 1.0, "post": 0.75}
+
+
+def test_a_command_that_never_works_ends_also_a_run_without_end(agent, tmp_path):
+    with open_tasks(Part(agent, {"tasks": tasks_file(tmp_path, "nothing")}), {"train": 1}) as opened:
+        tasks = opened.of("train")
+        player = player_of(tasks, engine(), renderer(), SchedulerConfig(group_size=1))
+        with pytest.raises(InputError, match="by hand"):
+            list(player.run(itertools.repeat(tasks[0]), seed=0))
+
+
 def test_a_policy_that_fails_ends_the_run(agent, tmp_path):
     class Broken:
         def __init__(self):

@@ -11,12 +11,13 @@ import httpx
 import openai
 import pytest
 from gateway_world import ADMIN, HTTP, SEARCH, World, engine, spelled, tokenizer, user, words, world
+from starlette.applications import Starlette
 
 from turntree.core.completion import Sampling
 from turntree.core.errors import TurntreeError
 from turntree.gateway.config import GatewayLimits
 from turntree.gateway.merge import merge
-from turntree.gateway.serve import listening
+from turntree.gateway.serve import listening, server_of
 from turntree.gateway.sessions import Ask
 
 MESSAGES = [{"role": "user", "content": "What is it?"}]
@@ -109,6 +110,9 @@ def test_the_responses_api_is_the_same_conversation_in_other_words():
             {"input": 7},
             {"input": "x", "previous_response_id": "resp_none"},
             {"input": "x", "text": 1},
+            {"input": "x", "text": {"format": [1]}},
+            {"input": "x", "text": {"format": {"type": "json_object"}}},
+            {"input": "x", "include": ["message.output_text.logprobs"]},
         ):
             assert gate.post("/v1/responses", bad, opened["key"]).status_code == 400
 
@@ -181,6 +185,7 @@ def test_a_session_is_named_by_its_key_a_header_or_the_base_url(gate):
     assert [way.status_code for way in ways] == [200] * 4
     assert len(gate.calls(name)) == 4
     assert gate.get(f"/s/{name}/v1/models", key).json()["data"][0]["id"] == "policy"
+    assert gate.client(key).models.retrieve("org/any").id == "org/any"
 
 
 def test_a_wrong_key_opens_nothing_and_is_not_told_from_an_unknown_session(gate):
@@ -244,6 +249,9 @@ REFUSED = {
     "a bias": ({"messages": MESSAGES, "logit_bias": {"5": 3}}, "logit_bias"),
     "JSON mode": ({"messages": MESSAGES, "response_format": {"type": "json_object"}}, "response_format"),
     "unknown": ({"messages": MESSAGES, "beam_width": 3}, "beam_width"),
+    "logprobs as a number": ({"messages": MESSAGES, "logprobs": 1}, "logprobs"),
+    "stream": ({"messages": MESSAGES, "stream": "no"}, "stream"),
+    "stream options": ({"messages": MESSAGES, "stream": True, "stream_options": 7}, "stream_options"),
 }
 
 
@@ -265,6 +273,7 @@ def test_a_bad_request_gets_an_error_in_openais_form_that_names_the_field(gate, 
 def test_what_an_agent_asks_of_the_distribution_is_recorded_and_changes_nothing(gate):
     seeds = [gate.open(seed=3) for _ in range(2)]
     asked = [{"model": "gpt", "temperature": 0.0, "top_p": 0.1, "user": "u"}, {"model": "m"}]
+    asked[0] |= {"reasoning_effort": "low", "verbosity": "low"}  # the Agents SDK's own for models of these names
     replies = [
         gate.client(opened["key"]).chat.completions.create(messages=MESSAGES, **more)
         for opened, more in zip(seeds, asked, strict=True)
@@ -638,3 +647,8 @@ def test_small_answers_are_not_held_back_for_more_to_send():
                 return await found
 
     assert asyncio.run(nodelay()) != 0
+
+
+def test_a_connection_that_waits_longer_than_clients_keep_theirs_is_not_ended_by_the_server():
+    """A client that asks at the very moment gets a broken connection. LiteLLM keeps its connections for 120 seconds."""
+    assert server_of(Starlette(), most=1).config.timeout_keep_alive > 120

@@ -1,14 +1,19 @@
 """A gateway in front of a server of others: nothing changes on the way, and conversations become traces."""
 
+import asyncio
 import json
 
+import httpx
 import openai
 import pytest
 from gateway_world import HTTP, SEARCH, engine, spelled, world
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from completions_server import serve as serve_other
 from turntree.core.completion import Sampling
-from turntree.core.errors import InputError
+from turntree.core.errors import InputError, TurntreeError
 from turntree.gateway.serve import serving
 from turntree.gateway.traces import REDACTED, Redaction, TraceWriter, answers_in
 from turntree.gateway.upstream import Upstream
@@ -228,3 +233,47 @@ def test_a_rule_that_is_no_regular_expression_and_a_url_that_is_none_are_refused
         Redaction(["("])
     with pytest.raises(InputError, match="not a URL"):
         Upstream("api.example.com", TraceWriter(tmp_path / "t.jsonl", Redaction()))
+
+
+def test_a_full_disk_is_in_nobodys_way_and_what_waits_is_written_when_there_is_room(tmp_path, monkeypatch):
+    path, full = tmp_path / "traces.jsonl", [True]
+    writer = TraceWriter(path, Redaction(), idle=0.0, most=2)
+    append = writer._append
+
+    def fails_at_first(row):
+        if full:
+            raise TurntreeError("the disk is full")
+        append(row)
+
+    monkeypatch.setattr(writer, "_append", fails_at_first)
+    with world() as other, serving(Upstream(f"{other.url}/v1", writer).app, most=100) as served:
+        for first in ("one", "two", "three"):
+            assert play(served.url, other.open()["key"], first, turns=1)
+        full.clear()
+    assert [trace.messages[0].content for trace in traces_of(path)] == ["two", "three"]
+    assert writer.counts["not traced: the disk is full"] == 1
+
+
+def test_as_many_agents_as_ask_are_served_at_once(tmp_path):
+    """The client's own pool holds 100 connections; the others would wait in it."""
+    count, came = 101, asyncio.Event()
+    asked = []
+
+    async def answer(request):
+        asked.append(request)
+        if len(asked) == count:
+            came.set()
+        await asyncio.wait_for(came.wait(), 20)
+        return JSONResponse({"choices": []})
+
+    async def all_at_once(url):
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=30, limits=limits, trust_env=False) as client:
+            sent = (client.post(f"{url}/v1/chat/completions", json={"messages": [USER]}) for _ in range(count))
+            return [answer.status_code for answer in await asyncio.gather(*sent)]
+
+    there = Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])
+    with serving(there, most=1000) as other:
+        upstream = Upstream(f"{other.url}/v1", TraceWriter(tmp_path / "traces.jsonl", Redaction()))
+        with serving(upstream.app, most=1000) as served:
+            assert asyncio.run(all_at_once(served.url)) == [200] * count

@@ -48,6 +48,7 @@ from turntree.rollouts.scheduler import Order, SchedulerConfig
 
 Keep = Literal["none", "failed", "all"]
 _MODEL = "policy"
+_SILENT = 4  # groups without any answer, after which the command is at fault and not their tasks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +168,7 @@ class AgentPlayer:
             retries=config.max_retries,
             limits=GatewayLimits(calls=episodes.max_turns, seconds=2 * settings.seconds + 60),
         )
-        self.usage, self.rendered = Usage(places=self._places), False
+        self.usage, self.rendered, self._silent = Usage(places=self._places), False, list[str]()
 
     def run(
         self,
@@ -229,6 +230,7 @@ class AgentPlayer:
             live.append(group)
         while live:
             yield from self._over(live, wait=True)
+        self._require_answered(groups=1)
 
     def _over(self, live: deque[_Group], *, wait: bool) -> Iterator[GrownGroup]:
         """The groups that have ended; with `wait` after at least one more rollout has."""
@@ -243,10 +245,11 @@ class AgentPlayer:
         """The finished group. Reward functions judge its sessions here, together and in the consumer's thread."""
         played, seconds = [rollout.result() for rollout in group.rollouts], time.perf_counter() - group.begun
         sessions = [session for session, _ in played]
-        if not self.rendered and not any(call.completion for session in sessions for call in session.calls):
-            problem = f"no agent of task {group.task.task_id!r} was answered: {sessions[0].reason}"
-            raise InputError(problem, field="environment", hint="run the command by hand against turntree gateway")
-        self.rendered = True
+        if any(call.completion for session in sessions for call in session.calls):
+            self.rendered = True
+        else:
+            self._silent.append(f"no agent of task {group.task.task_id!r} was answered: {sessions[0].reason}")
+            self._require_answered(groups=_SILENT)
         tools = next((call.tools for session in sessions for call in session.calls if call.tools), ())
         task = replace(group.task, tools=tools)  # what its prompts showed
         merged = merge(task.task_id, sessions, discarded=self._settings.discarded)
@@ -258,6 +261,13 @@ class AgentPlayer:
         self.usage.groups += 1
         self.usage.rollouts += len(played)
         return GrownGroup(index=group.index, task=task, tree=merged.tree, rewards=rewards, seconds=seconds)
+
+    def _require_answered(self, *, groups: int) -> None:
+        """Raise `InputError` where so many groups ended and none ever had an answer: the command does not work. One
+        group may be a task that is broken."""
+        if not self.rendered and len(self._silent) >= groups:
+            hint = "run the command by hand against turntree gateway"
+            raise InputError(self._silent[0], field="environment", hint=hint)
 
     @property
     def judges_alone(self) -> bool:

@@ -52,7 +52,10 @@ FIELDS = Fields(
         {"messages", "tools", "tool_choice", "n", "max_tokens", "max_completion_tokens", "stream", "stream_options"}
         | {"logprobs", "response_format"}
     ),
-    recorded=frozenset({"temperature", "top_p", "seed", "model", "user", "metadata", "parallel_tool_calls"}),
+    recorded=frozenset(
+        {"temperature", "top_p", "seed", "model", "user", "metadata", "parallel_tool_calls", "reasoning_effort"}
+        | {"verbosity"}
+    ),
     nothing=frozenset({"store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"}),
     neutral={
         "frequency_penalty": (0, 0.0),
@@ -66,7 +69,6 @@ FIELDS = Fields(
         "functions": ([],),
         "function_call": ("none",),
         "modalities": (["text"],),
-        "reasoning_effort": ("medium",),
     },
 )
 
@@ -79,9 +81,7 @@ def read_chat(body: Mapping[str, Any]) -> Ask:
         tools = read_tools(body.get("tools"))
     except InputError as error:
         raise bad_request(error) from error
-    format_ = body.get("response_format")
-    if format_ is not None and (not isinstance(format_, dict) or format_.get("type") != "text"):
-        raise Refused(400, "only text is sampled: no JSON mode and no schema", param="response_format")
+    only_text(body.get("response_format"), "response_format")
     longest = body.get("max_completion_tokens")
     return Ask(
         messages=messages,
@@ -158,6 +158,12 @@ def chosen(choice: Any, tools: tuple[dict[str, Any], ...]) -> tuple[dict[str, An
     raise Refused(400, message, code="unsupported_parameter", param="tool_choice")
 
 
+def only_text(form: Any, param: str) -> None:
+    """Raises `Refused` for any form of an answer that is not text."""
+    if form is not None and (not isinstance(form, dict) or cast("dict[str, Any]", form).get("type") != "text"):
+        raise Refused(400, "only text is sampled: no JSON mode and no schema", param=param)
+
+
 def whole(body: Mapping[str, Any], name: str, least: int) -> int | None:
     """A whole number of a body. Raises `Refused` naming it."""
     value = body.get(name)
@@ -166,6 +172,14 @@ def whole(body: Mapping[str, Any], name: str, least: int) -> int | None:
     if type(value) is not int or not least <= value < 2**63:
         raise Refused(400, f"{name!r} is not a whole number of at least {least}", param=name)
     return value
+
+
+def flag(body: Mapping[str, Any], name: str) -> bool:
+    """A truth value of a body, false where it has none. Raises `Refused` naming it."""
+    value = body.get(name)
+    if not isinstance(value, bool | None):
+        raise Refused(400, f"{name!r} is neither true nor false", param=name)
+    return value is True
 
 
 def number(body: Mapping[str, Any], name: str, least: float, most: float) -> float | None:

@@ -11,14 +11,14 @@ from typing import Any, cast
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.gateway import chat
-from turntree.gateway.chat import Fields, chosen, number, read_message, read_tools, recorded, whole
+from turntree.gateway.chat import Fields, chosen, number, only_text, read_message, read_tools, recorded, whole
 from turntree.gateway.config import Refused, bad_request
 from turntree.gateway.lineage import Kept
 from turntree.gateway.sessions import Ask
 
 FIELDS = Fields(
     read=frozenset({"input", "instructions", "tools", "tool_choice", "max_output_tokens", "previous_response_id"}),
-    recorded=frozenset({"temperature", "top_p", "model", "user", "metadata", "parallel_tool_calls", "reasoning"}),
+    recorded=(chat.FIELDS.recorded - {"seed", "reasoning_effort", "verbosity"}) | {"reasoning", "text"},
     nothing=chat.FIELDS.nothing | {"include", "truncation", "stream", "stream_options"},
     neutral={"top_logprobs": (0,), "background": (False,), "max_tool_calls": (), "prompt": (), "conversation": ()},
 )
@@ -29,9 +29,12 @@ Before = Callable[[str], Kept | None]
 def read_responses(body: Mapping[str, Any], before: Before) -> Ask:
     """The request of a body; `before` finds the call of an earlier response. Raises `Refused` naming the field."""
     text = body.get("text")
-    if text is not None and (not isinstance(text, dict) or (text.get("format") or {}).get("type", "text") != "text"):
-        raise Refused(400, "only text is sampled: no JSON mode and no schema", param="text")
-    FIELDS.check({name: value for name, value in body.items() if name != "text"})
+    if not isinstance(text, dict | None):
+        raise Refused(400, "is not an object", param="text")
+    only_text((text or {}).get("format"), "text.format")
+    if "message.output_text.logprobs" in str(body.get("include")):
+        raise Refused(400, "log-probabilities are given by chat completions only", param="include")
+    FIELDS.check(body)
     instructions = body.get("instructions")
     if not isinstance(instructions, str | None):
         raise Refused(400, "is not text", param="instructions")

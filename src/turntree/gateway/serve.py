@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _BACKLOG = 4096
+_IDLE = 130  # seconds; clients keep a connection for less (httpx 5, aiohttp 15, LiteLLM 120), so they end it, not we
 
 
 @contextlib.contextmanager
@@ -56,7 +57,8 @@ def server_of(app: Starlette, *, most: int) -> uvicorn.Server:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     # no log of requests: a path may hold a key
     settings: dict[str, Any] = {"access_log": False, "log_level": "warning", "timeout_graceful_shutdown": 5}
-    return uvicorn.Server(uvicorn.Config(app, backlog=_BACKLOG, limit_concurrency=most, **settings))
+    settings |= {"backlog": _BACKLOG, "limit_concurrency": most, "timeout_keep_alive": _IDLE}
+    return uvicorn.Server(uvicorn.Config(app, **settings))
 
 
 class Served:

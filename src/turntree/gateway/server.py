@@ -20,7 +20,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from turntree.core.errors import InputError, TurntreeError
-from turntree.gateway.chat import chunks, completion_body, read_chat
+from turntree.gateway.chat import chunks, completion_body, flag, read_chat
 from turntree.gateway.config import Refused, bad_request
 from turntree.gateway.lineage import Kept
 from turntree.gateway.responses import events, read_responses, response_body
@@ -45,6 +45,7 @@ class Gateway:
             Route("/v1/chat/completions", self._guarded(self.chat), methods=["POST"]),
             Route("/v1/responses", self._guarded(self.responses), methods=["POST"]),
             Route("/v1/models", self._guarded(self.models), methods=["GET"]),
+            Route("/v1/models/{model:path}", self._guarded(self.models), methods=["GET"]),
         ]
         below = [Route("/s/{session}" + one.path, one.endpoint, methods=list(one.methods or ())) for one in agents]
         admin = [
@@ -72,12 +73,13 @@ class Gateway:
 
     async def chat(self, request: Request) -> Response:
         session, body = self._asking(request), await self._body(request)
-        asked, options = read_chat(body), body.get("stream_options")
-        logprobs = body.get("logprobs") is True
-        if not body.get("stream"):
+        asked, logprobs, options = read_chat(body), flag(body, "logprobs"), body.get("stream_options") or {}
+        if not isinstance(options, dict):
+            raise Refused(400, "is not an object", param="stream_options")
+        usage = flag(options, "include_usage")
+        if not flag(body, "stream"):
             calls = await _unless_gone(request, self.sessions.ask(session, asked))
             return _json(completion_body(calls, self.model, logprobs=logprobs))
-        usage = isinstance(options, dict) and options.get("include_usage") is True
 
         def lines(calls: Sequence[Kept]) -> Iterator[str]:
             for chunk in chunks(calls, self.model, with_usage=usage, logprobs=logprobs):
@@ -88,7 +90,7 @@ class Gateway:
     async def responses(self, request: Request) -> Response:
         session, body = self._asking(request), await self._body(request)
         asked = read_responses(body, lambda name: next((one for one in session.calls if one.call_id == name), None))
-        if not body.get("stream"):
+        if not flag(body, "stream"):
             calls = await _unless_gone(request, self.sessions.ask(session, asked))
             return _json(response_body(calls[0], self.model))
 
@@ -139,8 +141,9 @@ class Gateway:
 
     async def models(self, request: Request) -> Response:
         self._asking(request)
-        served = {"id": self.model, "object": "model", "created": 0, "owned_by": "turntree"}
-        return _json({"object": "list", "data": [served]})
+        asked = request.path_params.get("model")  # every name is served
+        served = {"id": asked or self.model, "object": "model", "created": 0, "owned_by": "turntree"}
+        return _json(served if asked else {"object": "list", "data": [served]})
 
     # those who run them
 

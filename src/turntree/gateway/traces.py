@@ -16,11 +16,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from turntree.core.errors import InputError
+from turntree.core.errors import InputError, TurntreeError
 from turntree.core.messages import Message
 from turntree.gateway.lineage import chained, digest_of
 from turntree.observe.files import json_line, writing
 from turntree.observe.jsonl import parse_json, parse_object
+from turntree.observe.run import notice
 from turntree.traces.schema import FILE_SCHEMA, Trace
 from turntree.traces.splits import assign_split
 
@@ -145,14 +146,21 @@ class TraceWriter:
             self.counts["cut turns forgotten"] += 1
 
     def flush(self, *, everything: bool = False) -> None:
-        """Write the conversations that nobody has continued for a while."""
+        """Write the conversations that nobody has continued for a while. Where the disk is full they go on waiting, and
+        those that cannot are counted as lost."""
         now = self._clock()
         while self._live:
             key, oldest = next(iter(self._live.items()))
             if not everything and now - oldest.seen < self._idle and len(self._live) <= self._most:
                 return
+            try:
+                self._write(oldest)
+            except TurntreeError as error:
+                notice(f"warning: {error}")
+                if not everything and len(self._live) <= self._most:
+                    return
+                self.counts["not traced: the disk is full"] += 1
             del self._live[key]
-            self._write(oldest)
 
     def _write(self, dialogue: _Dialogue) -> None:
         first = next((one for one in dialogue.messages if one.role == "user"), dialogue.messages[0])

@@ -34,7 +34,8 @@ class Upstream:
         if not url.startswith(("http://", "https://")):
             raise InputError(f"{url!r} is not a URL", field="upstream.url", hint="write https://host/v1")
         self._url, self.writer = url.rstrip("/"), writer
-        self._client = httpx.AsyncClient(timeout=httpx.Timeout(600, connect=30), transport=transport)
+        limits = httpx.Limits(max_connections=None)  # whoever asks has a connection here, and needs one there
+        self._client = httpx.AsyncClient(timeout=httpx.Timeout(600, connect=30), limits=limits, transport=transport)
         paths = ("/v1/{path:path}", "/s/{session}/v1/{path:path}")
         self.app = Starlette(
             routes=[Route(path, self.forward, methods=_METHODS) for path in paths], lifespan=self._lifespan
