@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+import torch
 
 from completions_server import completion, serve
 from turntree.cli import main as main_module
@@ -142,6 +143,7 @@ def test_the_leniency_of_tool_call_is_asked_for_by_its_options(turntree, househo
         (KeyError("lost"), 70, "turntree did not expect this (KeyError"),
         (RecursionError("deep\nand deeper"), 70, "please report it"),
         (MemoryError(), 70, "MemoryError"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), 2, "--set device.gradient_checkpoint"),
         (OSError(28, "No space left on device", "runs/a"), 2, "runs/a: No space left on device"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],

@@ -7,6 +7,8 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from completions_server import completion, serve
 from tiny_models import tiny_tokenizer
@@ -242,6 +244,21 @@ def test_requests_that_no_engine_takes_are_refused_before_they_are_sent():
         with pytest.raises(InputError, match="the context holds 64"):
             remote.submit(request(prompt=(5,) * 64))
         assert server.asked == []
+
+
+def test_ids_may_have_gaps():
+    """Phi-4-mini's turns end with token 200,020 of some 200,010; a prompt with one was refused."""
+    row = json.loads(TOKENIZER.backend_tokenizer.to_str())
+    beyond = row["model"]["vocab"]["<|end|>"] = len(TOKENIZER) + 500
+    next(token for token in row["added_tokens"] if token["content"] == "<|end|>")["id"] = beyond
+    gaps = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(row)), eos_token="<|end|>")
+    with serve(lambda asked: completion("", None, token_ids=[40, beyond])) as server:
+        config = EndpointConfig(url=server.url, tokenizer="unused", max_context=64)
+        with EndpointEngine(config, "served", gaps, {beyond}) as remote:
+            (found,) = remote.generate([request(prompt=(5, beyond, 7))])
+            assert found.token_ids == (40, beyond)
+            with pytest.raises(InputError, match=f"outside 0..{beyond}"):
+                remote.submit(request(prompt=(beyond + 1,)))
 
 
 @pytest.mark.parametrize(

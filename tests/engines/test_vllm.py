@@ -88,6 +88,23 @@ def test_after_every_sync_the_server_samples_from_the_weights_of_the_trainer(ada
     assert len(fake.adapters) == (1 if adapter else 0), "adapters of earlier versions are taken away"
 
 
+def test_a_token_without_its_log_probability_is_not_trained_on(monkeypatch):
+    """It would count as certain: of a server, or one before it, that keeps the stop
+    token to itself."""
+
+    def silent(self, body):
+        status, answer = complete(self, body)
+        (choice,) = answer["choices"]
+        kept = {name: values[:-1] for name, values in choice["logprobs"].items()}
+        return status, {**answer, "choices": [{**choice, "logprobs": kept, "finish_reason": "stop"}]}
+
+    complete = FakeVllm._complete
+    with sampling(FakeVllm(tiny_model())) as engine:
+        monkeypatch.setattr(FakeVllm, "_complete", silent)
+        with pytest.raises(InputError, match="does not report the id and the log-probability of every token"):
+            engine.generate([request()])
+
+
 def test_a_server_with_other_weights_gets_those_of_the_policy():
     """A run that resumes finds the weights of the killed one."""
     fake = FakeVllm(tiny_model(seed=5))

@@ -255,13 +255,24 @@ def test_the_blocks_are_those_of_the_whole_mask_without_making_it(lengths: tuple
         assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
 
 
-class Largest(TorchDispatchMode):
-    """The numbers of the largest tensor that was made."""
+@pytest.mark.parametrize("layout", ["dense", "flex"])
+def test_what_the_decoder_is_given_is_made_without_waiting_for_the_device(monkeypatch, layout: str) -> None:
+    batch, model = fork(300, 4, 90), tiny_model("qwen3", 24, hidden_size=32)
+    assert batch.longest == int(batch.positions_BL.max()) + 1 == 390
+    monkeypatch.setattr(attention, "layouts", lambda model: (layout,))
+    with Largest() as seen:
+        decoder_inputs(model, batch)
+    assert seen.numbers and not seen.read
 
-    numbers = 0
+
+class Largest(TorchDispatchMode):
+    """The numbers of the largest tensor that was made, and how many numbers were read from one."""
+
+    numbers = read = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         found = func(*args, **kwargs or {})
+        self.read += func is torch.ops.aten._local_scalar_dense.default
         sizes = [each.numel() for each in tree_leaves(found) if isinstance(each, torch.Tensor)]
         self.numbers = max(self.numbers, *sizes, 0)
         return found

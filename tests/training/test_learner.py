@@ -17,7 +17,7 @@ from tiny_models import tiny_model, tiny_tokenizer
 from turntree.advantages.config import CreditConfig
 from turntree.core.completion import Completion, Sampling
 from turntree.core.cost import Cost
-from turntree.core.errors import TurntreeError
+from turntree.core.errors import InputError, TurntreeError
 from turntree.core.labels import Credit, Rewards
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
@@ -248,3 +248,15 @@ def test_an_engine_that_does_not_take_the_weights_of_an_update_ends_the_run() ->
     engine = Deaf(HFEngine(model := tiny_model(), RENDERER.stop_ids), 0.0)
     with pytest.raises(TurntreeError, match="did not take the weights of version 1: its policy_version is 0"):
         learner(model, engine).learn(*sampled(engine))
+
+
+def test_a_token_that_the_model_lacks_is_named_before_a_pass() -> None:
+    """It was an `IndexError`; a GPU ends the process and says nothing of the token."""
+    model = tiny_model()
+    engine = HFEngine(model, RENDERER.stop_ids)
+    trees, credits = sampled(engine)
+    leaf = trees[1].leaves()[2]
+    tokens = trees[1][leaf].token_ids
+    trees[1]._nodes[leaf] = dataclasses.replace(trees[1][leaf], token_ids=(*tokens[:-1], 9999))
+    with pytest.raises(InputError, match=rf"turn 1 of 't1#0' \(node {leaf}, completion\) has token 9999; the model"):
+        learner(model, engine).learn(trees, credits)

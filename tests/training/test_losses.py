@@ -63,6 +63,7 @@ def batch_of(
         zero_variance_A=torch.tensor(zero_variance or [False] * len(actions)),
         tree_A=torch.zeros(len(actions), dtype=torch.long),
         is_flat=True,
+        longest=1,
         stats=stats or PackingStats(trees=1, rollouts=len(actions), rollout_tokens=tokens),
         reference_logprobs_S=None if reference is None else torch.tensor(reference, dtype=double),
     )

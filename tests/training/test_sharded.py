@@ -264,3 +264,19 @@ def test_a_launcher_and_the_configuration_agree_on_the_number_of_ranks(monkeypat
         pass
     with pytest.raises(ConfigError, match="'cuda:1' is one device"), open_ranks(1, "cuda:1"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("device", "problem"),
+    [("cuda", "is cuda, and 2 ranks of this machine see 1 GPUs"), ("gpu", "is 'gpu', which ranks cannot use")],
+)
+def test_ranks_without_a_device_each_are_refused_before_any_starts(monkeypatch, device: str, problem: str) -> None:
+    """A launcher's rank looks for its own."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigError, match=problem), open_ranks(2, device):
+        pass
+    launcher = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for name, value in launcher.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=problem), open_ranks(1, device):
+        pass

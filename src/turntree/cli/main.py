@@ -127,8 +127,8 @@ def main(arguments: list[str] | None = None) -> None:
         stopped = isinstance(error.__cause__ or error, Terminated)  # click wraps the interrupt
         sys.exit(128 + (signal.SIGTERM if stopped else signal.SIGINT))
     except Exception as error:
-        own = _of_own_part(error)
-        _fail(own or _of_defect(error), code=2 if own else 70)  # EX_SOFTWARE of sysexits.h
+        known = _of_own_part(error) or _of_device(error)
+        _fail(known or _of_defect(error), code=2 if known else 70)  # EX_SOFTWARE of sysexits.h
 
 
 def _fail(message: str, code: int = 2) -> None:
@@ -154,6 +154,14 @@ def _of_own_part(error: Exception) -> str | None:
         return None
     said = f"{type(error).__name__}: {error}"[:300]
     return f"{last.filename}:{last.lineno}: {last.name} raised {said}; {DEBUG}=1 shows how it was called"
+
+
+def _of_device(error: Exception) -> str | None:
+    """Where a GPU's memory was too small: torch's error, by its name, because torch may not be loaded."""
+    if type(error).__name__ != "OutOfMemoryError":
+        return None
+    less = "device.gradient_checkpointing=true, less train.max_tokens, sft.max_tokens or device.engine.max_batch_rows"
+    return f"the device's memory is too small: {str(error)[:200]}; --set {less}"
 
 
 def _is_ours(file: str) -> bool:

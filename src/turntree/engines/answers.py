@@ -33,8 +33,9 @@ class AnswerReader:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int], top_logprobs: int) -> None:
         self.stop_ids, self.exact, self.vocabulary = frozenset(stop_ids), True, len(tokenizer)
+        self.reported = True  # whether every log-probability so far was the server's
+        self.known = max(tokenizer.get_vocab().values()) + 1  # above `vocabulary` where ids have gaps (Phi-4-mini)
         self._tokenizer, self._top_logprobs = tokenizer, top_logprobs
-        self._known = max(tokenizer.get_vocab().values()) + 1
 
     def read(self, request: GenerationRequest, answer: Answer, version: int) -> Completion:
         """Raises `Unusable` for an answer without a proper ending, or without tokens."""
@@ -47,7 +48,7 @@ class AnswerReader:
         if end is not None:
             ids, statistics = ids[: end + 1], statistics[: end + 1]
         elif reason == "stop":  # a server that keeps the stop token to itself
-            ids, statistics = [*ids, self._stop_id(choice)], [*statistics, _unreported(self.vocabulary)]
+            ids, statistics = [*ids, self._stop_id(choice)], [*statistics, self._unreported()]
         if not ids:
             raise Unusable("the server sampled nothing")
         finish: Literal["stop", "length"] = "stop" if ids[-1] in self.stop_ids else "length"
@@ -75,7 +76,7 @@ class AnswerReader:
         logprobs: list[float | None] = reported.get("token_logprobs") or []
         tops: list[Mapping[str, float] | None] = reported.get("top_logprobs") or []
         if len(logprobs) != len(ids):  # text that is cut into other tokens here than there
-            return ids, [_unreported(self.vocabulary)] * len(ids)
+            return ids, [self._unreported()] * len(ids)
         tops = [*tops, *[None] * (len(ids) - len(tops))]
         return ids, [self._statistics(logprob, top) for logprob, top in zip(logprobs, tops, strict=False)]
 
@@ -83,20 +84,25 @@ class AnswerReader:
         """Raise `ConfigError` for a token that the tokenizer does not know: then the tokenizer belongs to another model
         and decodes the server's tokens wrongly."""
         largest = max(completion.token_ids)
-        if largest >= self._known:
+        if largest >= self.known:
             raise ConfigError(
-                f"knows {self._known:,} tokens, and the server answers with token {largest:,}",
+                f"knows {self.known:,} tokens, and the server answers with token {largest:,}",
                 field="endpoint.tokenizer",
                 hint=f"name the folder with the tokenizer of {model!r} (--tokenizer)",
             )
 
     def _statistics(self, logprob: float | None, top: Mapping[str, float] | None) -> tuple[float, float]:
         if logprob is None:
-            return _unreported(self.vocabulary)
+            return self._unreported()
         if not math.isfinite(logprob) or any(map(math.isnan, (top or {}).values())):
             raise Unusable("the server reports log-probabilities that are not finite: its policy may have diverged")
         low, high = entropy_bounds(sorted((top or {}).values(), reverse=True)[: self._top_logprobs], self.vocabulary)
         return min(0.0, logprob), (low + high) / 2
+
+    def _unreported(self) -> tuple[float, float]:
+        """For a token without reported statistics: log-probability 0, and the middle of the possible entropies."""
+        self.reported = False
+        return 0.0, math.log(self.vocabulary) / 2
 
     def _stop_id(self, choice: Answer) -> int:
         for candidate in (choice.get("stop_reason"), self._tokenizer.eos_token_id):
@@ -185,8 +191,3 @@ def entropy_bounds(top_logprobs: Sequence[float], vocabulary: int) -> tuple[floa
 
 def _entropy(probabilities: Sequence[float]) -> float:
     return -math.fsum(p * math.log(p) for p in probabilities if p > 0)
-
-
-def _unreported(vocabulary: int) -> tuple[float, float]:
-    """For a token without reported statistics: log-probability 0, and the middle of the possible entropies."""
-    return 0.0, math.log(vocabulary) / 2

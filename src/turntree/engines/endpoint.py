@@ -126,7 +126,7 @@ class ServerEngine:
         self._version = policy_version
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
-        check_requests(requests, vocab_size=self._reader.vocabulary, max_context=self.max_context)
+        check_requests(requests, vocab_size=self._reader.known, max_context=self.max_context)
         started = time.perf_counter()
         tickets = [self.submit(request) for request in requests]
         concurrent.futures.wait([self._open[ticket] for ticket in tickets])
@@ -138,7 +138,7 @@ class ServerEngine:
         return completions
 
     def submit(self, request: GenerationRequest) -> int:
-        check_requests([request], vocab_size=self._reader.vocabulary, max_context=self.max_context)
+        check_requests([request], vocab_size=self._reader.known, max_context=self.max_context)
         ticket, self._next = self._next, self._next + 1
         self._open[ticket] = self._run(self._complete(request))
         return ticket

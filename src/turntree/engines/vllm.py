@@ -318,8 +318,9 @@ class VllmEngine(ServerEngine):
                 continue
             finally:
                 self._router.done(server)
-            if not self.exact:
-                raise InputError("the server reports no token ids", path=server.url, hint="use vLLM")
+            if not (self.exact and self._reader.reported):
+                problem = "the server does not report the id and the log-probability of every token"
+                raise InputError(problem, path=server.url, hint="use vLLM")
             self._states[server].recent = request.prompt_ids
             return completion
 

@@ -126,7 +126,7 @@ def decoder_inputs(model: PreTrainedModel, batch: PackedBatch, layout: Layout | 
     if batch.is_flat:
         return {"attention_mask": None}
     if layout is None:
-        check_window(model, int(batch.positions_BL.max()) + 1, field="max_tokens")
+        check_window(model, batch.longest, field="max_tokens")
     positions = {"position_ids": batch.positions_BL}
     allowed = layouts(model) if layout is None else (layout,)
     if "flex" in allowed:

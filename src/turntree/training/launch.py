@@ -40,8 +40,8 @@ def open_ranks(trainers: int, device: str = "cpu") -> Iterator[Alone]:
     """The group of this run, on every rank. Raises `TurntreeError`
     on rank 0 within seconds when another rank dies."""
     launched = _launched()
-    if max(trainers, launched) > 1 and torch.device(device).index is not None:
-        raise ConfigError(f"{device!r} is one device", field="device.name", hint="use cuda: each rank takes its own")
+    if max(trainers, launched) > 1:
+        _check_device(device, trainers if launched == 1 else _local() + 1)
     if launched > 1 and trainers not in (1, launched):
         problem = f"is {trainers}, and {launched} ranks were launched"
         raise ConfigError(problem, field="cluster.trainers", hint="leave it out: the launcher decides")
@@ -57,6 +57,23 @@ def open_ranks(trainers: int, device: str = "cpu") -> Iterator[Alone]:
                 yield group
     else:
         yield Alone()
+
+
+def _check_device(device: str, ranks: int) -> None:
+    """Raise `ConfigError` unless so many ranks of this machine can have a device each."""
+    kind, one, _ = device.partition(":")
+    if kind not in ("cpu", "cuda"):
+        raise ConfigError(f"is {device!r}, which ranks cannot use", field="device.name", hint="use cpu or cuda")
+    if one:
+        raise ConfigError(f"{device!r} is one device", field="device.name", hint="use cuda: each rank takes its own")
+    if kind == "cuda" and ranks > (seen := torch.cuda.device_count()):
+        problem = f"is cuda, and {ranks} ranks of this machine see {seen} GPUs"
+        raise ConfigError(problem, field="device.name", hint="start one a GPU, and let each see all GPUs")
+
+
+def _local() -> int:
+    """The number of this rank among those of its machine."""
+    return int(os.environ.get("LOCAL_RANK") or 0)
 
 
 def _launched() -> int:
@@ -79,7 +96,7 @@ def _joined(device: str, store: Store | None, size: int = -1) -> Iterator[Ranks]
     own = not dist.is_initialized()
     cuda = torch.device(device).type == "cuda"
     if cuda:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(_local())
     if own:
         backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
         placed: dict[str, Any] = {} if store is None else {"store": PrefixStore("default_pg", store), "rank": 0}

@@ -73,6 +73,7 @@ class PackedBatch:
     zero_variance_A: Tensor  # bool
     tree_A: Tensor  # index into the trees that were packed
     is_flat: bool  # no row branches: plain causal attention is exact
+    longest: int  # tokens of the longest path
     stats: PackingStats
     reference_logprobs_S: Tensor | None = None
 
@@ -227,6 +228,7 @@ def _tensors(rows: Sequence[Row], credits: Sequence[Credit], pad_id: int) -> Pac
         zero_variance_A=torch.tensor([credits[s.tree].zero_variance for _, s, _ in events]),
         tree_A=torch.tensor([s.tree for _, s, _ in events]),
         is_flat=is_flat,
+        longest=max(longest_path(segment) for row in rows for segment in row),
         stats=_stats(rows, credits, padding=len(rows) * length - sum(len(s) for row in rows for s in row)),
     )
 
@@ -251,6 +253,7 @@ def _blank() -> PackedBatch:
         zero_variance_A=one > 1,
         tree_A=none - 1,
         is_flat=True,
+        longest=2,
         stats=PackingStats(),
     )
 

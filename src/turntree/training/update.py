@@ -16,12 +16,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from turntree.core.cost import NO_COST, Cost
-from turntree.core.errors import ConfigError, TurntreeError
+from turntree.core.errors import ConfigError, InputError, TurntreeError
 from turntree.core.labels import Credit
 from turntree.core.protocols import Engine
 from turntree.core.tree import RolloutTree
 from turntree.training.config import LossConfig
 from turntree.training.forward import SlotScores, slot_scores, with_old_logprobs, with_reference_logprobs
+from turntree.training.head import vocabulary_size
 from turntree.training.lora import Reference, reference_model
 from turntree.training.losses import LossSums, exact_kl, loss_normalizer, policy_loss, window_stats
 from turntree.training.optimizer import Optimizer
@@ -50,6 +51,7 @@ class Learner:
         """The metrics of the last step, and the cost of all steps, scoring passes included. If no tree has a scored
         leaf, no step is taken, the policy keeps its version, and the metrics show 0 trained groups."""
         started = time.perf_counter()
+        _require_known(trees, vocabulary_size(self.model))
         self.engine.weights_changed(self.engine.policy_version)  # what it kept serves no more: its memory is the pass's
         dealt = pack_ranks(trees, credits, self.trainers.size, max_tokens=self.max_tokens, shared=self.shared)
         if not any(dealt):
@@ -79,6 +81,16 @@ class Learner:
         if self.loss.old_logprobs == "auto":
             return engine_differs(self.engine, self.model, trees)
         return self.loss.old_logprobs == "trainer"
+
+
+def _require_known(trees: Sequence[RolloutTree], vocabulary: int) -> None:
+    """Raise `InputError` for a token that the model lacks: a GPU would end the process, and not say which."""
+    for tree in trees:
+        for node in tree:
+            if unknown := [token for token in node.token_ids if not 0 <= token < vocabulary]:
+                where = f"turn {node.turn} of {tree.task_id!r} (node {node.id}, {node.kind.value})"
+                hint = "the engine or the renderer has the tokenizer of another model"
+                raise InputError(f"{where} has token {unknown[0]}; the model knows 0 to {vocabulary - 1}", hint=hint)
 
 
 def engine_differs(engine: Engine, model: PreTrainedModel, trees: Sequence[RolloutTree]) -> bool:
