@@ -370,8 +370,7 @@ class _Run:
         """Append what the engine sampled and step the environments."""
         self._generated += len(batch)
         for finished in batch:
-            place = self._by_ticket.pop(finished.ticket, None)
-            if place is None:
+            if (place := self._by_ticket.pop(finished.ticket, None)) is None:
                 raise unasked(finished.ticket)
             place.ticket = None
             assert place.rollout is not None
