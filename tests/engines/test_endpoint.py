@@ -1,5 +1,6 @@
 """The endpoint engine against a server on this machine: token ids in, token ids out, faults that are faults."""
 
+import asyncio
 import json
 import math
 import time
@@ -16,6 +17,7 @@ from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.errors import ConfigError, InputError, TurntreeError
 from turntree.engines.answers import entropy_bounds
 from turntree.engines.endpoint import EndpointConfig, EndpointEngine
+from turntree.engines.server import Server
 
 TOKENIZER = tiny_tokenizer()
 STOP = TOKENIZER.eos_token_id
@@ -198,6 +200,20 @@ def test_a_server_that_does_not_answer_in_time_is_a_fault():
         remote.submit(request())
         (done,) = remote.poll()
     assert "Timeout" in done.fault
+
+
+def test_a_server_that_answers_drop_by_drop_is_a_fault_too(monkeypatch):
+    """Its every byte came in time, and the request never ended."""
+
+    async def dripping(self, path, body, timeout):
+        while True:
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(Server, "_post", dripping)
+    with serve(lambda asked: completion("")) as server, engine(server, timeout=0.1) as remote:
+        remote.submit(request())
+        (done,) = remote.poll(30)
+    assert "no whole answer in 0.2 s" in done.fault
 
 
 def test_an_ending_without_a_name_is_a_fault():

@@ -10,6 +10,8 @@ from typing import Any, cast
 from turntree.core.errors import InputError
 from turntree.engines.answers import Unusable, status_of
 
+_PAUSE = 60.0  # seconds, the longest before a retry (a server may ask for as many)
+
 
 class Server:
     """`url` is the base of its API; /v1 is added where it has no path. `model` is the name under which its weights are
@@ -26,6 +28,8 @@ class Server:
         self.places = asyncio.Semaphore(concurrency)
         self.up = True
         self._root = self.url.removesuffix("/v1")
+        # the client's own time-out is of one wait for bytes, and comes first where there are none
+        self._limit = (retries + 2) * timeout + retries * _PAUSE
         self._client = openai.AsyncOpenAI(
             base_url=self.url,
             api_key=os.environ.get("OPENAI_API_KEY") or "none",  # also where it is empty
@@ -34,8 +38,14 @@ class Server:
         )
 
     async def ask(self, fields: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
-        """The answer to one completion request of `model`. Raises `Unusable` where it is no JSON object."""
-        answer = await self._post("/completions", {"model": self.model, **fields}, timeout)
+        """The answer to one completion request of `model`. Raises `Unusable` where it is no JSON object, and where it
+        arrives piece by piece and is not whole in time."""
+        limit = self._limit if timeout is None else 2 * timeout
+        try:
+            async with asyncio.timeout(limit):
+                answer = await self._post("/completions", {"model": self.model, **fields}, timeout)
+        except TimeoutError as error:
+            raise Unusable(f"no whole answer in {limit:g} s") from error
         if not isinstance(answer, dict):
             raise Unusable("the answer is no JSON object: this is not a completions API")
         return cast("dict[str, Any]", answer)
