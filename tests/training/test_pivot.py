@@ -18,6 +18,7 @@ from turntree.rollouts.local import render
 from turntree.stages.config import TrainPivotConfig
 from turntree.stages.train_pivot import _ended_early, _unlike_the_weights
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
+from turntree.training.config import LossConfig
 from turntree.training.curriculum import CurriculumConfig
 from turntree.training.optimizer import OptimizerConfig
 from turntree.training.pivot import Checked, Drawn, Pivot, PivotConfig, train_pivot
@@ -304,6 +305,11 @@ def test_a_step_costs_the_same_whatever_a_check_asked_before_it(train, renderer)
 def test_no_pivots_and_impossible_settings_are_refused(train) -> None:
     with pytest.raises(InputError, match="no pivot"):
         train([])
-    for wrong in ({"group_size": 1}, {"sampling": Sampling(temperature=0.5, max_tokens=6)}):
+    for wrong in ({"group_size": 1}, {"loss": LossConfig(temperature=0.5)}):
         with pytest.raises(ConfigError):
             train(["mixed"], **wrong)
+
+
+def test_the_loss_takes_the_temperature_of_sampling(train) -> None:
+    cool = train(["mixed"] * 4, steps=1, sampling=Sampling(temperature=0.5, max_tokens=6))
+    assert cool.rows[-1]["ratio_max"] == pytest.approx(1.0, abs=1e-4)

@@ -22,7 +22,7 @@ def run_select(profile: Path, config: SelectConfig, out: Path) -> dict[str, Any]
     unsettled = 0
     for row in stream:
         rows.append({key: row[key] for key in KEPT if key in row})  # the actions stay on disk
-        unsettled += row["stop"] == Stop.OPEN
+        unsettled += row.get("stop") == Stop.OPEN
     adaptive = header["config"]["profile"].get("adaptive")  # None: of fixed K, which serves every threshold
     settled_at = None if adaptive is None else adaptive["threshold"]
     if settled_at is not None and settled_at != config.threshold:
