@@ -9,7 +9,7 @@ RUNBOOK
   seconds and the load of the machine. A stage whose record and result are there is skipped. Kill the recipe at any
   time: the same command goes on, a training after its last checkpoint (at most 300 s are lost), a profile after its
   last wave. A stage that was begun with other settings is refused: use another folder, or delete its record and
-  its result. Run one training at a time on 24 GB: `online` has taken up to 15 GB, `pivot` 12.
+  its result. Run one training at a time on 24 GB: `online` takes up to 11 GB, `pivot` has taken 12.
   Tables grow: `--games 200` plays 150 more games after `--games 50`, `--items 100` scores 50 more passages and answers
   of each kind, `--seeds 0,1` adds a seed, `--arms` adds arms.
   `python recipes/smollm2/table.py FOLDER` prints the tables of what is there; docs/results/smollm2.md has the last
