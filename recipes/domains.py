@@ -22,7 +22,7 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -284,7 +284,7 @@ def table(folder: Path, domains: Sequence[str]) -> Iterator[str]:
     yield "| domain | candidates profiled | classes | left out | CPU hours so far |"
     yield "|---|---|---|---|---|"
     found: dict[str, dict[str, Accepted]] = {}
-    least = 1 << 30  # rollouts of a turn
+    samples: set[int] = set()  # rollouts of a turn
     for name in domains:
         told = _summary(folder / name / "profile.jsonl")
         classes, skipped = (", ".join(f"{n} {k}" for k, n in told[key].items()) for key in ("classes", "skipped_turns"))
@@ -292,10 +292,12 @@ def table(folder: Path, domains: Sequence[str]) -> Iterator[str]:
         hours = math.fsum(record.get("cpu_seconds", 0.0) for record in records) / 3600
         yield f"| {name} | {told['candidates']} | {classes} | {skipped} | {hours:.2f} |"
         files = sorted((folder / name).glob("accept.*.jsonl"))
-        found[name] = {path.name.removeprefix("accept.").removesuffix(".jsonl"): _accepted(path) for path in files}
+        found[name] = {}
+        for path in files:
+            header, rows = PROFILE.read(path)
+            samples.add(header["config"]["profile"]["rollouts"])
+            found[name][path.name.removeprefix("accept.").removesuffix(".jsonl")] = _accepted(rows)
         found[name] |= _over_seeds(found[name])
-        samples = {PROFILE.read(path)[0]["config"]["profile"]["rollouts"] for path in files} or {1}
-        least = min(least, *samples)
     arms = sorted({arm for cells in found.values() for arm in cells}, key=_order)
     together: dict[str, Accepted] = {arm: {} for arm in arms}
     for name, cells in found.items():
@@ -303,7 +305,7 @@ def table(folder: Path, domains: Sequence[str]) -> Iterator[str]:
             together[arm] |= {f"{name}/{trace}": turns for trace, turns in traces.items()}
     pivot = next((arm for arm in arms if arm.partition(".")[0] == "pivot"), "")  # over seeds, where it has several
     tables: list[tuple[str, Callable[[Accepted, dict[str, Accepted]], str]]] = [
-        ("acceptance at held-out turns", lambda arm, cells: _share(arm, least)),
+        ("acceptance at held-out turns", lambda arm, cells: _share(arm, min(samples))),
         ("minus the warm start, points", lambda arm, cells: _difference(arm, cells.get("warm", {}))),
         (f"{pivot} minus, points", lambda arm, cells: _difference(cells.get(pivot, {}), arm)),
     ]
@@ -346,9 +348,9 @@ def _summary(path: Path) -> dict[str, Any]:
     return PROFILE.read(path)[0]["summary"]
 
 
-def _accepted(path: Path) -> Accepted:
+def _accepted(rows: Iterable[dict[str, Any]]) -> Accepted:
     found: Accepted = {}
-    for row in PROFILE.read(path)[1]:
+    for row in rows:
         if row["reward_mean"] is not None:
             found.setdefault(row["trace_id"], {})[row["turn"]] = row["reward_mean"]
     return found

@@ -617,6 +617,23 @@ def test_an_engine_that_breaks_answers_everybody_and_no_one_waits():
             assert response.status_code == 503 and "diverged" in response.json()["error"]["message"]
 
 
+def test_an_engine_that_loses_a_request_keeps_no_agent_waiting():
+    class Losing:
+        def __init__(self):
+            self.inner = engine()
+
+        def __getattr__(self, name):
+            return getattr(self.inner, name)
+
+        def poll(self, timeout=None):
+            self.inner.poll(timeout)
+            return []
+
+    with world(Losing()) as gate:
+        response = gate.post("/v1/chat/completions", {"messages": MESSAGES}, gate.open()["key"], timeout=20)
+        assert response.status_code == 503 and "the engine lost 1 requests" in response.json()["error"]["message"]
+
+
 def test_paths_that_do_not_exist_are_told_in_openais_form(gate):
     for response in (gate.get("/nothing"), gate.get("/v1/chat/completions")):
         assert response.status_code in (404, 405) and "docs" in response.json()["error"]["message"]

@@ -126,7 +126,7 @@ def test_an_outage_stops_the_run():
 def test_an_engine_that_loses_a_request_is_named_and_not_waited_for(monkeypatch):
     forgetful, polls = engine(), []
 
-    def poll():
+    def poll(timeout=None):
         polls.append(type(forgetful).poll(forgetful))
         assert len(polls) < 9, "it waits for ever"
         return [done for done in polls[-1] if done.ticket != 5]
@@ -134,7 +134,7 @@ def test_an_engine_that_loses_a_request_is_named_and_not_waited_for(monkeypatch)
     monkeypatch.setattr(forgetful, "poll", poll)
     with pytest.raises(TurntreeError, match=r"the engine lost 1 requests: its in_flight is 0"):
         profiled(config(), answer=one_by_one(forgetful))
-    monkeypatch.setattr(forgetful, "poll", lambda: [Finished(ticket=999, fault="whose?")])
+    monkeypatch.setattr(forgetful, "poll", lambda timeout=None: [Finished(ticket=999, fault="whose?")])
     with pytest.raises(TurntreeError, match=r"ticket 999, which nobody waits for"):
         profiled(config(), answer=one_by_one(forgetful))
 

@@ -1,12 +1,14 @@
-"""The checks of requests that every engine makes before it computes anything, and the cost of a request."""
+"""The checks of requests that every engine makes before it computes anything, the wait for what an engine finishes, and
+the cost of a request."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from turntree.core.completion import GenerationRequest
+from turntree.core.completion import Finished, GenerationRequest
 from turntree.core.cost import Cost
 from turntree.core.errors import InputError, TurntreeError
+from turntree.core.protocols import StreamingEngine
 
 
 class ContextOverflow(InputError):
@@ -28,6 +30,20 @@ def check_requests(requests: Sequence[GenerationRequest], *, vocab_size: int, ma
                 f"request {index} has an empty prompt or a token id outside 0..{vocab_size - 1}",
                 hint="render prompts with the tokenizer of this model",
             )
+
+
+def polled(engine: StreamingEngine, waiting: Collection[int], timeout: float | None = None) -> list[Finished]:
+    """What `engine.poll` gives to one who waits for these tickets. Raises `TurntreeError` where the engine has lost
+    them, which would never come, and for a ticket that nobody waits for."""
+    if waiting and not engine.in_flight:
+        told = f"the engine lost {len(waiting)} requests"
+        raise TurntreeError(f"{told}: its in_flight is 0, and `poll` never returned them")
+    found, seen = engine.poll(timeout), set[int]()
+    for finished in found:
+        if finished.ticket not in waiting or finished.ticket in seen:
+            raise TurntreeError(f"the engine returned ticket {finished.ticket}, which nobody waits for")
+        seen.add(finished.ticket)
+    return found
 
 
 def check_idle(in_flight: int) -> None:

@@ -12,6 +12,7 @@ from turntree.core.completion import Completion, GenerationRequest
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import TurntreeError
 from turntree.core.protocols import StreamingEngine
+from turntree.engines.requests import polled
 
 _TICK = 0.005  # seconds that the engine works before new requests are taken
 
@@ -126,7 +127,7 @@ class EngineDriver:
             cost.set_result(spent)
 
     def _advance(self) -> None:
-        for finished in self.engine.poll(_TICK):
+        for finished in polled(self.engine, self._flying, _TICK):
             pending = self._flying.pop(finished.ticket)
             if finished.completion is not None:
                 pending.done.set_result(finished.completion)

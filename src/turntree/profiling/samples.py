@@ -12,7 +12,8 @@ from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import TurntreeError
 from turntree.core.messages import Message
 from turntree.core.protocols import Engine, Renderer, StreamingEngine, TurnState
-from turntree.rollouts.live import RendererFault, lost, sampled_turn, unasked
+from turntree.engines.requests import polled
+from turntree.rollouts.live import RendererFault, sampled_turn
 from turntree.rollouts.local import Prompted, local_request
 
 _AN_OUTAGE = 8  # this many failures in a row mean an outage; fewer may be one state that the engine refuses
@@ -60,15 +61,10 @@ def one_by_one(engine: StreamingEngine) -> Answer:
     """Sample requests one by one; a single failure is censored, failure of all requests is an outage."""
 
     def answer(requests: Sequence[GenerationRequest]) -> list[Finished]:
-        tickets = dict.fromkeys(engine.submit(request) for request in requests)
+        tickets = [engine.submit(request) for request in requests]
         finished: dict[int, Finished] = {}
-        while len(finished) < len(tickets):
-            if not (polled := engine.poll()) and not engine.in_flight:
-                raise lost(len(tickets) - len(finished))
-            for done in polled:
-                if done.ticket not in tickets:
-                    raise unasked(done.ticket)
-                finished[done.ticket] = done
+        while waiting := set(tickets) - finished.keys():
+            finished.update((done.ticket, done) for done in polled(engine, waiting))
         faults = [done.fault for done in finished.values() if done.fault is not None]
         if len(faults) == len(tickets) >= _AN_OUTAGE:
             raise TurntreeError(f"all {len(faults)} requests failed ({faults[0]}); run the command again to resume")

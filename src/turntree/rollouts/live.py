@@ -47,15 +47,6 @@ class EpisodeConfig:
         return action.cut and self.cut_turns == "fail"
 
 
-def lost(requests: int) -> TurntreeError:
-    """The mistake of an engine that says that nothing is in flight, and has left `requests` of them unanswered."""
-    return TurntreeError(f"the engine lost {requests} requests: its in_flight is 0, and `poll` never returned them")
-
-
-def unasked(ticket: int) -> TurntreeError:
-    return TurntreeError(f"the engine returned ticket {ticket}, which nobody waits for")
-
-
 @dataclass(frozen=True)
 class Ending:
     """How a rollout ended, and the environment's verdict on it. `episode` is what reward functions judge, where the

@@ -13,6 +13,7 @@ a reward. An exception of the engine itself (a diverged policy) ends the run.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections import Counter, deque
@@ -29,6 +30,7 @@ from turntree.core.messages import Message
 from turntree.core.protocols import BranchDecision, Brancher, Environment, Gate, Observation, Renderer, StreamingEngine
 from turntree.core.tree import StopReason
 from turntree.core.verdict import Verdict
+from turntree.engines.requests import polled
 from turntree.environments.inline import InlinePool
 from turntree.environments.pool import Answer, EnvironmentPool, Session
 from turntree.rollouts.accounting import Clock, Usage
@@ -42,13 +44,11 @@ from turntree.rollouts.live import (
     cut_ending,
     ending_of,
     has_room,
-    lost,
     next_prompt,
     no_room,
     played_turn,
     require_whole_paths,
     task_tokens,
-    unasked,
 )
 from turntree.rollouts.rewards import RewardSum
 
@@ -333,10 +333,9 @@ class _Run:
             self._take_answers(answers)
             self._admit()
         look = self._pool.in_flight and not self._config.deterministic
-        if self._engine.in_flight:
-            self._take_completions(self._timed(self._engine.poll, _TICK if look else self._patience()))
-        elif self._by_ticket:  # nothing would ever come
-            raise lost(len(self._by_ticket))
+        if self._engine.in_flight or self._by_ticket:
+            poll = functools.partial(polled, self._engine, self._by_ticket)
+            self._take_completions(self._timed(poll, _TICK if look else self._patience()))
         elif look:
             self._take_answers(self._timed(self._pool.poll, self._patience()))
         self._expire()
@@ -370,8 +369,7 @@ class _Run:
         """Append what the engine sampled and step the environments."""
         self._generated += len(batch)
         for finished in batch:
-            if (place := self._by_ticket.pop(finished.ticket, None)) is None:
-                raise unasked(finished.ticket)
+            place = self._by_ticket.pop(finished.ticket)
             place.ticket = None
             assert place.rollout is not None
             if finished.completion is None:

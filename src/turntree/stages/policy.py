@@ -10,8 +10,8 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turntree.core import parts
@@ -29,10 +29,6 @@ from turntree.stages.config import AUTO, HF, Device
 from turntree.training.attention import set_tree_attention
 from turntree.training.forward import set_checkpointing
 from turntree.training.lora import Reference, add_adapter, frozen_reference
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 
 _OURS = (AUTO.name, "template", "family")
 
@@ -202,8 +198,6 @@ _QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of proce
 
 def set_threads(model: PreTrainedModel, asked: int | None) -> int:
     """Set the threads of this process and print their number: the same number gives the same bits."""
-    import torch
-
     parameters = sum(parameter.numel() for parameter in model.parameters())
     count = asked or (1 if parameters < MANY else available())
     torch.set_num_threads(count)

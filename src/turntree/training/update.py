@@ -87,7 +87,8 @@ def _require_known(trees: Sequence[RolloutTree], vocabulary: int) -> None:
     """Raise `InputError` for a token that the model lacks: a GPU would end the process, and not say which."""
     for tree in trees:
         for node in tree:
-            if unknown := [token for token in node.token_ids if not 0 <= token < vocabulary]:
+            if node.token_ids and not 0 <= min(node.token_ids) <= max(node.token_ids) < vocabulary:
+                unknown = [token for token in node.token_ids if not 0 <= token < vocabulary]
                 where = f"turn {node.turn} of {tree.task_id!r} (node {node.id}, {node.kind.value})"
                 hint = "the engine or the renderer has the tokenizer of another model"
                 raise InputError(f"{where} has token {unknown[0]}; the model knows 0 to {vocabulary - 1}", hint=hint)
